@@ -1,0 +1,545 @@
+"""Every message that travels on the bus: one frozen Struct a subject.
+
+Evolution is append-only: a field, once released, keeps its name, type and meaning, and a new one has
+a default. The wire tag (``kind``) carries the schema version; a reader that does not know a tag sends
+the message to the dead-letter stream.
+
+Arrays travel as raw little-endian bytes: token ids int32, log-probs float32, masks uint8.
+A policy version on the wire is the packed integer of ``engine.lineage.Version``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import ClassVar, Literal
+
+import msgspec
+
+Role = Literal["agent", "designer"]
+Arm = Literal["plain", "hinted"]
+FailureKind = Literal["infra", "env", "policy", "quarantined"]
+Outcome = Literal["terminated", "truncated", "failed"]
+
+
+def stable_id(kind: str, *parts: object) -> str:
+    """Return the id of a logical result: the same parts give the same id on every host.
+
+    Returns ``kind`` and 24 hex digits of BLAKE2b over the parts.
+    """
+    text = "\x1f".join(str(part) for part in parts)
+    return f"{kind}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
+
+
+def token(text: str) -> str:
+    """Return ``text`` as one subject token: lower case, ``[a-z0-9_-]`` only."""
+    return re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-") or "none"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of all messages. ``key`` is the deterministic id, ``tail`` the subject after the run."""
+
+    stream: ClassVar[str] = "EVENT"
+
+    @property
+    def key(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def tail(self) -> str:
+        raise NotImplementedError
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens ``[start, stop)`` of a segment were sampled by policy ``version``."""
+
+    version: int
+    start: int
+    stop: int
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of tokens that were really adjacent in the model's context.
+
+    ``tokens`` int32 (T,), ``mask`` uint8 (T,) with 1 on sampled tokens, ``logprobs`` float32 (T,) of
+    the behaviour policy, 0 where the mask is 0. ``spans`` cover exactly the masked positions.
+    """
+
+    tokens: bytes
+    mask: bytes
+    logprobs: bytes
+    spans: tuple[Span, ...]
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """What the agent saw and what it answered, as text, for people."""
+
+    observation: str
+    reply: str
+    action: str
+    reward: float
+
+
+class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
+    """Work for a designer: write one environment. ``target`` is the win rate wanted."""
+
+    stream: ClassVar[str] = "TASK"
+    design: str
+    cohort: int
+    slot: int
+    skill: str
+    seed: int
+    attempts: int
+    target: float
+    round: int
+
+    @property
+    def key(self) -> str:
+        return f"ticket:{self.design}"
+
+    @property
+    def tail(self) -> str:
+        return f"task.designer.design.{self.design}"
+
+
+class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
+    """The designer's own tokens of one attempt, waiting for their window to close."""
+
+    stream: ClassVar[str] = "DESIGN"
+    design: str
+    cohort: int
+    attempt: int
+    skill: str
+    valid: bool
+    segments: tuple[Segment, ...]
+
+    @property
+    def key(self) -> str:
+        return f"held:{self.design}:{self.attempt}"
+
+    @property
+    def tail(self) -> str:
+        return f"design.{self.cohort}.{self.design}-{self.attempt}"
+
+
+class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1"):
+    """One attempt failed the validator: ``rung`` names the step, ``reason`` is for people."""
+
+    design: str
+    cohort: int
+    attempt: int
+    skill: str
+    rung: str
+    reason: str
+    source: str
+    document: str
+
+    @property
+    def key(self) -> str:
+        return f"rejected:{self.design}:{self.attempt}"
+
+    @property
+    def tail(self) -> str:
+        return "event.designer.rejected"
+
+
+class DesignFailed(Message, frozen=True, kw_only=True, tag="design_failed.v1"):
+    """A ticket ended without an environment after ``attempts`` attempts."""
+
+    design: str
+    cohort: int
+    skill: str
+    attempts: int
+    failure: FailureKind
+    reason: str
+
+    @property
+    def key(self) -> str:
+        return f"failed:{self.design}"
+
+    @property
+    def tail(self) -> str:
+        return "event.designer.failed"
+
+
+class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_ready.v1"):
+    """A ticket was answered by a valid program. ``environment`` is the SHA-256 of ``source``.
+
+    ``hint`` is None when no acceptable hint was written: such a design has no regret term.
+    ``trivial_win_rate`` is the best win rate of a policy that does not look (validator canaries);
+    ``difficulty`` is the level a classifier gives the program, None where there is no classifier.
+    """
+
+    design: str
+    cohort: int
+    slot: int
+    attempt: int
+    skill: str
+    environment: str
+    source: str
+    hint: str | None
+    document: str
+    title: str
+    trivial_win_rate: float
+    degenerate: bool
+    difficulty: float | None = None
+    family: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"ready:{self.design}"
+
+    @property
+    def tail(self) -> str:
+        return "event.designer.ready"
+
+
+class EpisodeRequest(Message, frozen=True, kw_only=True, tag="episode_request.v1"):
+    """Work for an agent: play one instance. The arms of a pair differ in ``hint`` and ``arm`` only."""
+
+    stream: ClassVar[str] = "TASK"
+    episode: str
+    design: str
+    environment: str
+    skill: str
+    arm: Arm
+    round: int
+    index: int
+    seed: int
+    source: str
+    hint: str | None
+    max_turns: int
+
+    @property
+    def key(self) -> str:
+        return f"request:{self.episode}"
+
+    @property
+    def tail(self) -> str:
+        return f"task.agent.play.{self.episode}"
+
+
+class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.v1"):
+    """A play came to its end. ``returned`` is the agent's return in [-1, 1].
+
+    ``failure`` is ``env`` or ``policy`` when one of them ended the play, else None. Such a play has
+    its defined value and stays in its group (invariant I5).
+    """
+
+    episode: str
+    design: str
+    environment: str
+    skill: str
+    arm: Arm
+    round: int
+    index: int
+    seed: int
+    returned: float
+    outcome: Outcome
+    failure: FailureKind | None
+    reason: str
+    turns: int
+    segments: tuple[Segment, ...]
+    transcript: tuple[Turn, ...]
+    seconds: float
+
+    @property
+    def key(self) -> str:
+        return f"episode:{self.episode}"
+
+    @property
+    def tail(self) -> str:
+        return "event.agent.finished"
+
+
+class EpisodeFailed(Message, frozen=True, kw_only=True, tag="episode_failed.v1"):
+    """A play has no outcome (infrastructure, quarantine): it leaves its group and is counted."""
+
+    episode: str
+    design: str
+    arm: Arm
+    round: int
+    index: int
+    failure: FailureKind
+    reason: str
+
+    @property
+    def key(self) -> str:
+        return f"episode-failed:{self.episode}"
+
+    @property
+    def tail(self) -> str:
+        return "event.agent.failed"
+
+
+class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_scored.v1"):
+    """A window closed. ``win`` is the mean plain return over the window, ``regret`` hinted - plain."""
+
+    design: str
+    cohort: int
+    environment: str
+    skill: str
+    document: str
+    round: int
+    plays: int
+    hinted_plays: int
+    win: float
+    win_low: float
+    win_high: float
+    hinted: float | None
+    regret: float | None
+    regret_low: float | None
+    regret_high: float | None
+    plateau: float
+    reward: float
+    advantage: float
+    state: Literal["fresh", "frontier", "mastered", "intractable", "degenerate"]
+    difficulty: float | None = None
+    family: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"scored:{self.design}"
+
+    @property
+    def tail(self) -> str:
+        return "event.scorer.scored"
+
+
+class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
+    """What the learner trains on. ``advantage`` is normalised and scaled for its role."""
+
+    stream: ClassVar[str] = "SAMPLE"
+    sample: str
+    role: Role
+    skill: str
+    group: str
+    round: int
+    reward: float
+    advantage: float
+    segments: tuple[Segment, ...]
+
+    @property
+    def key(self) -> str:
+        return f"sample:{self.sample}"
+
+    @property
+    def tail(self) -> str:
+        return f"sample.{self.role}.{token(self.skill)}.{self.sample}"
+
+
+class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
+    """All samples of ``round`` precede this in the stream: the learner may form its batch.
+
+    ``plays`` and ``designs`` are the denominators of the loss: they count zero-variance groups, which
+    are not sent. ``final`` marks the last batch of a run or of a drain.
+    """
+
+    stream: ClassVar[str] = "SAMPLE"
+    round: int
+    plays: int
+    designs: int
+    agent_samples: int
+    designer_samples: int
+    zero_variance_groups: int
+    groups: int
+    final: bool
+
+    @property
+    def key(self) -> str:
+        return f"round:{self.round}"
+
+    @property
+    def tail(self) -> str:
+        return f"sample.round.all.{self.round}"
+
+
+class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
+    """What a round looked like, for people: returns, validity, share of plays with a gradient."""
+
+    round: int
+    environments: int
+    accepted: int
+    rejected: int
+    plain: float | None
+    hinted: float | None
+    in_band: float | None
+    gradient_share: float | None
+    difficulty: float | None
+    failures: dict[str, int]
+    win_histogram: tuple[int, ...]
+    reward: float | None = None
+
+    @property
+    def key(self) -> str:
+        return f"summary:{self.round}"
+
+    @property
+    def tail(self) -> str:
+        return "event.scorer.round"
+
+
+class BatchTrained(Message, frozen=True, kw_only=True, tag="batch_trained.v1"):
+    """One batch reached its terminal state. ``step`` counts optimiser steps along this lineage.
+
+    ``dropped`` pairs a sample id with its cause. A round without any sample has ``trained`` empty and
+    leaves ``step`` and ``version`` as they were.
+    """
+
+    round: int
+    step: int
+    version: int
+    trained: tuple[str, ...]
+    dropped: tuple[tuple[str, str], ...]
+    agent_samples: int
+    designer_samples: int
+    max_staleness: int
+    mean_staleness: float
+    metrics: dict[str, float]
+    seconds: float
+    final: bool
+
+    @property
+    def key(self) -> str:
+        return f"trained:{self.version}:{self.round}"
+
+    @property
+    def tail(self) -> str:
+        return "event.learner.trained"
+
+
+class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.v1"):
+    """New weights lie at ``uri``. The canary is a prompt (int32) and the learner's log-probs of its
+    tokens 1.. given their prefix (float32, one fewer than tokens)."""
+
+    version: int
+    step: int
+    uri: str
+    sha256: str
+    size: int
+    canary_tokens: bytes
+    canary_logprobs: bytes
+
+    @property
+    def key(self) -> str:
+        return f"policy:{self.version}"
+
+    @property
+    def tail(self) -> str:
+        return "event.learner.published"
+
+
+class ServerServing(Message, frozen=True, kw_only=True, tag="server_serving.v1"):
+    """A vLLM server at ``url`` answers with ``version``; ``canary_error`` is the largest absolute
+    log-prob difference from the learner's. ``epoch`` changes with every start of the process."""
+
+    server: str
+    epoch: str
+    url: str
+    version: int
+    canary_error: float
+    seconds: float
+
+    @property
+    def key(self) -> str:
+        return f"serving:{self.server}:{self.epoch}:{self.version}"
+
+    @property
+    def tail(self) -> str:
+        return "event.server.serving"
+
+
+class ServerLost(Message, frozen=True, kw_only=True, tag="server_lost.v1"):
+    """A vLLM server ended or was stopped; its URL must not be used any more."""
+
+    server: str
+    epoch: str
+    reason: str
+
+    @property
+    def key(self) -> str:
+        return f"lost:{self.server}:{self.epoch}"
+
+    @property
+    def tail(self) -> str:
+        return "event.server.lost"
+
+
+class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_finished.v1"):
+    """A held-out suite was played. ``version`` is the lowest and ``version_high`` the highest version
+    that answered; ``stderr`` is the standard error of ``win``."""
+
+    suite: str
+    step: int
+    version: int
+    version_high: int
+    episodes: int
+    win: float
+    stderr: float
+    by_family: dict[str, float]
+    seconds: float
+
+    @property
+    def key(self) -> str:
+        return f"evaluation:{self.suite}:{self.step}"
+
+    @property
+    def tail(self) -> str:
+        return "event.evaluator.finished"
+
+
+class Control(Message, frozen=True, kw_only=True, tag="control.v1"):
+    """A command to all roles (core NATS, not stored; the last value also lies in the state bucket)."""
+
+    stream: ClassVar[str] = ""
+    command: Literal["drain", "pause", "resume"]
+    reason: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"control:{self.command}"
+
+    @property
+    def tail(self) -> str:
+        return "ctl.all"
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
+    """Progress of one role instance, once a second on core NATS: ``statistics`` are its gauges."""
+
+    stream: ClassVar[str] = ""
+    role: str
+    instance: str
+    state: Literal["starting", "running", "draining", "stopped"]
+    statistics: dict[str, float]
+
+    @property
+    def key(self) -> str:
+        return f"heartbeat:{self.role}:{self.instance}"
+
+    @property
+    def tail(self) -> str:
+        return f"hb.{self.role}.{self.instance}"
+
+
+AnyMessage = (
+    DesignTicket
+    | HeldDesign
+    | DesignRejected
+    | DesignFailed
+    | EnvironmentReady
+    | EpisodeRequest
+    | EpisodeFinished
+    | EpisodeFailed
+    | EnvironmentScored
+    | SampleReady
+    | RoundClosed
+    | RoundSummary
+    | BatchTrained
+    | PolicyPublished
+    | ServerServing
+    | ServerLost
+    | EvaluationFinished
+    | Control
+    | Heartbeat
+)

