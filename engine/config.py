@@ -170,9 +170,7 @@ class Curriculum(Table, frozen=True, kw_only=True):
 class Reward(Table, frozen=True, kw_only=True):
     """The designer's reward (architecture section 5)."""
 
-    variant: Literal[
-        "blend", "regret", "solve_rate", "learning_potential", "micro_lp", "frontier"
-    ] = "blend"
+    variant: Literal["blend", "regret", "solve_rate", "learning_potential", "micro_lp", "frontier"] = "blend"
     plateau_weight: float = 0.6
     regret_weight: float = 0.4
     micro_lp_weight: float = 0.0
@@ -220,9 +218,9 @@ class Learner(Table, frozen=True, kw_only=True):
     clip_low: float = 0.2
     clip_high: float = 0.28
     importance_cap: float = 2.0
-    importance_mode: Literal[
-        "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
-    ] = "token_truncate"
+    importance_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        "token_truncate"
+    )
     kl: float = 0.0
     entropy: float = 0.0
     train_hinted: bool = False

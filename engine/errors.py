@@ -10,9 +10,7 @@ class SpadeError(Exception):
 
     def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
         self.what, self.where, self.remedy = what, where, remedy
-        super().__init__(
-            " ".join(part for part in (what, f"({where})" if where else "", remedy) if part)
-        )
+        super().__init__(" ".join(part for part in (what, f"({where})" if where else "", remedy) if part))
 
 
 class ConfigError(SpadeError):
