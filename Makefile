@@ -1,0 +1,42 @@
+# make run     the main job: self-play with the nano recipe on two CPU cores, with a live view and a report
+# make test    formatting, lint, types, floors, fast tests, end-to-end tests
+# Both set up .venv first when it is missing or its lock has changed.
+
+PYTHON ?= python3
+RECIPE ?= configs/nano.toml
+ARGS ?=
+PYTEST_ARGS ?=
+TORCH_INDEX ?=
+UV ?=
+BIN := .venv/bin
+
+.PHONY: run test test-fast test-e2e lint format setup clean
+.DEFAULT_GOAL := run
+.NOTPARALLEL:
+
+setup:
+	@TORCH_INDEX='$(TORCH_INDEX)' $(PYTHON) requirements/install.py $(if $(UV),--uv)
+
+run: setup
+	@exec $(BIN)/spade run $(RECIPE) $(ARGS)
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-fast: setup
+	$(BIN)/python -m pytest -m "not e2e and not chaos" $(PYTEST_ARGS)
+
+test-e2e: setup
+	$(BIN)/python -m pytest -m "e2e and not chaos" $(PYTEST_ARGS)
+
+test: lint test-fast test-e2e
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
