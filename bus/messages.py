@@ -112,6 +112,7 @@ class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
     skill: str
     valid: bool
     segments: tuple[Segment, ...]
+    document: str = ""
 
     @property
     def key(self) -> str:
