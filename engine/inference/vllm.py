@@ -1,0 +1,166 @@
+"""The HTTP client of one vLLM server.
+
+One aiohttp session may serve many clients. vLLM closes idle connections after about five seconds, so a
+request that meets a dropped connection is sent again once on a fresh one: a completion that never
+arrived was never used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import aiohttp
+import msgspec
+
+from engine.config import Sampling
+from engine.inference import wire
+from engine.inference.completion import (
+    Completion,
+    InferenceError,
+    ServerGone,
+    ServerRefused,
+    ServerStuck,
+)
+
+CONTROL_SECONDS = 60.0
+_KEEPALIVE_SECONDS = 3.0  # below uvicorn's 5, so that we close first
+_CONNECT_SECONDS = 10.0
+_HEADERS = {"Content-Type": "application/json"}
+_DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+_ATTEMPTS = 2
+
+
+def open_session() -> aiohttp.ClientSession:
+    """Return a session without a connection limit (the pool's caps bound it) and without proxies."""
+    connector = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, enable_cleanup_closed=False
+    )
+    return aiohttp.ClientSession(connector=connector, trust_env=False, headers=_HEADERS)
+
+
+class VllmClient:
+    """One server's face: ``url`` is its root, such as ``http://127.0.0.1:8000``."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url.rstrip("/")
+        self._session = session
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        deadline: float,
+        seed: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        salt: str | None = None,
+    ) -> Completion:
+        """Sample one continuation of ``prompt``. ``deadline`` is in seconds from now.
+
+        Raises ServerGone, ServerStuck or ServerRefused.
+        """
+        body = wire.generate_body(prompt, sampling, seed=seed, stop_token_ids=stop_token_ids, salt=salt)
+        payload = await self._post("/inference/v1/generate", body, deadline, "generate")
+        return wire.completion(payload, self.url)
+
+    async def prompt_logprobs(self, tokens: Sequence[int], *, deadline: float) -> list[float]:
+        """Return the log-probs of ``tokens[1:]`` given their prefixes, at temperature 1 (len - 1,).
+
+        Raises ServerGone, ServerStuck or ServerRefused.
+        """
+        rows = await self.prompt_distribution(tokens, count=0, deadline=deadline)
+        return [row[token] for row, token in zip(rows, tokens[1:], strict=True)]
+
+    async def prompt_distribution(
+        self, tokens: Sequence[int], *, count: int, deadline: float
+    ) -> list[dict[int, float]]:
+        """Return for each of ``tokens[1:]`` the log-probs of itself and the ``count`` likeliest tokens at
+        its place (-1: all)."""
+        body = wire.prompt_logprobs_body(tokens, count)
+        payload = await self._post("/inference/v1/generate", body, deadline, "prompt log-probs")
+        return wire.prompt_logprobs(payload, self.url)
+
+    async def probe(self, *, deadline: float) -> float:
+        """Sample one token and return the seconds it took: the proof that the engine makes progress."""
+        start = time.perf_counter()
+        await self.generate([0], Sampling(max_tokens=1), deadline=deadline)
+        return time.perf_counter() - start
+
+    async def healthy(self, *, deadline: float) -> bool:
+        """Whether the HTTP server answers and its engine process lives."""
+        try:
+            await self._request("GET", "/health", b"", deadline, "health")
+        except InferenceError:
+            return False
+        return True
+
+    async def version(self, *, deadline: float = CONTROL_SECONDS) -> int:
+        """Return the version label of the weights (``wire.UNLABELLED`` before the first push)."""
+        payload = await self._request("GET", "/weight_info", b"", deadline, "weight_info")
+        label = str(msgspec.json.decode(payload).get("weight_version", ""))
+        return int(label) if label.isdecimal() else wire.UNLABELLED
+
+    async def paused(self, *, deadline: float = CONTROL_SECONDS) -> bool:
+        """Whether generation is paused."""
+        payload = await self._request("GET", "/is_paused", b"", deadline, "is_paused")
+        return bool(msgspec.json.decode(payload).get("is_paused"))
+
+    async def pause(self, *, clear_cache: bool, deadline: float = CONTROL_SECONDS) -> None:
+        """Stop scheduling, keep the requests. ``clear_cache`` drops their KV and the prefix cache: they
+        are prefilled again under the weights they resume with."""
+        flag = "true" if clear_cache else "false"
+        await self._post(f"/pause?mode=keep&clear_cache={flag}", b"", deadline, "pause")
+
+    async def resume(self, *, deadline: float = CONTROL_SECONDS) -> None:
+        """Schedule again."""
+        await self._post("/resume", b"", deadline, "resume")
+
+    async def start_update(self, *, deadline: float = CONTROL_SECONDS) -> None:
+        """Open a weight-update session."""
+        await self._post("/start_weight_update", b"", deadline, "start_weight_update")
+
+    async def update_weights(self, info: dict[str, object], *, deadline: float) -> None:
+        """Hand the transfer engine its description of the new weights and wait until they are loaded."""
+        await self._post("/update_weights", wire.encode({"update_info": info}), deadline, "update_weights")
+
+    async def finish_update(self, version: int | None, *, deadline: float = CONTROL_SECONDS) -> None:
+        """Close the session; ``version`` becomes the label of every token sampled from now on."""
+        label = None if version is None else str(version)
+        body = wire.encode({"weight_version": label})
+        await self._post("/finish_weight_update", body, deadline, "finish_weight_update")
+
+    async def metrics(self, *, deadline: float) -> str:
+        """Return the Prometheus text (without engine series when its statistics are disabled)."""
+        payload = await self._request("GET", "/metrics", b"", deadline, "metrics")
+        return payload.decode()
+
+    async def _post(self, path: str, body: bytes, deadline: float, what: str) -> bytes:
+        return await self._request("POST", path, body, deadline, what)
+
+    async def _request(self, method: str, path: str, body: bytes, deadline: float, what: str) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=deadline, sock_connect=min(deadline, _CONNECT_SECONDS))
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                async with self._session.request(
+                    method, self.url + path, data=body or None, timeout=timeout
+                ) as response:
+                    payload = await response.read()
+                    if response.status != 200:
+                        raise _refusal(response.status, payload, what, self.url)
+                    return payload
+            except _DROPPED as error:
+                refused = isinstance(error, aiohttp.ClientConnectorError)
+                if refused or attempt == _ATTEMPTS:
+                    raise ServerGone(f"{what}: {error or type(error).__name__}", where=self.url) from error
+            except TimeoutError as error:
+                raise ServerStuck(f"{what}: no answer in {deadline:.1f} s", where=self.url) from error
+            except aiohttp.ClientError as error:
+                raise ServerGone(f"{what}: {error!r}", where=self.url) from error
+        raise AssertionError("unreachable")
+
+
+def _refusal(status: int, payload: bytes, what: str, where: str) -> InferenceError:
+    text = " ".join(payload[:1000].decode(errors="replace").split())
+    kind = ServerGone if status in (502, 503, 504) else ServerRefused
+    return kind(f"{what}: HTTP {status}: {text}", where=where)

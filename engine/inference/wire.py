@@ -1,0 +1,155 @@
+"""vLLM's JSON, as typed structs: only the fields we read (vLLM 0.32, ``/inference/v1/generate``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from bus.messages import Span
+from engine.config import Sampling
+from engine.inference.completion import Completion, Finish, ServerGone, ServerRefused
+
+
+class _TokenLogprob(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_TokenLogprob] | None = None
+
+
+class _VersionSpan(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    weight_versions: list[_VersionSpan] | None = None
+
+
+class _PromptLogprob(msgspec.Struct):
+    logprob: float
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+    prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_Answer)
+
+UNLABELLED = -1  # the version of tokens sampled before the first push
+
+
+def generate_body(
+    prompt: Sequence[int],
+    sampling: Sampling,
+    *,
+    seed: int | None,
+    stop_token_ids: Sequence[int],
+    salt: str | None,
+) -> bytes:
+    """Return the request for one completion with the log-probs of its sampled tokens.
+
+    Only ``stop_token_ids`` end a completion: the model's own end-of-sequence ids are ignored unless they
+    are among them, so that both sides agree on what ended a turn.
+    """
+    parameters: dict[str, object] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "stop_token_ids": list(stop_token_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    if seed is not None:
+        parameters["seed"] = seed
+    body: dict[str, object] = {"token_ids": prompt, "sampling_params": parameters}
+    if salt is not None:
+        body["cache_salt"] = salt
+    return _encoder.encode(body)
+
+
+def prompt_logprobs_body(tokens: Sequence[int], count: int) -> bytes:
+    """Return the request for the log-probs of a prompt; ``count`` 0 asks for its own tokens only, -1 for
+    the whole vocabulary. vLLM computes them without reading its prefix cache."""
+    parameters = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": count, "detokenize": False}
+    return _encoder.encode({"token_ids": tokens, "sampling_params": parameters})
+
+
+def encode(value: object) -> bytes:
+    """Return ``value`` as JSON."""
+    return _encoder.encode(value)
+
+
+def completion(payload: bytes, where: str) -> Completion:
+    """Parse and check an answer to ``generate_body``.
+
+    Raises ServerRefused when log-probs or version spans are missing or do not fit the tokens, ServerGone
+    when the server aborted the request.
+    """
+    choice = _answer(payload, where).choices[0]
+    tokens = choice.token_ids or []
+    content = (choice.logprobs.content if choice.logprobs else None) or []
+    if [entry.token_id for entry in content] != tokens:
+        raise ServerRefused("log-probs do not belong to the sampled tokens", where=where)
+    return Completion(
+        tokens=tokens,
+        logprobs=[entry.logprob for entry in content],
+        spans=_spans(choice.weight_versions or [], len(tokens), where),
+        finish=_finish(choice.finish_reason, where),
+    )
+
+
+def prompt_logprobs(payload: bytes, where: str) -> list[dict[int, float]]:
+    """Parse an answer to ``prompt_logprobs_body``: one dict token id -> log-prob for tokens 1.. of the
+    prompt."""
+    rows = _answer(payload, where).prompt_logprobs
+    if rows is None:
+        raise ServerRefused("the answer carries no prompt log-probs", where=where)
+    return [{int(key): value.logprob for key, value in row.items()} for row in rows if row is not None]
+
+
+def _answer(payload: bytes, where: str) -> _Answer:
+    try:
+        answer = _decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise ServerRefused(f"unreadable answer: {error}: {payload[:200]!r}", where=where) from error
+    if not answer.choices:
+        raise ServerRefused("the answer has no choice", where=where)
+    return answer
+
+
+def _finish(reason: str | None, where: str) -> Finish:
+    if reason == "stop":
+        return "stop"
+    if reason == "length":
+        return "length"
+    raise ServerGone(f"the server ended the request with {reason!r}", where=where)
+
+
+def _spans(spans: list[_VersionSpan], tokens: int, where: str) -> tuple[Span, ...]:
+    result = []
+    position = 0
+    for span in spans:
+        if span.start != position or span.end < span.start:
+            raise ServerRefused(f"version spans {spans} leave a gap", where=where)
+        position = span.end
+        if span.end > span.start:
+            result.append(Span(_version(span.version), span.start, span.end))
+    if position != tokens:
+        raise ServerRefused(f"version spans {spans} do not cover {tokens} tokens", where=where)
+    return tuple(result)
+
+
+def _version(label: str) -> int:
+    return int(label) if label.isdecimal() else UNLABELLED
