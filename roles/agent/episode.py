@@ -1,0 +1,240 @@
+"""The turn loop: one play of one instance to its end.
+
+The loop knows neither the bus nor the policy: it is given an inference pool, a sandbox and the chat
+format, and returns what happened. Both arms of a pair run through it with the same rules; they differ in
+the hint of the first observation only (invariant I4). The model sees token ids, never re-tokenised text:
+contexts grow by appending (invariant I3).
+
+Outcomes (architecture sections 5 and 8):
+
+=====================================  ==========  ========  ==========================
+what happened                          outcome     failure   return
+=====================================  ==========  ========  ==========================
+the program ended the play             terminated  none      last reward, clipped
+the program cut the play               truncated   none      0
+turns, context or reply length ran out truncated   policy    0
+no action in the reply                 failed      policy    0
+the program raised, hung, crashed, ... failed      env       0
+=====================================  ==========  ========  ==========================
+
+Infrastructure faults (server gone, sandbox gone) are not outcomes: they propagate.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from bus.messages import EpisodeFinished, EpisodeRequest, FailureKind, Outcome, Segment, Turn
+from engine import prompts
+from engine.inference.tokens import SegmentBuilder
+from roles.agent.actions import find_action
+from roles.work import sampling_seed
+from sandbox import EnvFailure, EnvQuarantined
+
+if TYPE_CHECKING:
+    from engine.config import Config, Sampling
+    from engine.inference.pool import InferencePool
+    from engine.inference.tokens import ChatTokens
+    from sandbox import Instance, SandboxPool
+
+_REASON_CHARACTERS = 400
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What bounds a play. ``context_tokens`` counts prompt and replies of one context; ``prompt`` names
+    the template family; ``mask_truncated`` leaves a truncated play out of training."""
+
+    sampling: Sampling
+    max_turns: int
+    context_tokens: int
+    prompt: str
+    mask_truncated: bool = False
+
+    @classmethod
+    def of(cls, config: Config, *, sampling: Sampling | None = None) -> Rules:
+        """The agent's rules in ``config``, with other ``sampling`` where an evaluation wants it."""
+        agent = config.agent
+        return cls(
+            sampling=sampling or agent.sampling,
+            max_turns=agent.max_turns,
+            context_tokens=min(agent.context_tokens, config.model.max_model_len),
+            prompt=agent.prompt,
+            mask_truncated=agent.truncated == "mask",
+        )
+
+
+class Ending(NamedTuple):
+    """Why a play is over. ``returned`` is in [-1, 1]."""
+
+    outcome: Outcome
+    failure: FailureKind | None = None
+    reason: str = ""
+    returned: float = 0.0
+
+
+@dataclass(frozen=True)
+class Played:
+    """One finished play. ``versions`` is the lowest and highest version that sampled a token."""
+
+    ending: Ending
+    segments: tuple[Segment, ...]
+    transcript: tuple[Turn, ...]
+    seconds: float
+
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        seen = [span.version for segment in self.segments for span in segment.spans]
+        return (min(seen), max(seen)) if seen else None
+
+    def finished(self, request: EpisodeRequest, *, mask_truncated: bool = False) -> EpisodeFinished:
+        """Return the fact for the bus; a masked play carries no segments, so nothing of it is trained."""
+        masked = mask_truncated and self.ending.outcome == "truncated"
+        return EpisodeFinished(
+            episode=request.episode,
+            design=request.design,
+            environment=request.environment,
+            skill=request.skill,
+            arm=request.arm,
+            round=request.round,
+            index=request.index,
+            seed=request.seed,
+            returned=self.ending.returned,
+            outcome=self.ending.outcome,
+            failure=self.ending.failure,
+            reason=self.ending.reason,
+            turns=len(self.transcript),
+            segments=() if masked else self.segments,
+            transcript=self.transcript,
+            seconds=self.seconds,
+        )
+
+
+def terminal_return(reward: float) -> float:
+    """Clip the last reward of a play that ended by itself to [-1, 1] (reference spec 3.4)."""
+    return min(1.0, max(-1.0, reward)) if math.isfinite(reward) else 0.0
+
+
+@dataclass
+class _Context:
+    """What the model has in front of it: ids so far, and the messages behind them for a rewrite."""
+
+    ids: list[int]
+    messages: list[str]
+    segments: SegmentBuilder = field(default_factory=SegmentBuilder)
+    transcript: list[Turn] = field(default_factory=list)
+
+
+class Player:
+    """Plays episodes against one inference pool and one sandbox. Holds no state between plays."""
+
+    def __init__(self, pool: InferencePool, sandbox: SandboxPool, chat: ChatTokens, rules: Rules) -> None:
+        self._pool, self._sandbox, self._chat, self.rules = pool, sandbox, chat, rules
+
+    async def play(self, request: EpisodeRequest) -> Played:
+        """Play ``request`` to its end.
+
+        Raises the infrastructure errors of the pool and of the sandbox (``InferenceUnavailable``,
+        ``InfraFailure``) and ``EnvQuarantined``; every other fault is an outcome.
+        """
+        started = time.monotonic()
+        context: _Context | None = None
+        try:
+            instance = await self._sandbox.spawn(request.source, seed=request.seed, reset_seed=request.seed)
+        except EnvQuarantined:
+            raise
+        except EnvFailure as error:
+            ending = _env_failure(error)
+        else:
+            try:
+                context = self._open(request, instance.first)
+                ending = await self._turns(request, instance, context)
+            finally:
+                await instance.close()
+        return Played(
+            ending=ending,
+            segments=tuple(context.segments.segments()) if context else (),
+            transcript=tuple(context.transcript) if context else (),
+            seconds=time.monotonic() - started,
+        )
+
+    def _open(self, request: EpisodeRequest, observation: str) -> _Context:
+        hint = request.hint if request.arm == "hinted" else None
+        content = prompts.render(f"play_{self.rules.prompt}", observation=observation, hint=hint)
+        ids = list(self._chat.first(content))
+        context = _Context(ids=ids, messages=[content])
+        context.segments.prompt(ids)
+        return context
+
+    async def _turns(self, request: EpisodeRequest, instance: Instance, context: _Context) -> Ending:
+        for turn in range(min(request.max_turns, self.rules.max_turns)):
+            if turn:
+                self._append(context)
+            room = self.rules.context_tokens - len(context.ids)
+            if room <= 0:
+                if turn == 0:
+                    return Ending("failed", "env", "the first observation does not fit the context")
+                return Ending("truncated", "policy", "context full")
+            reply, finish = await self._reply(request, turn, context, room)
+            ending = await self._act(instance, context, reply, finish)
+            if ending is not None:
+                return ending
+        return Ending("truncated", "policy", "turn budget spent")
+
+    async def _reply(
+        self, request: EpisodeRequest, turn: int, context: _Context, room: int
+    ) -> tuple[str, str]:
+        sampling = self.rules.sampling
+        if sampling.max_tokens > room:
+            sampling = msgspec.structs.replace(sampling, max_tokens=room)
+        completion = await self._pool.generate(
+            context.ids,
+            sampling=sampling,
+            seed=sampling_seed(request.episode, turn),
+            key=request.episode,
+            stop_token_ids=self._chat.stop_token_ids,
+        )
+        context.segments.completion(completion)
+        context.ids.extend(completion.tokens)
+        return self._chat.decode(completion.tokens), completion.finish
+
+    async def _act(self, instance: Instance, context: _Context, reply: str, finish: str) -> Ending | None:
+        """Carry out ``reply``; return the ending, or None when the play goes on."""
+        seen = context.messages[-1]
+        action = None if finish == "length" else find_action(reply)
+        if action is None:
+            context.transcript.append(Turn(seen, reply, "", 0.0))
+            if finish == "length":
+                return Ending("truncated", "policy", "reply cut at its length limit")
+            return Ending("failed", "policy", "no action in the reply")
+        try:
+            result = await instance.step(action)
+        except EnvFailure as error:
+            context.transcript.append(Turn(seen, reply, action, 0.0))
+            return _env_failure(error)
+        context.transcript.append(Turn(seen, reply, action, result.reward))
+        if result.terminated:
+            return Ending("terminated", returned=terminal_return(result.reward))
+        if result.truncated:
+            return Ending("truncated", None, "the environment cut the play")
+        context.messages += [reply, result.observation]
+        return None
+
+    def _append(self, context: _Context) -> None:
+        bridge = self._chat.bridge(context.messages[-1])
+        if bridge is None:
+            # The template rewrites history: what the model sees next is not adjacent to what it saw.
+            context.ids = list(self._chat.render(context.messages))
+            context.segments.rewrite(context.ids)
+        else:
+            context.ids.extend(bridge)
+            context.segments.prompt(bridge)
+
+
+def _env_failure(error: EnvFailure) -> Ending:
+    return Ending("failed", "env", f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS])

@@ -1,0 +1,80 @@
+"""The two calls of a designer as token ids: the design prompt and the hint prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine import prompts
+from engine.errors import SpadeError
+from roles.designer.corpus import cut
+
+if TYPE_CHECKING:
+    from engine.config import Config
+    from engine.inference.tokens import ChatTokens
+
+_SMALLEST_DOCUMENT = 16
+
+
+@dataclass(frozen=True)
+class Brief:
+    """What one design attempt is told. ``memory`` is a list of record views, best first."""
+
+    skill: str
+    document: str
+    target: float
+    memory: Sequence[dict[str, Any]] = ()
+
+
+class PromptWriter:
+    """Renders briefs within the model's context: ``max_model_len`` less the tokens of the reply."""
+
+    def __init__(self, config: Config, chat: ChatTokens) -> None:
+        self._family = config.designer.prompt
+        self._max_turns = config.designer.max_turns
+        self._room = config.model.max_model_len - config.designer.sampling.max_tokens
+        self._hint_room = config.model.max_model_len - config.designer.hint_sampling.max_tokens
+        self._chat = chat
+
+    def design(self, brief: Brief) -> list[int]:
+        """Return the ids of the design prompt.
+
+        Where it does not fit, memory examples go first (the last one first), then the document is halved
+        until it fits. Raises SpadeError when the prompt does not fit without either.
+        """
+        memory, document = list(brief.memory), brief.document
+        while True:
+            ids = self._render(brief, document, memory)
+            if len(ids) <= self._room:
+                return ids
+            if memory:
+                memory.pop()
+            elif document:
+                document = self._halve(document)
+            else:
+                raise SpadeError(
+                    f"the design prompt takes {len(ids)} tokens and {self._room} are left beside the reply",
+                    where="designer.sampling.max_tokens, model.max_model_len",
+                    remedy="allow a longer context or a shorter reply",
+                )
+
+    def hint(self, source: str) -> list[int] | None:
+        """Return the ids of the hint prompt, None when the program leaves no room for it."""
+        ids = list(self._chat.first(prompts.render(f"hint_{self._family}", source=source)))
+        return ids if len(ids) <= self._hint_room else None
+
+    def _render(self, brief: Brief, document: str, memory: list[dict[str, Any]]) -> list[int]:
+        content = prompts.render(
+            f"design_{self._family}",
+            skill=brief.skill,
+            document=document,
+            target=brief.target,
+            memory=memory,
+            max_turns=self._max_turns,
+        )
+        return list(self._chat.first(content))
+
+    def _halve(self, document: str) -> str:
+        keep = len(self._chat.encode(document)) // 2
+        return cut(document, keep, self._chat) if keep >= _SMALLEST_DOCUMENT else ""

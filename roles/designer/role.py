@@ -1,0 +1,265 @@
+"""The designer role: design tickets in, environments out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING
+
+import anyio
+
+from bus import Delivery
+from bus.messages import (
+    DesignFailed,
+    DesignRejected,
+    DesignTicket,
+    EnvironmentReady,
+    EnvironmentScored,
+    FailureKind,
+    HeldDesign,
+    Message,
+)
+from roles.base import Role, RoleContext
+from roles.designer.attempt import Judged, Workshop
+from roles.designer.corpus import Corpus, load
+from roles.designer.hint import HintWriter
+from roles.designer.memory import Memory
+from roles.designer.prompt import PromptWriter
+from roles.work import ATTEMPTS, INFRASTRUCTURE, answer_work, back_off, chat_tokens, drain_grace
+from sandbox import Validator
+
+if TYPE_CHECKING:
+    from engine.inference.tokens import ChatTokens
+
+_MEMORY_FACTS = ("event.designer.ready", "event.scorer.scored")
+_COHORTS_KEPT = 16
+_TITLE_CHARACTERS = 120
+_REASON_CHARACTERS = 400
+
+
+class Designer(Role):
+    """Answers design tickets, ``designer.concurrency`` at a time.
+
+    Each attempt of a ticket has a document and a sampling seed of its own. Its tokens are published
+    before the fact about them, so whoever reads the fact finds the tokens; a ticket that is delivered
+    again takes up the attempts that are already published instead of writing them anew.
+    """
+
+    name = "designer"
+    needs = frozenset({"pool", "sandbox"})
+
+    _corpus: Corpus
+    _workshop: Workshop
+    _hints: HintWriter
+
+    def __init__(self, context: RoleContext) -> None:
+        super().__init__(context)
+        self._counts: Counter[str] = Counter()
+        self._cohorts: OrderedDict[int, set[str]] = OrderedDict()
+        self._memory = Memory(self.config.designer.memory_records)
+        self._in_hand = self._documents = 0
+
+    async def run(self) -> None:
+        config = self.config.designer
+        chat = await chat_tokens(self.context)
+        documents = await anyio.to_thread.run_sync(load, config.corpus)
+        self._documents = len(documents)
+        self._corpus = Corpus(documents, limit=config.corpus_tokens, tokens=chat)
+        self._equip(chat)
+        following = await self._read_back()
+        async with anyio.create_task_group() as tasks:
+            if config.memory:
+                tasks.start_soon(self._remember, following)
+            await answer_work(
+                self.bus,
+                "designer",
+                limit=config.concurrency,
+                draining=self.context.draining,
+                grace=drain_grace(self.config),
+                handle=self._answer,
+            )
+            tasks.cancel_scope.cancel()
+
+    def statistics(self) -> dict[str, float]:
+        return {
+            "in_hand": self._in_hand,
+            "memory_records": len(self._memory),
+            "memory_waiting": self._memory.waiting,
+            "documents": self._documents,
+            **self._counts,
+        }
+
+    def _equip(self, chat: ChatTokens) -> None:
+        config, shared = self.config.designer, self.context.shared
+        prompts = PromptWriter(self.config, chat)
+        self._workshop = Workshop(
+            config,
+            pool=shared["pool"],
+            chat=chat,
+            prompts=prompts,
+            corpus=self._corpus,
+            memory=self._memory,
+            validator=Validator(shared["sandbox"]),
+        )
+        self._hints = HintWriter(shared["pool"], chat, prompts, config.hint_sampling, config.hint_attempts)
+
+    async def _read_back(self) -> int:
+        """Rebuild memory and document counts from the facts so far; return where to follow from."""
+        following = 1
+        tails = (*_MEMORY_FACTS, "event.designer.rejected")
+        async for record in self.bus.replay("EVENT", tails=tails):
+            following = record.sequence + 1
+            if isinstance(record.message, EnvironmentReady | DesignRejected):
+                self._corpus.note_used(record.message.document)
+            self._learn(record.message)
+        return following
+
+    async def _remember(self, start: int) -> None:
+        async with self.bus.follow("EVENT", start=start, tails=_MEMORY_FACTS) as facts:
+            async for record in facts:
+                self._learn(record.message)
+
+    def _learn(self, fact: Message) -> None:
+        if isinstance(fact, EnvironmentReady):
+            self._memory.ready(fact)
+        elif isinstance(fact, EnvironmentScored):
+            self._memory.scored(fact)
+
+    async def _answer(self, delivery: Delivery) -> None:
+        ticket = delivery.message
+        if not isinstance(ticket, DesignTicket):
+            await delivery.term(f"a designer cannot answer {type(ticket).__name__}")
+            return
+        self._in_hand += 1
+        try:
+            await self._design(ticket, again=delivery.attempt > 1)
+        except INFRASTRUCTURE as error:
+            if delivery.attempt < ATTEMPTS:
+                self._counts["handed_back"] += 1
+                self.log.warning("ticket handed back", design=ticket.design, why=str(error))
+                await delivery.nak(back_off(delivery.attempt))
+                return
+            await self._fail(ticket, "infra", str(error))
+        finally:
+            self._in_hand -= 1
+        await delivery.ack()
+
+    async def _design(self, ticket: DesignTicket, *, again: bool) -> None:
+        for attempt in range(ticket.attempts):
+            held = await self._held(ticket, attempt) if again else None
+            draft = self._workshop.recall(held) if held else await self._workshop.write(ticket, attempt)
+            judged = await self._workshop.judge(draft)
+            if held is None and (judged.valid or self.config.designer.invalid == "penalise"):
+                await self._hold(ticket, attempt, judged)
+            self._counts["attempts"] += 1
+            if judged.valid:
+                await self._accept(ticket, attempt, judged)
+                return
+            await self._reject(ticket, attempt, judged)
+        await self._fail(ticket, "policy", f"no valid program in {ticket.attempts} attempts")
+
+    async def _held(self, ticket: DesignTicket, attempt: int) -> HeldDesign | None:
+        tail = HeldDesign(
+            design=ticket.design,
+            cohort=ticket.cohort,
+            attempt=attempt,
+            skill=ticket.skill,
+            valid=False,
+            segments=(),
+        ).tail
+        record = await self.bus.last(tail)
+        return record.message if record and isinstance(record.message, HeldDesign) else None
+
+    async def _hold(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
+        await self.bus.publish(
+            HeldDesign(
+                design=ticket.design,
+                cohort=ticket.cohort,
+                attempt=attempt,
+                skill=ticket.skill,
+                valid=judged.valid,
+                segments=judged.draft.segments,
+                document=judged.draft.document,
+            )
+        )
+
+    async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
+        verdict = judged.verdict
+        assert verdict is not None
+        hint = await self._hints.write(judged.source, design=ticket.design, attempt=attempt)
+        environment = hashlib.sha256(judged.source.encode()).hexdigest()
+        family, difficulty = self._classify(judged.source)
+        await self.bus.publish(
+            EnvironmentReady(
+                design=ticket.design,
+                cohort=ticket.cohort,
+                slot=ticket.slot,
+                attempt=attempt,
+                skill=ticket.skill,
+                environment=environment,
+                source=judged.source,
+                hint=hint,
+                document=judged.draft.document,
+                title=title(verdict.observation),
+                trivial_win_rate=verdict.trivial_win_rate,
+                degenerate=verdict.degenerate,
+                difficulty=difficulty,
+                family=family,
+            )
+        )
+        self._counts["accepted"] += 1
+        self._counts["without_hint"] += hint is None
+        self._counts["duplicates"] += self._is_duplicate(ticket.cohort, environment)
+
+    async def _reject(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
+        await self.bus.publish(
+            DesignRejected(
+                design=ticket.design,
+                cohort=ticket.cohort,
+                attempt=attempt,
+                skill=ticket.skill,
+                rung=judged.rung,
+                reason=judged.reason[:_REASON_CHARACTERS],
+                source=judged.source,
+                document=judged.draft.document,
+            )
+        )
+        self._counts[f"rejected_{judged.rung}"] += 1
+
+    async def _fail(self, ticket: DesignTicket, failure: FailureKind, reason: str) -> None:
+        await self.bus.publish(
+            DesignFailed(
+                design=ticket.design,
+                cohort=ticket.cohort,
+                skill=ticket.skill,
+                attempts=ticket.attempts,
+                failure=failure,
+                reason=reason[:_REASON_CHARACTERS],
+            )
+        )
+        self._counts[f"failed_{failure}"] += 1
+
+    def _classify(self, source: str) -> tuple[str | None, float | None]:
+        """Family and level where a classifier knows the program (nano), else nothing."""
+        if self.config.model.scale != "nano":
+            return None, None
+        from engine import seeds
+
+        found = seeds.classify(source)
+        return (found[0], float(found[1])) if found else (None, None)
+
+    def _is_duplicate(self, cohort: int, environment: str) -> bool:
+        """Whether this process already accepted the same program for ``cohort``."""
+        known = self._cohorts.setdefault(cohort, set())
+        while len(self._cohorts) > _COHORTS_KEPT:
+            self._cohorts.popitem(last=False)
+        if environment in known:
+            return True
+        known.add(environment)
+        return False
+
+
+def title(observation: str) -> str:
+    """Return the first line with text of an observation, for people."""
+    lines = (line.strip() for line in observation.splitlines())
+    return next((line for line in lines if line), "")[:_TITLE_CHARACTERS]

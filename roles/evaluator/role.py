@@ -1,0 +1,160 @@
+"""The evaluator role: held-out suites against the version that is served."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+
+from bus.messages import EvaluationFinished
+from roles.agent.episode import Player, Rules
+from roles.base import Role, RoleContext
+from roles.evaluator.agenda import Agenda
+from roles.evaluator.score import Result, score
+from roles.evaluator.suites import Item, load_suite
+from roles.work import ATTEMPTS, INFRASTRUCTURE, back_off, chat_tokens
+from sandbox import EnvQuarantined
+
+_FACTS = (
+    "event.server.serving",
+    "event.server.lost",
+    "event.learner.trained",
+    "event.evaluator.finished",
+)
+
+_LEAST_SHARE = 0.5
+
+
+class Evaluator(Role):
+    """Plays suites with half of the agent's concurrency, so that training goes on beside it.
+
+    It learns everything from the bus: what is served, what was already evaluated (also by an earlier
+    life), and when the run ends. Weights may change while it plays; each fact says which versions answered.
+    An evaluation that a drain interrupts is not published and starts afresh in the next life.
+    """
+
+    name = "evaluator"
+    needs = frozenset({"pool", "sandbox"})
+
+    _player: Player
+
+    def __init__(self, context: RoleContext) -> None:
+        super().__init__(context)
+        self._counts: Counter[str] = Counter()
+        suites = [suite.name for suite in self.config.evaluator.suites]
+        self._agenda = Agenda(suites, self.config.evaluator.every)
+        self._news = anyio.Event()
+        self._items: dict[str, list[Item]] = {}
+
+    async def run(self) -> None:
+        self._player = await self._make_player()
+        for suite in self.config.evaluator.suites:
+            self._items[suite.name] = await anyio.to_thread.run_sync(load_suite, suite, self.config)
+        start = await self._read_back()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow, start)
+            tasks.start_soon(self._evaluate_what_is_due)
+            await self.context.draining.wait()
+            tasks.cancel_scope.cancel()
+
+    def statistics(self) -> dict[str, float]:
+        return dict(self._counts)
+
+    async def _make_player(self) -> Player:
+        sampling = msgspec.structs.replace(
+            self.config.agent.sampling, temperature=self.config.evaluator.temperature
+        )
+        shared = self.context.shared
+        chat = await chat_tokens(self.context)
+        return Player(shared["pool"], shared["sandbox"], chat, Rules.of(self.config, sampling=sampling))
+
+    async def _read_back(self) -> int:
+        following = 1
+        async for record in self.bus.replay("EVENT", tails=_FACTS):
+            following = record.sequence + 1
+            self._agenda.note(record.message)
+        return following
+
+    async def _follow(self, start: int) -> None:
+        async with self.bus.follow("EVENT", start=start, tails=_FACTS) as facts:
+            async for record in facts:
+                self._agenda.note(record.message)
+                self._news.set()
+                self._news = anyio.Event()
+
+    async def _evaluate_what_is_due(self) -> None:
+        fruitless = 0
+        while True:
+            news = self._news
+            due = self._agenda.due()
+            if due is None:
+                await news.wait()
+                continue
+            fact = await self._evaluate(*due)
+            if fact is None:
+                fruitless += 1
+                await anyio.sleep(back_off(fruitless))
+                continue
+            fruitless = 0
+            await self.bus.publish(fact)
+            self._agenda.note(fact)
+            self._counts["evaluations"] += 1
+
+    async def _evaluate(self, suite: str, step: int) -> EvaluationFinished | None:
+        """Play ``suite``; None when faults left less than _LEAST_SHARE of its episodes."""
+        started = time.monotonic()
+        serving = self._agenda.serving
+        items = self._items[suite]
+        results = await self._play_all(items)
+        if len(results) < len(items) * _LEAST_SHARE:
+            self.log.warning(
+                "evaluation given up", suite=suite, step=step, played=len(results), wanted=len(items)
+            )
+            return None
+        total = score(results, serving.pack() if serving else 0)
+        return EvaluationFinished(
+            suite=suite,
+            step=step,
+            version=total.low,
+            version_high=total.high,
+            episodes=total.episodes,
+            win=total.win,
+            stderr=total.stderr,
+            by_family=total.by_family,
+            seconds=time.monotonic() - started,
+        )
+
+    async def _play_all(self, items: Sequence[Item]) -> list[Result]:
+        waiting = deque(items)
+        results: list[Result] = []
+
+        async def worker() -> None:
+            while waiting:
+                result = await self._play(waiting.popleft())
+                if result is not None:
+                    results.append(result)
+
+        self._counts["in_hand"] = len(items)
+        async with anyio.create_task_group() as workers:
+            for _ in range(min(len(items), max(1, self.config.agent.concurrency // 2))):
+                workers.start_soon(worker)
+        self._counts["in_hand"] = 0
+        return results
+
+    async def _play(self, item: Item) -> Result | None:
+        """Play one episode; None when it has no outcome after ATTEMPTS tries."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with anyio.move_on_after(self.config.agent.episode_seconds):
+                    played = await self._player.play(item.request)
+                    return Result(item.family, played.ending.returned, played.versions)
+            except EnvQuarantined:
+                break
+            except INFRASTRUCTURE as error:
+                self.log.debug("held-out episode again", episode=item.request.episode, why=str(error))
+                await anyio.sleep(back_off(attempt))
+        self._counts["lost"] += 1
+        return None

@@ -1,0 +1,91 @@
+"""The loop of a role that answers work: take deliveries, handle each in its own task, drain."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from bus import Bus, Delivery
+from engine.inference.completion import InferenceUnavailable
+from sandbox import InfraFailure
+
+if TYPE_CHECKING:
+    from engine.config import Config
+    from engine.inference.tokens import ChatTokens
+    from roles.base import RoleContext
+
+INFRASTRUCTURE = (InferenceUnavailable, InfraFailure)
+ATTEMPTS = 5
+_FIRST_DELAY = 0.5
+_LONGEST_DELAY = 30.0
+_HAND_BACK_SECONDS = 5.0
+
+Handler = Callable[[Delivery], Awaitable[None]]
+
+
+def back_off(attempt: int) -> float:
+    """Seconds before the next try of work that met an infrastructure fault ``attempt`` times (>= 1)."""
+    return float(min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (max(attempt, 1) - 1)))
+
+
+def sampling_seed(*parts: object) -> int:
+    """Return the 31-bit seed of one request, the same for the same parts on every host."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
+
+
+def drain_grace(config: Config) -> float:
+    """Seconds that work in hand gets on a drain; the rest of the drain is for those who wait for it."""
+    return config.run.drain_seconds / 2
+
+
+async def answer_work(
+    bus: Bus, consumer: str, *, limit: int, draining: anyio.Event, grace: float, handle: Handler
+) -> None:
+    """Run ``handle`` on every delivery of ``consumer`` until ``draining`` is set.
+
+    At most ``limit`` deliveries are in hand: the bus hands out no more than that unacknowledged. On a
+    drain nothing new is taken, what is in hand has ``grace`` seconds to finish, and the rest goes back
+    to the queue at once. A handler settles its delivery itself; one that is cancelled is handed back
+    here. An exception of a handler ends the loop: it is a defect, not a fault of the work.
+    """
+    async with bus.consume(consumer, limit=limit) as deliveries, anyio.create_task_group() as workers:
+        async with anyio.create_task_group() as pulling:
+            pulling.start_soon(_cancel_when, draining, pulling.cancel_scope)
+            async for delivery in deliveries:
+                workers.start_soon(_handle, handle, delivery)
+            pulling.cancel_scope.cancel()
+        workers.cancel_scope.deadline = anyio.current_time() + grace
+
+
+async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+async def _handle(handle: Handler, delivery: Delivery) -> None:
+    try:
+        await handle(delivery)
+    except anyio.get_cancelled_exc_class():
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_HAND_BACK_SECONDS):
+            await delivery.nak()
+        raise
+
+
+async def chat_tokens(context: RoleContext) -> ChatTokens:
+    """Return the chat format of the run's model: the process's shared one, or a freshly loaded one."""
+    shared = context.shared.get("chat")
+    if shared is not None:
+        return shared  # type: ignore[no-any-return]
+    return await anyio.to_thread.run_sync(_load_chat, context)
+
+
+def _load_chat(context: RoleContext) -> ChatTokens:
+    from engine.inference.tokens import ChatTokens
+    from engine.models import resolve
+
+    config = context.config
+    return ChatTokens(resolve(config, context.directory), thinking=config.model.thinking)
