@@ -113,7 +113,7 @@ def install_torch(installer: Installer, index: str) -> None:
             f"No CPU build of torch ({TORCH}) was found "
             + (f"at {index}. " if index else "where pip looks. ")
             + "The default build carries CUDA (several GB), so it is not installed in its place. Name an "
-            "index that has CPU builds (PyTorch's installation page gives its address): make setup TORCH_INDEX=URL"
+            "index that has CPU builds (PyTorch's installation page gives one): make setup TORCH_INDEX=URL"
         )
 
 

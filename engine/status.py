@@ -1,0 +1,253 @@
+"""Where a run stands, read from its database: for ``spade status``, the live view and the supervisor."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine import history
+from engine.lineage import Lineage, Version
+
+RECENT_SECONDS = 60.0
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """One vLLM server: ``step`` of the version it serves, ``version`` with its lineage."""
+
+    server: str
+    url: str
+    step: int
+    version: str
+    packed: int
+    canary_error: float
+    lost: str | None
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """The last answer of one held-out suite; ``stderr`` is the standard error of ``win``."""
+
+    suite: str
+    step: int
+    version: int
+    win: float
+    stderr: float
+    episodes: int
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts are exact and along the lineage of the surviving weights; shares are None before data.
+
+    ``versions_serving`` has one step a server that is not lost. ``lineage`` lists the forks: each fence
+    (start of a learner) with the step at which it left its predecessor.
+    """
+
+    step: int
+    round: int | None
+    final: bool
+    version_published: int | None
+    version_published_label: str | None
+    packed_published: int | None
+    lineage: tuple[tuple[int, int], ...]
+    versions_serving: tuple[int, ...]
+    servers: tuple[Server, ...]
+    episodes_finished: int
+    episodes_failed: dict[str, int]
+    episodes_ended_by: dict[str, int]
+    environments_accepted: int
+    environments_scored: int
+    designs_rejected: int
+    designs_failed: int
+    designer_samples_trained: int
+    agent_samples_trained: int
+    samples_dropped: dict[str, int]
+    max_staleness_seen: int
+    mean_staleness: float | None
+    tokens_sampled: int
+    tokens_per_second: float
+    valid_share: float | None
+    summary: dict[str, Any] | None
+    regret: float | None
+    evaluations: tuple[Evaluation, ...]
+    gauges: dict[str, dict[str, float]]
+    stale_roles: tuple[str, ...]
+    events: int
+    last_event_at: float | None
+    notes: dict[str, Any]
+
+
+def lineage(connection: sqlite3.Connection) -> Lineage:
+    """Return the version tree as the published versions tell it, in the order of their publication."""
+    tree = Lineage()
+    for fence, step in connection.execute("SELECT fence, step FROM policies ORDER BY sequence"):
+        if fence > tree.forks[-1][0]:
+            tree = tree.fork(fence, step)
+    return tree
+
+
+def read(connection: sqlite3.Connection, *, now: float | None = None) -> Status:
+    """Return the status of the run in ``connection``. Raises sqlite3.Error."""
+    now = time.time() if now is None else now
+    tree = lineage(connection)
+    batches = surviving(connection, tree)
+    last = max(batches, key=lambda row: (row["round"], row["step"]), default=None)
+    published = [
+        row
+        for row in _rows(connection, "SELECT version, step FROM policies")
+        if tree.survives(Version.unpack(row["version"]))
+    ]
+    policy = max(published, key=lambda row: Version.unpack(row["version"]), default=None)
+    counters = {row["name"]: int(row["value"]) for row in _rows(connection, "SELECT * FROM counters")}
+    gauges, stale = _gauges(connection, now)
+    accepted, rejected = counters.get("environments_accepted", 0), counters.get("designs_rejected", 0)
+    summary = _one(connection, "SELECT summary FROM rounds ORDER BY round DESC LIMIT 1")
+    servers = _servers(connection)
+    return Status(
+        step=max((row["step"] for row in batches), default=policy["step"] if policy else 0),
+        round=last["round"] if last else None,
+        final=any(row["final"] for row in batches),
+        version_published=policy["step"] if policy else None,
+        version_published_label=str(Version.unpack(policy["version"])) if policy else None,
+        packed_published=policy["version"] if policy else None,
+        lineage=tree.forks,
+        versions_serving=tuple(server.step for server in servers if server.lost is None),
+        servers=servers,
+        episodes_finished=counters.get("episodes_finished", 0),
+        episodes_failed={"infra": 0, "quarantined": 0} | _named(counters, "episodes_failed:"),
+        episodes_ended_by={"env": 0, "policy": 0} | _named(counters, "episodes_ended_by:"),
+        environments_accepted=accepted,
+        environments_scored=_scalar(connection, "SELECT COUNT(*) FROM scores"),
+        designs_rejected=rejected,
+        designs_failed=_scalar(connection, "SELECT COUNT(*) FROM designs_failed"),
+        designer_samples_trained=sum(row["designer_samples"] for row in batches),
+        agent_samples_trained=sum(row["agent_samples"] for row in batches),
+        samples_dropped=_dropped(batches),
+        max_staleness_seen=max((row["max_staleness"] for row in batches), default=0),
+        mean_staleness=last["mean_staleness"] if last else None,
+        tokens_sampled=counters.get("tokens_sampled", 0),
+        tokens_per_second=_token_rate(connection, now),
+        valid_share=accepted / (accepted + rejected) if accepted + rejected else None,
+        summary=json.loads(summary["summary"]) if summary else None,
+        regret=_recent_regret(connection),
+        evaluations=_evaluations(connection),
+        gauges=gauges,
+        stale_roles=stale,
+        events=history.position(connection),
+        last_event_at=_last_at(connection),
+        notes={row["name"]: json.loads(row["value"]) for row in _rows(connection, "SELECT * FROM notes")},
+    )
+
+
+def complete(status: Status, suites: Sequence[str], *, servers: bool) -> bool:
+    """Whether a run is over: the final batch is trained and everybody has seen its weights.
+
+    Every server that is not lost serves the published version (when ``servers`` are part of the run), and
+    each of ``suites`` was evaluated at it.
+    """
+    if not status.final or status.packed_published is None:
+        return False
+    if servers:
+        serving = [server.packed for server in status.servers if server.lost is None]
+        if not serving or any(packed != status.packed_published for packed in serving):
+            return False
+    answered = {item.suite for item in status.evaluations if item.version == status.packed_published}
+    return answered.issuperset(suites)
+
+
+def surviving(connection: sqlite3.Connection, tree: Lineage) -> list[dict[str, Any]]:
+    """Return the batches on the path to the current weights, in the order of their steps."""
+    rows = _rows(connection, "SELECT * FROM batches ORDER BY round, sequence")
+    return [row for row in rows if tree.survives(Version.unpack(row["version"]))]
+
+
+def _rows(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[dict[str, Any]]:
+    cursor = connection.execute(query, parameters)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def _one(connection: sqlite3.Connection, query: str, *parameters: Any) -> dict[str, Any] | None:
+    rows = _rows(connection, query, *parameters)
+    return rows[0] if rows else None
+
+
+def _scalar(connection: sqlite3.Connection, query: str) -> int:
+    return int(connection.execute(query).fetchone()[0] or 0)
+
+
+def _named(counters: dict[str, int], prefix: str) -> dict[str, int]:
+    return {name.removeprefix(prefix): value for name, value in counters.items() if name.startswith(prefix)}
+
+
+def _dropped(batches: Sequence[dict[str, Any]]) -> dict[str, int]:
+    causes: dict[str, int] = {}
+    for row in batches:
+        for cause, count in json.loads(row["dropped"]).items():
+            causes[cause] = causes.get(cause, 0) + count
+    return causes
+
+
+def _servers(connection: sqlite3.Connection) -> tuple[Server, ...]:
+    found = []
+    for row in _rows(connection, "SELECT * FROM servers ORDER BY server"):
+        version = Version.unpack(row["version"])
+        found.append(
+            Server(
+                server=row["server"],
+                url=row["url"],
+                step=version.step,
+                version=str(version),
+                packed=row["version"],
+                canary_error=row["canary_error"],
+                lost=row["lost"],
+            )
+        )
+    return tuple(found)
+
+
+def _evaluations(connection: sqlite3.Connection) -> tuple[Evaluation, ...]:
+    last: dict[str, Evaluation] = {}
+    for row in _rows(connection, "SELECT * FROM evaluations ORDER BY sequence"):
+        fields = {name: row[name] for name in Evaluation.__struct_fields__}
+        last[row["suite"]] = Evaluation(**fields)
+    return tuple(last[suite] for suite in sorted(last))
+
+
+def _gauges(
+    connection: sqlite3.Connection, now: float
+) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
+    """Return the last gauges of each role instance, and the running ones that have gone silent."""
+    gauges, stale = {}, []
+    for row in _rows(connection, "SELECT * FROM gauges ORDER BY role, instance"):
+        name = f"{row['role']}/{row['instance']}"
+        gauges[name] = json.loads(row["statistics"])
+        if row["state"] in ("running", "draining") and now - row["at"] > RECENT_SECONDS:
+            stale.append(name)
+    return gauges, tuple(stale)
+
+
+def _token_rate(connection: sqlite3.Connection, now: float) -> float:
+    """Return sampled tokens a second of the plays that ended in the last minute."""
+    row = connection.execute(
+        "SELECT SUM(tokens), MIN(at) FROM episodes WHERE at > ?", (now - RECENT_SECONDS,)
+    ).fetchone()
+    return float(row[0]) / max(now - row[1], 1.0) if row[0] else 0.0
+
+
+def _recent_regret(connection: sqlite3.Connection) -> float | None:
+    """Return the mean regret of the environments whose window closed last."""
+    row = connection.execute(
+        "SELECT AVG(regret) FROM scores WHERE round = (SELECT MAX(round) FROM scores WHERE regret IS NOT NULL)"
+    ).fetchone()
+    return None if row[0] is None else float(row[0])
+
+
+def _last_at(connection: sqlite3.Connection) -> float | None:
+    tables = ("policies", "batches", "updates", "rounds", "environments", "episodes", "evaluations")
+    query = " UNION ALL ".join(f"SELECT MAX(at) AS at FROM {table}" for table in tables)
+    row = connection.execute(f"SELECT MAX(at) FROM ({query})").fetchone()
+    return None if row[0] is None else float(row[0])
