@@ -1,0 +1,149 @@
+"""From samples to tensors: rows, micro-batches, and the weight of every token in the loss. Pure.
+
+The loss of a step is, for each role, ``weight * sum over samples of (mean over the sample's trained
+tokens) / denominator`` (reference spec 6.3: token mean a sample, sum over samples / B). The denominator
+counts plays or designs without variance too, so that they pull the step down as in a synchronous batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bus.messages import Role, SampleReady
+from engine.config import RoleTraining
+from engine.training.samples import arrays, trained_tokens
+
+KINDS = ("agent", "designer", "supervised")
+MicroBatch = dict[str, torch.Tensor]
+"""Right-padded tensors of B rows: ``input_ids`` and ``attention_mask`` int64 (B, T); ``kind`` int64 (B,),
+an index into ``KINDS``; and, for the token at position t + 1, ``mask`` bool, ``behaviour`` (log-probs),
+``advantages`` and ``weights`` float32, all (B, T - 1). ``mask`` has holes where tokens were not sampled."""
+
+
+class Example(NamedTuple):
+    """One supervised text: ``tokens`` int32 (T,), ``mask`` bool (T,) with True on what is learned."""
+
+    tokens: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+
+
+class Row(NamedTuple):
+    """One segment or one supervised example. ``weight`` is that of each masked token in the loss."""
+
+    name: str
+    kind: int
+    tokens: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+    behaviour: NDArray[np.float32]
+    advantage: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one optimiser step consumes. ``tokens`` and ``padded`` count positions without and with
+    padding, ``trained`` those with a policy loss."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    rows: int
+    tokens: int
+    padded: int
+    trained: int
+
+    @property
+    def waste(self) -> float:
+        """Return the share of computed positions that are padding."""
+        return 1.0 - self.tokens / self.padded if self.padded else 0.0
+
+
+def policy_rows(
+    samples: Sequence[SampleReady], training: Mapping[Role, RoleTraining], denominators: Mapping[Role, int]
+) -> list[Row]:
+    """Return one row a segment with a sampled token.
+
+    A sample's token mean runs over all its segments. A role's denominator is at least the number of its
+    samples here, which matters only when a quota carried samples over from an earlier round.
+    """
+    counts = {role: sum(sample.role == role for sample in samples) for role in training}
+    rows: list[Row] = []
+    for sample in samples:
+        denominator = max(denominators[sample.role], counts[sample.role])
+        weight = training[sample.role].weight / (trained_tokens(sample) * denominator)
+        for index, segment in enumerate(sample.segments):
+            tokens, mask, logprobs = arrays(segment)
+            if mask.any():
+                name = f"{sample.sample}/{index:04d}"
+                kind = KINDS.index(sample.role)
+                rows.append(Row(name, kind, tokens, mask, logprobs, sample.advantage, weight))
+    return rows
+
+
+def supervised_rows(examples: Sequence[Example], weight: float) -> list[Row]:
+    """Return rows whose loss is ``weight`` times the mean over examples of the token mean of the NLL."""
+    return [
+        Row(
+            f"supervised/{index:04d}",
+            KINDS.index("supervised"),
+            tokens,
+            mask,
+            np.zeros(len(tokens), dtype=np.float32),
+            0.0,
+            weight / (int(mask.sum()) * len(examples)),
+        )
+        for index, (tokens, mask) in enumerate(examples)
+    ]
+
+
+def build(rows: Iterable[Row], *, micro_batch_tokens: int, padding: int) -> Batch:
+    """Pack ``rows``, sorted by length, into micro-batches of at most ``micro_batch_tokens`` positions.
+
+    A row longer than that is a micro-batch of its own. ``padding`` is the token id that fills up.
+    """
+    ordered = sorted(rows, key=lambda row: (len(row.tokens), row.name))
+    groups: list[list[Row]] = []
+    for row in ordered:
+        if groups and (len(groups[-1]) + 1) * len(row.tokens) <= micro_batch_tokens:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    micro_batches = tuple(collate(group, padding) for group in groups)
+    return Batch(
+        micro_batches=micro_batches,
+        rows=len(ordered),
+        tokens=sum(len(row.tokens) for row in ordered),
+        padded=sum(micro["input_ids"].numel() for micro in micro_batches),
+        trained=sum(int(row.mask.sum()) for row in ordered if KINDS[row.kind] != "supervised"),
+    )
+
+
+def collate(rows: Sequence[Row], padding: int) -> MicroBatch:
+    """Return the tensors of ``rows`` (see :data:`MicroBatch`)."""
+    count, length = len(rows), max(len(row.tokens) for row in rows)
+    tokens = np.full((count, length), padding, dtype=np.int64)
+    present = np.zeros((count, length), dtype=np.int64)
+    mask = np.zeros((count, length), dtype=np.bool_)
+    behaviour = np.zeros((count, length), dtype=np.float32)
+    for index, row in enumerate(rows):
+        end = len(row.tokens)
+        tokens[index, :end] = row.tokens
+        present[index, :end] = 1
+        mask[index, :end] = row.mask
+        behaviour[index, :end] = np.where(row.mask, row.behaviour, 0.0)
+    advantage = np.array([[row.advantage] for row in rows], dtype=np.float32)
+    weight = np.array([[row.weight] for row in rows], dtype=np.float32)
+    shifted = mask[:, 1:]
+    return {
+        "input_ids": torch.from_numpy(tokens),
+        "attention_mask": torch.from_numpy(present),
+        "kind": torch.tensor([row.kind for row in rows], dtype=torch.int64),
+        "mask": torch.from_numpy(shifted.copy()),
+        "behaviour": torch.from_numpy(behaviour[:, 1:].copy()),
+        "advantages": torch.from_numpy(advantage * shifted),
+        "weights": torch.from_numpy(weight * shifted),
+    }

@@ -1,0 +1,200 @@
+"""The off-policy buffer: a pure state machine between the sample stream and the batches.
+
+``admit`` takes samples in stream order, ``close`` forms the batch of a round. No clock, no bus, no
+randomness: the same calls give the same batches (invariant I11).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from bus.messages import Role, RoundClosed, SampleReady
+from engine.config import RoleTraining
+from engine.lineage import Lineage, Version
+from engine.training.ledger import Ledger, LedgerState
+from engine.training.samples import age, fault, trained_tokens, versions
+
+ROLES: tuple[Role, ...] = ("agent", "designer")
+
+
+class Held(NamedTuple):
+    """A sample that waits: its stream ``sequence``, its number of trained ``tokens``, its versions."""
+
+    sequence: int
+    sample: SampleReady
+    tokens: int
+    versions: frozenset[Version]
+
+
+class Selection(NamedTuple):
+    """The batch of a round. ``ages`` are in optimiser steps, one a sample. ``dropped`` pairs a sample id
+    with its cause: every sample that reached a terminal state other than trained since the last one.
+    ``missing`` counts announced samples that never arrived."""
+
+    samples: tuple[SampleReady, ...]
+    ages: tuple[int, ...]
+    dropped: tuple[tuple[str, str], ...]
+    missing: int
+
+
+class BufferState(msgspec.Struct, frozen=True):
+    """What a checkpoint keeps. The samples stay in the stream: ``kept`` are (sequence, id)."""
+
+    ledger: LedgerState = LedgerState()
+    kept: tuple[tuple[int, str], ...] = ()
+    dropped: dict[str, str] = {}
+    arrived: dict[int, int] = {}
+    counts: dict[str, int] = {}
+
+
+class Buffer:
+    """Holds samples until their round closes.
+
+    ``vocabulary`` bounds the token ids, ``capacity`` the samples held of each role (beyond it the oldest
+    is dropped as ``quota``). A sample has exactly one terminal state: trained, or dropped as ``stale``,
+    ``quota``, ``late``, ``empty``, ``malformed`` or ``lost``. A repeated delivery changes nothing.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[Role, RoleTraining],
+        *,
+        vocabulary: int,
+        capacity: int = 65536,
+        state: BufferState | None = None,
+    ) -> None:
+        state = state or BufferState()
+        self._limits = limits
+        self._vocabulary = vocabulary
+        self._capacity = capacity
+        self._held: dict[Role, dict[str, Held]] = {role: {} for role in ROLES}
+        self._ledger = Ledger(state.ledger)
+        self._dropped = dict(state.dropped)
+        self._arrived = Counter(state.arrived)
+        self._counts = Counter(state.counts)
+
+    def admit(self, sequence: int, sample: SampleReady) -> str | None:
+        """Take one sample of the stream. Returns None when it is held, else the cause why not."""
+        held = self._held[sample.role]
+        known = sample.sample in held or sample.sample in self._dropped
+        cause: str | None = "duplicate" if known else self._ledger.verdict(sample.sample, sample.round)
+        if cause == "duplicate":
+            self._counts["duplicate"] += 1
+            return cause
+        self._arrived[sample.round] += 1
+        cause = cause or fault(sample, self._vocabulary)
+        if cause is not None:
+            self._drop(sample.sample, cause)
+            return cause
+        entry = Held(sequence, sample, trained_tokens(sample), versions(sample))
+        self._length("generated", entry)
+        held[sample.sample] = entry
+        if len(held) > self._capacity:
+            self._drop(self._oldest_first(sample.role)[0].sample.sample, "quota", sample.role)
+        return None
+
+    def restore(self, sequence: int, name: str, sample: SampleReady | None) -> None:
+        """Put back the sample ``name`` that a checkpoint kept; None when the stream lost it."""
+        if sample is None or sample.sample != name:
+            self._drop(name, "lost")
+        else:
+            entry = Held(sequence, sample, trained_tokens(sample), versions(sample))
+            self._held[sample.role][name] = entry
+
+    def closed(self, round_: int) -> bool:
+        """Whether the batch of ``round_`` was formed along this lineage."""
+        return self._ledger.closed(round_)
+
+    def close(self, message: RoundClosed, current: Version, lineage: Lineage) -> Selection:
+        """Form the batch of a round for the weights ``current``, oldest rounds first.
+
+        Samples of later rounds wait. Those older than ``max_staleness`` are dropped (I6), those over the
+        quota stay for a later round, or are dropped when the round is the final one.
+        Raises ValueError when the round is closed already.
+        """
+        if self.closed(message.round):
+            raise ValueError(f"round {message.round} is closed already")
+        announced = message.agent_samples + message.designer_samples
+        missing = max(0, announced - self._arrived.pop(message.round, 0))
+        chosen: list[tuple[Held, int]] = []
+        for role in ROLES:
+            chosen += self._choose(role, message, current, lineage)
+        for entry, _ in chosen:
+            del self._held[entry.sample.role][entry.sample.sample]
+            self._length("trained", entry)
+        dropped, self._dropped = tuple(self._dropped.items()), {}
+        trained = tuple(entry.sample for entry, _ in chosen)
+        self._counts["trained"] += len(trained)
+        self._ledger.close(message.round, [one.sample for one in trained] + [one for one, _ in dropped])
+        return Selection(trained, tuple(old for _, old in chosen), dropped, missing)
+
+    def oldest_sequence(self) -> int | None:
+        """Return the lowest stream sequence that is still needed, None when nothing is held."""
+        return min((entry.sequence for entry in self._all()), default=None)
+
+    def state(self) -> BufferState:
+        """Return what a checkpoint keeps."""
+        return BufferState(
+            self._ledger.state(),
+            tuple(sorted((entry.sequence, entry.sample.sample) for entry in self._all())),
+            dict(self._dropped),
+            dict(self._arrived),
+            dict(self._counts),
+        )
+
+    def statistics(self) -> dict[str, float]:
+        """Samples held a role, counts by cause, mean and histogram of trained lengths in tokens.
+
+        ``generated`` counts what was admitted, ``trained`` what was consumed: their difference is the
+        bias of discarding.
+        """
+        gauges = {f"held_{role}": float(len(self._held[role])) for role in ROLES}
+        gauges |= {name: float(count) for name, count in sorted(self._counts.items())}
+        for kind in ("generated", "trained"):
+            for role in ROLES:
+                samples = self._counts[f"{kind}_{role}_samples"]
+                tokens = self._counts[f"{kind}_{role}_tokens"]
+                gauges[f"{kind}_{role}_mean_tokens"] = tokens / samples if samples else 0.0
+        return gauges
+
+    def _choose(
+        self, role: Role, message: RoundClosed, current: Version, lineage: Lineage
+    ) -> list[tuple[Held, int]]:
+        limit = self._limits[role]
+        fresh: list[tuple[Held, int]] = []
+        for entry in self._oldest_first(role):
+            if entry.sample.round > message.round and not message.final:
+                break
+            old = age(entry.versions, current, lineage)
+            if old > limit.max_staleness:
+                self._drop(entry.sample.sample, "stale", role)
+            elif limit.quota and len(fresh) >= limit.quota:
+                if message.final:
+                    self._drop(entry.sample.sample, "quota", role)
+            else:
+                fresh.append((entry, old))
+        return fresh
+
+    def _oldest_first(self, role: Role) -> list[Held]:
+        # Ids are hashes: as a tie break they favour neither short nor early samples.
+        return sorted(self._held[role].values(), key=lambda entry: (entry.sample.round, entry.sample.sample))
+
+    def _all(self) -> Iterator[Held]:
+        for role in ROLES:
+            yield from self._held[role].values()
+
+    def _drop(self, sample: str, cause: str, role: Role | None = None) -> None:
+        if role is not None:
+            del self._held[role][sample]
+        self._dropped[sample] = cause
+        self._counts[f"dropped_{cause}"] += 1
+
+    def _length(self, kind: str, entry: Held) -> None:
+        role, tokens = entry.sample.role, entry.tokens
+        self._counts[f"{kind}_{role}_samples"] += 1
+        self._counts[f"{kind}_{role}_tokens"] += tokens
+        self._counts[f"{kind}_{role}_under_{1 << tokens.bit_length()}"] += 1

@@ -1,0 +1,75 @@
+"""Reading a sample off the wire: arrays, versions, faults. Pure numpy, no torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages import SampleReady, Segment
+from engine.lineage import Lineage, Version
+
+
+class Arrays(NamedTuple):
+    """One segment as arrays: ``tokens`` int32 (T,), ``mask`` bool (T,), ``logprobs`` float32 (T,)."""
+
+    tokens: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+
+
+def arrays(segment: Segment) -> Arrays:
+    """Decode the little-endian arrays of ``segment``. Raises ValueError when a length does not fit."""
+    tokens = np.frombuffer(segment.tokens, dtype="<i4")
+    mask = np.frombuffer(segment.mask, dtype="u1")
+    logprobs = np.frombuffer(segment.logprobs, dtype="<f4")
+    if not len(tokens) == len(mask) == len(logprobs):
+        raise ValueError(f"{len(tokens)} tokens, {len(mask)} mask bits, {len(logprobs)} log-probs")
+    return Arrays(tokens, mask.astype(np.bool_), logprobs)
+
+
+def versions(sample: SampleReady) -> frozenset[Version]:
+    """Return every policy version that sampled a token of ``sample`` (invariant I2)."""
+    return frozenset(Version.unpack(span.version) for segment in sample.segments for span in segment.spans)
+
+
+def age(sample_versions: frozenset[Version], current: Version, lineage: Lineage) -> int:
+    """Return the age in optimiser steps of the oldest token (invariant I6), 0 without any version."""
+    return max((lineage.age(current, version) for version in sample_versions), default=0)
+
+
+def trained_tokens(sample: SampleReady) -> int:
+    """Return how many tokens of ``sample`` carry a loss."""
+    return sum(segment.mask.count(1) for segment in sample.segments)
+
+
+def fault(sample: SampleReady, vocabulary: int) -> str | None:
+    """Return why ``sample`` cannot be trained on, or None.
+
+    ``"empty"`` has no sampled token. ``"malformed"`` has arrays of different lengths, a token outside
+    ``[0, vocabulary)``, a sampled first token (nothing predicts it), spans that do not cover exactly the
+    mask, or an advantage or log-prob that is not a finite number (log-probs at most 0).
+    """
+    if not np.isfinite(sample.advantage):
+        return "malformed"
+    for segment in sample.segments:
+        try:
+            tokens, mask, logprobs = arrays(segment)
+        except ValueError:
+            return "malformed"
+        covered = np.zeros(len(mask), dtype=np.int64)
+        for span in segment.spans:
+            if not 0 <= span.start < span.stop <= len(mask):
+                return "malformed"
+            covered[span.start : span.stop] += 1
+        sampled = logprobs[mask]
+        if (
+            (len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary))
+            or (len(mask) and mask[0])
+            or not np.array_equal(covered, mask.astype(np.int64))
+            or not np.isfinite(sampled).all()
+            or (sampled > 1e-3).any()
+        ):
+            return "malformed"
+    return None if trained_tokens(sample) else "empty"
