@@ -490,11 +490,13 @@ class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_fin
 
 
 class Control(Message, frozen=True, kw_only=True, tag="control.v1"):
-    """A command to all roles (core NATS, not stored; the last value also lies in the state bucket)."""
+    """A command to ``roles``, to all when empty (core NATS, not stored; the last value also lies in the
+    state bucket)."""
 
     stream: ClassVar[str] = ""
     command: Literal["drain", "pause", "resume"]
     reason: str = ""
+    roles: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -523,6 +525,27 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
         return f"hb.{self.role}.{self.instance}"
 
 
+class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
+    """A message that nobody could use, kept with its bytes. ``source`` is the stream it lay in,
+    ``subject`` its tail there, ``frame`` its bytes as stored, ``attempts`` how often it was delivered."""
+
+    stream: ClassVar[str] = "DLQ"
+    source: str
+    sequence: int
+    subject: str
+    reason: str
+    attempts: int
+    frame: bytes
+
+    @property
+    def key(self) -> str:
+        return f"dead:{self.source}:{self.sequence}"
+
+    @property
+    def tail(self) -> str:
+        return f"dlq.{self.source.lower()}"
+
+
 AnyMessage = (
     DesignTicket
     | HeldDesign
@@ -543,4 +566,5 @@ AnyMessage = (
     | EvaluationFinished
     | Control
     | Heartbeat
+    | DeadLetter
 )

@@ -256,7 +256,7 @@ def _learner(config: Config) -> Iterator[Problem]:
 
 def _evaluator(config: Config) -> Iterator[Problem]:
     evaluator = config.evaluator
-    yield from _least("evaluator.every", evaluator.every, 1)
+    yield from _least("evaluator.every", evaluator.every, 0)
     yield from _least("evaluator.temperature", evaluator.temperature, 0)
     names = [suite.name for suite in evaluator.suites]
     for index, suite in enumerate(evaluator.suites):

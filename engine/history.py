@@ -25,8 +25,9 @@ CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS policies (version INTEGER PRIMARY KEY, sequence INTEGER, at REAL, fence INTEGER,
     step INTEGER, uri TEXT, sha256 TEXT, size INTEGER);
 CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, sequence INTEGER, at REAL, round INTEGER,
-    fence INTEGER, step INTEGER, version INTEGER, trained INTEGER, agent_samples INTEGER, designer_samples INTEGER,
-    max_staleness INTEGER, mean_staleness REAL, dropped TEXT, metrics TEXT, seconds REAL, final INTEGER);
+    fence INTEGER, step INTEGER, version INTEGER, trained INTEGER, agent_samples INTEGER,
+    designer_samples INTEGER, max_staleness INTEGER, mean_staleness REAL, dropped TEXT, metrics TEXT,
+    seconds REAL, final INTEGER);
 CREATE TABLE IF NOT EXISTS servers (server TEXT PRIMARY KEY, epoch TEXT, url TEXT, version INTEGER,
     canary_error REAL, at REAL, lost TEXT);
 CREATE TABLE IF NOT EXISTS updates (id TEXT PRIMARY KEY, sequence INTEGER, at REAL, server TEXT, epoch TEXT,
@@ -59,7 +60,7 @@ CREATE TABLE IF NOT EXISTS gauges (role TEXT, instance TEXT, state TEXT, at REAL
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One message of the EVENT stream. ``at`` is when it was read, in seconds since the epoch."""
+    """One message of the EVENT stream. ``at`` is when its author made it, in seconds since the epoch."""
 
     sequence: int
     at: float

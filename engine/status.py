@@ -146,7 +146,7 @@ def complete(status: Status, suites: Sequence[str], *, servers: bool) -> bool:
     """Whether a run is over: the final batch is trained and everybody has seen its weights.
 
     Every server that is not lost serves the published version (when ``servers`` are part of the run), and
-    each of ``suites`` was evaluated at it.
+    each of ``suites`` was evaluated at its step.
     """
     if not status.final or status.packed_published is None:
         return False
@@ -154,7 +154,7 @@ def complete(status: Status, suites: Sequence[str], *, servers: bool) -> bool:
         serving = [server.packed for server in status.servers if server.lost is None]
         if not serving or any(packed != status.packed_published for packed in serving):
             return False
-    answered = {item.suite for item in status.evaluations if item.version == status.packed_published}
+    answered = {item.suite for item in status.evaluations if item.step == status.step}
     return answered.issuperset(suites)
 
 
@@ -241,7 +241,8 @@ def _token_rate(connection: sqlite3.Connection, now: float) -> float:
 def _recent_regret(connection: sqlite3.Connection) -> float | None:
     """Return the mean regret of the environments whose window closed last."""
     row = connection.execute(
-        "SELECT AVG(regret) FROM scores WHERE round = (SELECT MAX(round) FROM scores WHERE regret IS NOT NULL)"
+        "SELECT AVG(regret) FROM scores "
+        "WHERE round = (SELECT MAX(round) FROM scores WHERE regret IS NOT NULL)"
     ).fetchone()
     return None if row[0] is None else float(row[0])
 

@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import anyio
-import structlog
+from engine.context import RoleContext
 
-from bus import Bus
-from engine.config import Config
-
-
-@dataclass(frozen=True)
-class RoleContext:
-    """What a role is given. ``directory`` is the run directory, or a scratch one on another host.
-
-    ``shared`` holds what the roles of one process share (``"pool"``: InferencePool, ``"sandbox"``:
-    SandboxPool), built by the supervisor before the roles start.
-    """
-
-    config: Config
-    bus: Bus
-    directory: Path
-    instance: str
-    log: structlog.stdlib.BoundLogger
-    draining: anyio.Event = field(default_factory=anyio.Event)
-    shared: Mapping[str, Any] = field(default_factory=dict)
+__all__ = ["Role", "RoleContext"]
 
 
 class Role(ABC):
