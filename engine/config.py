@@ -168,7 +168,8 @@ class Curriculum(Table, frozen=True, kw_only=True):
 
 
 class Reward(Table, frozen=True, kw_only=True):
-    """The designer's reward (architecture section 5)."""
+    """The designer's reward (architecture section 5). ``reference_parity`` takes the formulas of the public
+    implementation with all their edge cases, for comparison."""
 
     variant: Literal["blend", "regret", "solve_rate", "learning_potential", "micro_lp", "frontier"] = "blend"
     plateau_weight: float = 0.6
@@ -185,6 +186,7 @@ class Reward(Table, frozen=True, kw_only=True):
     degenerate_reward: float = 0.0
     fast_decay: float = 0.98
     slow_decay: float = 0.85
+    reference_parity: bool = False
 
 
 class RoleTraining(Table, frozen=True, kw_only=True):

@@ -1,0 +1,241 @@
+"""Credit for what was played: advantages of a group, of a cohort, and the summary of a round. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Literal, NamedTuple
+
+from bus.messages import Arm, EnvironmentScored, RoundClosed, RoundSummary, stable_id
+from engine.config import Config, Reward
+from roles.scorer import plan
+from roles.scorer.advantages import agent_label, designer_labels, normalise
+from roles.scorer.rewards import (
+    BROKEN_SHARE,
+    CORRECTED,
+    REFERENCE,
+    Evidence,
+    Tracker,
+    plateau,
+    raw_rewards,
+)
+from roles.scorer.state import Cohort, Design, Graded, Held, Play, PublishGroup, Status, Tally
+from roles.scorer.window import Statistics, Window, measure
+
+_BINS = 10
+
+
+class Group(NamedTuple):
+    """Plays of one design, round and arm."""
+
+    design: Design
+    arm: Arm
+    plays: Sequence[Play]
+
+
+def grade(config: Config, round_: int, groups: Sequence[Group], tally: Tally) -> list[PublishGroup]:
+    """Return the samples of finished ``groups`` and count them in ``tally``.
+
+    Plays without an outcome have left their group. Groups whose returns do not differ are counted, not
+    sent. Truncated plays count in their group's mean; with ``agent.truncated = "mask"`` they are not sent.
+    """
+    settings, run = config.learner.agent, config.run.name
+    names = [stable_id("group", run, g.design.design, round_, g.arm) for g in groups]
+    finished = [[(i, play) for i, play in enumerate(g.plays) if play.status is Status.DONE] for g in groups]
+    returns = [play.returned for plays in finished for _, play in plays]
+    labels = [
+        agent_label(name, group.design.skill, group.arm, settings)
+        for name, group, plays in zip(names, groups, finished, strict=True)
+        for _ in plays
+    ]
+    advantages = iter(normalise(returns, labels, settings))
+    commands = []
+    for name, group, plays in zip(names, groups, finished, strict=True):
+        values = [next(advantages) for _ in plays]
+        tally.plays += len(plays)
+        tally.groups += bool(plays)
+        tally.flat += bool(plays) and not any(values)
+        if group.arm == "plain":
+            tally.graded += sum(value != 0.0 for value in values)
+        if any(values):
+            weight = config.learner.hinted_weight if group.arm == "hinted" else 1.0
+            graded = tuple(
+                Graded(_sample(run, group, round_, index), play.sequence, play.returned, value * weight)
+                for (index, play), value in zip(plays, values, strict=True)
+                if not (play.truncated and config.agent.truncated == "mask")
+            )
+            tally.agent_samples += len(graded)
+            commands.append(PublishGroup(round_, group.design.skill, name, graded))
+    return commands
+
+
+def _sample(run: str, group: Group, round_: int, index: int) -> str:
+    return stable_id("sample", run, group.design.design, round_, group.arm, index)
+
+
+def window_of(design: Design, first: int) -> Window:
+    """Return the outcomes of a design whose window opened in round ``first``."""
+
+    def returns(plays: Sequence[Play]) -> dict[int, float]:
+        return {i: play.returned for i, play in enumerate(plays) if play.status is Status.DONE}
+
+    opening = design.rounds.get(first)
+    return Window(
+        first=first,
+        plain={number: returns(plays.plain) for number, plays in design.rounds.items()},
+        hinted=returns(opening.hinted) if opening else {},
+        env_failures=sum(play.env_failed for plays in design.rounds.values() for play in plays.plain),
+    )
+
+
+def settle(
+    config: Config, tracker: Tracker, cohort: Cohort, designs: Sequence[Design], round_: int
+) -> tuple[list[EnvironmentScored], list[Held]]:
+    """Close the window of ``cohort`` in ``round_``: score its designs, give credit to their tokens.
+
+    Invalid attempts are part of their skill's mean under ``designer.invalid = "penalise"``. A design that
+    was never played has no reward and is not trained. Moves the moving averages of ``tracker``.
+    """
+    settings = config.reward
+    windows = [window_of(design, cohort.opens) for design in designs]
+    found = [
+        measure(window, plan.seed(config.run.seed, design.design, "bootstrap"))
+        for design, window in zip(designs, windows, strict=True)
+    ]
+    evidence = [_evidence(*item) for item in zip(designs, windows, found, strict=True)]
+    rules = REFERENCE if settings.reference_parity else CORRECTED
+    rewards = raw_rewards(evidence, settings, tracker, rules)
+    entries = [
+        (design.design, design.attempt, design.skill, True, reward)
+        for design, reward in zip(designs, rewards, strict=True)
+        if reward is not None
+    ]
+    if config.designer.invalid == "penalise":
+        entries += [(name, n, skill, False, settings.invalid_reward) for name, n, skill in cohort.rejected]
+    labels = designer_labels([entry[2] for entry in entries], config.learner.designer)
+    advantages = normalise([entry[4] for entry in entries], labels, config.learner.designer)
+    held = [
+        Held(name, attempt, cohort.number, skill, valid, reward, advantage, cohort.due)
+        for (name, attempt, skill, valid, reward), advantage in zip(entries, advantages, strict=True)
+    ]
+    credit = {item.design: item for item in held if item.valid}
+    scored = [
+        _scored(config, design, statistics, proof.broken, credit.get(design.design), round_)
+        for design, statistics, proof in zip(designs, found, evidence, strict=True)
+    ]
+    return scored, held
+
+
+def _evidence(design: Design, window: Window, statistics: Statistics) -> Evidence:
+    crashing = statistics.plays > 0 and window.env_failures > BROKEN_SHARE * statistics.plays
+    return Evidence(
+        skill=design.skill,
+        rounds=window.by_round,
+        hinted=statistics.hinted,
+        regret=statistics.regret,
+        broken=design.degenerate or crashing,
+    )
+
+
+def _scored(
+    config: Config, design: Design, found: Statistics, broken: bool, credit: Held | None, round_: int
+) -> EnvironmentScored:
+    settings = config.reward
+    return EnvironmentScored(
+        design=design.design,
+        cohort=design.cohort,
+        environment=design.environment,
+        skill=design.skill,
+        document=design.document,
+        round=round_,
+        plays=found.plays,
+        hinted_plays=found.hinted_plays,
+        win=found.win,
+        win_low=found.win_low,
+        win_high=found.win_high,
+        hinted=found.hinted,
+        regret=found.regret,
+        regret_low=found.regret_low,
+        regret_high=found.regret_high,
+        plateau=plateau(found.win, settings.low, settings.high, settings.ramp) if found.plays else 0.0,
+        reward=credit.reward if credit else 0.0,
+        advantage=credit.advantage if credit else 0.0,
+        state=_state(settings, found, broken),
+        difficulty=design.difficulty,
+        family=design.family,
+    )
+
+
+def _state(
+    settings: Reward, found: Statistics, broken: bool
+) -> Literal["fresh", "frontier", "mastered", "intractable", "degenerate"]:
+    """Mastered and intractable are where the plateau has fallen to zero; fresh was never played."""
+    if broken:
+        return "degenerate"
+    if found.plays == 0:
+        return "fresh"
+    if found.win >= settings.high + settings.ramp:
+        return "mastered"
+    return "intractable" if found.win <= settings.low - settings.ramp else "frontier"
+
+
+def close(round_: int, tally: Tally, held: Sequence[Held], *, final: bool = False) -> RoundClosed:
+    """Return the message that closes a round."""
+    return RoundClosed(
+        round=round_,
+        plays=tally.plays,
+        designs=len(held),
+        agent_samples=tally.agent_samples,
+        designer_samples=len(held),
+        zero_variance_groups=tally.flat,
+        groups=tally.groups,
+        final=final,
+    )
+
+
+def summarise(
+    config: Config,
+    round_: int,
+    tally: Tally,
+    designs: Iterable[Design],
+    opening: Sequence[Cohort],
+    scored: Sequence[EnvironmentScored],
+) -> RoundSummary:
+    """Return what the round looked like. ``opening`` cohorts had their first round now."""
+    active = [(design, design.rounds[round_]) for design in designs if round_ in design.rounds]
+    plain = [_returns(plays.plain) for _, plays in active]
+    wins = [fmean(values) for values in plain if values]
+    every = [value for values in plain for value in values]
+    hinted = [value for _, plays in active for value in _returns(plays.hinted)]
+    levels = [design.difficulty for design, _ in active if design.difficulty is not None]
+    histogram = [0] * _BINS
+    for win in wins:
+        histogram[min(_BINS - 1, max(0, int(win * _BINS)))] += 1
+    failures = dict(tally.failures)
+    for cohort in opening:
+        for kind, count in cohort.failed.items():
+            failures[f"design_{kind}"] = failures.get(f"design_{kind}", 0) + count
+    rewards = [item.reward for item in scored if item.plays]
+    in_band = [config.reward.low <= win <= config.reward.high for win in wins]
+    return RoundSummary(
+        round=round_,
+        environments=len(active),
+        accepted=sum(len(cohort.designs) - sum(cohort.failed.values()) for cohort in opening),
+        rejected=sum(cohort.refused for cohort in opening),
+        plain=_mean(every),
+        hinted=_mean(hinted),
+        in_band=_mean(in_band),
+        gradient_share=tally.graded / len(every) if every else None,
+        difficulty=_mean(levels),
+        failures=failures,
+        win_histogram=tuple(histogram),
+        reward=_mean(rewards),
+    )
+
+
+def _returns(plays: Sequence[Play]) -> list[float]:
+    return [play.returned for play in plays if play.status is Status.DONE]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

@@ -1,0 +1,99 @@
+"""Geometry of the curriculum: which cohort lives when, which skill a slot has, which seeds are played.
+
+Everything here is arithmetic on the recipe, so two hosts agree without talking.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bus.messages import stable_id
+from engine.config import Config, Curriculum
+from engine.errors import ConfigError
+
+_SEED_BITS = 31
+
+
+class Life(NamedTuple):
+    """The rounds of one cohort, counted from the first round of its segment.
+
+    It is played in rounds ``opens .. last``; its designer samples belong to the batch of round ``due``.
+    """
+
+    opens: int
+    last: int
+    due: int
+    size: int
+
+
+def life(settings: Curriculum, index: int) -> Life:
+    """Return the life of the ``index``-th cohort of a segment (a run, or one extension of it).
+
+    ``epoch``: all environments together, every R rounds. ``rolling``: cohort i retires after round i, so
+    the first R cohorts share the opening round and live 1..R rounds; their windows are the tails of windows
+    that opened before the start, and ``due`` counts from there (k - R rounds after the window's end).
+    """
+    window, extra = settings.rounds_per_window, settings.delay - settings.rounds_per_window
+    if settings.schedule == "epoch":
+        opens = index * window
+        return Life(opens, opens + window - 1, opens + window + extra, settings.environments)
+    base, more = divmod(settings.environments, window)
+    size = base + (1 if index % window < more else 0)
+    return Life(max(0, index - window + 1), index, index + 1 + extra, size)
+
+
+def skills(config: Config, cohort: int, size: int) -> list[str]:
+    """Return the skill of every slot of a cohort.
+
+    Cohort c uses ``skills_per_cohort`` consecutive skills starting at c * s mod n, slot i the (i mod s)-th
+    of them (reference spec 1.3). With all skills active the start moves by the cohort's size instead, and s
+    never exceeds the size, so that no skill is starved by cohorts smaller than the list.
+    """
+    names = config.designer.skills
+    count = config.designer.skills_per_cohort
+    if 0 < count < len(names):
+        count = min(count, max(size, 1))
+        start = cohort * count
+    else:
+        count, start = len(names), cohort * size
+    return [names[(start + slot % count) % len(names)] for slot in range(size)]
+
+
+def seed(run_seed: int, *parts: object) -> int:
+    """Return a seed in [0, 2**31) that depends on the run's seed and ``parts`` only."""
+    digits = stable_id("seed", run_seed, *parts).rpartition("-")[2]
+    return int(digits, 16) & ((1 << _SEED_BITS) - 1)
+
+
+def check(config: Config) -> None:
+    """Refuse a recipe under which the loop could not turn or would train nothing. Raises ConfigError."""
+    c, learner = config.curriculum, config.learner
+    _require(c.rounds_per_window >= 1, "curriculum.rounds_per_window must be at least 1")
+    _require(
+        c.delay >= c.rounds_per_window,
+        f"curriculum.delay (k = {c.delay}) is smaller than rounds_per_window (R = {c.rounds_per_window})",
+        "The reward of a design is known when its window closes: use k >= R.",
+    )
+    _require(c.environments >= 1 and c.plays_per_round >= 1, "curriculum needs an environment and a play")
+    _require(
+        min(c.hinted_plays, c.lead, c.design_ahead, c.reissues) >= 0,
+        "curriculum.hinted_plays, lead, design_ahead and reissues must not be negative",
+    )
+    _require(bool(config.designer.skills), "designer.skills is empty")
+    _require(config.run.steps >= 0, "run.steps must not be negative")
+    oldest = c.delay + c.design_ahead + c.lead
+    _require(
+        learner.designer.max_staleness >= oldest,
+        f"learner.designer.max_staleness = {learner.designer.max_staleness} drops every design",
+        f"Designer tokens are delay + design_ahead + lead = {oldest} versions old when they are trained.",
+    )
+    _require(
+        learner.agent.max_staleness >= c.lead,
+        f"learner.agent.max_staleness = {learner.agent.max_staleness} is smaller than curriculum.lead",
+        f"Agent tokens may be {c.lead} versions old when they are trained.",
+    )
+
+
+def _require(holds: bool, what: str, remedy: str = "") -> None:
+    if not holds:
+        raise ConfigError(what, where="curriculum", remedy=remedy)

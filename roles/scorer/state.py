@@ -1,0 +1,178 @@
+"""What the curriculum remembers, and what it may ask the shell to do. Plain data, msgpack both ways."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal
+
+import msgspec
+
+from bus.messages import Arm, Message
+from roles.scorer.progress import Progress
+from roles.scorer.rewards import Tracker
+
+
+class Status(IntEnum):
+    """Where a play stands: asked for, with an outcome, or without one for good."""
+
+    PENDING = 0
+    DONE = 1
+    LOST = 2
+
+
+class Play(msgspec.Struct, array_like=True):
+    """One play. ``sequence`` is where its outcome lies in EVENT; ``attempt`` counts re-issues."""
+
+    attempt: int = 0
+    status: Status = Status.PENDING
+    sequence: int = 0
+    returned: float = 0.0
+    truncated: bool = False
+    env_failed: bool = False
+
+
+class Plays(msgspec.Struct, array_like=True):
+    """The plays of one design in one round, by index."""
+
+    plain: list[Play]
+    hinted: list[Play]
+
+    def arm(self, arm: Arm) -> list[Play]:
+        """Return the plays of one arm."""
+        return self.plain if arm == "plain" else self.hinted
+
+
+class Design(msgspec.Struct, kw_only=True):
+    """One ticket and what became of it; ``rounds`` holds the plays issued so far."""
+
+    design: str
+    cohort: int
+    slot: int
+    skill: str
+    status: Literal["asked", "ready", "failed"] = "asked"
+    attempt: int = 0
+    environment: str = ""
+    source: str = ""
+    hint: str | None = None
+    document: str = ""
+    degenerate: bool = False
+    difficulty: float | None = None
+    family: str | None = None
+    rounds: dict[int, Plays] = {}
+
+
+class Cohort(msgspec.Struct, kw_only=True):
+    """Designs that share a window: rounds ``opens .. last``; trained with the batch of round ``due``.
+
+    ``rejected`` holds (design, attempt, skill) of invalid attempts that will be trained, ``refused`` counts
+    all of them, ``asked`` counts open tickets and ``failed`` closed ones without an environment, by kind.
+    """
+
+    number: int
+    opens: int
+    last: int
+    due: int
+    asked: int
+    designs: list[str]
+    rejected: list[tuple[str, int, str]] = []
+    refused: int = 0
+    failed: dict[str, int] = {}
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """A designer sample with its credit: tail ``design.<cohort>.<design>-<attempt>`` in DESIGN."""
+
+    design: str
+    attempt: int
+    cohort: int
+    skill: str
+    valid: bool
+    reward: float
+    advantage: float
+    due: int
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """Counts of one open round. ``pending`` plays have no outcome yet, ``graded`` have an advantage."""
+
+    pending: int = 0
+    plays: int = 0
+    graded: int = 0
+    groups: int = 0
+    flat: int = 0
+    agent_samples: int = 0
+    failures: dict[str, int] = {}
+
+
+class State(msgspec.Struct, kw_only=True):
+    """All of the curriculum. ``position`` is the last EVENT sequence taken in.
+
+    A run that was finished and then extended consists of segments: ``flushed`` holds the number of rounds
+    with plays at the end of each finished one, ``first`` is the current one's first round,
+    ``first_cohort`` its first cohort. Rounds ``<= admitted`` may be played, rounds ``<= closed`` are done.
+    ``purges`` maps a round to the cohorts whose held designs are not needed once it is trained.
+    """
+
+    position: int = 0
+    flushed: list[int] = []
+    first: int = 0
+    first_cohort: int = 0
+    next_cohort: int = 0
+    admitted: int = -1
+    closed: int = -1
+    designs: dict[str, Design] = {}
+    cohorts: dict[int, Cohort] = {}
+    held: list[Held] = []
+    purges: dict[int, list[int]] = {}
+    tallies: dict[int, Tally] = {}
+    progress: Progress = msgspec.field(default_factory=Progress)
+    tracker: Tracker = msgspec.field(default_factory=Tracker)
+    reissued: int = 0
+    late: int = 0
+
+
+class Publish(msgspec.Struct, frozen=True):
+    """Publish this message as it is."""
+
+    message: Message
+
+
+class Graded(msgspec.Struct, frozen=True):
+    """One play to train on; its segments are in the EVENT message at ``sequence``."""
+
+    sample: str
+    sequence: int
+    reward: float
+    advantage: float
+
+
+class PublishGroup(msgspec.Struct, frozen=True):
+    """Publish agent samples of one group."""
+
+    round: int
+    skill: str
+    group: str
+    plays: tuple[Graded, ...]
+
+
+class PublishDesigns(msgspec.Struct, frozen=True):
+    """Publish designer samples into the batch of ``round``; ``samples`` are their ids."""
+
+    round: int
+    held: tuple[Held, ...]
+    samples: tuple[str, ...]
+
+
+class PurgeHeld(msgspec.Struct, frozen=True):
+    """Drop held designs: ``tail`` is a subject of DESIGN, possibly with wildcards."""
+
+    tail: str
+
+
+class MarkFlushed(msgspec.Struct, frozen=True):
+    """Record, before the last batch goes out, that a segment ended after ``steps`` rounds with plays."""
+
+    steps: tuple[int, ...]
+
+
+Command = Publish | PublishGroup | PublishDesigns | PurgeHeld | MarkFlushed

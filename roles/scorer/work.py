@@ -1,0 +1,77 @@
+"""The work that the curriculum asks for, as messages. Pure: ids and seeds follow from the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bus.messages import Arm, DesignTicket, EpisodeRequest, Message, stable_id
+from engine.config import Config
+from roles.scorer import plan
+from roles.scorer.state import Design, Play, Plays, State, Status
+
+ARMS: tuple[Arm, Arm] = ("plain", "hinted")
+
+
+def ticket(config: Config, design: Design, opens: int) -> DesignTicket:
+    """Return the ticket of ``design``, whose window opens in round ``opens``."""
+    return DesignTicket(
+        design=design.design,
+        cohort=design.cohort,
+        slot=design.slot,
+        skill=design.skill,
+        seed=plan.seed(config.run.seed, design.design),
+        attempts=config.designer.attempts,
+        target=config.designer.target,
+        round=opens,
+    )
+
+
+def episode(config: Config, design: str, round_: int, arm: str, index: int, attempt: int) -> str:
+    """Return the id of one attempt at one play."""
+    return stable_id("episode", config.run.name, design, round_, arm, index, attempt)
+
+
+def request(
+    config: Config, design: Design, round_: int, arm: Arm, index: int, attempt: int
+) -> EpisodeRequest:
+    """Return the request of one play. Nothing in it but ``arm``, ``hint`` and the id knows the arm (I4)."""
+    return EpisodeRequest(
+        episode=episode(config, design.design, round_, arm, index, attempt),
+        design=design.design,
+        environment=design.environment,
+        skill=design.skill,
+        arm=arm,
+        round=round_,
+        index=index,
+        seed=plan.seed(config.run.seed, design.design, round_, index),
+        source=design.source,
+        hint=design.hint if arm == "hinted" else None,
+        max_turns=config.agent.max_turns,
+    )
+
+
+def requests(config: Config, design: Design, round_: int) -> Iterator[EpisodeRequest]:
+    """Yield the requests of the pending plays of a round, the arms of a pair next to each other."""
+    plays = design.rounds[round_]
+    for index in range(max(len(plays.plain), len(plays.hinted))):
+        for arm in ARMS:
+            if index < len(plays.arm(arm)) and plays.arm(arm)[index].status is Status.PENDING:
+                yield request(config, design, round_, arm, index, plays.arm(arm)[index].attempt)
+
+
+def new_plays(config: Config, design: Design, *, opening: bool) -> Plays:
+    """Return the plays of a design in one round: hinted ones in the window's first round, with a hint."""
+    settings = config.curriculum
+    hinted = settings.hinted_plays if opening and design.hint is not None else 0
+    return Plays([Play() for _ in range(settings.plays_per_round)], [Play() for _ in range(hinted)])
+
+
+def outstanding(config: Config, state: State) -> list[Message]:
+    """Return all tickets and requests that have no outcome yet, equal to those first published."""
+    work: list[Message] = []
+    for design in state.designs.values():
+        if design.status == "asked":
+            work.append(ticket(config, design, state.cohorts[design.cohort].opens))
+        for round_ in design.rounds:
+            work += requests(config, design, round_)
+    return work

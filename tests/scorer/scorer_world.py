@@ -1,0 +1,389 @@
+"""A scripted world around the curriculum: designers, agents, a learner and servers without any task.
+
+It answers commands with events in an order drawn from a generator, and holds what the curriculum said, so
+that saying something else under the same name is caught.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from bus.messages import (
+    BatchTrained,
+    DesignFailed,
+    DesignRejected,
+    DesignTicket,
+    EnvironmentReady,
+    EnvironmentScored,
+    EpisodeFailed,
+    EpisodeFinished,
+    EpisodeRequest,
+    Message,
+    PolicyPublished,
+    RoundClosed,
+    RoundSummary,
+    ServerLost,
+    ServerServing,
+)
+from engine.config import Config
+from engine.lineage import Version
+from roles.scorer.curriculum import Curriculum
+from roles.scorer.state import (
+    Command,
+    Held,
+    MarkFlushed,
+    Publish,
+    PublishDesigns,
+    PublishGroup,
+    PurgeHeld,
+)
+
+
+def config(
+    *,
+    steps: int = 6,
+    curriculum: dict[str, Any] | None = None,
+    reward: dict[str, Any] | None = None,
+    learner: dict[str, Any] | None = None,
+    designer: dict[str, Any] | None = None,
+    agent: dict[str, Any] | None = None,
+) -> Config:
+    """Return a small recipe with the given values in its tables."""
+    small = {"environments": 4, "rounds_per_window": 2, "delay": 2, "plays_per_round": 2, "hinted_plays": 2}
+    bounds = {
+        "designer": {"max_staleness": 64, "normalise": "centre", "scope": "skill"},
+        "agent": {"max_staleness": 64},
+    }
+    return msgspec.convert(
+        {
+            "run": {"name": "test", "steps": steps},
+            "model": {"path": "none"},
+            "curriculum": small | (curriculum or {}),
+            "reward": reward or {},
+            "learner": bounds | (learner or {}),
+            "designer": {"skills": ["Logic", "Optimization"]} | (designer or {}),
+            "agent": agent or {},
+        },
+        Config,
+    )
+
+
+def name_of(command: Command) -> str:
+    """Return what identifies a command: the same name must always say the same."""
+    match command:
+        case Publish(message):
+            return message.key
+        case PublishGroup():
+            return f"group:{command.group}"
+        case PublishDesigns():
+            return f"designs:{command.round}"
+        case PurgeHeld(tail):
+            return f"purge:{tail}"
+        case MarkFlushed(steps):
+            return f"flushed:{len(steps)}"
+    raise AssertionError(command)
+
+
+@dataclass
+class Chances:
+    """How often things go wrong."""
+
+    rejected: float = 0.2
+    design_failed: float = 0.1
+    no_hint: float = 0.1
+    degenerate: float = 0.1
+    infra: float = 0.1
+    quarantined: float = 0.03
+    duplicate: float = 0.1
+    env: float = 0.05
+    refork: float = 0.03
+    server_lost: float = 0.03
+
+
+QUIET = Chances(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass
+class World:
+    """``log`` is EVENT: (sequence, message). ``said`` maps the name of a command to the command."""
+
+    config: Config
+    random: random.Random
+    chances: Chances = field(default_factory=Chances)
+    servers: int = 1
+    log: list[tuple[int, Message]] = field(default_factory=list)
+    said: dict[str, Command] = field(default_factory=dict)
+    given: dict[int, list[Command]] = field(default_factory=dict)
+    tickets: dict[str, DesignTicket] = field(default_factory=dict)
+    requests: dict[str, EpisodeRequest] = field(default_factory=dict)
+    closed: list[RoundClosed] = field(default_factory=list)
+    scored: dict[str, EnvironmentScored] = field(default_factory=dict)
+    summaries: dict[int, RoundSummary] = field(default_factory=dict)
+    groups: dict[str, PublishGroup] = field(default_factory=dict)
+    designs: dict[str, tuple[int, Held]] = field(default_factory=dict)
+    requested: list[EpisodeRequest] = field(default_factory=list)
+    flushed: tuple[int, ...] = ()
+    purged: list[str] = field(default_factory=list)
+    trained: int = 0
+    version: Version = field(default_factory=lambda: Version(1, 0))
+    serving: dict[str, Version] = field(default_factory=dict)
+    epochs: int = 0
+
+    def execute(self, commands: Iterable[Command]) -> None:
+        """Carry out commands as the shell would; repeating one is harmless, contradicting it is not."""
+        for command in commands:
+            name = name_of(command)
+            if name in self.said:
+                assert self.said[name] == command, name
+                continue
+            self.said[name] = command
+            match command:
+                case Publish(message):
+                    self._store(message)
+                case PublishGroup():
+                    self.groups[command.group] = command
+                case PublishDesigns():
+                    for sample, held in zip(command.samples, command.held, strict=True):
+                        assert sample not in self.designs
+                        self.designs[sample] = (command.round, held)
+                case PurgeHeld(tail):
+                    self.purged.append(tail)
+                case MarkFlushed(steps):
+                    self.flushed = steps
+
+    def _store(self, message: Message) -> None:
+        match message:
+            case DesignTicket():
+                self.tickets[message.design] = message
+            case EpisodeRequest():
+                self.requests[message.episode] = message
+                self.requested.append(message)
+            case RoundClosed():
+                assert message.round == len(self.closed), "rounds close in order, once"
+                self.closed.append(message)
+            case EnvironmentScored():
+                self.scored[message.design] = message
+            case RoundSummary():
+                self.summaries[message.round] = message
+            case _:
+                raise AssertionError(message)
+
+    def tell(self, machine: Curriculum, message: Message) -> None:
+        """Append an event to the log, feed it, carry out the answer."""
+        sequence = len(self.log) + 1
+        self.log.append((sequence, message))
+        commands = machine.apply(sequence, message)
+        self.given[sequence] = commands
+        self.execute(commands)
+
+    def begin(self, machine: Curriculum) -> None:
+        """Start the machine, the learner and the servers."""
+        self.execute(machine.start())
+        self.tell(machine, published(self.version))
+        for number in range(self.servers):
+            self.serve(machine, f"s{number}")
+
+    def serve(self, machine: Curriculum, server: str) -> None:
+        """Let a server answer with the learner's newest version."""
+        self.serving[server] = self.version
+        self.tell(machine, serving(server, self.version, f"e{self.epochs}"))
+
+    def actions(self) -> list[Callable[[Curriculum], None]]:
+        """Return what could happen next."""
+        result: list[Callable[[Curriculum], None]] = [
+            *(partial(self.design, ticket=ticket) for ticket in self.tickets.values()),
+            *(partial(self.play, request=request) for request in self.requests.values()),
+        ]
+        if self.trained < len(self.closed):
+            result.append(self.train)
+        stale = [server for server, version in self.serving.items() if version != self.version]
+        return result + [partial(self.serve, server=server) for server in stale]
+
+    def run(self, machine: Curriculum, *, limit: int = 100_000) -> None:
+        """Let things happen until nothing is left to do, or ``limit`` things have happened."""
+        for _ in range(limit):
+            actions = self.actions()
+            if not actions:
+                return
+            self.random.choice(actions)(machine)
+            if self.log and self.random.random() < self.chances.duplicate:
+                self.tell(machine, self.random.choice(self.log)[1])
+                self._resync(machine)
+
+    def _resync(self, machine: Curriculum) -> None:
+        """A repeated announcement may be old news: servers say again what they really answer with."""
+        last = self.log[-1][1]
+        if isinstance(last, ServerServing | ServerLost):
+            for server in list(self.serving):
+                self.serve(machine, server)
+
+    def design(self, machine: Curriculum, ticket: DesignTicket) -> None:
+        """Answer a ticket, perhaps after refused attempts."""
+        del self.tickets[ticket.design]
+        attempt = 0
+        while attempt < ticket.attempts and self.random.random() < self.chances.rejected:
+            self.tell(machine, rejected(ticket, attempt))
+            attempt += 1
+        if attempt == ticket.attempts or self.random.random() < self.chances.design_failed:
+            self.tell(machine, failed(ticket, attempt))
+            return
+        hint = None if self.random.random() < self.chances.no_hint else "look left"
+        degenerate = self.random.random() < self.chances.degenerate
+        self.tell(machine, ready(ticket, attempt=attempt, hint=hint, degenerate=degenerate))
+
+    def play(self, machine: Curriculum, request: EpisodeRequest) -> None:
+        """Play an episode, or fail to."""
+        del self.requests[request.episode]
+        draw = self.random.random()
+        if draw < self.chances.infra:
+            self.tell(machine, lost(request, "infra"))
+        elif draw < self.chances.infra + self.chances.quarantined:
+            self.tell(machine, lost(request, "quarantined"))
+        elif draw < self.chances.infra + self.chances.quarantined + self.chances.env:
+            self.tell(machine, finished(request, -1.0, failure="env"))
+        else:
+            self.tell(machine, finished(request, float(self.random.random() < 0.5)))
+
+    def train(self, machine: Curriculum) -> None:
+        """Train the next closed round, or crash and go back to the checkpoint of an earlier one."""
+        if self.trained and self.random.random() < self.chances.refork:
+            self.version = Version(self.version.fence + 1, max(0, self.version.step - 1))
+            self.trained -= 1
+            self.tell(machine, published(self.version))
+            return
+        batch = self.closed[self.trained]
+        self.version = Version(self.version.fence, self.version.step + 1)
+        self.trained += 1
+        self.tell(machine, published(self.version))
+        self.tell(machine, trained(batch.round, self.version, final=batch.final))
+        if self.random.random() < self.chances.server_lost:
+            server = self.random.choice(list(self.serving))
+            self.tell(machine, ServerLost(server=server, epoch=f"e{self.epochs}", reason="gone"))
+            self.epochs += 1
+            for name in list(self.serving):
+                self.serve(machine, name)
+
+
+def published(version: Version) -> PolicyPublished:
+    return PolicyPublished(
+        version=version.pack(),
+        step=version.step,
+        uri="",
+        sha256="",
+        size=0,
+        canary_tokens=b"",
+        canary_logprobs=b"",
+    )
+
+
+def serving(server: str, version: Version, epoch: str = "e0") -> ServerServing:
+    return ServerServing(
+        server=server,
+        epoch=epoch,
+        url="http://127.0.0.1:1",
+        version=version.pack(),
+        canary_error=0.0,
+        seconds=0.0,
+    )
+
+
+def trained(round_: int, version: Version, *, final: bool = False) -> BatchTrained:
+    return BatchTrained(
+        round=round_,
+        step=version.step,
+        version=version.pack(),
+        trained=(),
+        dropped=(),
+        agent_samples=0,
+        designer_samples=0,
+        max_staleness=0,
+        mean_staleness=0.0,
+        metrics={},
+        seconds=0.0,
+        final=final,
+    )
+
+
+def ready(
+    ticket: DesignTicket, *, attempt: int = 0, hint: str | None = "look left", degenerate: bool = False
+) -> EnvironmentReady:
+    return EnvironmentReady(
+        design=ticket.design,
+        cohort=ticket.cohort,
+        slot=ticket.slot,
+        attempt=attempt,
+        skill=ticket.skill,
+        environment=f"sha-{ticket.design}",
+        source="class TestEnv: ...",
+        hint=hint,
+        document="",
+        title="t",
+        trivial_win_rate=0.0,
+        degenerate=degenerate,
+        difficulty=2.0,
+    )
+
+
+def rejected(ticket: DesignTicket, attempt: int) -> DesignRejected:
+    return DesignRejected(
+        design=ticket.design,
+        cohort=ticket.cohort,
+        attempt=attempt,
+        skill=ticket.skill,
+        rung="syntax",
+        reason="no",
+        source="",
+        document="",
+    )
+
+
+def failed(ticket: DesignTicket, attempts: int) -> DesignFailed:
+    return DesignFailed(
+        design=ticket.design,
+        cohort=ticket.cohort,
+        skill=ticket.skill,
+        attempts=attempts,
+        failure="policy",
+        reason="no",
+    )
+
+
+def finished(
+    request: EpisodeRequest, returned: float, *, failure: Any = None, outcome: Any = "terminated"
+) -> EpisodeFinished:
+    return EpisodeFinished(
+        episode=request.episode,
+        design=request.design,
+        environment=request.environment,
+        skill=request.skill,
+        arm=request.arm,
+        round=request.round,
+        index=request.index,
+        seed=request.seed,
+        returned=returned,
+        outcome=outcome,
+        failure=failure,
+        reason="",
+        turns=1,
+        segments=(),
+        transcript=(),
+        seconds=0.0,
+    )
+
+
+def lost(request: EpisodeRequest, failure: Any) -> EpisodeFailed:
+    return EpisodeFailed(
+        episode=request.episode,
+        design=request.design,
+        arm=request.arm,
+        round=request.round,
+        index=request.index,
+        failure=failure,
+        reason="",
+    )
