@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from bus import Bus, Delivery
-from engine.inference.completion import InferenceUnavailable
+from engine.inference.completion import InferenceError
 from sandbox import InfraFailure
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from engine.inference.tokens import ChatTokens
     from roles.base import RoleContext
 
-INFRASTRUCTURE = (InferenceUnavailable, InfraFailure)
+# A refused request counts too: asked again, another server or a newer one may take it.
+INFRASTRUCTURE = (InferenceError, InfraFailure)
 ATTEMPTS = 5
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 30.0

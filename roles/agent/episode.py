@@ -122,11 +122,11 @@ def terminal_return(reward: float) -> float:
 
 @dataclass
 class _Context:
-    """What the model has in front of it: ids so far, and the messages behind them for a rewrite."""
+    """What the model has in front of it (``segments``), and the (role, content) pairs behind it."""
 
-    ids: list[int]
-    messages: list[str]
-    segments: SegmentBuilder = field(default_factory=SegmentBuilder)
+    segments: SegmentBuilder
+    messages: list[tuple[str, str]]
+    last_token: int = -1
     transcript: list[Turn] = field(default_factory=list)
 
 
@@ -139,7 +139,7 @@ class Player:
     async def play(self, request: EpisodeRequest) -> Played:
         """Play ``request`` to its end.
 
-        Raises the infrastructure errors of the pool and of the sandbox (``InferenceUnavailable``,
+        Raises the infrastructure errors of the pool and of the sandbox (``InferenceError``,
         ``InfraFailure``) and ``EnvQuarantined``; every other fault is an outcome.
         """
         started = time.monotonic()
@@ -166,16 +166,15 @@ class Player:
     def _open(self, request: EpisodeRequest, observation: str) -> _Context:
         hint = request.hint if request.arm == "hinted" else None
         content = prompts.render(f"play_{self.rules.prompt}", observation=observation, hint=hint)
-        ids = list(self._chat.first(content))
-        context = _Context(ids=ids, messages=[content])
-        context.segments.prompt(ids)
-        return context
+        segments = SegmentBuilder()
+        segments.prompt(self._chat.first(content))
+        return _Context(segments=segments, messages=[("user", content)])
 
     async def _turns(self, request: EpisodeRequest, instance: Instance, context: _Context) -> Ending:
         for turn in range(min(request.max_turns, self.rules.max_turns)):
             if turn:
                 self._append(context)
-            room = self.rules.context_tokens - len(context.ids)
+            room = self.rules.context_tokens - len(context.segments)
             if room <= 0:
                 if turn == 0:
                     return Ending("failed", "env", "the first observation does not fit the context")
@@ -193,19 +192,19 @@ class Player:
         if sampling.max_tokens > room:
             sampling = msgspec.structs.replace(sampling, max_tokens=room)
         completion = await self._pool.generate(
-            context.ids,
+            context.segments.context,
             sampling=sampling,
             seed=sampling_seed(request.episode, turn),
             key=request.episode,
             stop_token_ids=self._chat.stop_token_ids,
         )
         context.segments.completion(completion)
-        context.ids.extend(completion.tokens)
+        context.last_token = completion.tokens[-1] if completion.tokens else -1
         return self._chat.decode(completion.tokens), completion.finish
 
     async def _act(self, instance: Instance, context: _Context, reply: str, finish: str) -> Ending | None:
         """Carry out ``reply``; return the ending, or None when the play goes on."""
-        seen = context.messages[-1]
+        seen = context.messages[-1][1]
         action = None if finish == "length" else find_action(reply)
         if action is None:
             context.transcript.append(Turn(seen, reply, "", 0.0))
@@ -222,18 +221,20 @@ class Player:
             return Ending("terminated", returned=terminal_return(result.reward))
         if result.truncated:
             return Ending("truncated", None, "the environment cut the play")
-        context.messages += [reply, result.observation]
+        context.messages += [("assistant", reply), ("user", result.observation)]
         return None
 
     def _append(self, context: _Context) -> None:
-        bridge = self._chat.bridge(context.messages[-1])
+        bridge = self._chat.bridge(context.messages[-1][1])
         if bridge is None:
             # The template rewrites history: what the model sees next is not adjacent to what it saw.
-            context.ids = list(self._chat.render(context.messages))
-            context.segments.rewrite(context.ids)
-        else:
-            context.ids.extend(bridge)
-            context.segments.prompt(bridge)
+            context.segments.rewrite(self._chat.render(context.messages))
+            return
+        close = self._chat.close()
+        if context.last_token not in close:
+            # The reply ended with another stop token than the one the template ends a turn with.
+            context.segments.prompt(close)
+        context.segments.prompt(bridge)
 
 
 def _env_failure(error: EnvFailure) -> Ending:

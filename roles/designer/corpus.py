@@ -3,7 +3,7 @@
 A source is a line of the recipe (``designer.corpus``):
 
 ``""``                no documents (the no-corpus ablation)
-``seeds:``            the documents of the seed families (nano)
+``seeds:``            the documents of the seed families (nano); ``seeds:a,b`` names families
 ``jsonl:PATH``        one object a line, text in ``text`` or ``orig_doc``, optional ``id`` and ``skill``
 ``dir:PATH``          every text file below a directory
 ``pydoc:a,b.c``       the documentation of Python modules and of what they export
@@ -53,10 +53,11 @@ class _Line(msgspec.Struct):
     skill: str = ""
 
 
-def _seeds(_: str) -> Iterator[Document]:
+def _seeds(argument: str) -> Iterator[Document]:
     from engine import seeds
 
-    yield from (Document(item.id, item.text, item.skill) for item in seeds.documents())
+    names = [name.strip() for name in argument.split(",") if name.strip()]
+    yield from (Document(item.id, item.text, item.skill) for item in seeds.documents(names))
 
 
 def _jsonl(argument: str) -> Iterator[Document]:

@@ -62,7 +62,10 @@ class Designer(Role):
     async def run(self) -> None:
         config = self.config.designer
         chat = await chat_tokens(self.context)
-        documents = await anyio.to_thread.run_sync(load, config.corpus)
+        source = config.corpus
+        if source == "seeds:":
+            source += ",".join(self.config.warmstart.families)
+        documents = await anyio.to_thread.run_sync(load, source)
         self._documents = len(documents)
         self._corpus = Corpus(documents, limit=config.corpus_tokens, tokens=chat)
         self._equip(chat)
@@ -245,7 +248,7 @@ class Designer(Role):
             return None, None
         from engine import seeds
 
-        found = seeds.classify(source)
+        found = seeds.classify(source, self.config.warmstart.families)
         return (found[0], float(found[1])) if found else (None, None)
 
     def _is_duplicate(self, cohort: int, environment: str) -> bool:

@@ -35,6 +35,10 @@ class Agenda:
         elif isinstance(fact, BatchTrained) and fact.final:
             self._final = Version.unpack(fact.version)
 
+    def knows(self, fact: EvaluationFinished) -> bool:
+        """Whether this suite was already played at this step."""
+        return fact.step in self._done.get(fact.suite, ())
+
     @property
     def serving(self) -> Version | None:
         """The version that every known server has reached, None without a server."""

@@ -10,6 +10,7 @@ import anyio
 import msgspec
 
 from bus.messages import EvaluationFinished
+from engine.lineage import Version
 from roles.agent.episode import Player, Rules
 from roles.base import Role, RoleContext
 from roles.evaluator.agenda import Agenda
@@ -94,7 +95,7 @@ class Evaluator(Role):
                 await news.wait()
                 continue
             fact = await self._evaluate(*due)
-            if fact is None:
+            if fact is None or self._agenda.knows(fact):
                 fruitless += 1
                 await anyio.sleep(back_off(fruitless))
                 continue
@@ -117,7 +118,8 @@ class Evaluator(Role):
         total = score(results, serving.pack() if serving else 0)
         return EvaluationFinished(
             suite=suite,
-            step=step,
+            # Who answered knows better than who announced: a server may have gone back to older weights.
+            step=min(step, Version.unpack(total.low).step),
             version=total.low,
             version_high=total.high,
             episodes=total.episodes,

@@ -11,8 +11,6 @@ from engine.config import Config, Suite
 from engine.errors import ConfigError
 from roles.work import sampling_seed
 
-_LEVELS = ("easy", "mid", "hard")
-
 
 class Item(NamedTuple):
     """One held-out episode and the family it counts for."""
@@ -29,7 +27,7 @@ def load_suite(suite: Suite, config: Config) -> list[Item]:
     evaluation of a run plays the same ones. Raises ConfigError for an unknown or empty source.
     """
     scheme, _, argument = suite.source.partition(":")
-    if scheme == "seeds" and argument in _LEVELS:
+    if scheme == "seeds":
         return _generated(suite, config, argument)
     if scheme == "dir" and argument:
         return _directory(suite, config, Path(argument))
@@ -43,9 +41,10 @@ def load_suite(suite: Suite, config: Config) -> list[Item]:
 def _generated(suite: Suite, config: Config, level: str) -> list[Item]:
     from engine import seeds
 
+    held = seeds.held_out(level, suite.episodes, config.run.seed, config.warmstart.families)
     return [
-        _item(suite, index, source=held.source, seed=held.seed, family=held.family, turns=held.max_turns)
-        for index, held in enumerate(seeds.held_out(level, suite.episodes, config.run.seed))
+        _item(suite, index, source=one.source, seed=one.seed, family=one.family, turns=one.max_turns)
+        for index, one in enumerate(held)
     ]
 
 

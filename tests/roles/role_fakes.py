@@ -1,0 +1,192 @@
+"""Fakes for the roles' tests: a character tokenizer, a scripted policy, a sandbox in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import structlog
+
+from bus import MemoryBus
+from bus.messages import Span
+from engine.config import Agent, Config, Designer, Evaluator, Model, Run, Sampling, Suite
+from engine.inference.completion import Completion
+from roles.base import RoleContext
+from sandbox import EnvError
+
+START, USER, STOP, OTHER_STOP = 1, 2, 3, 4
+_OFFSET = 10
+
+
+class FakeChat:
+    """One token a character; a turn is USER text, a reply ends with STOP."""
+
+    stop_token_ids = (STOP, OTHER_STOP)
+
+    def __init__(self, *, rewrites: bool = False) -> None:
+        self._rewrites = rewrites
+
+    def encode(self, text: str) -> list[int]:
+        return [_OFFSET + ord(letter) for letter in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(token - _OFFSET) for token in ids if token >= _OFFSET)
+
+    def first(self, content: str, system: str | None = None) -> list[int]:
+        return [START, USER, *self.encode(content)]
+
+    def bridge(self, observation: str) -> list[int] | None:
+        return None if self._rewrites else [USER, *self.encode(observation)]
+
+    def close(self) -> list[int]:
+        return [] if self._rewrites else [STOP]
+
+    def render(self, chat: Sequence[tuple[str, str]]) -> list[int]:
+        """Like ``first`` and bridges, but earlier replies are left out."""
+        turns = [(USER, *self.encode(text)) for role, text in chat if role == "user"]
+        return [START, *(token for turn in turns for token in turn)]
+
+
+Script = Callable[[str, int], str | Exception]
+
+
+class FakePool:
+    """Answers with ``script(visible text, call number)``; remembers the prompts it was given."""
+
+    def __init__(self, script: Script, *, version: int = 0) -> None:
+        self.script, self.version = script, version
+        self.calls: list[dict[str, Any]] = []
+        self.busy = self.most_busy = 0
+        self.gate: anyio.Event | None = None
+        self.stop = STOP
+        self._chat = FakeChat()
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        sampling: Sampling,
+        seed: int | None,
+        key: str,
+        stop_token_ids: Sequence[int],
+        deadline: float | None = None,
+    ) -> Completion:
+        self.busy += 1
+        self.most_busy = max(self.busy, self.most_busy)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            await anyio.lowlevel.checkpoint()
+            return self._answer(prompt, sampling, seed, key)
+        finally:
+            self.busy -= 1
+
+    def _answer(self, prompt: Sequence[int], sampling: Sampling, seed: int | None, key: str) -> Completion:
+        self.calls.append({"prompt": list(prompt), "sampling": sampling, "seed": seed, "key": key})
+        answer = self.script(self._chat.decode(prompt), len(self.calls) - 1)
+        if isinstance(answer, Exception):
+            raise answer
+        tokens = [*self._chat.encode(answer), self.stop][: sampling.max_tokens]
+        return Completion(
+            tokens=tokens,
+            logprobs=[-0.25] * len(tokens),
+            spans=(Span(self.version, 0, len(tokens)),),
+            finish="stop" if tokens[-1:] == [self.stop] else "length",
+        )
+
+
+class FakeResult(msgspec.Struct):
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class FakeInstance:
+    def __init__(self, program: Any, first: str) -> None:
+        self._program, self.first, self.closed = program, first, False
+
+    async def step(self, action: str) -> FakeResult:
+        await anyio.lowlevel.checkpoint()
+        with program_errors():
+            return FakeResult(*self._program.step(action))
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeSandbox:
+    """Runs trusted test programs in this process; ``fault`` is raised by the next spawns instead."""
+
+    def __init__(self) -> None:
+        self.instances: list[FakeInstance] = []
+        self.faults: list[Exception] = []
+
+    async def spawn(
+        self, source: str, *, kwargs: dict[str, Any] | None = None, seed: int = 0, reset_seed: int = 0
+    ) -> FakeInstance:
+        await anyio.lowlevel.checkpoint()
+        if self.faults:
+            raise self.faults.pop(0)
+        with program_errors():
+            names: dict[str, Any] = {}
+            exec(source, names)
+            program = next(value for name, value in names.items() if name.endswith("Env"))()
+            first = program.reset(seed=reset_seed)
+        self.instances.append(FakeInstance(program, first if isinstance(first, str) else first[0]))
+        return self.instances[-1]
+
+
+@contextlib.contextmanager
+def program_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise EnvError(type(error).__name__, str(error)) from error
+
+
+COUNTER = '''
+class CounterEnv:
+    """Won by saying the number of the turn, three times."""
+    def reset(self, seed):
+        self.turn, self.start = 0, seed % 5
+        return f"count from {self.start}"
+    def step(self, action):
+        right = int(action) == self.start + self.turn
+        self.turn += 1
+        if not right:
+            return "wrong", 0.0, True, False, {}
+        done = self.turn == 3
+        return f"turn {self.turn}", float(done), done, False, {}
+'''
+
+
+def make_config(**tables: Any) -> Config:
+    return Config(
+        run=tables.pop("run", Run(name="test", drain_seconds=2.0)),
+        model=tables.pop("model", Model(path="", max_model_len=16_384)),
+        agent=tables.pop(
+            "agent", Agent(concurrency=8, sampling=Sampling(max_tokens=64), context_tokens=16_384)
+        ),
+        designer=tables.pop("designer", Designer(attempts=2, sampling=Sampling(max_tokens=4096))),
+        evaluator=tables.pop(
+            "evaluator", Evaluator(every=10, suites=(Suite(name="s", source="dir:x", episodes=4),))
+        ),
+        **tables,
+    )
+
+
+def make_context(bus: MemoryBus, config: Config, directory: Path, **shared: Any) -> RoleContext:
+    return RoleContext(
+        config=config,
+        bus=bus,
+        directory=directory,
+        instance="test-0",
+        log=structlog.get_logger(),
+        shared={"chat": FakeChat(), **shared},
+    )

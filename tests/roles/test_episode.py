@@ -1,0 +1,270 @@
+"""The turn loop: paired arms, outcomes, budgets, and what the segments say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from role_fakes import COUNTER, OTHER_STOP, STOP, USER, FakeChat, FakePool, FakeSandbox
+
+from bus.messages import EpisodeRequest, Segment
+from engine.config import Sampling
+from engine.inference.completion import InferenceUnavailable
+from engine.lineage import Version
+from roles.agent.episode import Player, Rules, terminal_return
+from sandbox import EnvCrashed, EnvMemory, EnvQuarantined, EnvTimeout, EnvViolation, SandboxUnavailable
+
+HINT = "say the start, then one more each turn"
+
+
+def make_request(**fields: Any) -> EpisodeRequest:
+    values: dict[str, Any] = {
+        "episode": "ep1",
+        "design": "d1",
+        "environment": "e1",
+        "skill": "Logic",
+        "arm": "plain",
+        "round": 0,
+        "index": 0,
+        "seed": 7,
+        "source": COUNTER,
+        "hint": None,
+        "max_turns": 10,
+        **fields,
+    }
+    return EpisodeRequest(**values)
+
+
+def rules(**fields: Any) -> Rules:
+    values: dict[str, Any] = {
+        "sampling": Sampling(max_tokens=64),
+        "max_turns": 10,
+        "context_tokens": 8192,
+        "prompt": "full",
+        **fields,
+    }
+    return Rules(**values)
+
+
+def counting(_: str, call: int) -> str:
+    return f"I say \\boxed{{{2 + call}}}"
+
+
+def make_player(
+    script: Any = counting, *, sandbox: FakeSandbox | None = None, chat: FakeChat | None = None, **fields: Any
+):
+    pool = FakePool(script, version=Version(0, 4).pack())
+    return Player(pool, sandbox or FakeSandbox(), chat or FakeChat(), rules(**fields)), pool
+
+
+def arrays(segment: Segment) -> tuple[list[int], list[int], list[float]]:
+    return (
+        np.frombuffer(segment.tokens, "<i4").tolist(),
+        np.frombuffer(segment.mask, np.uint8).tolist(),
+        np.frombuffer(segment.logprobs, "<f4").tolist(),
+    )
+
+
+async def test_a_play_that_is_won() -> None:
+    sandbox = FakeSandbox()
+    player, pool = make_player(sandbox=sandbox)
+    played = await player.play(make_request())
+    assert played.ending == ("terminated", None, "", 1.0)
+    assert [turn.action for turn in played.transcript] == ["2", "3", "4"]
+    assert [turn.reward for turn in played.transcript] == [0.0, 0.0, 1.0]
+    assert [turn.observation for turn in played.transcript][1:] == ["turn 1", "turn 2"]
+    assert "count from 2" in played.transcript[0].observation
+    assert played.versions == (Version(0, 4).pack(),) * 2
+    assert [instance.closed for instance in sandbox.instances] == [True]
+    assert {call["key"] for call in pool.calls} == {"ep1"}
+    assert len({call["seed"] for call in pool.calls}) == 3
+
+
+async def test_the_segment_is_what_the_model_saw_and_said() -> None:
+    player, pool = make_player()
+    played = await player.play(make_request())
+    (segment,) = played.segments
+    tokens, mask, logprobs = arrays(segment)
+    last = pool.calls[-1]["prompt"]
+    assert tokens[: len(last)] == last
+    for call, turn in zip(pool.calls, played.transcript, strict=True):
+        start = len(call["prompt"])
+        reply = [*FakeChat().encode(turn.reply), STOP]
+        assert tokens[: start + len(reply)] == call["prompt"] + reply
+        assert mask[start : start + len(reply)] == [1] * len(reply)
+    assert sum(mask) == sum(len(turn.reply) + 1 for turn in played.transcript)
+    assert all((value == -0.25) == bool(masked) for value, masked in zip(logprobs, mask, strict=True))
+    covered = [position for span in segment.spans for position in range(span.start, span.stop)]
+    assert covered == [position for position, masked in enumerate(mask) if masked]
+    assert mask[-1] == 1
+
+
+async def test_arms_differ_in_the_hint_of_the_first_observation_and_in_nothing_else() -> None:
+    (plain_player, plain), (hinted_player, hinted) = make_player(), make_player()
+    await plain_player.play(make_request())
+    await hinted_player.play(make_request(arm="hinted", hint=HINT))
+    assert len(plain.calls) == len(hinted.calls) == 3
+    line = FakeChat().encode(f"HINT: {HINT}")
+    for one, other in zip(plain.calls, hinted.calls, strict=True):
+        before, after = one["prompt"], other["prompt"]
+        at = next(index for index in range(len(after)) if after[index : index + len(line)] == line)
+        rest = after[:at] + after[at + len(line) :]
+        blank = FakeChat().encode("\n\n")
+        assert rest[at : at + 2] == blank
+        assert rest[:at] + rest[at + 2 :] == before
+        assert one["sampling"] == other["sampling"]
+
+
+async def test_a_plain_play_never_shows_the_hint_of_its_request() -> None:
+    player, pool = make_player()
+    await player.play(make_request(arm="plain", hint=HINT))
+    reference, calls = make_player()
+    await reference.play(make_request())
+    assert [call["prompt"] for call in pool.calls] == [call["prompt"] for call in calls.calls]
+
+
+async def test_the_same_episode_asks_with_the_same_seeds() -> None:
+    (one, first), (two, second) = make_player(), make_player()
+    await one.play(make_request())
+    await two.play(make_request())
+    other, third = make_player()
+    await other.play(make_request(episode="ep2"))
+    assert [call["seed"] for call in first.calls] == [call["seed"] for call in second.calls]
+    assert not {call["seed"] for call in first.calls} & {call["seed"] for call in third.calls}
+
+
+async def test_a_template_that_rewrites_history_opens_segments() -> None:
+    player, pool = make_player(chat=FakeChat(rewrites=True))
+    played = await player.play(make_request())
+    assert played.ending.returned == 1.0
+    assert len(played.segments) == 3
+    for segment, call, turn in zip(played.segments, pool.calls, played.transcript, strict=True):
+        tokens, mask, _ = arrays(segment)
+        reply = [*FakeChat().encode(turn.reply), STOP]
+        assert tokens == call["prompt"] + reply
+        assert mask == [0] * len(call["prompt"]) + [1] * len(reply)
+    assert pool.calls[2]["prompt"].count(USER) == 3
+
+
+async def test_a_turn_that_another_stop_token_ended_is_closed_as_the_template_does() -> None:
+    player, pool = make_player()
+    pool.stop = OTHER_STOP
+    played = await player.play(make_request())
+    start, reply = len(pool.calls[0]["prompt"]), len(played.transcript[0].reply)
+    assert pool.calls[1]["prompt"][start + reply : start + reply + 3] == [OTHER_STOP, STOP, USER]
+    _, mask, _ = arrays(played.segments[0])
+    assert mask[start + reply : start + reply + 3] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("script", "fields", "ending"),
+    [
+        (lambda *_: "no idea", {}, ("failed", "policy", "no action in the reply", 0.0)),
+        (lambda *_: "\\boxed{2", {}, ("failed", "policy", "no action in the reply", 0.0)),
+        (lambda *_: "\\boxed{x}", {}, ("failed", "env")),
+        (lambda *_: "\\boxed{9}", {}, ("terminated", None, "", 0.0)),
+        (
+            lambda *_: "x" * 70 + "\\boxed{2}",
+            {},
+            ("truncated", "policy", "reply cut at its length limit", 0.0),
+        ),
+        (counting, {"max_turns": 2}, ("truncated", "policy", "turn budget spent", 0.0)),
+        (counting, {"context_tokens": 10}, ("failed", "env")),
+    ],
+)
+async def test_endings(script: Any, fields: dict[str, Any], ending: tuple[Any, ...]) -> None:
+    sandbox = FakeSandbox()
+    player, _ = make_player(script, sandbox=sandbox, **fields)
+    played = await player.play(make_request())
+    assert tuple(played.ending)[: len(ending)] == ending
+    assert played.ending.returned == 0.0
+    assert sandbox.instances[-1].closed
+
+
+async def test_the_request_bounds_the_turns_too() -> None:
+    player, pool = make_player()
+    played = await player.play(make_request(max_turns=1))
+    assert played.ending.reason == "turn budget spent"
+    assert len(pool.calls) == 1
+
+
+async def test_context_runs_out_in_the_middle() -> None:
+    probe, seen = make_player()
+    await probe.play(make_request())
+    second = len(seen.calls[1]["prompt"])
+    player, pool = make_player(context_tokens=second)
+    played = await player.play(make_request())
+    assert played.ending == ("truncated", "policy", "context full", 0.0)
+    assert len(played.transcript) == 1
+    assert len(pool.calls) == 1
+    _, mask, _ = arrays(played.segments[0])
+    assert mask[-1] == 1
+    player, pool = make_player(context_tokens=second + 5)
+    played = await player.play(make_request())
+    assert played.ending.reason == "reply cut at its length limit"
+    assert pool.calls[1]["sampling"].max_tokens == 5
+
+
+async def test_an_environment_that_cuts_the_play_is_no_failure() -> None:
+    reset, step = "def reset(self, seed): return 'go'", "def step(self, a): return 'x', 1.0, False, True, {}"
+    source = f"class AEnv:\n {reset}\n {step}"
+    player, _ = make_player()
+    played = await player.play(make_request(source=source))
+    assert tuple(played.ending)[:2] == ("truncated", None)
+    assert played.ending.returned == 0.0
+
+
+@pytest.mark.parametrize("source", ["class AEnv:\n def reset(self, seed): return 1 / 0", "syntax error here"])
+async def test_a_program_that_does_not_start_has_a_defined_value(source: str) -> None:
+    player, pool = make_player()
+    played = await player.play(make_request(source=source))
+    assert tuple(played.ending)[:2] == ("failed", "env")
+    assert (played.segments, played.transcript, played.versions, pool.calls) == ((), (), None, [])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [EnvTimeout("cpu", 2.0), EnvCrashed(signal=9), EnvViolation("x"), EnvMemory("x")],
+    ids=lambda fault: type(fault).__name__,
+)
+async def test_what_the_program_does_is_its_outcome(fault: Exception) -> None:
+    sandbox = FakeSandbox()
+    sandbox.faults.append(fault)
+    player, _ = make_player(sandbox=sandbox)
+    played = await player.play(make_request())
+    assert tuple(played.ending)[:2] == ("failed", "env")
+    assert type(fault).__name__ in played.ending.reason
+
+
+@pytest.mark.parametrize("fault", [SandboxUnavailable("gone"), EnvQuarantined("strikes")])
+async def test_infrastructure_and_quarantine_are_no_outcome(fault: Exception) -> None:
+    sandbox = FakeSandbox()
+    sandbox.faults.append(fault)
+    player, _ = make_player(sandbox=sandbox)
+    with pytest.raises(type(fault)):
+        await player.play(make_request())
+
+
+async def test_an_inference_fault_closes_the_instance() -> None:
+    sandbox = FakeSandbox()
+    player, _ = make_player(lambda *_: InferenceUnavailable("gone"), sandbox=sandbox)
+    with pytest.raises(InferenceUnavailable):
+        await player.play(make_request())
+    assert sandbox.instances[0].closed
+
+
+async def test_masked_truncations_carry_no_segments() -> None:
+    player, _ = make_player(max_turns=2)
+    played = await player.play(make_request())
+    assert played.finished(make_request(), mask_truncated=True).segments == ()
+    assert len(played.finished(make_request()).segments) == 1
+    won, _ = make_player()
+    kept = (await won.play(make_request())).finished(make_request(), mask_truncated=True)
+    assert len(kept.segments) == 1
+    assert (kept.returned, kept.outcome, kept.turns) == (1.0, "terminated", 3)
+
+
+@pytest.mark.parametrize(("reward", "value"), [(0.3, 0.3), (7.0, 1.0), (-3.0, -1.0), (float("nan"), 0.0)])
+def test_terminal_return(reward: float, value: float) -> None:
+    assert terminal_return(reward) == value

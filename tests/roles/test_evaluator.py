@@ -1,0 +1,210 @@
+"""The evaluator role on the bus."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
+from test_agenda import serving, trained
+
+from bus import MemoryBus
+from bus.messages import EvaluationFinished
+from engine.config import Agent, Sampling, Suite
+from engine.config import Evaluator as EvaluatorConfig
+from engine.errors import ConfigError
+from engine.inference.completion import InferenceUnavailable
+from engine.lineage import Version
+from roles import work
+from roles.evaluator.role import Evaluator
+from roles.evaluator.suites import load_suite
+from sandbox import SandboxUnavailable
+
+GUESS = """
+class GuessEnv:
+    def reset(self, seed):
+        return "say 1"
+    def step(self, action):
+        return "over", float(action == "1"), True, False, {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
+
+
+def guessing(text: str, call: int) -> str:
+    """Right on the guess programs, wrong on the counters."""
+    return "\\boxed{1}" if "say 1" in text else "\\boxed{99}"
+
+
+class Stage:
+    """An evaluator at work on two programs (one always won, one never), its bus and its fakes."""
+
+    def __init__(
+        self, tmp_path: Path, *, bus: MemoryBus | None = None, script: Any = guessing, **tables: Any
+    ) -> None:
+        programs = tmp_path / "programs"
+        programs.mkdir(exist_ok=True)
+        (programs / "counter.py").write_text(COUNTER)
+        (programs / "guess.py").write_text(GUESS)
+        suite = Suite(name="both", source=f"dir:{programs}", episodes=8)
+        self.bus = bus or MemoryBus(run="test", role="server", instance="s0")
+        self.pool, self.sandbox = FakePool(script), FakeSandbox()
+        self.config = make_config(
+            evaluator=EvaluatorConfig(**{"every": 10, "suites": (suite,), **tables}),
+            agent=Agent(concurrency=4, sampling=Sampling(max_tokens=32), context_tokens=8192),
+        )
+        self.context = make_context(
+            self.bus.peer("evaluator", "v0"), self.config, tmp_path, pool=self.pool, sandbox=self.sandbox
+        )
+        self.evaluator = Evaluator(self.context)
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.evaluator.run)
+            yield
+            self.context.draining.set()
+
+    async def facts(self, count: int) -> list[EvaluationFinished]:
+        found: list[EvaluationFinished] = []
+        with anyio.fail_after(10):
+            async with self.bus.follow("EVENT", tails=("event.evaluator.finished",)) as records:
+                async for record in records:
+                    assert isinstance(record.message, EvaluationFinished)
+                    found.append(record.message)
+                    if len(found) == count:
+                        return found
+        raise AssertionError("the stream ended")
+
+
+async def test_a_suite_is_played_at_the_step_that_is_served(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.at_work():
+        await stage.bus.publish(serving(0))
+        (fact,) = await stage.facts(1)
+    assert (fact.suite, fact.step, fact.episodes) == ("both", 0, 8)
+    assert fact.win == 0.5
+    assert fact.stderr == pytest.approx(math.sqrt(8 * 0.25 / 7 / 8))
+    assert fact.by_family == {"counter": 0.0, "guess": 1.0}
+    assert (fact.version, fact.version_high) == (0, 0)
+    assert stage.pool.most_busy <= 2
+    assert {call["sampling"].max_tokens for call in stage.pool.calls} == {32}
+    assert all("HINT" not in stage.pool._chat.decode(call["prompt"]) for call in stage.pool.calls)
+
+
+async def test_it_uses_its_own_temperature(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, temperature=0.5)
+    async with stage.at_work():
+        await stage.bus.publish(serving(0))
+        await stage.facts(1)
+    assert {call["sampling"].temperature for call in stage.pool.calls} == {0.5}
+
+
+async def test_every_tenth_step_and_the_last_each_once(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.at_work():
+        for count, step in enumerate((0, 10, 20), start=1):
+            stage.pool.version = step
+            await stage.bus.publish(serving(step))
+            await stage.facts(count)
+        stage.pool.version = 23
+        await stage.bus.publish(serving(23))
+        await stage.bus.publish(trained(23, final=True))
+        facts = await stage.facts(4)
+    assert [fact.step for fact in facts] == [0, 10, 20, 23]
+    assert len(stage.pool.calls) == 4 * 8
+
+
+async def test_an_evaluation_is_not_repeated_by_the_next_life(tmp_path: Path) -> None:
+    first = Stage(tmp_path)
+    async with first.at_work():
+        await first.bus.publish(serving(0))
+        await first.facts(1)
+    second = Stage(tmp_path, bus=first.bus)
+    second.pool.version = 10
+    async with second.at_work():
+        await second.bus.publish(serving(10))
+        facts = await second.facts(2)
+    assert [fact.step for fact in facts] == [0, 10]
+    assert len(second.pool.calls) == 8
+
+
+async def test_new_weights_in_the_middle_are_recorded(tmp_path: Path) -> None:
+    low, high = Version(1, 10).pack(), Version(1, 11).pack()
+    stage = Stage(tmp_path)
+
+    def swapping(text: str, call: int) -> str:
+        stage.pool.version = low if call < 3 else high
+        return guessing(text, call)
+
+    stage.pool.script = swapping
+    async with stage.at_work():
+        await stage.bus.publish(serving(10, fence=1))
+        (fact,) = await stage.facts(1)
+    assert (fact.step, fact.version, fact.version_high) == (10, low, high)
+
+
+async def test_older_weights_than_announced_are_named_by_their_step(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.pool.version = Version(1, 7).pack()
+    async with stage.at_work():
+        await stage.bus.publish(serving(20))
+        (fact,) = await stage.facts(1)
+    assert (fact.step, fact.version) == (7, Version(1, 7).pack())
+
+
+async def test_infrastructure_faults_are_tried_again(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.sandbox.faults += [SandboxUnavailable("gone")] * 3
+    failing = iter([True, True])
+    stage.pool.script = lambda text, call: (
+        InferenceUnavailable("x") if next(failing, False) else guessing(text, call)
+    )
+    async with stage.at_work():
+        await stage.bus.publish(serving(0))
+        (fact,) = await stage.facts(1)
+    assert (fact.episodes, fact.win) == (8, 0.5)
+
+
+async def test_a_drain_ends_an_evaluation_without_a_result(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.pool.gate = anyio.Event()
+    async with stage.at_work():
+        await stage.bus.publish(serving(0))
+        with anyio.fail_after(5):
+            while not stage.pool.busy:
+                await anyio.lowlevel.checkpoint()
+    assert [record async for record in stage.bus.replay("EVENT", tails=("event.evaluator.>",))] == []
+    assert all(instance.closed for instance in stage.sandbox.instances)
+
+
+def test_suites_are_the_same_at_every_evaluation(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    (suite,) = stage.config.evaluator.suites
+    items = load_suite(suite, stage.config)
+    assert items == load_suite(suite, stage.config)
+    assert len({item.request.episode for item in items}) == 8
+    assert len({(item.family, item.request.seed) for item in items}) == 8
+    assert all(item.request.arm == "plain" for item in items)
+
+
+def test_generated_suites() -> None:
+    suite = Suite(name="mid", source="seeds:mid", episodes=12)
+    items = load_suite(suite, make_config())
+    assert len(items) == 12
+    assert len({item.family for item in items}) > 1
+    assert items == load_suite(suite, make_config())
+
+
+@pytest.mark.parametrize("source", ["seeds:impossible", "ftp:x", "dir:", "dir:/no/such/place"])
+def test_unknown_suites_are_refused(source: str) -> None:
+    with pytest.raises(ConfigError):
+        load_suite(Suite(name="x", source=source), make_config())
