@@ -159,9 +159,12 @@ def complete(status: Status, suites: Sequence[str], *, servers: bool) -> bool:
 
 
 def surviving(connection: sqlite3.Connection, tree: Lineage) -> list[dict[str, Any]]:
-    """Return the batches on the path to the current weights, in the order of their steps."""
+    """Return the batches on the path to the current weights, one a round, in their order.
+
+    A learner that resumes announces its last batch again under its new version: the last word counts.
+    """
     rows = _rows(connection, "SELECT * FROM batches ORDER BY round, sequence")
-    return [row for row in rows if tree.survives(Version.unpack(row["version"]))]
+    return list({row["round"]: row for row in rows if tree.survives(Version.unpack(row["version"]))}.values())
 
 
 def _rows(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[dict[str, Any]]:

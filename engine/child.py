@@ -1,0 +1,149 @@
+"""Child processes: guarded, logged, ended for certain, and started again within a budget.
+
+Each child runs under ``engine.inference.guardian``: when its owner ends, however it ends, the child and all
+that it started end too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO
+
+import anyio
+import structlog
+from anyio.abc import Process
+
+from engine.errors import SpadeError
+from engine.hosting import GUARDED
+from engine.inference import guardian
+
+TAIL_LINES = 15
+GRACE_SECONDS = 5.0
+REAP_SECONDS = 10.0
+BAD_INPUT = 2
+
+
+class Budget:
+    """Counts crashes: more than ``crashes`` within ``seconds`` are too many. Pure but for the times given."""
+
+    def __init__(self, crashes: int = 3, seconds: float = 600.0) -> None:
+        self._allowed, self._seconds = crashes, seconds
+        self._crashes: deque[float] = deque()
+
+    def crashed(self, now: float) -> float | None:
+        """Note a crash at ``now``; return the seconds to wait before a restart, None when spent."""
+        self._crashes.append(now)
+        while self._crashes[0] < now - self._seconds:
+            self._crashes.popleft()
+        if len(self._crashes) > self._allowed:
+            return None
+        return float(2 ** (len(self._crashes) - 1))
+
+
+@asynccontextmanager
+async def guarded(
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    grace: float = GRACE_SECONDS,
+) -> AsyncIterator[Process]:
+    """Start ``command`` with its output appended to ``log``; at the end of the context it is gone.
+
+    ``grace`` is how many seconds it gets after SIGTERM. Its exit status is the process's ``returncode``
+    (128 + number when a signal ended it).
+    """
+    program = [sys.executable, "-I", str(Path(guardian.__file__)), str(grace), *command]
+    with _appending(log) as output:
+        process = await anyio.open_process(
+            program,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **(environment or {}), GUARDED: "1"},
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process, grace)
+
+
+def _appending(log: Path) -> IO[bytes]:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return open(log, "ab")
+
+
+async def _end(process: Process, grace: float) -> None:
+    """Close the guardian's pipe, wait for it, and kill it as the last resort."""
+    if process.stdin is not None:
+        await process.stdin.aclose()
+    with anyio.move_on_after(grace + REAP_SECONDS):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+async def keep_running(
+    name: str,
+    command: Sequence[str],
+    *,
+    log: Path,
+    logger: structlog.stdlib.BoundLogger,
+    draining: anyio.Event,
+    environment: Mapping[str, str] | None = None,
+    budget: Budget | None = None,
+) -> None:
+    """Run ``command`` until it ends with status 0, or ends in any way after ``draining`` was set.
+
+    A crash starts it again, after a growing pause, as long as the ``budget`` lasts. Raises SpadeError with
+    the last lines of its output when the budget is spent or when the child calls its input bad.
+    """
+    budget = budget or Budget()
+    while True:
+        async with guarded(command, log=log, environment=environment) as process:
+            logger.info("child.started", child=name, pid=process.pid)
+            status = await process.wait()
+        if status == 0 or draining.is_set():
+            logger.info("child.ended", child=name, status=status)
+            return
+        pause = None if status == BAD_INPUT else budget.crashed(time.monotonic())
+        logger.warning("child.crashed", child=name, status=status, restart_in=pause)
+        if pause is None:
+            raise died(name, status, log)
+        with anyio.move_on_after(pause):
+            await draining.wait()
+            return
+
+
+def died(name: str, status: int, log: Path) -> SpadeError:
+    """Explain a child that will not run, with the last lines of its output."""
+    how = f"was ended by signal {status - 128}" if status > 128 else f"ended with status {status}"
+    error = SpadeError(
+        f"The process {name} {how} and is not started again. Its last lines:\n{tail(log)}",
+        remedy=f"\nAll of its output is in {log}. When the cause is mended, run the same command again: "
+        "the run goes on where it stopped.",
+    )
+    if status == BAD_INPUT:
+        error.exit_code = BAD_INPUT
+    return error
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """Return the last lines of a log, indented; reads at most 64 KiB of it."""
+    try:
+        with open(log, "rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - (64 << 10)))
+            text = stream.read().decode(errors="replace")
+    except OSError as error:
+        return f"  ({log} cannot be read: {error.strerror})"
+    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (nothing was printed)"

@@ -1,0 +1,266 @@
+"""Hosting roles: finding them, the services they share, their heartbeats, and one role on its own.
+
+Roles are found through the entry-point group ``spade.roles``; the built-in ones are registered like a
+stranger's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from bus import Bus, connect
+from bus.messages import Control, Heartbeat, token
+from engine import telemetry
+from engine.config import Config, Sandbox
+from engine.context import RoleContext
+from engine.errors import ConfigError, SpadeError
+
+GROUP = "spade.roles"
+GUARDED = "SPADE_GUARDED"
+TOKEN = "SPADE_BUS_TOKEN"
+CONFIG_KEY, CONTROL_KEY = "config", "control"
+BEAT_SECONDS = 1.0
+_SET_PDEATHSIG = 1
+
+State = Literal["starting", "running", "draining", "stopped"]
+
+
+class RoleLike(Protocol):
+    """What a host asks of a role (``roles.base.Role`` offers it)."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    own_process: ClassVar[bool]
+
+    def __init__(self, context: RoleContext) -> None: ...
+
+    async def run(self) -> None: ...
+
+    def statistics(self) -> dict[str, float]: ...
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What the state bucket says about a run: its recipe, and where its directory is."""
+
+    config: Config
+    host: str
+    directory: str
+
+
+@cache
+def available() -> Mapping[str, EntryPoint]:
+    """Return the registered roles by name."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def load(name: str) -> type[RoleLike]:
+    """Import a role's class. Raises ConfigError when it is not registered or cannot be imported."""
+    known = available()
+    if name not in known:
+        raise ConfigError(
+            f"There is no role {name!r}.",
+            where="run.roles",
+            remedy=f"Registered in the entry-point group {GROUP}: {', '.join(sorted(known)) or 'none'}.",
+        )
+    try:
+        role: type[RoleLike] = known[name].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"The role {name!r} ({known[name].value}) cannot be imported: {error}.",
+            where="run.roles",
+            remedy="Install what it needs, or take it out of run.roles.",
+        ) from error
+    return role
+
+
+@asynccontextmanager
+async def services(
+    config: Config, bus: Bus, needs: frozenset[str], tasks: TaskGroup
+) -> AsyncIterator[dict[str, Any]]:
+    """Offer what the roles of this process share; only what some role ``needs`` is built.
+
+    Tasks of the services run in ``tasks``. Raises ConfigError for a need that nobody offers.
+    """
+    unknown = needs - {"pool", "sandbox"}
+    if unknown:
+        raise ConfigError(
+            f"A role needs {', '.join(sorted(unknown))}, which no host offers.",
+            where="Role.needs",
+            remedy="Offered are: pool, sandbox.",
+        )
+    shared: dict[str, Any] = {}
+    async with _sandbox(config.sandbox, shared, wanted="sandbox" in needs):
+        if "pool" in needs:
+            from engine.inference.pool import InferencePool
+
+            pool = InferencePool(
+                max_concurrency=config.server.max_concurrency, request_seconds=config.server.request_seconds
+            )
+            shared["pool"] = pool
+            tasks.start_soon(pool.watch, bus)
+        yield shared
+
+
+@asynccontextmanager
+async def _sandbox(table: Sandbox, shared: dict[str, Any], *, wanted: bool) -> AsyncIterator[None]:
+    if not wanted:
+        yield
+        return
+    from sandbox import SandboxPool, SandboxSettings
+
+    async with SandboxPool(SandboxSettings(**msgspec.structs.asdict(table))) as pool:
+        shared["sandbox"] = pool
+        yield
+
+
+class Host:
+    """Runs one role with its heartbeat; ``state`` says how far it is."""
+
+    def __init__(self, role: RoleLike, context: RoleContext) -> None:
+        self._role = role
+        self._context = context
+        self.state: State = "starting"
+
+    async def run(self) -> None:
+        """Run the role to its end. An exception of the role is raised as it is."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._beat)
+            self.state = "running"
+            try:
+                await self._role.run()
+            finally:
+                self.state = "stopped"
+                tasks.cancel_scope.cancel()
+        with anyio.move_on_after(BEAT_SECONDS):
+            await self._publish()
+
+    async def _beat(self) -> None:
+        while True:
+            await self._publish()
+            await anyio.sleep(BEAT_SECONDS)
+
+    async def _publish(self) -> None:
+        state: State = self.state
+        if state == "running" and self._context.draining.is_set():
+            state = "draining"
+        await self._context.bus.publish(
+            Heartbeat(
+                role=self._role.name,
+                instance=self._context.instance,
+                state=state,
+                statistics=self._role.statistics(),
+            )
+        )
+
+
+def instance_name(role: str) -> str:
+    """Return an instance name that no other process has, fit for a subject."""
+    return token(f"{role}-{socket.gethostname()}-{os.getpid()}")
+
+
+async def put_origin(bus: Bus, config: Config, directory: Path) -> None:
+    """Write what a role on any host needs to join the run into the state bucket."""
+    origin = Origin(config, socket.gethostname(), str(directory))
+    await bus.state_put(CONFIG_KEY, msgspec.json.encode(origin))
+
+
+async def get_origin(bus: Bus) -> Origin:
+    """Read :class:`Origin` back. Raises SpadeError when the run was not started, or by another version."""
+    stored = await bus.state_get(CONFIG_KEY)
+    if stored is None:
+        raise SpadeError(
+            f"The bus knows no run {bus.run!r}.",
+            remedy="Start it with `spade run RECIPE`, or name the right one with --run.",
+        )
+    try:
+        return msgspec.json.decode(stored[1], type=Origin)
+    except msgspec.DecodeError as error:
+        raise SpadeError(
+            f"The recipe of run {bus.run!r} cannot be read: {error}.",
+            remedy="Use the same version of spade on every host of a run.",
+        ) from error
+
+
+async def serve_role(
+    name: str, *, url: str, run: str, secret: str, instance: str, directory: Path | None
+) -> None:
+    """Run one role alone in this process until it ends, a drain is commanded, or a signal comes.
+
+    ``directory`` None takes the run's own directory on its host, else a scratch one in the user's cache.
+    Raises ConfigError, SpadeError or BusError.
+    """
+    role_class = load(name)
+    async with connect(url, run=run, role=name, instance=instance, token=secret) as bus:
+        origin = await get_origin(bus)
+        place = directory or _directory(origin, run)
+        log = telemetry.configure(place / "logs", token(instance)).bind(role=name, instance=instance)
+        draining = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_drain_on_signal, draining)
+            tasks.start_soon(_drain_on_command, bus, name, draining)
+            async with services(origin.config, bus, role_class.needs, tasks) as shared:
+                context = RoleContext(
+                    config=origin.config,
+                    bus=bus,
+                    directory=place,
+                    instance=instance,
+                    log=log,
+                    draining=draining,
+                    shared=shared,
+                )
+                log.info("role.started", directory=str(place))
+                await Host(role_class(context), context).run()
+                log.info("role.ended")
+            tasks.cancel_scope.cancel()
+
+
+def _directory(origin: Origin, run: str) -> Path:
+    """Return the run directory when this is its host, else a scratch one."""
+    own = Path(origin.directory)
+    if origin.host == socket.gethostname() and own.is_dir():
+        return own
+    scratch = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "spade" / "remote" / run
+    scratch.mkdir(parents=True, exist_ok=True)
+    return scratch
+
+
+async def _drain_on_signal(draining: anyio.Event) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async for _ in signals:
+            draining.set()
+
+
+async def _drain_on_command(bus: Bus, name: str, draining: anyio.Event) -> None:
+    async with bus.listen("ctl.>") as commands:
+        stored = await bus.state_get(CONTROL_KEY)
+        if stored is not None and stored[1] == b"drain":
+            draining.set()
+        async for command in commands:
+            if isinstance(command, Control) and _drains(command, name):
+                draining.set()
+
+
+def _drains(command: Control, role: str) -> bool:
+    return command.command == "drain" and (not command.roles or role in command.roles)
+
+
+def die_with_parent() -> None:
+    """When this process was started by a guardian, be killed with the parent (Linux)."""
+    if os.environ.get(GUARDED):
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            raise SpadeError("The supervisor ended while this role started.")

@@ -1,0 +1,303 @@
+"""The supervisor: starts what a run consists of, waits for its end or a signal, drains, leaves nothing.
+
+Order of a start: checks that need no process, the broker, the recorder, the shared services, the roles
+(the learner as a child process). Order of a drain: those who use the inference pool first, then the rest,
+the servers last; what is not done in time is cancelled. Then the last events are recorded.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import msgspec
+import structlog
+
+from bus import Bus, connect, provision, serve
+from bus.messages import Control
+from engine import history, hosting
+from engine import status as standing
+from engine.child import keep_running
+from engine.config import Config
+from engine.context import RoleContext
+from engine.errors import SpadeError
+from engine.faults import RoleFailed, explain
+from engine.hosting import CONTROL_KEY, TOKEN, Host, RoleLike
+from engine.live import View
+from engine.recorder import Recorder
+from engine.run import RunDirectory, free_mb
+
+Ending = Literal["complete", "stopped"]
+Loader = Callable[[str], type[RoleLike]]
+
+TICK_SECONDS = 1.0
+DISK_SECONDS = 5.0
+LEAST_FREE_MB = 64
+RECORD_SECONDS = 30.0
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where the bus of a run is; kept in ``bus.json`` (readable by the owner only) for roles on this host."""
+
+    url: str
+    token: str
+    run: str
+
+
+class Supervisor:
+    """One life of one run. ``load`` finds a role's class by name."""
+
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        view: View,
+        log: structlog.stdlib.BoundLogger,
+        *,
+        load: Loader = hosting.load,
+    ) -> None:
+        self.config, self.directory, self.view, self.log = config, directory, view, log
+        self._roles = {name: load(name) for name in config.run.roles}
+        self._draining = {name: anyio.Event() for name in config.run.roles}
+        self._ended = {name: anyio.Event() for name in config.run.roles}
+        self._stop = anyio.Event()
+        self._complete = False
+        self._phase = "starting"
+
+    async def run(self) -> Ending:
+        """Run to the end or until a signal. Raises SpadeError, with every child gone."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._signals)
+                tasks.start_soon(self._watch_disk)
+                async with self._bus() as (bus, address):
+                    await self._on_bus(bus, address)
+                tasks.cancel_scope.cancel()
+        except Exception as error:
+            self.log.error("run.failed", exc_info=error)
+            raise explain(error, self.directory.root) from error
+        return "complete" if self._complete else "stopped"
+
+    def statistics(self) -> dict[str, float]:
+        """Roles that run and roles that have ended."""
+        ended = sum(event.is_set() for event in self._ended.values())
+        return {"roles": float(len(self._ended)), "roles_ended": float(ended)}
+
+    @asynccontextmanager
+    async def _bus(self) -> AsyncIterator[tuple[Bus, Address]]:
+        """Connect to the bus of the recipe, or to a private one that lives as long as this context."""
+        table, run = self.config.bus, self.config.run.name
+        if table.url:
+            address = Address(table.url, table.token, run)
+            async with self._connected(address) as bus:
+                yield bus, address
+            return
+        token = table.token or secrets.token_hex(16)
+        async with serve(
+            self.directory.bus,
+            run=run,
+            token=token,
+            port=table.port,
+            sync=table.sync,
+            max_payload_mb=table.max_payload_mb,
+            store_gb=table.store_gb,
+        ) as server:
+            address = Address(server.url, token, run)
+            async with self._connected(address) as bus:
+                yield bus, address
+
+    @asynccontextmanager
+    async def _connected(self, address: Address) -> AsyncIterator[Bus]:
+        await provision(address.url, run=address.run, token=address.token)
+        async with connect(
+            address.url, run=address.run, role="supervisor", instance="supervisor", token=address.token
+        ) as bus:
+            yield bus
+
+    async def _on_bus(self, bus: Bus, address: Address) -> None:
+        await bus.state_put(CONTROL_KEY, b"run")
+        await hosting.put_origin(bus, self.config, self.directory.root)
+        _write_private(self.directory.root / "bus.json", msgspec.json.encode(address))
+        self.log.info("bus.ready", url=address.url)
+        recorder = Recorder(bus, self.directory.database)
+        try:
+            await recorder.note("started", {"at": time.time(), "url": address.url})
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(recorder.run)
+                tasks.start_soon(self._watch_run, recorder)
+                tasks.start_soon(self._obey, bus)
+                async with hosting.services(self.config, bus, self._needs(), tasks) as shared:
+                    self._phase = "running"
+                    await self._host_all(bus, address, shared)
+                    if not await recorder.caught_up(RECORD_SECONDS):
+                        self.log.warning("recorder.behind", **recorder.statistics())
+                    await recorder.note("ended", {"at": time.time(), "complete": self._complete})
+                tasks.cancel_scope.cancel()
+        finally:
+            recorder.close()
+
+    def _needs(self) -> frozenset[str]:
+        local = [role.needs for role in self._roles.values() if not role.own_process]
+        return frozenset().union(*local)
+
+    async def _host_all(self, bus: Bus, address: Address, shared: Mapping[str, object]) -> None:
+        """Run all roles of this process and its children until the end, then drain them."""
+        async with anyio.create_task_group() as roles:
+            for name, role in self._roles.items():
+                if role.own_process:
+                    roles.start_soon(self._keep_child, name, address)
+                else:
+                    roles.start_soon(self._host, name, role, bus, address, shared)
+            await self._stop.wait()
+            await self._drain(bus)
+            roles.cancel_scope.cancel()
+
+    async def _host(
+        self, name: str, role: type[RoleLike], bus: Bus, address: Address, shared: Mapping[str, object]
+    ) -> None:
+        instance = f"{name}-0"
+        async with connect(
+            address.url, run=bus.run, role=name, instance=instance, token=address.token
+        ) as own:
+            context = RoleContext(
+                config=self.config,
+                bus=own,
+                directory=self.directory.root,
+                instance=instance,
+                log=self.log.bind(role=name, instance=instance),
+                draining=self._draining[name],
+                shared=shared,
+            )
+            try:
+                await Host(role(context), context).run()
+            except Exception as error:
+                raise RoleFailed(name) from error
+        self._ended[name].set()
+        self.log.info("role.ended", role=name)
+
+    async def _keep_child(self, name: str, address: Address) -> None:
+        await keep_running(
+            name,
+            child_command(name, self.config, address, self.directory.root),
+            log=self.directory.logs / f"{name}.out",
+            logger=self.log,
+            draining=self._draining[name],
+            environment={TOKEN: address.token},
+        )
+        self._ended[name].set()
+
+    async def _drain(self, bus: Bus) -> None:
+        """Ask the roles to finish, stage by stage; return when all have or the time is up."""
+        self._phase = "draining"
+        seconds = self.config.run.drain_seconds
+        self.log.info("drain.begins", seconds=seconds, complete=self._complete)
+        with anyio.move_on_after(seconds) as scope:
+            await bus.state_put(CONTROL_KEY, b"drain")
+            for names in stages(self._roles):
+                for name in names:
+                    self._draining[name].set()
+                await bus.publish(Control(command="drain", roles=tuple(names)))
+                for name in names:
+                    await self._ended[name].wait()
+            await bus.publish(Control(command="drain"))
+        late = [name for name, ended in self._ended.items() if not ended.is_set()]
+        if scope.cancelled_caught:
+            self.log.warning("drain.late", roles=late, seconds=seconds)
+
+    async def _watch_run(self, recorder: Recorder) -> None:
+        """Once a second: read where the run stands, show it, notice its end."""
+        suites = [suite.name for suite in self.config.evaluator.suites]
+        awaited = suites if "evaluator" in self._roles else []
+        connection = history.open_for_reading(self.directory.database)
+        try:
+            while True:
+                state = await anyio.to_thread.run_sync(standing.read, connection)
+                self.view.update(state, self._phase)
+                if standing.complete(state, awaited, servers="server" in self._roles):
+                    self._complete = True
+                    self._stop.set()
+                await anyio.sleep(TICK_SECONDS)
+        finally:
+            connection.close()
+
+    async def _watch_disk(self) -> None:
+        while True:
+            free = await anyio.to_thread.run_sync(free_mb, self.directory.root)
+            if free < LEAST_FREE_MB:
+                raise SpadeError(
+                    f"The disk under the run directory {self.directory.root} is full ({free} MB are free).",
+                    remedy="Free some space and run the same command again: it goes on where it stopped.",
+                )
+            await anyio.sleep(DISK_SECONDS)
+
+    async def _signals(self) -> None:
+        """The first signal begins the drain, further ones change nothing."""
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            async for number in signals:
+                if self._stop.is_set():
+                    self.view.say("Already stopping; children are ended when the drain is over.")
+                    continue
+                self.log.info("signal", number=int(number))
+                self.view.say(
+                    f"Stopping: up to {self.config.run.drain_seconds:.0f} s to finish what is in hand."
+                )
+                self._stop.set()
+
+    async def _obey(self, bus: Bus) -> None:
+        """A drain that somebody commands on the bus is a drain of this run."""
+        async with bus.listen("ctl.>") as commands:
+            async for command in commands:
+                if isinstance(command, Control) and command.command == "drain" and not command.roles:
+                    self._stop.set()
+
+
+def stages(roles: Mapping[str, type[RoleLike]]) -> list[list[str]]:
+    """Return the names of the roles in the order of their drain; no stage is empty."""
+    users = [name for name, role in roles.items() if "pool" in role.needs]
+    last = [name for name in roles if name == "server" and name not in users]
+    rest = [name for name in roles if name not in users and name not in last]
+    return [stage for stage in (users, rest, last) if stage]
+
+
+def child_command(name: str, config: Config, address: Address, directory: Path) -> list[str]:
+    """Return the command line of a role in a process of its own (the token travels by environment).
+
+    ``learner.launch`` takes the place of the Python interpreter, for example ``accelerate launch ...``.
+    """
+    launch: Sequence[str] = config.learner.launch if name == "learner" else ()
+    return [
+        *(launch or (sys.executable,)),
+        "-m",
+        "engine.cli",
+        "role",
+        name,
+        "--connect",
+        address.url,
+        "--run",
+        address.run,
+        "--instance",
+        f"{name}-0",
+        "--directory",
+        str(directory),
+    ]
+
+
+def read_address(directory: Path) -> Address | None:
+    """Return where the bus of a run is (or was last), None when it never ran here."""
+    try:
+        return msgspec.json.decode((directory / "bus.json").read_bytes(), type=Address)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_bytes(content)
