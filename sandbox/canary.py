@@ -1,0 +1,78 @@
+"""What a confined child really cannot do: tried, not inferred. Stdlib only; runs under the zygote.
+
+Each attempt is harmless where it succeeds. Results are ``denied:ERRNO`` or ``open``.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import socket
+from collections.abc import Callable
+
+from sandbox import kernel
+
+_PTRACE_TRACEME = 0
+_BARRED = (errno.EACCES, errno.EPERM, errno.ENETUNREACH, errno.ENOSYS, errno.ENOENT, errno.ENOMEM)
+
+
+def attempts(parent: int, budget: int) -> dict[str, Callable[[], None]]:
+    """Return the attempts by name; ``parent`` is the zygote's pid, ``budget`` the memory limit in bytes."""
+    return {
+        "open": lambda: os.close(os.open("/etc/passwd", os.O_RDONLY)),
+        "listdir": lambda: _nonempty(os.listdir("/")),
+        "tcp": lambda: _connect(socket.SOCK_STREAM),
+        "udp": lambda: _connect(socket.SOCK_DGRAM),
+        "fork": _fork,
+        "kill": lambda: os.kill(parent, 0),
+        "shared_memory": lambda: mmap.mmap(-1, 4096, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS).close(),
+        "executable_memory": lambda: mmap.mmap(
+            -1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_EXEC
+        ).close(),
+        "memfd": lambda: os.close(kernel.syscall("memfd_create", b"canary", 0)),
+        "memory": lambda: mmap.mmap(-1, 2 * budget, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close(),
+    }
+
+
+def run(parent: int, budget: int) -> dict[str, str]:
+    """Try everything and return the results."""
+    return {name: _outcome(attempt) for name, attempt in attempts(parent, budget).items()}
+
+
+def trace() -> None:
+    """Ask to be traced: the filter kills us for any ptrace. Returns when it does not."""
+    try:
+        kernel.syscall("ptrace", _PTRACE_TRACEME, 0, 0, 0)
+    except OSError:
+        return
+
+
+def _outcome(attempt: Callable[[], None]) -> str:
+    try:
+        attempt()
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, str(error.errno))
+        return f"denied:{name}" if error.errno in _BARRED else f"open:{name}"
+    except MemoryError:
+        return "denied:ENOMEM"
+    return "open"
+
+
+def _nonempty(names: list[str]) -> None:
+    if not names:
+        raise FileNotFoundError(errno.ENOENT, "empty root")
+
+
+def _connect(kind: socket.SocketKind) -> None:
+    with socket.socket(socket.AF_INET, kind) as probe:
+        probe.setblocking(False)
+        probe.connect(("127.0.0.1", 9))
+        probe.send(b"")
+
+
+def _fork() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)

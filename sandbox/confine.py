@@ -1,0 +1,226 @@
+"""The walls: first around the zygote, then around each child it forks (reference spec sandbox 6.2, 6.3).
+
+Each wall is tried and recorded, never inferred. A child that cannot take a wall which its zygote reported
+as ``on`` ends with :data:`UNCONFINED` before any program runs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from sandbox import kernel, seccomp
+
+UNCONFINED = 99
+NOFILE = 8
+_UID_BASE = 1_000_000_000
+_UID_BLOCK = 8192
+_NOBODY = 65534
+_getppid = os.getppid  # the zygote replaces os.getppid for programs
+_NAMESPACES = {
+    "net_ns": kernel.CLONE_NEWNET,
+    "ipc_ns": kernel.CLONE_NEWIPC,
+    "uts_ns": kernel.CLONE_NEWUTS,
+    "cgroup_ns": kernel.CLONE_NEWCGROUP,
+    "mount_ns": kernel.CLONE_NEWNS,
+}
+
+
+@dataclass
+class Limits:
+    """What a child may use. ``address_space`` and the rest in bytes, ``cpu`` in seconds."""
+
+    memory: int
+    cpu: int
+    nice: int
+    address_space: int = 0
+
+
+@dataclass
+class Walls:
+    """What stands. ``state`` maps a wall to ``on`` or ``failed:ERRNO`` or ``n/a``.
+
+    ``uid_base`` is the first of the ``uid_count`` uids given to children, 0 where they share the zygote's.
+    """
+
+    state: dict[str, str] = field(default_factory=dict)
+    uid_base: int = 0
+    uid_count: int = 0
+    uid_mode: str = "shared"
+    ruleset: int = -1
+    program: bytes = b""
+    null: int = -1
+
+    def stands(self, name: str) -> bool:
+        return self.state.get(name) == "on"
+
+    def attempt(self, name: str, action: Callable[[], object]) -> bool:
+        """Do ``action`` and record the outcome under ``name``."""
+        try:
+            action()
+        except (OSError, ValueError) as error:
+            code = errno.errorcode.get(getattr(error, "errno", 0) or 0, type(error).__name__)
+            self.state[name] = f"failed:{code}"
+            return False
+        self.state[name] = "on"
+        return True
+
+
+def enter_user_namespace(walls: Walls) -> None:
+    """Without root: become root of an own user namespace with a single id."""
+    uid, gid = os.geteuid(), os.getegid()
+    if uid == 0:
+        walls.state["user_ns"] = "n/a"
+        return
+    if walls.attempt("user_ns", lambda: kernel.unshare(kernel.CLONE_NEWUSER)):
+        walls.attempt("user_ns", lambda: kernel.map_own_user(uid, gid))
+        walls.uid_mode = "user namespace"
+
+
+def enter_namespaces(walls: Walls) -> None:
+    """Leave the host's network, IPC, names, control groups and mounts, each where possible."""
+    for name, flag in _NAMESPACES.items():
+        walls.attempt(name, lambda flag=flag: kernel.unshare(flag))  # type: ignore[misc]
+
+
+def choose_uids(walls: Walls, index: int, seed: int) -> None:
+    """As root: pick a block of uids for the children of zygote ``index`` of the pool ``seed``.
+
+    An own uid for each instance separates signals, ptrace and process counts of siblings.
+    """
+    if os.geteuid() != 0 or walls.stands("user_ns"):
+        walls.state["own_uid"] = "n/a"
+        return
+    held = kernel.held_capabilities()
+    if not held >> kernel.CAP_SETUID & held >> kernel.CAP_SETGID & 1:
+        walls.state["own_uid"] = "failed:EPERM"
+        return
+    block = _UID_BLOCK * (seed % 4096 * 32 + index % 32)
+    for first, count, mode in (
+        (_UID_BASE + block, _UID_BLOCK, "own"),
+        (40_000 + index * 512 % 16_384, 512, "own"),
+        (_NOBODY, 1, "nobody"),
+    ):
+        if kernel.mappable_ids(first, count):
+            walls.uid_base, walls.uid_count, walls.uid_mode = first, count, mode
+            walls.state["own_uid"] = "on"
+            return
+    walls.state["own_uid"] = "failed:EINVAL"
+
+
+def close_root(walls: Walls) -> None:
+    """Swap the root for an empty one; keeps a descriptor of /dev/null."""
+    walls.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    if walls.stands("mount_ns"):
+        walls.attempt("empty_root", kernel.empty_root)
+
+
+def prepare_filters(walls: Walls) -> None:
+    """Make the Landlock ruleset and the seccomp program once; children only enter them."""
+
+    def ruleset() -> None:
+        walls.ruleset = kernel.landlock_ruleset()
+
+    walls.attempt("landlock", ruleset)
+    if kernel.MACHINE not in seccomp.ARCHES:
+        walls.state["seccomp"] = "failed:ENOSYS"
+        return
+    walls.program = seccomp.policy(kernel.MACHINE)
+    walls.attempt("seccomp", lambda: _filter_probe(walls.program))
+
+
+def _filter_probe(program: bytes) -> None:
+    """Find out in a child whether the filter can be installed. Raises OSError when not."""
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            kernel.no_new_privileges()
+            kernel.install_filter(program)
+        except OSError as error:
+            code = min(error.errno or 1, 254)
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code != 0:
+        raise OSError(code if code > 0 else errno.EFAULT, "seccomp probe")
+
+
+def trim_privileges(walls: Walls) -> None:
+    """Let the zygote itself keep only what it needs to place and kill children."""
+    walls.attempt("bounding_set", kernel.drop_bounding)
+    kept = [kernel.CAP_KILL, kernel.CAP_SETGID, kernel.CAP_SETUID, kernel.CAP_SYS_RESOURCE]
+    held = kernel.held_capabilities()
+    walls.attempt("capabilities", lambda: kernel.keep_capabilities(c for c in kept if held >> c & 1))
+    kernel.undumpable()
+
+
+def prefer_as_victim(walls: Walls) -> None:
+    """Let the out-of-memory killer take generated programs before the engine."""
+
+    def write() -> None:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("700")
+
+    walls.attempt("oom_score", write)
+
+
+def confine(
+    walls: Walls, limits: Limits, channel: int, slot: int, parent: int, *, filtered: bool = True
+) -> None:
+    """Take all walls in this child; ``channel`` becomes descriptor 3. Raises OSError when one fails.
+
+    ``filtered`` False leaves out seccomp, for the canary that proves the other walls.
+    """
+    _descriptors(walls, channel)
+    _limit_all(limits)
+    if limits.nice:
+        os.nice(limits.nice)
+    own = walls.stands("own_uid")
+    if own:
+        _become(walls.uid_base + (slot if walls.uid_mode == "own" else 0))
+        kernel.limit(resource.RLIMIT_NPROC, 0)
+    kernel.keep_capabilities(())
+    # a change of uid clears the death signal and sets dumpable again, so these come after it
+    kernel.die_with_parent(signal.SIGKILL)
+    if _getppid() != parent:
+        raise OSError(errno.ESRCH, "the zygote is gone")
+    kernel.undumpable()
+    kernel.no_new_privileges()
+    if walls.stands("landlock"):
+        kernel.landlock_restrict(walls.ruleset)
+    kernel.close_from(4)
+    kernel.limit(resource.RLIMIT_NOFILE, NOFILE)
+    if filtered and walls.stands("seccomp"):
+        kernel.install_filter(walls.program)
+
+
+def _descriptors(walls: Walls, channel: int) -> None:
+    for standard in (0, 1, 2):
+        os.dup2(walls.null, standard)
+    if channel != 3:
+        os.dup2(channel, 3, inheritable=False)
+
+
+def _limit_all(limits: Limits) -> None:
+    for which in _zeroed():
+        kernel.limit(which, 0)
+    kernel.limit(resource.RLIMIT_STACK, 8 << 20)
+    # the address space that the zygote has already is not the program's
+    kernel.limit(resource.RLIMIT_AS, limits.address_space + limits.memory)
+    kernel.limit(resource.RLIMIT_DATA, limits.address_space + limits.memory)
+    kernel.limit(resource.RLIMIT_CPU, limits.cpu, limits.cpu + 1)
+
+
+def _zeroed() -> Iterable[int]:
+    names = ("CORE", "FSIZE", "MEMLOCK", "MSGQUEUE", "RTPRIO", "NICE")
+    return [getattr(resource, f"RLIMIT_{name}") for name in names if hasattr(resource, f"RLIMIT_{name}")]
+
+
+def _become(uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)

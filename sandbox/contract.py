@@ -1,0 +1,179 @@
+"""What an environment program is, and how its answers are read. Stdlib only: this runs beside the program.
+
+A program defines a class whose name ends in ``Env`` with ``reset(seed) -> str | (str, dict)`` and
+``step(action: str) -> (observation, reward, terminated, truncated, info)``; ``max_turns`` (attribute or
+constructor argument) and ``solution()`` are optional. Of several classes the last one counts. Shapes are
+read tolerantly, rewards strictly: a finite number in [-10, 10].
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+MODULE = "environment"
+FILENAME = "<environment>"
+REWARD_BOUND = 10.0
+CALLABLE = ("reset", "step", "get_tools", "execute_tool", "render", "solution")
+MAX_INFO_KEYS = 64
+MAX_INFO_TEXT = 256
+
+# What a program may import: loaded before the files disappear, because nothing can be loaded after.
+STDLIB = tuple(
+    """
+    __future__ abc array ast base64 binascii bisect calendar cmath collections collections.abc colorsys
+    contextlib copy dataclasses datetime decimal difflib enum fnmatch fractions functools graphlib hashlib
+    heapq html io itertools json keyword locale logging math numbers operator os os.path pathlib pprint queue
+    random re secrets shlex statistics string struct sys textwrap threading time traceback types typing
+    unicodedata uuid warnings weakref zlib
+    """.split()
+)
+
+# Needed by what is above, though not for programs to import by name.
+HIDDEN = (
+    "_strptime",
+    "ctypes",
+    "encodings.idna",
+    "gc",
+    "inspect",
+    "linecache",
+    "numpy.random",
+    "token",
+    "tokenize",
+)
+
+SUBMODULES = {"numpy": ("numpy.random", "numpy.linalg", "numpy.fft", "numpy.ma", "numpy.polynomial")}
+
+# Names that a program may use without importing them.
+INJECTED = (
+    *("random", "math", "re", "string", "json", "copy", "itertools", "functools", "collections", "heapq"),
+    *("bisect", "statistics"),
+)
+INJECTED_TYPING = (
+    "Any",
+    "Callable",
+    "Dict",
+    "Iterable",
+    "List",
+    "Optional",
+    "Sequence",
+    "Set",
+    "Tuple",
+    "Union",
+)
+
+
+class ContractError(Exception):
+    """The program's class or one of its answers is not what the contract asks for."""
+
+
+def namespace(module: ModuleType) -> None:
+    """Put the injected names into ``module``."""
+    names = {name: sys.modules[name] for name in INJECTED if name in sys.modules}
+    if "numpy" in sys.modules:
+        names["numpy"] = names["np"] = sys.modules["numpy"]
+    typing = sys.modules["typing"]
+    module.__dict__.update(names, **{name: getattr(typing, name) for name in INJECTED_TYPING})
+
+
+def find_class(module: ModuleType) -> type:
+    """Return the last class defined in ``module`` whose name ends in ``Env``.
+
+    Raises ContractError when there is none, or it lacks ``reset`` or ``step``.
+    """
+    found = [
+        value
+        for name, value in vars(module).items()
+        if name.endswith("Env") and isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    if not found:
+        raise ContractError("no class whose name ends in Env")
+    chosen = found[-1]
+    for method in ("reset", "step"):
+        if not callable(getattr(chosen, method, None)):
+            raise ContractError(f"class {chosen.__name__} has no method {method}")
+    return chosen
+
+
+def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of ``offered`` that ``function`` takes as keywords."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return dict(offered)
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {name: value for name, value in offered.items() if name in named}
+
+
+def construct(cls: type, kwargs: Mapping[str, Any]) -> Any:
+    """Return ``cls`` called with what it accepts of ``kwargs``."""
+    if cls.__init__ is object.__init__:  # type: ignore[misc]
+        return cls()
+    return cls(**accepted(cls, kwargs))
+
+
+def takes_seed(reset: Callable[..., Any]) -> bool | None:
+    """How ``reset`` takes its seed: True by keyword, False by position, None not at all."""
+    parameters = list(inspect.signature(reset).parameters.values())
+    if any(
+        p.kind is p.VAR_KEYWORD or (p.name == "seed" and p.kind is not p.VAR_POSITIONAL) for p in parameters
+    ):
+        return True
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if any(p.kind in positional or p.kind is p.VAR_POSITIONAL for p in parameters):
+        return False
+    return None
+
+
+def read_reset(answer: object) -> tuple[str, object]:
+    """Return (observation, info). Raises ContractError unless it is text, or text and a dict."""
+    observation, info = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+    if not isinstance(observation, str):
+        raise ContractError(f"reset must return text, not {type(observation).__name__}")
+    return observation, info
+
+
+def read_step(answer: object) -> tuple[str, float, bool, bool, object]:
+    """Return the five parts of a step. Raises ContractError, or what the parts' own methods raise."""
+    if not isinstance(answer, tuple | list):
+        raise ContractError(f"step must return a 5-tuple, not {type(answer).__name__}")
+    if len(answer) != 5:
+        raise ContractError(f"step must return 5 values, not {len(answer)}")
+    observation, reward, terminated, truncated, info = answer
+    text = "" if observation is None else str(observation)
+    return text, read_reward(reward), bool(terminated), bool(truncated), info
+
+
+def read_reward(reward: Any) -> float:
+    """Return a finite reward in [-10, 10]; text and None are refused, booleans and numpy scalars taken."""
+    if reward is None or isinstance(reward, str | bytes | bytearray):
+        raise ContractError(f"reward must be a number, not {type(reward).__name__}")
+    value = float(reward)
+    if not math.isfinite(value):
+        raise ContractError(f"reward {value} is not finite")
+    if abs(value) > REWARD_BOUND:
+        raise ContractError(f"reward {value:g} is outside [-10, 10]")
+    return value
+
+
+def clean(info: object) -> dict[str, str | int | float | bool | None]:
+    """Return at most 64 entries of ``info`` as scalars; other values as short text, non-dicts as nothing."""
+    if not isinstance(info, Mapping):
+        return {}
+    items: Iterable[tuple[Any, Any]] = list(zip(range(MAX_INFO_KEYS), info.items(), strict=False))
+    return {str(key)[:MAX_INFO_TEXT]: _scalar(value) for _, (key, value) in items}
+
+
+def _scalar(value: Any) -> str | int | float | bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if type(value) is int and abs(value) < 1 << 53:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return _scalar(value.item())
+    return str(value)[:MAX_INFO_TEXT]

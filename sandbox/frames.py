@@ -1,0 +1,170 @@
+"""The wire between engine and instance, and between engine and zygote, as the engine sees it. Pure.
+
+Frames to and from an instance are ``u32 little endian length | UTF-8 JSON``. Replies are decoded by
+typed Structs, which refuse NaN, infinities, lone surrogates, booleans for numbers and unknown fields in
+microseconds (reference spec sandbox 6.6). Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+Scalar = str | int | float | bool | None
+_PREFIX = 4
+
+
+class Malformed(ValueError):
+    """Bytes from an instance that are not the one reply expected."""
+
+
+class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the loaded program is: class name, its ``max_turns``, the methods that may be called."""
+
+    cls: str
+    turns: int | None
+    calls: tuple[str, ...]
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One answer. ``err`` is (type, message, traceback, phase); ``cut`` says that text was shortened."""
+
+    i: int
+    o: str = ""
+    r: float = 0.0
+    te: bool = False
+    tr: bool = False
+    f: dict[str, Scalar] = {}
+    err: tuple[str, str, str, str] | None = None
+    out: str | None = None
+    cut: bool = False
+    m: About | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """One step of an environment. ``reward`` is finite and in [-10, 10]; ``info`` holds scalars only."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Scalar] = {}
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+class ResetResult(msgspec.Struct, frozen=True):
+    """The first observation of an episode."""
+
+    observation: str
+    info: dict[str, Scalar] = {}
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Largest frame, observation and kept output in bytes, largest absolute reward."""
+
+    reply: int
+    observation: int
+    output: int
+    reward: float = 10.0
+
+
+_encoder = msgspec.json.Encoder()
+_replies = msgspec.json.Decoder(Reply)
+
+
+def pack(message: object) -> bytes:
+    """Return ``message`` as one frame."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(_PREFIX, "little") + body
+
+
+def cut(buffer: bytearray, limit: int) -> bytes | None:
+    """Remove and return the first complete frame of ``buffer``, None while it is incomplete.
+
+    Raises Malformed when a frame announces more than ``limit`` bytes.
+    """
+    if len(buffer) < _PREFIX:
+        return None
+    size = int.from_bytes(buffer[:_PREFIX], "little")
+    if size > limit:
+        raise Malformed(f"a frame of {size} bytes, at most {limit} are allowed")
+    if len(buffer) < _PREFIX + size:
+        return None
+    body = bytes(buffer[_PREFIX : _PREFIX + size])
+    del buffer[: _PREFIX + size]
+    return body
+
+
+def read_reply(body: bytes, expected: int, bounds: Bounds) -> Reply:
+    """Decode the answer to request ``expected``. Raises Malformed for anything else."""
+    try:
+        reply = _replies.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"not a reply: {str(error)[:200]}") from None
+    if reply.i != expected:
+        raise Malformed(f"answer to request {reply.i}, expected {expected}")
+    if not math.isfinite(reply.r) or abs(reply.r) > bounds.reward:
+        raise Malformed("reward outside its range")
+    # a byte is at most one character, so the child's cut in bytes bounds the characters too
+    if len(reply.o) > bounds.observation or len(reply.out or "") > bounds.output:
+        raise Malformed("text longer than agreed")
+    if len(reply.f) > 64 or any(isinstance(v, float) and not math.isfinite(v) for v in reply.f.values()):
+        raise Malformed("info larger than agreed")
+    return reply
+
+
+def read_value(text: str) -> Any:
+    """Decode the JSON value that a call returned. Raises Malformed."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Malformed(f"not a value: {str(error)[:200]}") from None
+
+
+class Ready(msgspec.Struct, frozen=True, tag_field="op", tag="ready"):
+    """A zygote stands. ``canary`` went through all walls, ``bare`` through all but seccomp."""
+
+    walls: dict[str, str]
+    uid_mode: str
+    base_vm: int
+    kernel: str
+    canary: dict[str, str]
+    bare: dict[str, str]
+
+
+class Failed(msgspec.Struct, frozen=True, tag_field="op", tag="failed"):
+    reason: str
+
+
+class Spawned(msgspec.Struct, frozen=True, tag_field="op", tag="spawned"):
+    """A child was forked; its pidfd travels with the message."""
+
+    id: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag_field="op", tag="refused"):
+    id: int
+    reason: str
+
+
+class Exit(msgspec.Struct, frozen=True, tag_field="op", tag="exit"):
+    """A child was reaped: raw wait ``status``, ``cpu`` seconds, ``rss`` in KiB."""
+
+    id: int
+    status: int
+    cpu: float
+    rss: int
+
+
+Control = Ready | Failed | Spawned | Refused | Exit
+_controls: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Control)  # type: ignore[arg-type]
+
+
+def read_control(data: bytes) -> Control:
+    """Decode a datagram of a zygote. Raises msgspec.DecodeError."""
+    return _controls.decode(data)

@@ -1,0 +1,248 @@
+"""The engine's end of one zygote: its process, its control socket, the instances that hang on it.
+
+Callbacks of the event loop only; the one coroutine here waits for the start. A zygote that is gone takes
+its instances with it; the pool starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import IO, Protocol
+
+import anyio
+import msgspec
+
+from sandbox import frames
+from sandbox.errors import SandboxUnavailable
+from sandbox.settings import SandboxSettings
+
+_MAX_DATAGRAM = 1 << 17
+_BURST = 64
+_STOP_SECONDS = 5.0
+_PASSED = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "LD_LIBRARY_PATH")
+
+
+class Tenant(Protocol):
+    """What a zygote tells an instance."""
+
+    number: int
+
+    def spawned(self, pidfd: int) -> None: ...
+    def refused(self, reason: str) -> None: ...
+    def exited(self, status: int, cpu: float) -> None: ...
+    def orphaned(self, reason: str) -> None: ...
+
+
+class Keeper:
+    """Zygote ``index`` of the pool ``pool`` (a number that separates the uids of pools)."""
+
+    def __init__(
+        self, settings: SandboxSettings, index: int, pool: int, slots: int, launcher: tuple[str, ...] = ()
+    ) -> None:
+        self.settings, self.index = settings, index
+        self.ready = False
+        self.lost = asyncio.Event()
+        self.reason = ""
+        self.tenants: dict[int, Tenant] = {}
+        self._launcher = launcher
+        self._config = {
+            "index": index,
+            "pool": pool,
+            "slots": slots,
+            "memory": settings.memory_mb << 20,
+            "cpu": settings.cpu_life_seconds,
+            "nice": settings.nice,
+            "preload": settings.preload,
+        }
+        self._outgoing: deque[tuple[bytes, socket.socket]] = deque()
+        self._writing = self._opened = False
+        self._reaped = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def start(self) -> frames.Ready:
+        """Start the process and wait for its report. Raises SandboxUnavailable."""
+        try:
+            self._open()
+        except OSError as error:
+            raise SandboxUnavailable(f"zygote {self.index} cannot be started: {error}") from error
+        try:
+            with anyio.fail_after(self.settings.start_seconds):
+                return await self._report
+        except TimeoutError:
+            reason = f"zygote {self.index} sent no report within {self.settings.start_seconds:g} s"
+            self.give_up(reason)
+            raise SandboxUnavailable(reason) from None
+
+    def _open(self) -> None:
+        self._report: asyncio.Future[frames.Ready] = self._loop.create_future()
+        with contextlib.ExitStack() as stack:
+            self._errors: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
+            self._control, theirs = map(stack.enter_context, socket.socketpair(type=socket.SOCK_SEQPACKET))
+            self._control.setblocking(False)
+            self._process = self._launch(theirs)
+            theirs.close()
+            self._pidfd = os.pidfd_open(self._process.pid)
+            stack.pop_all()
+        self._loop.add_reader(self._pidfd, self._ended)
+        self._loop.add_reader(self._control, self._readable)
+        self._opened = True
+
+    def _launch(self, control: socket.socket) -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).resolve().parent.parent)
+        environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
+        # -I and -E would make Python ignore PYTHONHASHSEED
+        environment |= {"PYTHONHASHSEED": "0", "PYTHONPATH": root, "TZ": "UTC", "LC_ALL": "C.UTF-8"}
+        environment |= {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
+        python = (sys.executable, "-s", "-P", "-B", "-m", "sandbox.zygote")
+        return subprocess.Popen(
+            (*self._launcher, *python, str(control.fileno()), json.dumps(self._config)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            pass_fds=(control.fileno(),),
+            env=environment,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the outer zygote."""
+        return self._process.pid
+
+    def request(self, tenant: Tenant, channel: socket.socket) -> None:
+        """Ask for a child that talks on ``channel``, which is closed once it has been sent."""
+        if self.lost.is_set():
+            channel.close()
+            tenant.orphaned(self.reason)
+            return
+        self.tenants[tenant.number] = tenant
+        self._outgoing.append((json.dumps({"id": tenant.number}).encode(), channel))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outgoing and not self.lost.is_set():
+            data, channel = self._outgoing[0]
+            try:
+                socket.send_fds(self._control, [data], [channel.fileno()])
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self.give_up(f"control socket: {error}")
+                return
+            channel.close()
+            self._outgoing.popleft()
+        self._want_write(bool(self._outgoing) and not self.lost.is_set())
+
+    def _want_write(self, wanted: bool) -> None:
+        if wanted and not self._writing:
+            self._loop.add_writer(self._control, self._flush)
+        elif self._writing and not wanted:
+            self._loop.remove_writer(self._control)
+        self._writing = wanted
+
+    def _readable(self) -> None:
+        for _ in range(_BURST):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._control, _MAX_DATAGRAM, 4)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.give_up(f"control socket: {error}")
+                return
+            if not data:
+                self.give_up("zygote ended")
+                return
+            self._dispatch(data, descriptors)
+            if self.lost.is_set():
+                return
+
+    def _dispatch(self, data: bytes, descriptors: list[int]) -> None:
+        try:
+            message = frames.read_control(data)
+        except msgspec.DecodeError as error:
+            self.give_up(f"control message: {error}")
+            return
+        if isinstance(message, frames.Ready):
+            self.ready = True
+            if not self._report.done():
+                self._report.set_result(message)
+        elif isinstance(message, frames.Failed):
+            self.give_up(message.reason)
+        elif isinstance(message, frames.Spawned):
+            self._spawned(message.id, descriptors)
+        elif isinstance(message, frames.Refused):
+            if tenant := self.tenants.pop(message.id, None):
+                tenant.refused(message.reason)
+        elif tenant := self.tenants.pop(message.id, None):
+            tenant.exited(message.status, message.cpu)
+
+    def _spawned(self, number: int, descriptors: list[int]) -> None:
+        if len(descriptors) != 1:
+            # the kernel drops descriptors when our own table is full
+            self.give_up("no descriptor left for a child's pidfd")
+            return
+        self.tenants[number].spawned(descriptors[0])
+
+    def give_up(self, reason: str) -> None:
+        """Treat the zygote as gone: kill it and fail what hangs on it. Idempotent."""
+        if self.lost.is_set():
+            return
+        self.reason = reason
+        self.ready = False
+        self._loop.remove_reader(self._control)
+        self._want_write(False)
+        self.lost.set()
+        self._control.close()
+        while self._outgoing:
+            self._outgoing.popleft()[1].close()
+        self._kill()
+        tenants, self.tenants = self.tenants, {}
+        for tenant in tenants.values():
+            tenant.orphaned(reason)
+        if not self._report.done():
+            self._report.set_exception(
+                SandboxUnavailable(f"zygote {self.index}: {reason}{self._last_words()}")
+            )
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        return f" ({lines[-1][:300]})" if lines else ""
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        code = self._process.wait()
+        os.close(self._pidfd)
+        self.give_up(f"zygote ended with code {code}")
+        self._errors.close()
+        self._reaped.set()
+
+    async def stop(self) -> None:
+        """End the zygote and all it forked, and wait until it is reaped (shielded, bounded)."""
+        if not self._opened:
+            return
+        with anyio.CancelScope(shield=True):
+            if not self.lost.is_set():
+                with contextlib.suppress(OSError):
+                    self._control.shutdown(socket.SHUT_WR)
+            with anyio.move_on_after(_STOP_SECONDS):
+                await self._reaped.wait()
+                return
+            self.give_up("did not stop")
+            with anyio.move_on_after(_STOP_SECONDS):
+                await self._reaped.wait()

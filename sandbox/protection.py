@@ -1,0 +1,100 @@
+"""From walls and canaries to a level, and the refusal below the least level accepted. Pure.
+
+========  ==============================================================================
+level 4   seccomp, limits, own uid or user namespace, empty root, no network, pid namespace
+level 3   seccomp, limits and a second wall around files
+level 2   seccomp and limits
+level 1   files and network closed by other means than seccomp
+level 0   limits only
+========  ==============================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from sandbox.errors import SandboxUnavailable
+from sandbox.frames import Ready
+from sandbox.settings import SandboxSettings
+
+_BY_FILTER = ("open", "tcp", "udp", "fork", "kill", "shared_memory", "executable_memory", "memfd")
+_BY_SECOND = ("open", "listdir", "tcp")
+_NAMESPACES = ("mount_ns", "empty_root", "net_ns", "pid_ns")
+
+
+class ProtectionReport(msgspec.Struct, frozen=True):
+    """What a pool observed of its walls. ``walls`` say what was installed, the canaries what it did.
+
+    ``base_vm`` is the zygote's address space in bytes, ``reasons`` say what is missing for level 4.
+    """
+
+    level: int
+    walls: dict[str, str]
+    canary: dict[str, str]
+    bare: dict[str, str]
+    kernel: str
+    uid_mode: str
+    base_vm: int
+    max_live: int
+    reasons: tuple[str, ...]
+
+
+def report(ready: Ready, max_live: int) -> ProtectionReport:
+    """Judge one zygote's report."""
+    level, reasons = judge(ready.walls, ready.canary, ready.bare)
+    return ProtectionReport(
+        level=level,
+        walls=ready.walls,
+        canary=ready.canary,
+        bare=ready.bare,
+        kernel=ready.kernel,
+        uid_mode=ready.uid_mode,
+        base_vm=ready.base_vm,
+        max_live=max_live,
+        reasons=tuple(reasons),
+    )
+
+
+def judge(
+    walls: Mapping[str, str], canary: Mapping[str, str], bare: Mapping[str, str]
+) -> tuple[int, list[str]]:
+    """Return (level, reasons): the level is what the canaries proved, never what was installed."""
+    if not _denied(canary, "memory"):
+        return 0, [f"memory limit: {canary.get('memory', 'not tried')}"]
+    reasons = [
+        f"seccomp: {name} {canary.get(name, 'not tried')}" for name in _BY_FILTER if not _denied(canary, name)
+    ]
+    if canary.get("trace") != "killed":
+        reasons.append(f"seccomp: ptrace {canary.get('trace', 'not tried')}")
+    if reasons:
+        closed = all(_denied(canary, name) for name in ("open", "tcp"))
+        return (1 if closed else 0), reasons
+    files = [
+        f"second wall: {name} {bare.get(name, 'not tried')}" for name in _BY_SECOND if not _denied(bare, name)
+    ]
+    if not _denied(bare, "open"):
+        return 2, files
+    reasons = files + [
+        f"{name}: {walls.get(name, 'not tried')}" for name in _NAMESPACES if walls.get(name) != "on"
+    ]
+    if "on" not in (walls.get("own_uid"), walls.get("user_ns")):
+        reasons.append("no uid apart from the engine's")
+    return (3 if reasons else 4), reasons
+
+
+def require(found: ProtectionReport, settings: SandboxSettings) -> None:
+    """Raise SandboxUnavailable when ``found`` is below what ``settings`` accept."""
+    if settings.allow_unsafe or found.level >= max(1, settings.min_level):
+        return
+    raise SandboxUnavailable(
+        f"generated programs can only be confined at level {found.level} here, "
+        f"level {max(1, settings.min_level)} is required: {'; '.join(found.reasons) or 'no reason known'}. "
+        "Run where seccomp is allowed, lower sandbox.min_level, or set sandbox.allow_unsafe.",
+        found,
+    )
+
+
+def _denied(results: Mapping[str, str], name: str) -> bool:
+    return results.get(name, "").startswith("denied")

@@ -1,0 +1,236 @@
+"""The loop of an instance's process: read a request, run the program, answer. Stdlib only.
+
+Frames are ``u32 little endian length | UTF-8 JSON`` on descriptor 3. Frame 0 of the child says that it is
+confined; every later one answers exactly one request. Nothing here is trusted by the engine: the
+program shares this process and may do with it what it likes.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import linecache
+import os
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from sandbox import contract, determinism, lint
+
+CHANNEL = 3
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_decode = json.JSONDecoder().decode
+_TRACEBACK_LINES = 12
+
+
+class _Output(io.TextIOBase):
+    """Keeps the first ``limit`` characters printed during a call, drops the rest."""
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.parts: list[str] = []
+        self.size = 0
+        self.cut = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str, /) -> int:
+        room = self.limit - self.size
+        self.cut = self.cut or len(text) > room
+        if room > 0:
+            self.parts.append(text[:room])
+            self.size += min(len(text), room)
+        return len(text)
+
+
+class _Fault(Exception):
+    """An error of the program on its way to the engine."""
+
+    def __init__(self, phase: str, kind: str, message: str, frames: str = "") -> None:
+        super().__init__(message)
+        self.report = [kind, message, frames, phase]
+
+
+class Runner:
+    """One instance. ``importable`` are the names that the lint lets a program import."""
+
+    def __init__(self, importable: tuple[str, ...]) -> None:
+        self.importable = importable
+        self.output = _Output()
+        self.env: Any = None
+        self.seed = 0
+        self.takes_seed: bool | None = None
+        self.limits: dict[str, int] = {}
+
+    def serve(self) -> None:
+        """Answer requests until the engine closes the channel."""
+        sys.stdout = sys.stderr = self.output  # type: ignore[assignment]
+        sys.stdin = io.StringIO("")
+        _write(_encode({"i": 0}).encode())
+        while (request := _read()) is not None:
+            self._send(self._answer(request))
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.output.reset()
+        reply: dict[str, Any] = {"i": request["i"]}
+        operation: Callable[[dict[str, Any]], dict[str, Any]] = getattr(self, f"_{request['op']}")
+        try:
+            reply |= operation(request)
+        except _Fault as fault:
+            reply["err"] = fault.report
+        if self.output.parts:
+            reply["out"] = "".join(self.output.parts)
+            reply["cut"] = self.output.cut
+        return reply
+
+    def _send(self, reply: dict[str, Any]) -> None:
+        data = _encode(reply).encode("utf-8", "replace")
+        if len(data) > self.limits["reply"]:
+            # escapes can make a short text long
+            reply["o"], reply["cut"] = reply.get("o", "")[: self.limits["reply"] // 16], True
+            reply["f"], reply["out"] = {}, None
+            data = _encode(reply).encode("utf-8", "replace")
+        _write(data)
+
+    def _load(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.limits, self.seed = request["limits"], request["seed"]
+        self.output.limit = self.limits["output"]
+        determinism.seed(self.seed)
+        source = request["source"]
+        cls = self._define(source, request["lint"])
+        with _faults("init"):
+            self.env = contract.construct(cls, request["kwargs"])
+            self.takes_seed = contract.takes_seed(self.env.reset)
+        return self._reset(request) | {"m": self._about(cls)}
+
+    def _define(self, source: str, check: bool) -> type:
+        code: Any = source
+        with _faults("parse"):
+            if check:
+                code = ast.parse(source, contract.FILENAME)
+            elif "\0" in source:
+                raise SyntaxError("source code cannot contain null bytes")
+        if check:
+            finding = lint.lint(code, self.importable)
+            if finding:
+                raise _Fault("lint", "Lint", finding)
+        with _faults("parse"):
+            code = compile(code, contract.FILENAME, "exec", dont_inherit=True)
+        lines = source.splitlines(keepends=True)
+        linecache.cache[contract.FILENAME] = (len(source), None, lines, contract.FILENAME)
+        module = ModuleType(contract.MODULE)
+        sys.modules[contract.MODULE] = module
+        contract.namespace(module)
+        with _faults("load"):
+            exec(code, module.__dict__)
+            return contract.find_class(module)
+
+    def _about(self, cls: type) -> dict[str, Any]:
+        with _faults("init"):
+            turns = getattr(self.env, "max_turns", None)
+            known = type(turns) is int and 0 <= turns < 1 << 31
+            return {
+                "cls": cls.__name__[:128],
+                "turns": turns if known else None,
+                "calls": [name for name in contract.CALLABLE if callable(getattr(self.env, name, None))],
+            }
+
+    def _reset(self, request: dict[str, Any]) -> dict[str, Any]:
+        seed = request["reset_seed"]
+        determinism.seed(self.seed, seed)
+        with _faults("reset"):
+            if self.takes_seed is None:
+                answer = self.env.reset()
+            else:
+                answer = self.env.reset(seed=seed) if self.takes_seed else self.env.reset(seed)
+        with _faults("contract"):
+            observation, info = contract.read_reset(answer)
+            return self._text(observation) | {"f": contract.clean(info)}
+
+    def _step(self, request: dict[str, Any]) -> dict[str, Any]:
+        with _faults("step"):
+            answer = self.env.step(request["action"])
+        with _faults("contract"):
+            observation, reward, terminated, truncated, info = contract.read_step(answer)
+            rest = {"r": reward, "te": terminated, "tr": truncated, "f": contract.clean(info)}
+            return self._text(observation) | rest
+
+    def _call(self, request: dict[str, Any]) -> dict[str, Any]:
+        with _faults("call"):
+            if request["name"] not in contract.CALLABLE:
+                raise contract.ContractError(f"{request['name']} may not be called")
+            value = getattr(self.env, request["name"])(*request["args"], **request["kwargs"])
+            return self._text(json.dumps(value, ensure_ascii=False, default=str))
+
+    def _text(self, text: str) -> dict[str, Any]:
+        limit = self.limits["observation"]
+        cut = text[:limit]
+        data = cut.encode("utf-8", "replace")
+        if len(data) > limit:
+            cut = data[:limit].decode("utf-8", "ignore")
+        return {"o": cut, "cut": len(cut) < len(text)}
+
+
+@contextlib.contextmanager
+def _faults(phase: str) -> Iterator[None]:
+    """Turn whatever the program raises into a fault of ``phase``."""
+    try:
+        yield
+    except _Fault:
+        raise
+    except BaseException as error:
+        raise _describe(phase, error) from None
+
+
+def _describe(phase: str, error: BaseException) -> _Fault:
+    """Name the error; its own ``__str__`` may raise, loop or lie."""
+    if isinstance(error, MemoryError):
+        return _Fault(phase, "MemoryError", "")
+    kind = "ContractError" if isinstance(error, contract.ContractError) else type(error).__name__
+    try:
+        message = str(error)[:1000]
+    except BaseException:
+        message = "(the exception cannot be shown)"
+    try:
+        stack = traceback.extract_tb(error.__traceback__)
+        own = [f"line {f.lineno} in {f.name}: {f.line}" for f in stack if f.filename == contract.FILENAME]
+        frames = "\n".join(own[-_TRACEBACK_LINES:])[:2000]
+    except BaseException:
+        frames = ""
+    return _Fault(phase, kind[:100], message, frames)
+
+
+def _read() -> dict[str, Any] | None:
+    header = _exactly(4)
+    if header is None:
+        return None
+    body = _exactly(struct.unpack("<I", header)[0])
+    if body is None:
+        return None
+    request: dict[str, Any] = _decode(body.decode("utf-8"))
+    return request
+
+
+def _exactly(size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        part = os.read(CHANNEL, size - len(data))
+        if not part:
+            return None
+        data += part
+    return data
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(struct.pack("<I", len(data)) + data)
+    while view:
+        view = view[os.write(CHANNEL, view) :]
