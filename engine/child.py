@@ -54,9 +54,11 @@ async def guarded(
     log: Path,
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE_SECONDS,
+    piped: bool = False,
 ) -> AsyncIterator[Process]:
     """Start ``command`` with its output appended to ``log``; at the end of the context it is gone.
 
+    With ``piped`` its standard output is the process's ``stdout`` stream, and only errors are logged.
     ``grace`` is how many seconds it gets after SIGTERM. Its exit status is the process's ``returncode``
     (128 + number when a signal ended it).
     """
@@ -65,7 +67,7 @@ async def guarded(
         process = await anyio.open_process(
             program,
             stdin=subprocess.PIPE,
-            stdout=output,
+            stdout=subprocess.PIPE if piped else output,
             stderr=output,
             env={**os.environ, **(environment or {}), GUARDED: "1"},
             start_new_session=True,

@@ -53,11 +53,20 @@ class RoleLike(Protocol):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What the state bucket says about a run: its recipe, and where its directory is."""
+    """What the state bucket says about a run: its recipe, where its directory and its model are."""
 
     config: Config
     host: str
     directory: str
+    model: str = ""
+
+    def local_config(self) -> Config:
+        """Return the recipe with the prepared model in the place of its source, where that exists."""
+        if not self.model or not Path(self.model).is_dir():
+            return self.config
+        return msgspec.structs.replace(
+            self.config, model=msgspec.structs.replace(self.config.model, path=self.model)
+        )
 
 
 @cache
@@ -171,9 +180,8 @@ def instance_name(role: str) -> str:
     return token(f"{role}-{socket.gethostname()}-{os.getpid()}")
 
 
-async def put_origin(bus: Bus, config: Config, directory: Path) -> None:
+async def put_origin(bus: Bus, origin: Origin) -> None:
     """Write what a role on any host needs to join the run into the state bucket."""
-    origin = Origin(config, socket.gethostname(), str(directory))
     await bus.state_put(CONFIG_KEY, msgspec.json.encode(origin))
 
 
@@ -205,15 +213,16 @@ async def serve_role(
     role_class = load(name)
     async with connect(url, run=run, role=name, instance=instance, token=secret) as bus:
         origin = await get_origin(bus)
+        config = origin.local_config()
         place = directory or _directory(origin, run)
         log = telemetry.configure(place / "logs", token(instance)).bind(role=name, instance=instance)
         draining = anyio.Event()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_drain_on_signal, draining)
             tasks.start_soon(_drain_on_command, bus, name, draining)
-            async with services(origin.config, bus, role_class.needs, tasks) as shared:
+            async with services(config, bus, role_class.needs, tasks) as shared:
                 context = RoleContext(
-                    config=origin.config,
+                    config=config,
                     bus=bus,
                     directory=place,
                     instance=instance,

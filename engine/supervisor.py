@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import secrets
 import signal
+import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -29,7 +30,7 @@ from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.faults import RoleFailed, explain
-from engine.hosting import CONTROL_KEY, TOKEN, Host, RoleLike
+from engine.hosting import CONTROL_KEY, TOKEN, Host, Origin, RoleLike
 from engine.live import View
 from engine.recorder import Recorder
 from engine.run import RunDirectory, free_mb
@@ -41,6 +42,7 @@ TICK_SECONDS = 1.0
 DISK_SECONDS = 5.0
 LEAST_FREE_MB = 64
 RECORD_SECONDS = 30.0
+_LAUNCHERS = ("python", "accelerate", "torchrun")
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -52,7 +54,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Supervisor:
-    """One life of one run. ``load`` finds a role's class by name."""
+    """One life of one run. ``prepare`` returns the starting model's directory, ``load`` finds a role."""
 
     def __init__(
         self,
@@ -61,9 +63,12 @@ class Supervisor:
         view: View,
         log: structlog.stdlib.BoundLogger,
         *,
+        prepare: Callable[[], Awaitable[Path]],
         load: Loader = hosting.load,
     ) -> None:
         self.config, self.directory, self.view, self.log = config, directory, view, log
+        self._prepare = prepare
+        self._model = Path()
         self._roles = {name: load(name) for name in config.run.roles}
         self._draining = {name: anyio.Event() for name in config.run.roles}
         self._ended = {name: anyio.Event() for name in config.run.roles}
@@ -77,8 +82,9 @@ class Supervisor:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._signals)
                 tasks.start_soon(self._watch_disk)
-                async with self._bus() as (bus, address):
-                    await self._on_bus(bus, address)
+                if await self._prepared():
+                    async with self._bus() as (bus, address):
+                        await self._on_bus(bus, address)
                 tasks.cancel_scope.cancel()
         except Exception as error:
             self.log.error("run.failed", exc_info=error)
@@ -89,6 +95,18 @@ class Supervisor:
         """Roles that run and roles that have ended."""
         ended = sum(event.is_set() for event in self._ended.values())
         return {"roles": float(len(self._ended)), "roles_ended": float(ended)}
+
+    async def _prepared(self) -> bool:
+        """Prepare the model; False when a signal came first."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._cancel_on_stop, tasks.cancel_scope)
+            self._model = await self._prepare()
+            tasks.cancel_scope.cancel()
+        return not self._stop.is_set()
+
+    async def _cancel_on_stop(self, scope: anyio.CancelScope) -> None:
+        await self._stop.wait()
+        scope.cancel()
 
     @asynccontextmanager
     async def _bus(self) -> AsyncIterator[tuple[Bus, Address]]:
@@ -123,19 +141,21 @@ class Supervisor:
 
     async def _on_bus(self, bus: Bus, address: Address) -> None:
         await bus.state_put(CONTROL_KEY, b"run")
-        await hosting.put_origin(bus, self.config, self.directory.root)
+        origin = Origin(self.config, socket.gethostname(), str(self.directory.root), str(self._model))
+        await hosting.put_origin(bus, origin)
         _write_private(self.directory.root / "bus.json", msgspec.json.encode(address))
         self.log.info("bus.ready", url=address.url)
         recorder = Recorder(bus, self.directory.database)
         try:
             await recorder.note("started", {"at": time.time(), "url": address.url})
+            local = origin.local_config()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(recorder.run)
                 tasks.start_soon(self._watch_run, recorder)
                 tasks.start_soon(self._obey, bus)
-                async with hosting.services(self.config, bus, self._needs(), tasks) as shared:
+                async with hosting.services(local, bus, self._needs(), tasks) as shared:
                     self._phase = "running"
-                    await self._host_all(bus, address, shared)
+                    await self._host_all(bus, address, local, shared)
                     if not await recorder.caught_up(RECORD_SECONDS):
                         self.log.warning("recorder.behind", **recorder.statistics())
                     await recorder.note("ended", {"at": time.time(), "complete": self._complete})
@@ -147,27 +167,29 @@ class Supervisor:
         local = [role.needs for role in self._roles.values() if not role.own_process]
         return frozenset().union(*local)
 
-    async def _host_all(self, bus: Bus, address: Address, shared: Mapping[str, object]) -> None:
+    async def _host_all(
+        self, bus: Bus, address: Address, config: Config, shared: Mapping[str, object]
+    ) -> None:
         """Run all roles of this process and its children until the end, then drain them."""
         async with anyio.create_task_group() as roles:
             for name, role in self._roles.items():
                 if role.own_process:
                     roles.start_soon(self._keep_child, name, address)
                 else:
-                    roles.start_soon(self._host, name, role, bus, address, shared)
+                    roles.start_soon(self._host, name, role, address, config, shared)
             await self._stop.wait()
             await self._drain(bus)
             roles.cancel_scope.cancel()
 
     async def _host(
-        self, name: str, role: type[RoleLike], bus: Bus, address: Address, shared: Mapping[str, object]
+        self, name: str, role: type[RoleLike], address: Address, config: Config, shared: Mapping[str, object]
     ) -> None:
         instance = f"{name}-0"
         async with connect(
-            address.url, run=bus.run, role=name, instance=instance, token=address.token
+            address.url, run=address.run, role=name, instance=instance, token=address.token
         ) as own:
             context = RoleContext(
-                config=self.config,
+                config=config,
                 bus=own,
                 directory=self.directory.root,
                 instance=instance,
@@ -269,11 +291,13 @@ def stages(roles: Mapping[str, type[RoleLike]]) -> list[list[str]]:
 def child_command(name: str, config: Config, address: Address, directory: Path) -> list[str]:
     """Return the command line of a role in a process of its own (the token travels by environment).
 
-    ``learner.launch`` takes the place of the Python interpreter, for example ``accelerate launch ...``.
+    ``learner.launch`` takes the place of the Python interpreter, for example ``accelerate launch ...`` or
+    ``env NAME=VALUE python``; programs of this environment need not be on PATH.
     """
-    launch: Sequence[str] = config.learner.launch if name == "learner" else ()
+    launch: Sequence[str] = (config.learner.launch if name == "learner" else ()) or ("python",)
+    beside = Path(sys.executable).parent
     return [
-        *(launch or (sys.executable,)),
+        *(str(beside / word) if word in _LAUNCHERS else word for word in launch),
         "-m",
         "engine.cli",
         "role",

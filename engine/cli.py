@@ -1,0 +1,143 @@
+"""The command ``spade``. Only what a subcommand needs is imported, so that each starts at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.errors import SpadeError
+
+app = typer.Typer(
+    name="spade",
+    help="Self-play reinforcement learning in which a model designs the tasks it then learns to solve.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RecipeArgument = Annotated[Path, typer.Argument(help="Recipe file (TOML).", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides: key=value, keys dotted.")]
+Directory = Annotated[Path, typer.Option(help="Where runs are.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan and the resolved recipe, start nothing.")
+]
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    steps: Annotated[int | None, typer.Option(help="Rounds to play (run.steps).")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and the resolved recipe.")
+    ] = False,
+) -> None:
+    """Run a recipe, or resume its run."""
+    from engine import job
+
+    settings = list(overrides or [])
+    if steps is not None:
+        settings.append(f"run.steps={steps}")
+    if dry_run:
+        print(job.plan_text(recipe, settings), flush=True)
+        job.check(recipe, settings)
+        return
+    from rich.console import Console
+
+    job.run(recipe, settings, Console())
+
+
+@app.command()
+def warmstart(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Prepare a recipe's starting model (build, unpack or check it) and print where it is."""
+    from engine import recipe as recipes
+    from engine.hosting import die_with_parent
+    from engine.preparation import MODEL_MARK, resolve_with_progress
+
+    die_with_parent()
+    config = recipes.load(recipe, overrides or []).config
+    path = resolve_with_progress(config, recipe.parent, lambda text: print(text, flush=True))
+    print(f"{MODEL_MARK}{path}", flush=True)
+
+
+@app.command()
+def status(
+    run: Annotated[str | None, typer.Argument(help="Run, by name or path; the newest when left out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    directory: Directory = Path("runs"),
+) -> None:
+    """Say where a run stands, during the run and after it."""
+    from engine import overview
+
+    print(overview.text(run, directory, as_json=as_json))
+
+
+@app.command()
+def report(
+    run: Annotated[str | None, typer.Argument(help="Run, by name or path; the newest when left out.")] = None,
+    directory: Directory = Path("runs"),
+) -> None:
+    """Write a run's report.html (curves, best and worst environments, transcripts)."""
+    from engine import report as reports
+    from engine.run import find
+
+    found = find(run, directory)
+    reports.write(found)
+    print(found.report)
+
+
+@app.command()
+def role(
+    name: Annotated[str, typer.Argument(help="Role, as registered in the entry-point group spade.roles.")],
+    connect: Annotated[str, typer.Option(help="URL of the run's bus.", show_default=False)],
+    run: Annotated[str, typer.Option(envvar="SPADE_RUN", help="Run; not needed when the bus has one.")] = "",
+    token: Annotated[str, typer.Option(envvar="SPADE_BUS_TOKEN", help="Token of the bus.")] = "",
+    instance: Annotated[str, typer.Option(help="Name of this instance; default: role, host, process.")] = "",
+    directory: Annotated[Path | None, typer.Option(help="Directory to work in.")] = None,
+) -> None:
+    """Run one role alone, on the run's host or another one, until the run drains or a signal comes."""
+    import anyio
+
+    from engine import hosting
+
+    hosting.die_with_parent()
+    os.environ.pop("SPADE_BUS_TOKEN", None)
+
+    async def work() -> None:
+        await hosting.serve_role(
+            name,
+            url=connect,
+            run=run or await hosting.only_run(connect, token),
+            secret=token,
+            instance=instance or hosting.instance_name(name),
+            directory=directory,
+        )
+
+    anyio.run(work, backend_options={"use_uvloop": True})
+
+
+def main() -> None:
+    """Entry point: turn every fault into one paragraph and an exit status (2 for bad input, else 1)."""
+    try:
+        app()
+    except SpadeError as error:
+        _fail(error)
+    except Exception as error:
+        from engine.faults import explain
+
+        if os.environ.get("SPADE_TRACE"):
+            raise
+        _fail(explain(error, Path.cwd()))
+
+
+def _fail(error: SpadeError) -> None:
+    print(f"spade: {error}", file=sys.stderr, flush=True)
+    sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

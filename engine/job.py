@@ -1,0 +1,91 @@
+"""The main job: one recipe from its file to its report, in one call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+from rich.console import Console
+
+from engine import history, live, recipe, telemetry
+from engine import status as standing
+from engine.config import Config
+from engine.live import View
+from engine.preparation import check_flags, check_start, prepare_model
+from engine.run import RunDirectory
+from engine.supervisor import Ending, Supervisor
+
+
+def plan_text(path: Path, overrides: Sequence[str]) -> str:
+    """Return the resolved plan of a recipe as text. Raises ConfigError or SpadeError."""
+    from engine import plan
+
+    config = recipe.load(path, overrides).config
+    directory = RunDirectory.of(config)
+    text = plan.render(plan.make(config, directory))
+    return f"{text}\n\nresolved recipe\n\n{recipe.dump(config)}"
+
+
+def check(path: Path, overrides: Sequence[str]) -> None:
+    """Check all of a recipe that needs no process. Raises ConfigError or SpadeError."""
+    config = recipe.load(path, overrides).config
+    check_start(config)
+    RunDirectory.of(config).require_space()
+
+
+def run(path: Path, overrides: Sequence[str], console: Console) -> None:
+    """Run a recipe to its end, or resume it. Raises ConfigError or SpadeError; leaves no child behind."""
+    config = recipe.load(path, overrides).config
+    directory = RunDirectory.of(config)
+    with directory.locked():
+        if is_complete(directory, config):
+            console.print(
+                f"The run {config.run.name} is complete; its report is {directory.report}. "
+                "Another one needs another name (run.name=NAME) or an empty directory.",
+                soft_wrap=True,
+            )
+            return
+        directory.require_space()
+        check_start(config)
+        resumed = directory.adopt(config)
+        view = live.make(config, console)
+        log = telemetry.configure(directory.logs, "supervisor", sink=live.sink(view))
+        try:
+            view.say(f"{'Resuming' if resumed else 'Starting'} {config.run.name} in {directory.root}")
+            prepare = functools.partial(_prepare, config, directory, view)
+            supervisor = Supervisor(config, directory, view, log, prepare=prepare)
+            with view.showing():
+                ending = anyio.run(supervisor.run, backend_options={"use_uvloop": True})
+            _say_goodbye(ending, config, directory, console)
+        finally:
+            telemetry.close()
+
+
+def is_complete(directory: RunDirectory, config: Config) -> bool:
+    """Whether an earlier life of this run noted that it reached its end."""
+    if not directory.database.exists():
+        return False
+    connection = history.open_for_reading(directory.database)
+    try:
+        ended = standing.read(connection).notes.get("ended")
+    finally:
+        connection.close()
+    return bool(ended and ended.get("complete"))
+
+
+async def _prepare(config: Config, directory: RunDirectory, view: View) -> Path:
+    model = await prepare_model(config, directory, view.say)
+    await check_flags(config, model)
+    return model
+
+
+def _say_goodbye(ending: Ending, config: Config, directory: RunDirectory, console: Console) -> None:
+    if config.ui.report and directory.database.exists():
+        from engine import report
+
+        report.write(directory)
+        console.print(f"Report: {directory.report}", soft_wrap=True)
+    if ending == "stopped":
+        console.print("Stopped. The same command goes on from here.")

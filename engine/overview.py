@@ -1,0 +1,82 @@
+"""``spade status``: where a run stands, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine import history
+from engine import status as standing
+from engine.errors import SpadeError
+from engine.run import RunDirectory, find
+from engine.status import Status
+
+
+def text(run: str | None, directory: Path, *, as_json: bool) -> str:
+    """Return the status of ``run`` (the newest run in ``directory`` when None).
+
+    Raises ConfigError when there is no such run, SpadeError when its database cannot be read.
+    """
+    found = find(run, directory)
+    state = _read(found)
+    facts = about(found, state)
+    if as_json:
+        return json.dumps(facts | msgspec.to_builtins(state), indent=2)
+    return _lines(facts, state)
+
+
+def about(found: RunDirectory, state: Status) -> dict[str, Any]:
+    """Return the run's name, directory, whether it runs now and in which process."""
+    holder = found.holder()
+    ended = state.notes.get("ended") or {}
+    how = "running" if holder is not None else "complete" if ended.get("complete") else "stopped"
+    return {
+        "run": found.root.name,
+        "directory": str(found.root),
+        "state": how,
+        "pid": holder.get("pid") if holder else None,
+        "host": holder.get("host") if holder else None,
+    }
+
+
+def _read(found: RunDirectory) -> Status:
+    try:
+        connection = history.open_for_reading(found.database)
+        try:
+            return standing.read(connection)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise SpadeError(
+            f"The database of run {found.root.name} cannot be read: {error}.",
+            where=str(found.database),
+            remedy="It is written once the run's broker is up; look into logs/ when it stays away.",
+        ) from error
+
+
+def _lines(facts: dict[str, Any], state: Status) -> str:
+    serving = ", ".join(f"{item.server}: {item.version}" for item in state.servers if item.lost is None)
+    failed = ", ".join(f"{kind} {count}" for kind, count in sorted(state.episodes_failed.items()))
+    rows = [
+        ("run", f"{facts['run']} ({facts['state']})"),
+        ("directory", facts["directory"]),
+        ("step", state.step),
+        ("version published", state.version_published_label or "none yet"),
+        ("versions serving", serving or "none"),
+        ("episodes finished", state.episodes_finished),
+        ("episodes failed", failed),
+        ("environments accepted", state.environments_accepted),
+        ("designs rejected", state.designs_rejected),
+        ("agent samples trained", state.agent_samples_trained),
+        ("designer samples trained", state.designer_samples_trained),
+        ("max staleness seen", state.max_staleness_seen),
+    ]
+    rows += [
+        (f"held-out {item.suite}", f"{item.win:.3f} ± {1.96 * item.stderr:.3f} at step {item.step}")
+        for item in state.evaluations
+    ]
+    return "\n".join(f"{name:<26}{value}" for name, value in rows)

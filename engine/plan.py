@@ -1,0 +1,163 @@
+"""What a recipe will start, before it does: processes, command lines, ports and an estimate of memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from engine import models
+from engine.config import Config
+from engine.inference import launch
+from engine.run import RunDirectory
+from engine.supervisor import Address, child_command
+
+GB = 1 << 30
+_BASE = {"supervisor": 0.6, "broker": 0.1, "vllm": 1.2, "learner": 1.0}
+_LEARNER_BYTES = 16  # fp32 weights and gradients, and Adam's two moments
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "auto": 2}
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: its command line as it will be, its port (0: a free one), its memory in GB."""
+
+    name: str
+    command: str
+    port: int | None
+    memory_gb: float
+    note: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The resolved plan of a run. ``parameters`` is None when the model cannot be seen from here."""
+
+    run: str
+    directory: str
+    resumes: bool
+    model: str
+    parameters: int | None
+    processes: tuple[Process, ...]
+    memory_gb: float
+    memory_here_gb: float
+
+
+def make(config: Config, directory: RunDirectory) -> Plan:
+    """Return the plan of ``config``; starts and writes nothing. Raises ConfigError for bad vLLM flags."""
+    parameters = count_parameters(config)
+    processes = tuple(_processes(config, directory, parameters or 0))
+    return Plan(
+        run=config.run.name,
+        directory=str(directory.root),
+        resumes=directory.config_file.exists(),
+        model=config.model.path,
+        parameters=parameters,
+        processes=processes,
+        memory_gb=sum(process.memory_gb for process in processes),
+        memory_here_gb=psutil.virtual_memory().total / GB,
+    )
+
+
+def _processes(config: Config, directory: RunDirectory, parameters: int) -> Iterator[Process]:
+    children = [name for name in config.run.roles if name == "learner"]
+    here = [name for name in config.run.roles if name not in children]
+    live = config.sandbox.max_live or 32
+    yield Process(
+        name="supervisor",
+        command=f"spade run ({', '.join(here)}, recorder)",
+        port=None,
+        memory_gb=_BASE["supervisor"] + live * 16 / 1024,
+        note=f"programs run in the sandbox, at most {config.sandbox.memory_mb} MB each",
+    )
+    if config.bus.url:
+        address = Address(config.bus.url, "", config.run.name)
+    else:
+        address = Address(f"nats://{launch.LOOPBACK}:{config.bus.port or 'PORT'}", "", config.run.name)
+        yield Process(
+            name="broker",
+            command=f"nats-server with its store in {directory.bus} (at most {config.bus.store_gb:g} GB)",
+            port=config.bus.port,
+            memory_gb=_BASE["broker"],
+        )
+    if "server" in config.run.roles:
+        yield from _servers(config, parameters)
+    for name in children:
+        reference = 4 if config.learner.kl > 0 else 0
+        yield Process(
+            name=name,
+            command=shlex.join(child_command(name, config, address, directory.root)),
+            port=None,
+            memory_gb=_BASE["learner"] + parameters * (_LEARNER_BYTES + reference) / GB,
+            note="without activations; device memory where it has a device",
+        )
+
+
+def _servers(config: Config, parameters: int) -> Iterator[Process]:
+    table = config.server
+    for url in table.urls:
+        yield Process(name="vllm (adopted)", command=url, port=None, memory_gb=0.0)
+    if table.urls:
+        return
+    cache = float(table.environment.get("VLLM_CPU_KVCACHE_SPACE", 2)) if launch.on_cpu() else 0.0
+    weights = parameters * _DTYPE_BYTES[config.model.dtype] / GB
+    for index in range(table.count):
+        port = table.port + index if table.port else 0
+        yield Process(
+            name=f"vllm {index}",
+            command=shlex.join(launch.command(config, Path(config.model.path or "MODEL"), port)),
+            port=port,
+            memory_gb=_BASE["vllm"] + weights + cache,
+            note="device memory where it has a device, plus its cache" if not cache else "",
+        )
+
+
+def count_parameters(config: Config) -> int | None:
+    """Return how many parameters the model has: exact for a warm start, else from files or the name."""
+    if config.model.path.startswith(models.WARMSTART):
+        table = config.warmstart
+        block = 4 * table.hidden_size**2 + 3 * table.hidden_size * table.intermediate_size
+        return table.vocabulary * table.hidden_size + table.layers * block
+    path = Path(config.model.path).expanduser()
+    files = [file.stat().st_size for file in path.glob("*.safetensors")] if path.is_dir() else []
+    if files:
+        return sum(files) // _stored_bytes(path)
+    named = re.search(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", path.name, re.IGNORECASE)
+    if named:
+        return int(float(named[1]) * (10**9 if named[2].lower() == "b" else 10**6))
+    return 135_000_000 if "smollm2" in config.model.path else None
+
+
+def _stored_bytes(path: Path) -> int:
+    """Return the bytes a parameter takes in the model's files."""
+    try:
+        settings = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError):
+        return 2
+    return 4 if "32" in str(settings.get("dtype") or settings.get("torch_dtype")) else 2
+
+
+def render(plan: Plan) -> str:
+    """Return the plan as text."""
+    size = "of unknown size" if plan.parameters is None else f"{plan.parameters / 1e6:,.1f} M parameters"
+    lines = [
+        f"run        {plan.run}",
+        f"directory  {plan.directory} ({'resumes' if plan.resumes else 'new'})",
+        f"model      {plan.model} ({size})",
+        "processes",
+    ]
+    for process in plan.processes:
+        port = "" if process.port is None else f", port {process.port or 'free'}"
+        lines.append(f"  {process.name:<12} about {process.memory_gb:.1f} GB{port}")
+        lines.append(f"    {process.command}")
+        if process.note:
+            lines.append(f"    ({process.note})")
+    lines.append(
+        f"memory     about {plan.memory_gb:.1f} GB in all; this machine has {plan.memory_here_gb:.0f} GB"
+    )
+    if plan.memory_gb > plan.memory_here_gb:
+        lines.append("           That is more than this machine has, unless devices hold a part of it.")
+    return "\n".join(lines)

