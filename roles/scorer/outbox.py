@@ -1,0 +1,166 @@
+"""Carries out what the curriculum asks for, in order: fetches tokens, publishes, purges, checkpoints."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+
+from bus import Bus, NotFound
+from bus.messages import EpisodeFinished, HeldDesign, Message, RoundClosed, SampleReady, Segment
+from engine.errors import SpadeError
+from roles.scorer.snapshot import FLUSHED_KEY
+from roles.scorer.state import (
+    Command,
+    Graded,
+    Held,
+    MarkFlushed,
+    Publish,
+    PublishDesigns,
+    PublishGroup,
+    PurgeHeld,
+)
+
+_FETCHES = 32
+_CACHE_BYTES = 64 << 20
+
+
+class Outbox:
+    """Commands in, messages out. Samples are acknowledged before the message that closes their round.
+
+    Segments of recent plays are kept in memory (64 MiB); others are fetched from EVENT, at most 32 at a time.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._limit = anyio.CapacityLimiter(_FETCHES)
+        self._segments: OrderedDict[int, tuple[Segment, ...]] = OrderedDict()
+        self._bytes = 0
+        self._counts: Counter[str] = Counter()
+
+    def remember(self, sequence: int, outcome: EpisodeFinished) -> None:
+        """Keep the segments of an outcome that has just been read, until they are asked for."""
+        self._segments[sequence] = outcome.segments
+        self._bytes += _size(outcome.segments)
+        while self._bytes > _CACHE_BYTES:
+            self._bytes -= _size(self._segments.popitem(last=False)[1])
+
+    async def execute(self, commands: Sequence[Command]) -> None:
+        """Carry out ``commands``; returns when everything is stored.
+
+        Raises SpadeError when an outcome that must be trained is gone from EVENT, BusUnavailable.
+        """
+        chunk: list[Command] = []
+        for command in commands:
+            closes = isinstance(command, Publish) and isinstance(command.message, RoundClosed)
+            if closes or isinstance(command, PurgeHeld | MarkFlushed):
+                await self._publish(chunk)
+                chunk = []
+            match command:
+                case PurgeHeld(tail):
+                    self._counts["purged"] += await self._bus.purge("DESIGN", tail=tail)
+                case MarkFlushed(steps):
+                    await self._bus.state_put(FLUSHED_KEY, msgspec.msgpack.encode(steps))
+                case _:
+                    chunk.append(command)
+        await self._publish(chunk)
+
+    def statistics(self) -> dict[str, float]:
+        """Counts of what was published, fetched, missing; size of the cache."""
+        return {"cached_bytes": self._bytes, "cached_plays": len(self._segments), **self._counts}
+
+    async def _publish(self, commands: Sequence[Command]) -> None:
+        if not commands:
+            return
+        parts: list[list[Message]] = [[] for _ in commands]
+        async with anyio.create_task_group() as tasks:
+            for part, command in zip(parts, commands, strict=True):
+                match command:
+                    case Publish(message):
+                        part.append(message)
+                    case PublishGroup():
+                        tasks.start_soon(self._group, command, part)
+                    case PublishDesigns():
+                        tasks.start_soon(self._designs, command, part)
+        messages = [message for part in parts for message in part]
+        await self._bus.publish_all(messages)
+        self._counts["published"] += len(messages)
+
+    async def _group(self, group: PublishGroup, result: list[Message]) -> None:
+        found: dict[int, tuple[Segment, ...]] = {}
+        async with anyio.create_task_group() as tasks:
+            for play in group.plays:
+                tasks.start_soon(self._fetch_play, play, found)
+        result += [
+            SampleReady(
+                sample=play.sample,
+                role="agent",
+                skill=group.skill,
+                group=group.group,
+                round=group.round,
+                reward=play.reward,
+                advantage=play.advantage,
+                segments=found[play.sequence],
+            )
+            for play in group.plays
+        ]
+
+    async def _fetch_play(self, play: Graded, found: dict[int, tuple[Segment, ...]]) -> None:
+        kept = self._segments.pop(play.sequence, None)
+        if kept is not None:
+            self._bytes -= _size(kept)
+            found[play.sequence] = kept
+            return
+        async with self._limit:
+            try:
+                outcome = await self._bus.get("EVENT", play.sequence)
+            except NotFound as error:
+                raise _gone(play.sequence) from error
+        if not isinstance(outcome, EpisodeFinished):
+            raise _gone(play.sequence)
+        self._counts["fetched"] += 1
+        found[play.sequence] = outcome.segments
+
+    async def _designs(self, command: PublishDesigns, result: list[Message]) -> None:
+        found: dict[str, HeldDesign] = {}
+        async with anyio.create_task_group() as tasks:
+            for held, sample in zip(command.held, command.samples, strict=True):
+                tasks.start_soon(self._fetch_design, held, sample, found)
+        result += [
+            SampleReady(
+                sample=sample,
+                role="designer",
+                skill=held.skill,
+                group=f"cohort-{held.cohort}",
+                round=command.round,
+                reward=held.reward,
+                advantage=held.advantage,
+                segments=found[sample].segments,
+            )
+            for held, sample in zip(command.held, command.samples, strict=True)
+            if sample in found
+        ]
+
+    async def _fetch_design(self, held: Held, sample: str, found: dict[str, HeldDesign]) -> None:
+        """Tokens that are gone, or that another try of the ticket has replaced, are not trained."""
+        async with self._limit:
+            record = await self._bus.last(f"design.{held.cohort}.{held.design}-{held.attempt}")
+        message = record.message if record else None
+        if isinstance(message, HeldDesign) and message.valid == held.valid:
+            found[sample] = message
+        else:
+            self._counts["designs_missing"] += 1
+
+
+def _size(segments: tuple[Segment, ...]) -> int:
+    return sum(len(part.tokens) + len(part.mask) + len(part.logprobs) for part in segments)
+
+
+def _gone(sequence: int) -> SpadeError:
+    return SpadeError(
+        f"the outcome at sequence {sequence} of EVENT is gone, but its group is not trained yet",
+        where="scorer",
+        remedy="Raise bus.store_gb, or start a new run.",
+    )

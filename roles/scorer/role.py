@@ -1,0 +1,291 @@
+"""The scorer role: facts in, work and samples out. The thinking is in ``curriculum``; this is the shell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import anyio
+import msgspec
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from bus import Lease, Record
+from bus.messages import (
+    DeadLetter,
+    DesignFailed,
+    DesignTicket,
+    EnvironmentScored,
+    EpisodeFailed,
+    EpisodeFinished,
+    EpisodeRequest,
+    Message,
+    RoundClosed,
+    RoundSummary,
+)
+from engine.errors import SpadeError
+from roles.base import Role, RoleContext
+from roles.scorer import plan
+from roles.scorer.curriculum import Curriculum
+from roles.scorer.outbox import Outbox
+from roles.scorer.snapshot import Snapshot, Snapshots
+from roles.scorer.state import Command, Publish, PublishDesigns, PublishGroup
+
+LEASE = "leader.scorer"
+_BACKLOG = 256
+_SNAPSHOT_EVENTS = 256
+_QUIET_SECONDS = 2.0
+_LOOKUPS = 32
+
+
+class _Step(NamedTuple):
+    """What one event led to; ``snapshot`` is the state after it, to be kept once ``commands`` are done."""
+
+    commands: list[Command]
+    snapshot: Snapshot | None
+
+
+class Scorer(Role):
+    """Follows EVENT with the curriculum and carries out its commands; one at a time in a run (a lease).
+
+    State rests in a snapshot with its EVENT position. What the position does not cover yet is read again
+    and said again under the same ids.
+    """
+
+    name = "scorer"
+
+    def __init__(self, context: RoleContext) -> None:
+        super().__init__(context)
+        plan.check(self.config)
+        self._snapshots = Snapshots(self.bus, context.directory)
+        self._outbox = Outbox(self.bus)
+        self._machine = Curriculum(self.config)
+        self._since_snapshot = self._queued = 0
+        self._leading = False
+        self._patience: anyio.CancelScope | None = None
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._on_drain, tasks.cancel_scope)
+            while not self.context.draining.is_set():
+                async with self.bus.lease(LEASE) as lease:
+                    self._leading = True
+                    await self._lead(lease)
+                    self._leading = False
+            tasks.cancel_scope.cancel()
+
+    def statistics(self) -> dict[str, float]:
+        return {
+            "leading": float(self._leading),
+            "queued_steps": self._queued,
+            **self._machine.statistics(),
+            **self._outbox.statistics(),
+        }
+
+    async def _on_drain(self, scope: anyio.CancelScope) -> None:
+        await self.context.draining.wait()
+        self._machine.drain()
+        if not self._leading:
+            scope.cancel()
+        elif self._patience is not None:
+            self._patience.cancel()
+
+    async def _lead(self, lease: Lease) -> None:
+        """Do the scorer's work until the drain ends it or the lease is lost."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._until_lost, lease, tasks.cancel_scope)
+            await self._work()
+            tasks.cancel_scope.cancel()
+
+    async def _until_lost(self, lease: Lease, scope: anyio.CancelScope) -> None:
+        await lease.lost.wait()
+        self.log.warning("lease lost, another scorer may lead", revision=lease.revision)
+        scope.cancel()
+
+    async def _work(self) -> None:
+        self._machine = await self._restore()
+        if self.context.draining.is_set():
+            self._machine.drain()
+        caught_up = await self._catch_up()
+        outbox, steps = anyio.create_memory_object_stream[_Step](_BACKLOG)
+        inbox, records = anyio.create_memory_object_stream[Record](_BACKLOG)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._carry_out, steps)
+            async with outbox, anyio.create_task_group() as readers:
+                readers.start_soon(self._pump, caught_up + 1, inbox)
+                readers.start_soon(self._bury)
+                async with records:
+                    await self._feed(records, outbox)
+                    await self._hand_over(outbox, [], keep=True)
+                readers.cancel_scope.cancel()
+
+    async def _restore(self) -> Curriculum:
+        """Return the machine of the newest usable snapshot, or a fresh one that must see everything."""
+        info = await self.bus.stream_info("EVENT")
+        flushed = await self._snapshots.flushed()
+        machine = Curriculum(self.config, flushed=flushed)
+        for snapshot in await self._snapshots.find(info.last):
+            try:
+                machine = Curriculum.restore(self.config, snapshot.state, flushed=flushed)
+                break
+            except msgspec.DecodeError as error:
+                self.log.warning("snapshot refused", position=snapshot.position, why=str(error))
+        position = machine.state.position
+        if info.first > position + 1:
+            raise SpadeError(
+                f"facts {position + 1} to {info.first - 1} of the run are gone from the bus",
+                where="scorer",
+                remedy="Restore scorer.snapshot in the run directory, or start a new run.",
+            )
+        return machine
+
+    async def _catch_up(self) -> int:
+        """Take in what happened since the snapshot, then say what is still worth saying.
+
+        Returns the last EVENT sequence taken in. Work without an outcome is asked for again unless it
+        still waits in its queue, so a task that the broker lost comes back.
+        """
+        machine, said = self._machine, set[str]()
+        commands = machine.start()
+        last = machine.state.position
+        async for record in self.bus.replay("EVENT", start=last + 1):
+            last = record.sequence
+            if isinstance(record.message, EnvironmentScored | RoundSummary):
+                said.add(record.message.key)
+            self._remember(record)
+            commands += machine.apply(record.sequence, record.message)
+        await self._outbox.execute([one for one in commands if self._unsaid(one, said)])
+        await self._outbox.execute([Publish(message) for message in await self._unqueued()])
+        await self._snapshots.save(self._snapshot())
+        return last
+
+    def _unsaid(self, command: Command, said: set[str]) -> bool:
+        """Whether a command found while catching up must be carried out (work is handled apart)."""
+        trained = self._machine.state.progress.is_trained
+        match command:
+            case PublishGroup() | PublishDesigns():
+                return not trained(command.round)
+            case Publish(RoundClosed() as message):
+                return not trained(message.round)
+            case Publish(DesignTicket() | EpisodeRequest()):
+                return False
+            case Publish(message):
+                return message.key not in said
+        return True
+
+    async def _unqueued(self) -> list[Message]:
+        """Return the outstanding work that is in no queue."""
+        work = self._machine.outstanding()
+        queued: set[str] = set()
+        limit = anyio.CapacityLimiter(_LOOKUPS)
+
+        async def look(message: Message) -> None:
+            async with limit:
+                if await self.bus.last(message.tail) is not None:
+                    queued.add(message.tail)
+
+        async with anyio.create_task_group() as tasks:
+            for message in work:
+                tasks.start_soon(look, message)
+        return [message for message in work if message.tail not in queued]
+
+    async def _pump(self, start: int, inbox: MemoryObjectSendStream[Record]) -> None:
+        async with inbox, self.bus.follow("EVENT", start=start) as records:
+            async for record in records:
+                await inbox.send(record)
+
+    async def _feed(
+        self, records: MemoryObjectReceiveStream[Record], outbox: MemoryObjectSendStream[_Step]
+    ) -> None:
+        """Feed facts to the machine. A drain ends it: rounds in flight are over, or nothing more comes."""
+        deadline = math.inf
+        while True:
+            wait = math.inf
+            if self.context.draining.is_set():
+                if deadline == math.inf:
+                    deadline = anyio.current_time() + self.config.run.drain_seconds / 2
+                wait = min(_QUIET_SECONDS, deadline - anyio.current_time())
+                if self._machine.settled or wait <= 0:
+                    return
+            with anyio.move_on_after(wait) as self._patience:
+                record = await records.receive()
+            if self._patience.cancelled_caught:
+                if deadline < math.inf:
+                    return
+                continue
+            self._remember(record)
+            await self._hand_over(outbox, self._machine.apply(record.sequence, record.message))
+
+    def _remember(self, record: Record) -> None:
+        message = record.message
+        if isinstance(message, EpisodeFinished) and (
+            message.arm == "plain" or self.config.learner.train_hinted
+        ):
+            self._outbox.remember(record.sequence, message)
+
+    async def _hand_over(
+        self, outbox: MemoryObjectSendStream[_Step], commands: list[Command], *, keep: bool = False
+    ) -> None:
+        """Queue commands in order, with the state after them every 256 facts and at the end of a round."""
+        self._since_snapshot += 1
+        closed = any(isinstance(one, Publish) and isinstance(one.message, RoundClosed) for one in commands)
+        keep = keep or closed or self._since_snapshot >= _SNAPSHOT_EVENTS
+        if keep:
+            self._since_snapshot = 0
+        if commands or keep:
+            await outbox.send(_Step(commands, self._snapshot() if keep else None))
+            self._queued = outbox.statistics().current_buffer_used
+
+    def _snapshot(self) -> Snapshot:
+        machine = self._machine
+        return Snapshot(self.config.run.name, machine.state.position, machine.snapshot())
+
+    async def _carry_out(self, steps: MemoryObjectReceiveStream[_Step]) -> None:
+        """Carry out steps in order, as many at once as wait; keep the newest snapshot once they are done."""
+        async with steps:
+            async for step in steps:
+                batch = [step, *_waiting(steps)]
+                await self._outbox.execute([command for one in batch for command in one.commands])
+                kept = [one.snapshot for one in batch if one.snapshot is not None]
+                if kept:
+                    await self._snapshots.save(kept[-1])
+
+    async def _bury(self) -> None:
+        """Work that its queue gave up on has failed: say so, so that no round waits for it."""
+        async with self.bus.follow("DLQ", tails=["dlq.task"]) as letters:
+            async for record in letters:
+                letter = record.message
+                if isinstance(letter, DeadLetter):
+                    lost = {work.tail: work for work in self._machine.outstanding()}.get(letter.subject)
+                    if lost is not None:
+                        await self.bus.publish(_failure(lost, f"given up by its queue: {letter.reason}"))
+
+
+def _waiting(steps: MemoryObjectReceiveStream[_Step]) -> Iterator[_Step]:
+    while True:
+        try:
+            yield steps.receive_nowait()
+        except (anyio.WouldBlock, anyio.EndOfStream):
+            return
+
+
+def _failure(work: Message, reason: str) -> Message:
+    if isinstance(work, DesignTicket):
+        return DesignFailed(
+            design=work.design,
+            cohort=work.cohort,
+            skill=work.skill,
+            attempts=work.attempts,
+            failure="infra",
+            reason=reason,
+        )
+    assert isinstance(work, EpisodeRequest)
+    return EpisodeFailed(
+        episode=work.episode,
+        design=work.design,
+        arm=work.arm,
+        round=work.round,
+        index=work.index,
+        failure="infra",
+        reason=reason,
+    )

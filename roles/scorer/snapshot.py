@@ -1,0 +1,74 @@
+"""Where the curriculum's state rests between two starts: a file of the run, and the bus for other hosts."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from bus import Bus
+
+FLUSHED_KEY = "scorer.flushed"
+SNAPSHOT_KEY = "scorer.snapshot"
+_FILE = "scorer.snapshot"
+_LARGEST_ON_BUS = 256 << 10
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The curriculum's state after EVENT ``position``; all commands up to there were carried out."""
+
+    run: str
+    position: int
+    state: bytes
+
+
+class Snapshots:
+    """Saves and finds snapshots of one run."""
+
+    def __init__(self, bus: Bus, directory: Path) -> None:
+        self._bus = bus
+        self._path = directory / _FILE
+
+    async def save(self, snapshot: Snapshot) -> None:
+        """Replace the file atomically; small snapshots go to the state bucket too."""
+        data = zlib.compress(msgspec.msgpack.encode(snapshot), 1)
+        await anyio.to_thread.run_sync(self._write, data)
+        if len(data) <= _LARGEST_ON_BUS:
+            await self._bus.state_put(SNAPSHOT_KEY, data)
+
+    async def find(self, last: int) -> list[Snapshot]:
+        """Return the readable snapshots that do not know more than EVENT up to ``last``, newest first."""
+        stored = await self._bus.state_get(SNAPSHOT_KEY)
+        candidates = [await anyio.to_thread.run_sync(self._read), stored[1] if stored else None]
+        found = [self._decode(data) for data in candidates if data]
+        usable = [item for item in found if item and item.run == self._bus.run and item.position <= last]
+        return sorted(usable, key=lambda item: item.position, reverse=True)
+
+    async def flushed(self) -> tuple[int, ...]:
+        """Return the totals of rounds with plays after which earlier parts of the run were ended."""
+        stored = await self._bus.state_get(FLUSHED_KEY)
+        return msgspec.msgpack.decode(stored[1], type=tuple[int, ...]) if stored else ()
+
+    def _write(self, data: bytes) -> None:
+        partial = self._path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
+
+    def _read(self) -> bytes | None:
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    @staticmethod
+    def _decode(data: bytes) -> Snapshot | None:
+        try:
+            return msgspec.msgpack.decode(zlib.decompress(data), type=Snapshot)
+        except (zlib.error, msgspec.DecodeError):
+            return None

@@ -1,0 +1,490 @@
+"""What the curriculum does in named situations."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from scorer_world import (
+    QUIET,
+    World,
+    config,
+    failed,
+    finished,
+    lost,
+    published,
+    ready,
+    rejected,
+    serving,
+    trained,
+)
+
+from bus.messages import DesignTicket, EpisodeRequest, ServerLost
+from engine.config import Config
+from engine.errors import ConfigError
+from engine.lineage import Version
+from roles.scorer import plan
+from roles.scorer.curriculum import Curriculum
+from roles.scorer.state import MarkFlushed, Publish, PurgeHeld
+
+Win = Callable[[EpisodeRequest], float]
+
+
+def start(recipe: Config, **fields: Any) -> tuple[World, Curriculum]:
+    world = World(recipe, random.Random(1), QUIET, **fields)
+    machine = Curriculum(recipe)
+    world.begin(machine)
+    return world, machine
+
+
+def design_all(world: World, machine: Curriculum, **fields: Any) -> list[DesignTicket]:
+    tickets = list(world.tickets.values())
+    world.tickets.clear()
+    for ticket in tickets:
+        world.tell(machine, ready(ticket, **fields))
+    return tickets
+
+
+def play_all(world: World, machine: Curriculum, win: Win = lambda r: float(r.index % 2)) -> None:
+    while world.requests:
+        name, request = next(iter(world.requests.items()))
+        del world.requests[name]
+        world.tell(machine, finished(request, win(request)))
+
+
+def step(world: World, machine: Curriculum, win: Win = lambda r: float(r.index % 2)) -> None:
+    """Design and play what is asked for, train and serve what is closed."""
+    design_all(world, machine)
+    play_all(world, machine, win)
+    while world.trained < len(world.closed):
+        world.train(machine)
+        for server in world.serving:
+            world.serve(machine, server)
+
+
+def active(world: World, round_: int) -> set[str]:
+    return {request.design for request in world.requested if request.round == round_}
+
+
+def test_epoch_renews_all_environments_together() -> None:
+    world, machine = start(config(steps=4, curriculum={"schedule": "epoch"}))
+    while not machine.finished:
+        step(world, machine)
+    assert active(world, 0) == active(world, 1)
+    assert active(world, 2) == active(world, 3)
+    assert not active(world, 0) & active(world, 2)
+    assert [c.designer_samples for c in world.closed] == [0, 0, 4, 0, 4]
+
+
+def test_rolling_renews_a_part_every_round() -> None:
+    recipe = config(steps=6, curriculum={"environments": 6, "rounds_per_window": 3, "delay": 3})
+    world, machine = start(recipe)
+    while not machine.finished:
+        step(world, machine)
+    for round_ in range(6):
+        assert len(active(world, round_)) == 6
+    for round_ in range(5):
+        assert len(active(world, round_) & active(world, round_ + 1)) == 4
+    lives = Counter(name for round_ in range(6) for name in active(world, round_))
+    assert sorted(Counter(lives.values()).items()) == [(1, 4), (2, 4), (3, 8)]
+    assert [c.designer_samples for c in world.closed] == [0, 2, 2, 2, 2, 2, 6]
+
+
+def test_a_longer_delay_postpones_the_designers_batch() -> None:
+    recipe = config(steps=7, curriculum={"schedule": "epoch", "delay": 3})
+    world, machine = start(recipe)
+    while not machine.finished:
+        step(world, machine)
+    assert [c.designer_samples for c in world.closed] == [0, 0, 0, 4, 0, 4, 0, 8]
+    assert [s.round for s in world.scored.values()] == [1] * 4 + [3] * 4 + [5] * 4 + [6] * 4
+
+
+def test_the_last_batch_flushes_open_windows() -> None:
+    recipe = config(steps=2, curriculum={"schedule": "epoch", "rounds_per_window": 4, "delay": 4})
+    world, machine = start(recipe)
+    while not machine.finished:
+        step(world, machine)
+    last = world.closed[-1]
+    assert (last.round, last.final, last.plays, last.designs, last.designer_samples) == (2, True, 0, 4, 4)
+    assert isinstance(world.said["flushed:1"], MarkFlushed)
+    assert {s.plays for s in world.scored.values()} == {4}
+    world.tell(machine, trained(2, Version(1, 3), final=True))
+    assert "design.0.>" in world.purged
+
+
+def test_lead_zero_waits_for_every_server() -> None:
+    world, machine = start(config(curriculum={"lead": 0}), servers=2)
+    design_all(world, machine)
+    play_all(world, machine)
+    assert [c.round for c in world.closed] == [0]
+    world.tell(machine, published(Version(1, 1)))
+    world.tell(machine, trained(0, Version(1, 1)))
+    assert not world.requests
+    world.tell(machine, serving("s0", Version(1, 1)))
+    assert not world.requests
+    world.tell(machine, serving("s1", Version(1, 1)))
+    assert {request.round for request in world.requests.values()} == {1}
+
+
+def test_a_lost_server_is_not_waited_for_and_none_means_wait() -> None:
+    world, machine = start(config(curriculum={"lead": 0}), servers=2)
+    design_all(world, machine)
+    play_all(world, machine)
+    world.tell(machine, trained(0, Version(1, 1)))
+    world.tell(machine, serving("s0", Version(1, 1)))
+    world.tell(machine, ServerLost(server="s1", epoch="older", reason="old news"))
+    assert not world.requests
+    world.tell(machine, ServerLost(server="s0", epoch="e0", reason="gone"))
+    world.tell(machine, ServerLost(server="s1", epoch="e0", reason="gone"))
+    assert not world.requests
+    world.tell(machine, serving("s2", Version(1, 1)))
+    assert {request.round for request in world.requests.values()} == {1}
+
+
+@pytest.mark.parametrize("lead", [1, 2])
+def test_lead_lets_rounds_be_played_before_training(lead: int) -> None:
+    world, machine = start(config(curriculum={"lead": lead, "design_ahead": 0}))
+    for _ in range(3):
+        design_all(world, machine)
+        play_all(world, machine)
+    assert [c.round for c in world.closed] == list(range(lead + 1))
+
+
+def test_cohorts_are_designed_ahead() -> None:
+    world, _ = start(config(curriculum={"lead": 0, "design_ahead": 1}))
+    assert {ticket.round for ticket in world.tickets.values()} == {0, 1}
+    world, _ = start(config(curriculum={"lead": 0, "design_ahead": 0}))
+    assert {ticket.round for ticket in world.tickets.values()} == {0}
+
+
+def test_nothing_is_asked_before_a_server_answers() -> None:
+    machine = Curriculum(config())
+    assert machine.start() == []
+    assert machine.apply(1, published(Version(1, 0))) == []
+    assert machine.apply(2, serving("s0", Version(1, 0)))
+
+
+def test_a_learner_that_went_back_abandons_its_branch() -> None:
+    world, machine = start(config(curriculum={"lead": 0}))
+    step_to = Version(1, 1)
+    design_all(world, machine)
+    play_all(world, machine)
+    world.tell(machine, trained(0, step_to))
+    world.tell(machine, published(Version(2, 0)))
+    world.tell(machine, serving("s0", step_to))
+    assert not world.requests, "the weights of round 0 are gone"
+    world.tell(machine, published(Version(2, 1)))
+    world.tell(machine, trained(0, Version(2, 1)))
+    assert not world.requests, "the server answers with abandoned weights"
+    world.tell(machine, trained(1, Version(1, 2)))
+    assert not machine.state.progress.is_trained(1), "late news of the abandoned branch"
+    world.tell(machine, serving("s0", Version(2, 1)))
+    assert {request.round for request in world.requests.values()} == {1}
+
+
+def test_the_arms_of_a_pair_differ_in_the_hint_only() -> None:
+    world, machine = start(config(curriculum={"plays_per_round": 3, "hinted_plays": 5, "lead": 1}))
+    design_all(world, machine)
+    play_all(world, machine)
+    arms: dict[tuple[str, int, int], dict[str, EpisodeRequest]] = {}
+    for request in world.requested:
+        arms.setdefault((request.design, request.round, request.index), {})[request.arm] = request
+    seeds = {(key, r.seed) for key, pair in arms.items() for r in pair.values()}
+    assert len(seeds) == len({seed for _, seed in seeds}) == len(arms), "one seed an index, all different"
+    opening = {design: min(r for d, r, _ in arms if d == design) for design, _, _ in arms}
+    for (design, round_, index), pair in arms.items():
+        assert set(pair) <= {"plain", "hinted"}
+        assert ("plain" in pair) == (index < 3)
+        assert ("hinted" in pair) == (round_ == opening[design])
+        if len(pair) == 2:
+            plain, hinted = pair["plain"], pair["hinted"]
+            assert hinted.hint
+            assert plain.hint is None
+            same = msgspec.structs.replace(hinted, hint=None, arm="plain", episode=plain.episode)
+            assert same == plain
+
+
+def test_without_a_hint_nothing_is_played_hinted() -> None:
+    world, machine = start(config())
+    design_all(world, machine, hint=None)
+    assert {request.arm for request in world.requested} == {"plain"}
+
+
+def test_infrastructure_faults_are_asked_again_then_leave_the_group() -> None:
+    world, machine = start(
+        config(
+            steps=1,
+            curriculum={
+                "environments": 1,
+                "rounds_per_window": 1,
+                "delay": 1,
+                "plays_per_round": 3,
+                "reissues": 2,
+            },
+        )
+    )
+    design_all(world, machine, hint=None)
+    tried = set()
+    for _ in range(3):
+        request = next(r for r in world.requests.values() if r.index == 0)
+        tried.add((request.episode, request.seed))
+        del world.requests[request.episode]
+        world.tell(machine, lost(request, "infra"))
+        world.tell(machine, finished(request, 1.0))
+    assert len(tried) == 3
+    assert len({seed for _, seed in tried}) == 1
+    assert {r.index for r in world.requests.values()} == {1, 2}
+    play_all(world, machine)
+    assert (world.closed[0].plays, world.closed[0].agent_samples) == (2, 2)
+    assert world.summaries[0].failures == {"infra": 3}
+    assert machine.state.late == 3
+
+
+def test_a_quarantined_play_is_not_asked_again() -> None:
+    world, machine = start(
+        config(steps=1, curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1})
+    )
+    design_all(world, machine, hint=None)
+    request = world.requests.pop(next(iter(world.requests)))
+    world.tell(machine, lost(request, "quarantined"))
+    assert len(world.requests) == 1
+    play_all(world, machine)
+    assert world.closed[0].plays == 1
+    assert world.summaries[0].failures == {"quarantined": 1}
+
+
+def test_failures_of_the_policy_keep_their_value() -> None:
+    world, machine = start(
+        config(steps=1, curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1})
+    )
+    design_all(world, machine, hint=None)
+    first, second = world.requests.values()
+    world.requests.clear()
+    world.tell(machine, finished(first, 0.0, failure="policy", outcome="failed"))
+    world.tell(machine, finished(second, 1.0))
+    assert (world.closed[0].plays, world.closed[0].agent_samples) == (2, 2)
+    assert world.summaries[0].failures == {"policy": 1}
+
+
+def test_groups_without_variance_are_counted_not_sent() -> None:
+    world, machine = start(config(curriculum={"lead": 0, "design_ahead": 0}))
+    winners = {ticket.design for ticket in list(world.tickets.values())[:2]}
+    design_all(world, machine)
+    play_all(world, machine, lambda r: 1.0 if r.design in winners else float(r.index))
+    closed = world.closed[0]
+    assert (closed.plays, closed.groups, closed.zero_variance_groups, closed.agent_samples) == (8, 4, 2, 4)
+    for group in world.groups.values():
+        assert [play.advantage for play in group.plays] == pytest.approx([-1.0, 1.0])
+    assert world.summaries[0].gradient_share == 0.5
+
+
+def test_truncated_plays_can_be_masked() -> None:
+    for mode, sent in (("zero", 2), ("mask", 1)):
+        recipe = config(
+            steps=1,
+            curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1},
+            agent={"truncated": mode},
+        )
+        world, machine = start(recipe)
+        design_all(world, machine, hint=None)
+        first, second = world.requests.values()
+        world.tell(machine, finished(first, 0.0, outcome="truncated"))
+        world.tell(machine, finished(second, 1.0))
+        assert world.closed[0].agent_samples == sent
+
+
+def test_hinted_plays_can_be_trained_as_groups_of_their_own() -> None:
+    recipe = config(
+        steps=1,
+        curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1},
+        learner={"train_hinted": True, "hinted_weight": 0.5},
+    )
+    world, machine = start(recipe)
+    design_all(world, machine)
+    play_all(world, machine)
+    sizes = sorted(abs(play.advantage) for group in world.groups.values() for play in group.plays)
+    assert sizes == pytest.approx([0.5, 0.5, 1.0, 1.0])
+    assert (world.closed[0].plays, world.closed[0].groups) == (4, 2)
+
+
+def test_invalid_attempts_are_part_of_their_skills_mean() -> None:
+    recipe = config(
+        steps=1,
+        curriculum={"environments": 2, "rounds_per_window": 1, "delay": 1, "hinted_plays": 0},
+        designer={"skills": ["Logic"]},
+        learner={
+            "designer": {
+                "max_staleness": 64,
+                "normalise": "centre",
+                "scope": "skill",
+                "advantage_scale": 10.0,
+            }
+        },
+    )
+    world, machine = start(recipe)
+    good, bad = world.tickets.values()
+    world.tickets.clear()
+    world.tell(machine, rejected(good, 0))
+    world.tell(machine, rejected(good, 0))
+    world.tell(machine, ready(good, attempt=1))
+    world.tell(machine, rejected(bad, 0))
+    world.tell(machine, failed(bad, 1))
+    play_all(world, machine)
+    held = {(h.design, h.attempt): h for _, h in world.designs.values()}
+    assert set(held) == {(good.design, 0), (good.design, 1), (bad.design, 0)}
+    mean = (0.6 - 0.2 - 0.2) / 3
+    assert held[good.design, 1].advantage == pytest.approx((0.6 - mean) * 10)
+    assert held[bad.design, 0].advantage == pytest.approx((-0.2 - mean) * 10)
+    assert (world.summaries[0].accepted, world.summaries[0].rejected) == (1, 2)
+    assert world.summaries[0].failures == {"design_policy": 1}
+    assert world.scored[good.design].advantage == pytest.approx((0.6 - mean) * 10)
+
+
+def test_invalid_attempts_can_be_dropped() -> None:
+    world, machine = start(config(designer={"invalid": "drop"}))
+    ticket = next(iter(world.tickets.values()))
+    commands = machine.apply(100, rejected(ticket, 0))
+    assert commands == [PurgeHeld(f"design.{ticket.cohort}.{ticket.design}-0")]
+
+
+def test_a_cohort_without_environments_does_not_block() -> None:
+    world, machine = start(config(steps=3))
+    while not machine.finished:
+        for ticket in list(world.tickets.values()):
+            del world.tickets[ticket.design]
+            world.tell(machine, failed(ticket, 5))
+        while world.trained < len(world.closed):
+            world.train(machine)
+            world.serve(machine, "s0")
+    assert [c.plays for c in world.closed] == [0, 0, 0, 0]
+    assert world.closed[-1].final
+
+
+def test_scores_describe_the_window() -> None:
+    recipe = config(
+        steps=2, curriculum={"schedule": "epoch", "environments": 3, "plays_per_round": 4, "hinted_plays": 4}
+    )
+    world, machine = start(recipe)
+    easy, hard, middle = (ticket.design for ticket in design_all(world, machine))
+    wins: dict[str, Win] = {
+        easy: lambda r: 1.0,
+        hard: lambda r: 0.0,
+        middle: lambda r: 1.0 if r.arm == "hinted" else float(r.index % 2),
+    }
+    play_all(world, machine, lambda r: wins[r.design](r))
+    step(world, machine, lambda r: wins[r.design](r))
+    assert {name: world.scored[name].state for name in wins} == {
+        easy: "mastered",
+        hard: "intractable",
+        middle: "frontier",
+    }
+    score = world.scored[middle]
+    assert (score.plays, score.hinted_plays, score.win, score.hinted, score.regret) == (8, 4, 0.5, 1.0, 0.5)
+    assert (score.plateau, score.reward) == (1.0, pytest.approx(1.0))
+    summary = world.summaries[0]
+    assert summary.win_histogram == (1, 0, 0, 0, 0, 1, 0, 0, 0, 1)
+    assert summary.in_band == pytest.approx(1 / 3)
+    assert (summary.plain, summary.hinted) == (0.5, pytest.approx(2 / 3))
+    assert (summary.environments, summary.difficulty, summary.reward) == (3, 2.0, None)
+    assert world.summaries[1].reward == pytest.approx(1 / 3)
+
+
+def test_a_program_that_ends_most_of_its_plays_is_degenerate() -> None:
+    world, machine = start(
+        config(steps=1, curriculum={"environments": 2, "rounds_per_window": 1, "delay": 1})
+    )
+    one, two = (ticket.design for ticket in design_all(world, machine))
+    for request in world.requests.values():
+        crash = request.design == one or request.index == 0
+        world.tell(machine, finished(request, float(request.index), failure="env" if crash else None))
+    assert world.scored[one].state == "degenerate"
+    assert world.scored[one].reward == 0.0
+    assert world.scored[two].state == "frontier"
+
+
+def test_a_drain_ends_rounds_in_flight_and_keeps_windows_open() -> None:
+    world, machine = start(config(curriculum={"lead": 0}))
+    machine.drain()
+    design_all(world, machine)
+    play_all(world, machine)
+    assert machine.settled
+    world.train(machine)
+    world.serve(machine, "s0")
+    assert not world.requests
+    assert not world.closed[0].final
+    assert not world.designs
+    again = Curriculum.restore(world.config, machine.snapshot())
+    world.execute(again.start())
+    assert {request.round for request in world.requests.values()} == {1}
+
+
+def test_outstanding_work_is_what_was_asked_for() -> None:
+    world, machine = start(config(curriculum={"lead": 1}))
+    tickets = list(world.tickets.values())
+    world.tell(machine, ready(world.tickets.pop(tickets[0].design)))
+    assert machine.outstanding() == machine.restore(world.config, machine.snapshot()).outstanding()
+    expected = {m.key: m for m in [*world.tickets.values(), *world.requests.values()]}
+    assert {m.key: m for m in machine.outstanding()} == expected
+    first = next(iter(world.requests.values()))
+    del world.requests[first.episode]
+    world.tell(machine, lost(first, "infra"))
+    expected = {m.key: m for m in [*world.tickets.values(), *world.requests.values()]}
+    assert {m.key: m for m in machine.outstanding()} == expected
+
+
+def test_lowering_the_steps_ends_the_run_where_it_stands() -> None:
+    world, machine = start(config(steps=6, curriculum={"lead": 0}))
+    for _ in range(3):
+        step(world, machine)
+    shorter = config(steps=2, curriculum={"lead": 0})
+    machine = Curriculum.restore(shorter, machine.snapshot())
+    world.config = shorter
+    world.execute(machine.start())
+    while not machine.finished:
+        step(world, machine)
+    assert world.closed[-1].final
+    assert world.flushed == (len(world.closed) - 1,)
+
+
+def test_skills_rotate() -> None:
+    names = ["m", "l", "s", "p", "o", "c"]
+    recipe = config(designer={"skills": names, "skills_per_cohort": 3})
+    assert plan.skills(recipe, 0, 6) == ["m", "l", "s", "m", "l", "s"]
+    assert plan.skills(recipe, 1, 4) == ["p", "o", "c", "p"]
+    assert plan.skills(recipe, 2, 3) == ["m", "l", "s"]
+    everything = config(designer={"skills": names})
+    small = [skill for cohort in range(3) for skill in plan.skills(everything, cohort, 2)]
+    assert sorted(small) == sorted(names), "cohorts smaller than the list starve no skill"
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"curriculum": {"delay": 0}},
+        {"curriculum": {"rounds_per_window": 4, "delay": 3}},
+        {"curriculum": {"environments": 0}},
+        {"curriculum": {"lead": -1}},
+        {"designer": {"skills": []}},
+        {"learner": {"designer": {"max_staleness": 3}}},
+        {"curriculum": {"lead": 2}, "learner": {"agent": {"max_staleness": 1}}},
+    ],
+)
+def test_recipes_that_cannot_turn_are_refused(tables: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Curriculum(config(**tables))
+
+
+def test_a_round_is_closed_after_all_its_samples() -> None:
+    world, machine = start(config(curriculum={"lead": 2}))
+    design_all(world, machine)
+    late = [r for r in world.requests.values() if r.round == 0][-1]
+    del world.requests[late.episode]
+    play_all(world, machine)
+    assert not world.closed, "round 1 may end first, but closes second"
+    world.tell(machine, finished(late, 1.0))
+    order = [c.message.key for c in world.said.values() if isinstance(c, Publish)]
+    assert [key for key in order if key.startswith("round:")] == ["round:0", "round:1", "round:2"]

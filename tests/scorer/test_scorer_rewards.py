@@ -1,0 +1,183 @@
+"""The designer's reward under the corrected rules, window statistics, advantages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import Reward, RoleTraining
+from roles.scorer.advantages import normalise
+from roles.scorer.rewards import (
+    REFERENCE,
+    Evidence,
+    Tracker,
+    micro_lp,
+    plateau,
+    raw_rewards,
+    regret_credit,
+)
+from roles.scorer.window import Window, bootstrap, measure, wilson
+
+BAND = {0: [1.0, 0.0], 1: [1.0, 0.0]}
+
+
+def reward(settings: Reward | None = None, **fields: Any) -> float | None:
+    evidence = Evidence(**({"skill": "Logic", "rounds": BAND, "regret": 0.3, "hinted": 0.8} | fields))
+    return raw_rewards([evidence], settings or Reward(), Tracker())[0]
+
+
+def test_blend_is_plateau_and_regret() -> None:
+    assert reward() == pytest.approx(1.0)
+    assert reward(regret=0.075) == pytest.approx(0.8)
+    assert reward(regret=-0.5) == pytest.approx(0.6)
+    assert reward(rounds={0: [0.0, 0.0]}, regret=0.3) == pytest.approx(0.4)
+    assert reward(rounds={0: [1.0, 1.0]}, regret=0.0) == 0.0
+
+
+def test_a_missing_hint_earns_no_regret_credit() -> None:
+    assert reward(regret=None, hinted=None) == pytest.approx(0.6)
+    assert reward(Reward(variant="regret"), regret=None, hinted=None) == 0.0
+
+
+def test_a_design_that_was_never_played_has_no_reward() -> None:
+    assert reward(rounds={}, regret=None) is None
+    assert reward(rounds={0: []}, regret=None) is None
+    assert raw_rewards([Evidence(skill="Logic", rounds={}, hinted=0.9)], Reward(), Tracker(), REFERENCE) == [
+        pytest.approx(0.4)
+    ], "the reference pays a design that was never played"
+
+
+def test_a_broken_design_earns_the_floor_and_no_valid_one_less() -> None:
+    assert reward(broken=True) == 0.0
+    assert reward(Reward(degenerate_reward=0.1), broken=True, rounds={}) == 0.1
+    crooked = Reward(frontier_weight=5.0, regret_weight=0.0)
+    assert reward(crooked, rounds={0: [1.0, 1.0]}) == 0.0
+    falling = Reward(micro_lp_weight=1.0, regret_weight=0.0)
+    assert reward(falling, rounds={0: [1.0, 1.0], 1: [0.0, 0.0]}) == 0.0
+
+
+def test_the_reference_masks_a_negative_blend() -> None:
+    crooked = Reward(frontier_weight=5.0, regret_weight=0.0)
+    evidence = [Evidence(skill="Logic", rounds={0: [1.0, 1.0]})]
+    assert raw_rewards(evidence, crooked, Tracker(), REFERENCE) == [None]
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [("regret", 0.3), ("solve_rate", 1.0), ("learning_potential", 0.0), ("micro_lp", 0.0), ("frontier", 1.0)],
+)
+def test_each_variant(variant: Any, expected: float) -> None:
+    assert reward(Reward(variant=variant)) == pytest.approx(expected)
+
+
+def test_learning_potential_is_the_distance_to_a_mean_that_remembers() -> None:
+    settings, tracker = Reward(variant="learning_potential"), Tracker()
+    first = Evidence(skill="Logic", rounds={0: [0.2]})
+    raw_rewards([first], settings, tracker)
+    second = Evidence(skill="Logic", rounds={0: [1.0]})
+    assert raw_rewards([second], settings, tracker) == [pytest.approx(0.8)]
+    assert tracker.slow["Logic"] == pytest.approx(0.85 * 0.2 + 0.15 * 1.0)
+    assert tracker.fast["Logic"] == pytest.approx(0.02 * 0.2 + 0.98 * 1.0)
+
+
+def test_micro_lp_weighs_rounds_by_their_plays() -> None:
+    assert micro_lp({0: [0.0], 1: [0.5], 2: [1.0]}) == pytest.approx(1.0)
+    assert micro_lp({0: [0.0], 3: [1.0]}) == pytest.approx(1.0)
+    assert micro_lp({0: [0.0]}) == 0.0
+    assert micro_lp({0: [0.0], 1: [1.0], 2: [1.0]}, slope=False) == 1.0
+    assert micro_lp({0: [0.0], 1: [0.0], 2: [1.0]}, slope=False) == 0.5
+
+
+@given(win=st.floats(-1, 1), low=st.floats(0, 0.5), width=st.floats(0, 0.5), ramp=st.floats(0.01, 1))
+def test_plateau_is_one_inside_and_falls_on_both_sides(
+    win: float, low: float, width: float, ramp: float
+) -> None:
+    high = low + width
+    value = plateau(win, low, high, ramp)
+    assert 0.0 <= value <= 1.0
+    assert (value == 1.0) == (low <= win <= high) or math.isclose(value, 1.0)
+    assert plateau(low - ramp, low, high, ramp) == pytest.approx(0.0, abs=1e-9)
+    assert plateau(high + ramp / 2, low, high, ramp) == pytest.approx(0.5)
+
+
+def test_regret_credit_is_clipped() -> None:
+    assert [regret_credit(x, 0.15) for x in (None, -1.0, 0.0, 0.075, 0.15, 2.0)] == [0, 0, 0, 0.5, 1, 1]
+
+
+def window(plain: dict[int, dict[int, float]], hinted: dict[int, float], first: int = 3) -> Window:
+    return Window(first=first, plain=plain, hinted=hinted)
+
+
+def test_regret_is_paired_by_index_in_the_first_round() -> None:
+    plain = {3: {0: 0.0, 1: 1.0, 3: 1.0}, 4: {0: 1.0, 1: 1.0}}
+    found = measure(window(plain, {0: 1.0, 1: 1.0, 2: 0.0, 9: 0.0}), seed=1)
+    assert found.regret == pytest.approx(0.5)
+    assert found.win == pytest.approx(0.8)
+    assert found.hinted == pytest.approx(0.5)
+    assert (found.plays, found.hinted_plays) == (5, 4)
+    assert found.regret_low is not None
+    assert found.regret_high is not None
+    assert found.regret_low <= 0.5 <= found.regret_high
+
+
+def test_without_pairs_regret_is_the_difference_of_the_arms() -> None:
+    assert measure(window({3: {0: 0.0}}, {5: 1.0}), seed=1).regret == 1.0
+
+
+def test_regret_needs_both_arms_in_the_first_round() -> None:
+    assert measure(window({4: {0: 0.0}}, {0: 1.0}), seed=1).regret is None
+    assert measure(window({3: {0: 0.0}}, {}), seed=1).regret is None
+    empty = measure(window({}, {}), seed=1)
+    assert (empty.plays, empty.win, empty.win_low, empty.win_high) == (0, 0.0, 0.0, 1.0)
+
+
+def test_noise_floor_is_the_standard_error_without_an_effect() -> None:
+    found = measure(window({3: {0: 0.0, 1: 1.0}}, {0: 0.0, 1: 1.0}), seed=1)
+    assert found.noise_floor == pytest.approx(math.sqrt(2 * 0.25 / 2))
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.3, 1.0]), min_size=1, max_size=40))
+def test_wilson_contains_the_mean(returns: list[float]) -> None:
+    low, high = wilson(returns)
+    assert low - 1e-9 <= sum(returns) / len(returns) <= high + 1e-9
+    assert low >= (-1.0 if min(returns) < 0 else 0.0)
+    assert high <= 1.0
+
+
+def test_wilson_matches_the_textbook() -> None:
+    assert wilson([1.0] * 8 + [0.0] * 2) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+
+
+def test_bootstrap_is_the_same_everywhere() -> None:
+    values = [1.0, 0.0, 0.0, 1.0, -1.0, 1.0]
+    assert bootstrap(values, 7) == bootstrap(values, 7)
+    assert bootstrap([1.0], 7) == (None, None)
+
+
+def test_agent_advantages_are_population_z_scores() -> None:
+    got = normalise([1.0, 0.0, 0.0, 0.0], ["g"] * 4, RoleTraining())
+    assert got == pytest.approx([math.sqrt(3), *[-1 / math.sqrt(3)] * 3], rel=1e-6)
+    assert normalise([0.1] * 3, ["g"] * 3, RoleTraining()) == [0.0] * 3
+
+
+def test_designer_advantages_are_centred_by_skill_and_scaled() -> None:
+    settings = RoleTraining(normalise="centre", scope="skill", advantage_scale=10.0)
+    got = normalise([1.0, 0.0, 0.6, -0.2], ["a", "a", "b", "b"], settings)
+    assert got == pytest.approx([5.0, -5.0, 4.0, -4.0])
+
+
+@given(
+    rewards=st.lists(st.floats(-1, 1), min_size=1, max_size=20),
+    kind=st.sampled_from(["zscore", "centre"]),
+    scale=st.floats(0.1, 32),
+)
+def test_advantages_of_a_label_sum_to_zero(rewards: list[float], kind: Any, scale: float) -> None:
+    labels = [str(i % 3) for i in range(len(rewards))]
+    got = normalise(rewards, labels, RoleTraining(normalise=kind, advantage_scale=scale))
+    for label in set(labels):
+        part = [value for value, name in zip(got, labels, strict=True) if name == label]
+        assert sum(part) == pytest.approx(0.0, abs=1e-5 * scale)
