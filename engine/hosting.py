@@ -22,6 +22,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from bus import Bus, connect
+from bus.connection import open_connection
 from bus.messages import Control, Heartbeat, token
 from engine import telemetry
 from engine.config import Config, Sandbox
@@ -178,6 +179,20 @@ class Host:
 def instance_name(role: str) -> str:
     """Return an instance name that no other process has, fit for a subject."""
     return token(f"{role}-{socket.gethostname()}-{os.getpid()}")
+
+
+async def only_run(url: str, secret: str) -> str:
+    """Return the one run that the bus at ``url`` carries. Raises ConfigError when it is not one."""
+    async with open_connection(url, name="spade.discovery", token=secret) as connection:
+        names = (await connection.api("STREAM.NAMES", {})).get("streams") or []
+    prefix = "EVENT_"
+    runs = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    if len(runs) == 1:
+        return str(runs[0])
+    raise ConfigError(
+        f"The bus at {url} carries {len(runs)} runs{': ' if runs else ''}{', '.join(runs)}.",
+        remedy="Name one with --run." if runs else "Start one with `spade run RECIPE`.",
+    )
 
 
 async def put_origin(bus: Bus, origin: Origin) -> None:

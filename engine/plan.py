@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from engine import models
 from engine.config import Config
@@ -58,7 +58,7 @@ def make(config: Config, directory: RunDirectory) -> Plan:
         parameters=parameters,
         processes=processes,
         memory_gb=sum(process.memory_gb for process in processes),
-        memory_here_gb=psutil.virtual_memory().total / GB,
+        memory_here_gb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB,
     )
 
 

@@ -133,7 +133,8 @@ class Supervisor:
 
     @asynccontextmanager
     async def _connected(self, address: Address) -> AsyncIterator[Bus]:
-        await provision(address.url, run=address.run, token=address.token)
+        store_gb = self.config.bus.store_gb
+        await provision(address.url, run=address.run, token=address.token, store_gb=store_gb)
         async with connect(
             address.url, run=address.run, role="supervisor", instance="supervisor", token=address.token
         ) as bus:

@@ -1,0 +1,256 @@
+"""The report of a run: one self-contained HTML file with curves, environments and transcripts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+
+from engine import history
+from engine import status as standing
+from engine.errors import SpadeError
+from engine.overview import about
+from engine.run import RunDirectory
+
+SHOWN = 3
+_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#2563a8", "#d9822b", "#2e8b57", "#c0392b", "#8a8f98"
+_COLOURS = (_BLUE, _ORANGE, _GREEN, _RED)
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
+
+Row = dict[str, Any]
+
+
+def write(run: RunDirectory) -> Path:
+    """Write ``report.html`` of ``run`` and return its path.
+
+    Raises SpadeError when the run has no readable history or the file cannot be written.
+    """
+    try:
+        connection = history.open_for_reading(run.database)
+        try:
+            page = render(run, connection)
+        finally:
+            connection.close()
+        temporary = run.report.with_suffix(".tmp")
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(run.report)
+    except (sqlite3.Error, OSError) as error:
+        raise SpadeError(
+            f"The report of run {run.root.name} cannot be written: {error}.",
+            remedy="Check that the run has begun and that its disk has room, then call `spade report` again.",
+        ) from error
+    return run.report
+
+
+def render(run: RunDirectory, connection: sqlite3.Connection) -> str:
+    """Return the page as HTML. Raises sqlite3.Error."""
+    import plotly.offline
+
+    state = standing.read(connection)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATE.parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["python"] = _highlighted
+    best, worst = extremes(connection)
+    return environment.get_template(_TEMPLATE.name).render(
+        facts=about(run, state),
+        state=state,
+        written=time.strftime("%Y-%m-%d %H:%M"),
+        recipe=run.config_file.read_text(encoding="utf-8") if run.config_file.exists() else "",
+        # The library's own code, and figures that escape what they carry.
+        library=markupsafe.Markup(plotly.offline.get_plotlyjs()),
+        figures=[markupsafe.Markup(figure) for figure in figures(connection)],
+        groups=[("Best environments", best), ("Worst environments", worst)],
+    )
+
+
+def figures(connection: sqlite3.Connection) -> list[str]:
+    """Return the curves as HTML fragments; a curve without data is left out."""
+    rounds = [json.loads(row[0]) for row in connection.execute("SELECT summary FROM rounds ORDER BY round")]
+    batches = standing.surviving(connection, standing.lineage(connection))
+    shares = {"in_band": "environments in the band", "gradient_share": "plays with a gradient"}
+    ages = {"max_staleness": "max", "mean_staleness": "mean"}
+    drawn = [
+        _held_out(connection),
+        _curves("Designer difficulty (mean level of live programs)", rounds, {"difficulty": "level"}),
+        _curves("Return of the agent", rounds, {"plain": "plain", "hinted": "hinted"}),
+        _curves("Shares", rounds, shares),
+        _regret(connection),
+        _validity(rounds),
+        _curves("Designer reward (mean)", rounds, {"reward": "reward"}),
+        _curves("Staleness of trained tokens (steps)", batches, ages),
+        _tokens(connection, batches),
+    ]
+    return [figure for figure in drawn if figure]
+
+
+def extremes(connection: sqlite3.Connection) -> tuple[list[Row], list[Row]]:
+    """Return the environments with the highest and with the lowest reward, each with its transcripts."""
+    query = (
+        "SELECT s.design, s.round, s.win, s.regret, s.reward, s.state, e.title, e.skill, e.source, e.hint, "
+        "e.family, e.difficulty FROM scores s JOIN environments e USING (design)"
+    )
+    ranked = _rows(connection, f"{query} ORDER BY s.reward DESC, s.round DESC, s.design")
+    best = ranked[:SHOWN]
+    worst = [row for row in reversed(ranked) if row not in best][:SHOWN]
+    for row in (*best, *worst):
+        row["plays"] = _plays(connection, row["design"])
+    return best, worst
+
+
+def _plays(connection: sqlite3.Connection, design: str) -> list[Row]:
+    """Return one plain and one hinted play of a design, won ones first where there are any."""
+    rows = _rows(
+        connection, "SELECT * FROM transcripts WHERE design = ? ORDER BY arm DESC, won DESC, episode", design
+    )
+    chosen = {row["arm"]: row for row in reversed(rows)}
+    return [row | {"turns": json.loads(row["turns"])} for row in chosen.values()]
+
+
+def _held_out(connection: sqlite3.Connection) -> str:
+    rows = _rows(connection, "SELECT * FROM evaluations ORDER BY suite, step, sequence")
+    suites: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        suites.setdefault(row["suite"], {})[row["step"]] = row
+    traces = []
+    for colour, (suite, by_step) in zip(_COLOURS * len(suites), suites.items(), strict=False):
+        points = list(by_step.values())
+        intervals = [1.96 * point["stderr"] for point in points]
+        traces.append(
+            {
+                "x": [point["step"] for point in points],
+                "y": [point["win"] for point in points],
+                "error_y": {
+                    "type": "data",
+                    "array": intervals,
+                    "width": 3,
+                },
+                "name": suite,
+                "mode": "lines+markers",
+                "line": {"color": colour},
+            }
+        )
+    return _figure("Held-out win rate (95 % intervals)", traces, "step", (0, 1))
+
+
+def _regret(connection: sqlite3.Connection) -> str:
+    rows = _rows(
+        connection,
+        "SELECT round, AVG(regret) AS mean, MIN(regret) AS low, MAX(regret) AS high FROM scores "
+        "WHERE regret IS NOT NULL GROUP BY round ORDER BY round",
+    )
+    if not rows:
+        return ""
+    x = [row["round"] for row in rows]
+    band = {
+        "x": x + x[::-1],
+        "y": [row["high"] for row in rows] + [row["low"] for row in reversed(rows)],
+        "fill": "toself",
+        "line": {"width": 0},
+        "fillcolor": "rgba(37, 99, 168, 0.15)",
+        "name": "lowest to highest",
+        "hoverinfo": "skip",
+    }
+    mean = {"x": x, "y": [row["mean"] for row in rows], "name": "mean", "line": {"color": _BLUE}}
+    return _figure("Regret (hinted return - plain return) of closed windows", [band, mean], "round")
+
+
+def _validity(rounds: Sequence[Row]) -> str:
+    points = [
+        (row["round"], row["accepted"] / (row["accepted"] + row["rejected"]))
+        for row in rounds
+        if row["accepted"] + row["rejected"]
+    ]
+    trace = {
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "name": "valid",
+        "line": {"color": _GREEN},
+    }
+    return _figure("Share of designs that pass the validator", [trace] if points else [], "round", (0, 1))
+
+
+def _tokens(connection: sqlite3.Connection, batches: Sequence[Row]) -> str:
+    """Draw tokens a second between the ends of two batches: all plays of the later one's round."""
+    tokens = dict(connection.execute("SELECT round, SUM(tokens) FROM episodes GROUP BY round").fetchall())
+    points = [
+        (later["round"], tokens[later["round"]] / (later["at"] - earlier["at"]))
+        for earlier, later in itertools.pairwise(batches)
+        if later["round"] in tokens and later["at"] > earlier["at"]
+    ]
+    trace = {
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "name": "tokens/s",
+        "line": {"color": _GREY},
+    }
+    return _figure("Sampled tokens a second, over the whole loop", [trace] if points else [], "round")
+
+
+def _curves(title: str, rows: Sequence[Row], names: dict[str, str]) -> str:
+    """Draw columns of ``rows`` against their round; columns without any value are left out."""
+    traces = []
+    for colour, (key, name) in zip(_COLOURS, names.items(), strict=False):
+        points = [(row["round"], row[key]) for row in rows if row.get(key) is not None]
+        traces += _trace(points, colour, name)
+    span = (0, 1) if "in_band" in names else None
+    return _figure(title, traces, "round", span)
+
+
+def _trace(points: Sequence[tuple[float, float]], colour: str, name: str = "") -> list[Row]:
+    """Return one line through ``points``, [] without any."""
+    if not points:
+        return []
+    x, y = zip(*points, strict=True)
+    return [{"x": list(x), "y": list(y), "name": name, "line": {"color": colour}, "mode": "lines"}]
+
+
+def _figure(title: str, traces: list[Row], x: str, span: tuple[float, float] | None = None) -> str:
+    if not traces:
+        return ""
+    import plotly.graph_objects as go
+
+    figure = go.Figure([go.Scatter(**trace) for trace in traces])
+    figure.update_layout(
+        title={"text": title, "font": {"size": 14}},
+        template="plotly_white",
+        height=300,
+        margin={"l": 45, "r": 10, "t": 40, "b": 40},
+        xaxis={"title": {"text": x}},
+        yaxis={
+            "range": [span[0], span[1]] if span else None,
+            "rangemode": "tozero" if not span else "normal",
+        },
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1.0, "xanchor": "right"},
+        showlegend=len(traces) > 1,
+    )
+    convert: Callable[..., str] = figure.to_html
+    return convert(
+        include_plotlyjs=False, full_html=False, config={"displayModeBar": False, "responsive": True}
+    )
+
+
+def _highlighted(source: str) -> markupsafe.Markup:
+    """Return Python source as coloured HTML; everything in it is escaped by the formatter."""
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+
+    return markupsafe.Markup(highlight(source, PythonLexer(), HtmlFormatter(noclasses=True)))
+
+
+def _rows(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[Row]:
+    cursor = connection.execute(query, parameters)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
