@@ -1,0 +1,38 @@
+"""Errors of the bus: what happened and what to do about it."""
+
+from __future__ import annotations
+
+
+class BusError(Exception):
+    """A fault of the bus. ``remedy`` says what a person can do, empty when there is nothing to say."""
+
+    def __init__(self, what: str, *, remedy: str = "") -> None:
+        self.what, self.remedy = what, remedy
+        super().__init__(f"{what}. {remedy}" if remedy else what)
+
+
+class Conflict(BusError):
+    """A compare-and-set lost: somebody else wrote the key since it was read."""
+
+
+class NotFound(BusError):
+    """No such message, stream or consumer."""
+
+
+class Undecodable(BusError):
+    """Bytes that are no message of ours, or one of a kind or version this build does not know.
+
+    ``kind`` is the kind the envelope names, empty when even the envelope cannot be read.
+    """
+
+    def __init__(self, reason: str, *, kind: str = "") -> None:
+        self.reason, self.kind = reason, kind
+        super().__init__(f"undecodable message{f' of kind {kind}' if kind else ''}: {reason}")
+
+
+class BusUnavailable(BusError):
+    """The broker did not answer: ``awaited`` names what was waited for, ``deadline`` the seconds given."""
+
+    def __init__(self, awaited: str, deadline: float, *, remedy: str = "") -> None:
+        self.awaited, self.deadline = awaited, deadline
+        super().__init__(f"no {awaited} within {deadline:g} s", remedy=remedy)

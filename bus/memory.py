@@ -1,0 +1,411 @@
+"""The bus in one process: for unit tests and for roles that share an event loop.
+
+Messages are stored as frames, so that what cannot be encoded or decoded shows here as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.lowlevel
+
+from bus import codec
+from bus.errors import BusError, BusUnavailable, Conflict, NotFound, Undecodable
+from bus.face import Bus, Delivery, Lease, Record, StreamInfo, Verdict, check_tails
+from bus.follow import check_position
+from bus.mailbox import Mailbox
+from bus.messages import DeadLetter, Message
+from bus.scopes import flat_task_group
+from bus.subjects import CONSUMERS, STREAMS, Consumer, matches, stream_of
+
+_LISTEN_LIMIT = 4096
+
+
+class _Signal:
+    """Wakes everybody who waits for a change."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def fire(self) -> None:
+        self._event.set()
+        self._event = anyio.Event()
+
+    async def wait(self, seconds: float = math.inf) -> None:
+        with anyio.move_on_after(seconds):
+            await self._event.wait()
+
+
+@dataclass(slots=True)
+class _Stored:
+    tail: str
+    frame: bytes
+    ready_at: float = 0.0
+    attempts: int = 0
+    holder: object | None = None
+
+
+@dataclass(slots=True)
+class _Log:
+    """One stream."""
+
+    kind: str
+    most: int
+    last: int = 0
+    messages: dict[int, _Stored] = field(default_factory=dict)
+    ids: dict[str, int] = field(default_factory=dict)
+
+    def first(self) -> int:
+        return next(iter(self.messages), self.last + 1)
+
+    def append(self, tail: str, frame: bytes, key: str) -> int:
+        if STREAMS[self.kind].per_subject == 1:
+            for sequence in [number for number, stored in self.messages.items() if stored.tail == tail]:
+                del self.messages[sequence]
+        self.last += 1
+        self.messages[self.last] = _Stored(tail, frame)
+        self.ids[key] = self.last
+        return self.last
+
+
+@dataclass(slots=True)
+class _Right:
+    holder: object
+    who: str
+    revision: int
+    expires: float
+
+
+class _Broker:
+    """What the peers of one MemoryBus share."""
+
+    def __init__(self, task_limit: int) -> None:
+        self.logs = {
+            kind: _Log(kind, task_limit if stream.work else 1 << 62) for kind, stream in STREAMS.items()
+        }
+        self.values: dict[str, tuple[int, bytes]] = {}
+        self.rights: dict[str, _Right] = {}
+        self.revision = 0
+        self.changed = _Signal()
+        self.listeners: dict[Mailbox[Message], str] = {}
+
+    def log(self, stream: str) -> _Log:
+        if stream not in self.logs:
+            raise BusError(f"unknown stream {stream!r}", remedy=f"One of {', '.join(self.logs)}.")
+        return self.logs[stream]
+
+    def next_revision(self) -> int:
+        self.revision += 1
+        return self.revision
+
+
+class MemoryBus(Bus):
+    """A bus whose streams live in this process. ``peer`` makes further clients of the same bus.
+
+    ``task_limit`` is how much work may wait before publishers do.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        role: str,
+        instance: str,
+        task_limit: int = 20_000,
+        broker: _Broker | None = None,
+    ) -> None:
+        super().__init__(run=run, role=role, instance=instance)
+        self._broker = broker or _Broker(task_limit)
+        self._counts = dict.fromkeys(
+            ("stored", "duplicates", "delivered", "redelivered", "naked", "dead_letters", "undecodable"), 0.0
+        )
+
+    def peer(self, role: str, instance: str) -> MemoryBus:
+        """Return another client of the same bus."""
+        return MemoryBus(run=self.run, role=role, instance=instance, broker=self._broker)
+
+    def inject(self, stream: str, tail: str, frame: bytes, key: str) -> int:
+        """Store raw bytes, as a client of another version would. Returns the sequence."""
+        sequence = self._broker.log(stream).append(tail, frame, key)
+        self._broker.changed.fire()
+        return sequence
+
+    async def publish(self, message: Message) -> int:
+        await anyio.lowlevel.checkpoint()
+        frame = codec.encode(message, run=self.run, role=self.role, instance=self.instance)
+        if not message.stream:
+            self._say(message.tail, frame)
+            return 0
+        log = self._broker.log(message.stream)
+        while message.key not in log.ids and len(log.messages) >= log.most:
+            await self._broker.changed.wait()
+        if message.key in log.ids:
+            self._counts["duplicates"] += 1
+            return log.ids[message.key]
+        self._counts["stored"] += 1
+        sequence = log.append(message.tail, frame, message.key)
+        self._broker.changed.fire()
+        return sequence
+
+    def _say(self, tail: str, frame: bytes) -> None:
+        for mailbox, pattern in self._broker.listeners.items():
+            if matches(pattern, tail):
+                mailbox.put(codec.decode(frame)[1])
+
+    async def publish_all(self, messages: Iterable[Message]) -> list[int]:
+        return [await self.publish(message) for message in messages]
+
+    @asynccontextmanager
+    async def consume(self, consumer: str, *, limit: int) -> AsyncIterator[AsyncIterator[Delivery]]:
+        if consumer not in CONSUMERS:
+            raise BusError(f"unknown consumer {consumer!r}", remedy=f"One of {', '.join(CONSUMERS)}.")
+        if limit < 1:
+            raise BusError(f"limit {limit} takes no work")
+        work = _Work(self, self._broker, CONSUMERS[consumer], limit)
+        try:
+            yield work
+        finally:
+            work.leave()
+
+    @asynccontextmanager
+    async def follow(
+        self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
+    ) -> AsyncIterator[AsyncIterator[Record]]:
+        patterns = check_tails(tails)
+        if stream in STREAMS and STREAMS[stream].work:
+            raise BusError(f"stream {stream} is a work queue", remedy="Use consume, or replay to look.")
+        check_position(stream, start, self._broker.log(stream).last)
+        yield self._read(stream, start, patterns, None)
+
+    async def replay(
+        self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
+    ) -> AsyncIterator[Record]:
+        patterns, last = check_tails(tails), self._broker.log(stream).last
+        check_position(stream, start, last)
+        async for record in self._read(stream, start, patterns, last):
+            yield record
+
+    async def _read(
+        self, stream: str, start: int, patterns: list[str], last: int | None
+    ) -> AsyncIterator[Record]:
+        log, position = self._broker.log(stream), max(1, start)
+        while last is None or position <= last:
+            await anyio.lowlevel.checkpoint()
+            if position > log.last:
+                await self._broker.changed.wait()
+                continue
+            stored, sequence = log.messages.get(position), position
+            position += 1
+            if stored is None or (patterns and not any(matches(one, stored.tail) for one in patterns)):
+                continue
+            try:
+                envelope, message = codec.decode(stored.frame)
+            except Undecodable as error:
+                self._counts["undecodable"] += 1
+                await self.bury(stream, sequence, stored, error.reason)
+                continue
+            yield Record(sequence, message, stored.tail, envelope)
+
+    async def bury(self, stream: str, sequence: int, stored: _Stored, reason: str) -> None:
+        """Copy a message that nobody can use to the dead-letter stream."""
+        if stream == "DLQ":
+            return
+        self._counts["dead_letters"] += 1
+        await self.publish(
+            DeadLetter(
+                source=stream,
+                sequence=sequence,
+                subject=stored.tail,
+                reason=reason,
+                attempts=max(1, stored.attempts),
+                frame=stored.frame,
+            )
+        )
+
+    def count(self, name: str) -> None:
+        """Count one event of this client."""
+        self._counts[name] += 1
+
+    @asynccontextmanager
+    async def listen(self, tail: str) -> AsyncIterator[AsyncIterator[Message]]:
+        mailbox: Mailbox[Message] = Mailbox(limit=_LISTEN_LIMIT)
+        self._broker.listeners[mailbox] = tail
+        try:
+            yield mailbox
+        finally:
+            del self._broker.listeners[mailbox]
+
+    async def get(self, stream: str, sequence: int) -> Message:
+        await anyio.lowlevel.checkpoint()
+        stored = self._broker.log(stream).messages.get(sequence)
+        if stored is None:
+            raise NotFound(f"no message {sequence} of {stream}")
+        return codec.decode(stored.frame)[1]
+
+    async def last(self, tail: str) -> Record | None:
+        await anyio.lowlevel.checkpoint()
+        for sequence, stored in reversed(self._broker.log(stream_of(tail)).messages.items()):
+            if stored.tail == tail:
+                envelope, message = codec.decode(stored.frame)
+                return Record(sequence, message, tail, envelope)
+        return None
+
+    async def purge(self, stream: str, *, below: int | None = None, tail: str | None = None) -> int:
+        await anyio.lowlevel.checkpoint()
+        log = self._broker.log(stream)
+        gone = [
+            sequence
+            for sequence, stored in log.messages.items()
+            if (below is None or sequence < below) and (tail is None or matches(tail, stored.tail))
+        ]
+        for sequence in gone:
+            del log.messages[sequence]
+        self._broker.changed.fire()
+        return len(gone)
+
+    async def stream_info(self, stream: str) -> StreamInfo:
+        await anyio.lowlevel.checkpoint()
+        log = self._broker.log(stream)
+        size = sum(len(stored.frame) for stored in log.messages.values())
+        return StreamInfo(log.first(), log.last, len(log.messages), size)
+
+    async def state_get(self, key: str) -> tuple[int, bytes] | None:
+        await anyio.lowlevel.checkpoint()
+        self.names.key("state", key)
+        return self._broker.values.get(key)
+
+    async def state_put(self, key: str, value: bytes) -> int:
+        found = await self.state_get(key)
+        return await self.state_update(key, value, found[0] if found else 0)
+
+    async def state_update(self, key: str, value: bytes, revision: int) -> int:
+        self.names.key("state", key)
+        found = self._broker.values.get(key)
+        if (found[0] if found else 0) != revision:
+            raise Conflict(f"{key} is no longer at revision {revision}")
+        self._broker.values[key] = (self._broker.next_revision(), bytes(value))
+        return self._broker.revision
+
+    @asynccontextmanager
+    async def lease(self, name: str, *, ttl: float = 10.0, wait: float = 30.0) -> AsyncIterator[Lease]:
+        right = await self._acquire(name, ttl, wait)
+        lease = Lease(right.revision)
+        try:
+            async with flat_task_group() as group:
+                group.start_soon(self._renew, name, right, lease, ttl)
+                try:
+                    yield lease
+                finally:
+                    group.cancel_scope.cancel()
+        finally:
+            if self._broker.rights.get(name) is right:
+                del self._broker.rights[name]
+
+    async def _acquire(self, name: str, ttl: float, wait: float) -> _Right:
+        deadline = anyio.current_time() + wait
+        while True:
+            now, other = anyio.current_time(), self._broker.rights.get(name)
+            if other is None or other.expires <= now:
+                who = f"{self.role}/{self.instance}"
+                right = _Right(object(), who, self._broker.next_revision(), now + ttl)
+                self._broker.rights[name] = right
+                return right
+            if now >= deadline:
+                raise BusUnavailable(
+                    f"lease {name}, held by {other.who},", wait, remedy="Does another one run?"
+                )
+            await anyio.sleep(min(ttl / 10, max(0.0, deadline - now)))
+
+    async def _renew(self, name: str, right: _Right, lease: Lease, ttl: float) -> None:
+        while self._broker.rights.get(name) is right and anyio.current_time() < right.expires:
+            right.expires = anyio.current_time() + ttl
+            await anyio.sleep(ttl / 3)
+        lease.lost.set()
+
+    def statistics(self) -> dict[str, float]:
+        figures = {f"memory_{name}": value for name, value in self._counts.items()}
+        for kind, log in self._broker.logs.items():
+            figures[f"memory_{kind.lower()}_messages"] = float(len(log.messages))
+        return figures
+
+
+class _Work:
+    """One ``consume`` of a MemoryBus."""
+
+    def __init__(self, bus: MemoryBus, broker: _Broker, consumer: Consumer, limit: int) -> None:
+        self._bus, self._broker, self._consumer, self._limit = bus, broker, consumer, limit
+        self._log = broker.log(consumer.stream)
+
+    def __aiter__(self) -> _Work:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while True:
+            await anyio.lowlevel.checkpoint()
+            found, pause = self._next_ready()
+            if found is None:
+                await self._broker.changed.wait(pause)
+                continue
+            sequence, stored = found
+            stored.holder = self
+            stored.attempts += 1
+            try:
+                envelope, message = codec.decode(stored.frame)
+            except Undecodable as error:
+                await self._set_aside(sequence, stored, error.reason)
+                continue
+            if stored.attempts > self._consumer.attempts:
+                stored.attempts -= 1
+                await self._set_aside(sequence, stored, "delivered too often")
+                continue
+            self._bus.count("delivered")
+            if stored.attempts > 1:
+                self._bus.count("redelivered")
+            return Delivery(message, sequence, stored.tail, stored.attempts, envelope, self._settle)
+
+    def _next_ready(self) -> tuple[tuple[int, _Stored] | None, float]:
+        """Return the first message that may be delivered now, or how long until there may be one."""
+        now, pause, held = anyio.current_time(), math.inf, 0
+        ready: tuple[int, _Stored] | None = None
+        for sequence, stored in self._log.messages.items():
+            held += stored.holder is self
+            if stored.holder is not None or not matches(self._consumer.tails, stored.tail):
+                continue
+            if stored.ready_at > now:
+                pause = min(pause, stored.ready_at - now)
+            elif ready is None:
+                ready = (sequence, stored)
+        return (None, math.inf) if held >= self._limit else (ready, pause)
+
+    async def _set_aside(self, sequence: int, stored: _Stored, reason: str) -> None:
+        await self._bus.bury(self._consumer.stream, sequence, stored, reason)
+        self._remove(sequence)
+
+    async def _settle(self, delivery: Delivery, verdict: Verdict, delay: float, reason: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        stored = self._log.messages.get(delivery.sequence)
+        if stored is None or stored.holder is not self:
+            return
+        if verdict == "nak":
+            self._bus.count("naked")
+            stored.holder, stored.ready_at = None, anyio.current_time() + delay
+            self._broker.changed.fire()
+            return
+        if verdict == "term":
+            await self._bus.bury(self._consumer.stream, delivery.sequence, stored, reason)
+        self._remove(delivery.sequence)
+
+    def _remove(self, sequence: int) -> None:
+        self._log.messages.pop(sequence, None)
+        self._broker.changed.fire()
+
+    def leave(self) -> None:
+        """Hand back everything unsettled."""
+        for stored in self._log.messages.values():
+            if stored.holder is self:
+                stored.holder = None
+        self._broker.changed.fire()

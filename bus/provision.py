@@ -1,0 +1,89 @@
+"""Creating and updating what ``bus.subjects`` declares. Nobody else creates streams or durables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from bus.connection import ApiError, Connection, open_connection
+from bus.errors import BusError, NotFound
+from bus.subjects import (
+    BUCKETS,
+    CONSUMERS,
+    STREAMS,
+    Consumer,
+    Names,
+    bucket_config,
+    consumer_config,
+    stream_config,
+)
+
+_NO_ROOM = 10047
+
+
+async def provision(
+    url: str,
+    *,
+    run: str,
+    token: str = "",
+    task_slots: int = 4096,
+    store_gb: float = 16.0,
+    consumers: Iterable[Consumer] = CONSUMERS.values(),
+) -> None:
+    """Create what is missing and bring what exists up to date; running it again changes nothing.
+
+    ``task_slots`` is how much work all instances of a role may hold, ``store_gb`` what the streams share.
+    Raises BusError when the server refuses (a store that is too small, an incompatible older stream).
+    """
+    names, store = Names(run), int(store_gb * (1 << 30))
+    async with open_connection(url, name=f"spade.{run}.provision", token=token) as connection:
+        for stream in STREAMS.values():
+            config = stream_config(names, stream, task_slots=task_slots, store_bytes=store)
+            await _stream(connection, config)
+        for bucket in BUCKETS.values():
+            await _stream(connection, bucket_config(names, bucket, store_bytes=store))
+        for consumer in consumers:
+            await _consumer(connection, names, consumer, task_slots)
+
+
+async def _stream(connection: Connection, config: dict[str, Any]) -> None:
+    name = config["name"]
+    try:
+        existing = (await connection.api(f"STREAM.INFO.{name}"))["config"]
+    except NotFound:
+        await _ask(connection, f"STREAM.CREATE.{name}", config, name)
+        return
+    if _differs(existing, config):
+        await _ask(connection, f"STREAM.UPDATE.{name}", {**existing, **config}, name)
+
+
+async def _consumer(connection: Connection, names: Names, consumer: Consumer, task_slots: int) -> None:
+    stream = names.stream(consumer.stream)
+    config = consumer_config(names, consumer, task_slots=task_slots)
+    try:
+        existing = (await connection.api(f"CONSUMER.INFO.{stream}.{consumer.name}"))["config"]
+    except NotFound:
+        existing = None
+    if existing is None or _differs(existing, config):
+        body = {"stream_name": stream, "config": config}
+        await _ask(connection, f"CONSUMER.DURABLE.CREATE.{stream}.{consumer.name}", body, consumer.name)
+
+
+def _differs(existing: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether the server's configuration lacks something wanted; it leaves out what is false or zero."""
+    return any(existing.get(key, type(value)()) != value for key, value in wanted.items())
+
+
+async def _ask(connection: Connection, verb: str, body: dict[str, Any], name: str) -> None:
+    try:
+        await connection.api(verb, body)
+    except ApiError as error:
+        if error.code == _NO_ROOM:
+            raise BusError(
+                f"the server's store is too small for {name}",
+                remedy="Raise bus.store_gb, or pass provision() the server's store_gb.",
+            ) from error
+        raise BusError(
+            f"the server refuses {name}: {error.description} (code {error.code})",
+            remedy="A stream of an older version may stand in the way; use a new run name.",
+        ) from error

@@ -1,0 +1,375 @@
+"""Publishing that ends in a PubAck or in an error, never in doubt that nobody sees.
+
+Each stream has a window of messages that are written but not acknowledged. An unanswered message is
+written again with the same id until the server answers; while the server is away the window is frozen.
+A full stream is back-pressure: the message waits and is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import anyio
+import msgspec
+import nats.errors
+from nats.aio.msg import Msg
+
+from bus.connection import Connection, status_of
+from bus.errors import BusError, BusUnavailable, Conflict
+
+FULL = frozenset({10077})
+CONFLICT = 10071
+STORE_FULL = frozenset({10002, 10023, 10028, 10047})
+_ID = "Nats-Msg-Id"
+_STREAM = "Nats-Expected-Stream"
+DISK_REMEDY = "Free disk space or raise bus.store_gb, then start the run again."
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``window`` messages and ``window_bytes`` may be unacknowledged per stream. A message is written
+    again after ``ack_seconds`` without an answer; ``unanswered`` such times in a row while the server is
+    there, or ``absent_seconds`` without a stream, are an error. ``full_seconds`` bounds back-pressure."""
+
+    window: int = 256
+    window_bytes: int = 16 << 20
+    ack_seconds: float = 5.0
+    unanswered: int = 6
+    absent_seconds: float = 10.0
+    full_seconds: float = 6 * 3600.0
+
+
+class _Fault(msgspec.Struct):
+    err_code: int = 0
+    description: str = ""
+
+
+class PubAck(msgspec.Struct):
+    """The server's answer: the stream sequence, or an error."""
+
+    seq: int = 0
+    duplicate: bool = False
+    error: _Fault | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    stream: str
+    subject: str
+    payload: bytes
+    headers: dict[str, str]
+    token: str
+    size: int
+    done: asyncio.Future[PubAck]
+    born: float
+    due: float
+    tries: int = 0
+    unanswered: int = 0
+    refused: bool = False
+    absent_since: float = 0.0
+    full_since: float = 0.0
+
+
+@dataclass(slots=True)
+class _Window:
+    messages: int = 0
+    bytes: int = 0
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+
+class Publisher:
+    """The one way into streams. :meth:`run` must be running."""
+
+    def __init__(self, connection: Connection, limits: Limits | None = None) -> None:
+        self._connection = connection
+        self.limits = limits or Limits()
+        self._prefix = f"{connection.inbox}.ack."
+        self._entries: dict[str, Entry] = {}
+        self._windows: dict[str, _Window] = {}
+        self._wake = anyio.Event()
+        self._planned = 0.0
+        self._serial = 0
+        self._counts = dict.fromkeys(
+            ("stored", "duplicates", "retries", "full", "absent", "unanswered", "conflicts", "failed"), 0.0
+        )
+        self._ack_decoder = msgspec.json.Decoder(PubAck)
+
+    async def open(self) -> None:
+        """Subscribe to the answers."""
+        await self._connection.subscribe(f"{self._prefix}*", self._on_answer)
+
+    async def run(self) -> None:
+        """Write again what is due, for ever."""
+        unwatch = self._connection.watch(self._on_state)
+        try:
+            while True:
+                await self._tick()
+        finally:
+            unwatch()
+
+    async def send(
+        self, stream: str, subject: str, payload: bytes, headers: dict[str, str], *, message_id: str
+    ) -> PubAck:
+        """Store one message; return its PubAck. ``stream`` is the server's stream name.
+
+        Raises Conflict for a lost compare-and-set, BusUnavailable, or BusError (refused, disk full).
+        """
+        entry = await self.submit(stream, subject, payload, headers, message_id=message_id)
+        try:
+            return await entry.done
+        finally:
+            self._forget(entry)
+
+    async def submit(
+        self, stream: str, subject: str, payload: bytes, headers: dict[str, str], *, message_id: str
+    ) -> Entry:
+        """Write one message as soon as the window has room; its ``done`` ends with the answer."""
+        size = len(payload) + 256
+        self._check_size(subject, size)
+        await self._enter(stream, size)
+        self._serial += 1
+        now = anyio.current_time()
+        entry = Entry(
+            stream=stream,
+            subject=subject,
+            payload=payload,
+            headers={_ID: message_id, _STREAM: stream, **headers},
+            token=str(self._serial),
+            size=size,
+            done=asyncio.get_running_loop().create_future(),
+            born=now,
+            due=now,
+        )
+        self._entries[entry.token] = entry
+        try:
+            await self._write(entry)
+        except BaseException:
+            self._forget(entry)
+            raise
+        return entry
+
+    def statistics(self) -> dict[str, float]:
+        """Return the use of the windows and counters."""
+        windows = self._windows.values()
+        return {
+            "publish_in_flight": float(sum(window.messages for window in windows)),
+            "publish_in_flight_bytes": float(sum(window.bytes for window in windows)),
+            "publish_waiting": float(sum(len(window.waiting) for window in windows)),
+            **{f"publish_{name}": value for name, value in self._counts.items()},
+        }
+
+    async def collect(self, entries: list[Entry]) -> list[PubAck]:
+        """Return the answers to submitted messages; raises the first failure when all have ended."""
+        answers: list[PubAck] = []
+        failure: BusError | None = None
+        try:
+            for entry in entries:
+                try:
+                    answers.append(await entry.done)
+                except BusError as error:
+                    failure = failure or error
+        finally:
+            self.abandon(entries)
+        if failure is not None:
+            raise failure
+        return answers
+
+    def abandon(self, entries: list[Entry]) -> None:
+        """Stop caring for submitted messages; those without an answer may or may not be stored."""
+        for entry in entries:
+            self._forget(entry)
+            if entry.done.done() and not entry.done.cancelled():
+                entry.done.exception()
+
+    # The window.
+
+    def _check_size(self, subject: str, size: int) -> None:
+        most = self._connection.client.max_payload
+        if size > most:
+            raise BusError(
+                f"a message of {size} bytes for {subject} exceeds the server's {most} bytes",
+                remedy="Raise bus.max_payload_mb.",
+            )
+
+    def _has_room(self, window: _Window, size: int) -> bool:
+        if window.messages == 0:
+            return True
+        return window.messages < self.limits.window and window.bytes + size <= self.limits.window_bytes
+
+    async def _enter(self, stream: str, size: int) -> None:
+        window = self._windows.setdefault(stream, _Window())
+        if window.waiting or not self._has_room(window, size):
+            turn = asyncio.get_running_loop().create_future()
+            window.waiting.append(turn)
+            try:
+                while window.waiting[0] is not turn or not self._has_room(window, size):
+                    await turn
+                    turn = self._renew(window, turn)
+            finally:
+                window.waiting.remove(turn)
+                self._call_next(window)
+        window.messages += 1
+        window.bytes += size
+
+    @staticmethod
+    def _renew(window: _Window, turn: asyncio.Future[None]) -> asyncio.Future[None]:
+        fresh: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        window.waiting[window.waiting.index(turn)] = fresh
+        return fresh
+
+    @staticmethod
+    def _call_next(window: _Window) -> None:
+        if window.waiting and not window.waiting[0].done():
+            window.waiting[0].set_result(None)
+
+    def _forget(self, entry: Entry) -> None:
+        """Take an entry out of its window; without effect the second time."""
+        if self._entries.pop(entry.token, None) is None:
+            return
+        window = self._windows[entry.stream]
+        window.messages -= 1
+        window.bytes -= entry.size
+        self._call_next(window)
+        if not entry.done.done():
+            entry.done.cancel()
+
+    # Writing.
+
+    async def _write(self, entry: Entry) -> None:
+        """Write an entry if there is a server; what is lost on the way falls due again."""
+        connection = self._connection
+        connection.check_open(f"PubAck of {entry.subject}")
+        now = anyio.current_time()
+        entry.due = now + self.limits.ack_seconds
+        if not connection.connected:
+            return
+        self._counts["retries"] += entry.tries > 0
+        entry.tries += 1
+        try:
+            await connection.send(
+                entry.subject, entry.payload, reply=self._prefix + entry.token, headers=entry.headers
+            )
+        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError, OSError):
+            return
+
+    def _on_state(self) -> None:
+        """Freeze the window on a disconnect, write all of it again on a connect."""
+        now = anyio.current_time()
+        for entry in self._entries.values():
+            entry.refused, entry.unanswered, entry.absent_since, entry.due = True, 0, 0.0, now
+        self._wake.set()
+
+    async def _tick(self) -> None:
+        self._wake = anyio.Event()
+        now = anyio.current_time()
+        frozen = not self._connection.connected
+        due = [entry for entry in self._entries.values() if entry.due <= now]
+        for entry in due:
+            if self._connection.closed:
+                self._fail(entry, BusUnavailable(f"PubAck of {entry.subject}", now - entry.born))
+            elif frozen:
+                self._check_patience(entry, now)
+            else:
+                await self._again(entry)
+        now = anyio.current_time()
+        next_due = min((entry.due for entry in self._entries.values()), default=now + 60.0)
+        self._planned = now + min(self.limits.ack_seconds / 2, 1.0 if frozen else max(0.005, next_due - now))
+        with anyio.move_on_after(self._planned - now):
+            await self._wake.wait()
+
+    def _check_patience(self, entry: Entry, now: float) -> None:
+        patience = self._connection.patience
+        if now - entry.born > patience:
+            self._fail(entry, BusUnavailable(f"PubAck of {entry.subject}", patience))
+
+    async def _again(self, entry: Entry) -> None:
+        if entry.refused:
+            entry.refused = False
+        elif entry.tries:
+            entry.unanswered += 1
+            self._counts["unanswered"] += 1
+        if entry.unanswered > self.limits.unanswered:
+            waited = self.limits.unanswered * self.limits.ack_seconds
+            self._fail(
+                entry,
+                BusError(
+                    f"the server does not store {entry.subject}: {waited:g} s without an answer",
+                    remedy=f"A full disk does this; its log says more. {DISK_REMEDY}",
+                ),
+            )
+        else:
+            await self._write(entry)
+
+    # Answers.
+
+    def _on_answer(self, message: Msg) -> None:
+        entry = self._entries.get(message.subject[len(self._prefix) :])
+        if entry is None:
+            return
+        if status_of(message) == "503":
+            self._on_absent(entry)
+            return
+        try:
+            answer = self._ack_decoder.decode(message.data)
+        except msgspec.DecodeError as error:
+            self._fail(entry, BusError(f"the server's answer to {entry.subject} makes no sense: {error}"))
+            return
+        if answer.error is not None:
+            self._on_refusal(entry, answer.error)
+            return
+        self._counts["stored"] += 1
+        self._counts["duplicates"] += answer.duplicate
+        if not entry.done.done():
+            entry.done.set_result(answer)
+        self._forget(entry)
+
+    def _on_absent(self, entry: Entry) -> None:
+        now = anyio.current_time()
+        self._counts["absent"] += 1
+        entry.absent_since = entry.absent_since or now
+        if now - entry.absent_since > self.limits.absent_seconds:
+            self._fail(
+                entry,
+                BusError(
+                    f"no stream takes {entry.subject}",
+                    remedy="Has the run been provisioned? A full disk can switch JetStream off.",
+                ),
+            )
+            return
+        self._later(entry, 0.05, 0.5)
+
+    def _on_refusal(self, entry: Entry, fault: _Fault) -> None:
+        now = anyio.current_time()
+        if fault.err_code in FULL:
+            self._counts["full"] += 1
+            entry.full_since = entry.full_since or now
+            if now - entry.full_since <= self.limits.full_seconds:
+                self._later(entry, 0.005, min(0.5, 0.02 * 2 ** min(entry.tries, 5)))
+                return
+            error: BusError = BusUnavailable(
+                f"room in stream {entry.stream}", self.limits.full_seconds, remedy="Does its reader run?"
+            )
+        elif fault.err_code == CONFLICT:
+            error = Conflict(f"{entry.subject}: {fault.description}")
+        elif fault.err_code in STORE_FULL:
+            error = BusError(f"the server's store is full: {fault.description}", remedy=DISK_REMEDY)
+        else:
+            error = BusError(
+                f"the server refused {entry.subject}: {fault.description} (code {fault.err_code})"
+            )
+        self._fail(entry, error)
+
+    def _later(self, entry: Entry, least: float, most: float) -> None:
+        entry.refused, entry.unanswered = True, 0
+        entry.due = anyio.current_time() + random.uniform(least, most)
+        if entry.due < self._planned:
+            self._wake.set()
+
+    def _fail(self, entry: Entry, error: BusError) -> None:
+        self._counts["conflicts" if isinstance(error, Conflict) else "failed"] += 1
+        if not entry.done.done():
+            entry.done.set_exception(error)
+        self._forget(entry)

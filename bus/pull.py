@@ -1,0 +1,233 @@
+"""Continuous pull from one consumer: overlapping requests, a heartbeat watchdog, no task per message.
+
+What the server still owes on open requests is counted, not attributed: it serves them in turn. After a
+reconnect or a silence everything owed is forgotten and a fresh inbox is used, so that no late message of
+an old request can be taken for a new one's (reference nats section 4, rows 1, 3, 5, 20).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import anyio
+import msgspec
+import nats.errors
+from anyio.lowlevel import checkpoint
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from bus.connection import Connection, description_of, status_of
+from bus.errors import BusError
+from bus.subjects import SECOND
+
+log = logging.getLogger("spade.bus")
+
+
+class Delivered(NamedTuple):
+    """What the reply subject of a delivered message says. ``pending`` more wait behind it."""
+
+    attempt: int
+    stream_sequence: int
+    consumer_sequence: int
+    pending: int
+
+
+def parse_reply(reply: str) -> Delivered | None:
+    """Read ``$JS.ACK...`` in its short form and the one with domain and account; None when it is neither."""
+    tokens = reply.split(".")
+    first = {9: 4, 12: 6}.get(len(tokens)) if tokens[:2] == ["$JS", "ACK"] else None
+    if first is None:
+        return None
+    try:
+        return Delivered(
+            int(tokens[first]), int(tokens[first + 1]), int(tokens[first + 2]), int(tokens[first + 4])
+        )
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class PullSettings:
+    """A request stays open for ``expires`` seconds and proves itself alive every ``heartbeat`` seconds.
+    Fewer than ``least`` wanted messages wait ``linger`` seconds for company. ``max_bytes`` bounds what
+    one request may bring (0: no bound)."""
+
+    expires: float = 30.0
+    heartbeat: float = 2.0
+    linger: float = 0.02
+    least: int = 1
+    most: int = 512
+    max_bytes: int = 0
+
+
+class Pull:
+    """Keeps the server owing what ``wanted()`` asks for, and hands messages to ``on_message``.
+
+    ``on_gone`` is called when the consumer does not exist (any more) or the stream cannot be reached;
+    ``on_reset`` when what was owed is forgotten, before new requests are made.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        stream: str,
+        consumer: str,
+        settings: PullSettings,
+        wanted: Callable[[], int],
+        on_message: Callable[[Msg, Delivered], None],
+        on_gone: Callable[[str], None],
+        on_reset: Callable[[], None] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._settings = settings
+        self._wanted, self._on_message = wanted, on_message
+        self._on_gone, self._on_reset = on_gone, on_reset
+        self._owed = 0
+        self._epoch = 0
+        self._inbox = ""
+        self._subscription: Subscription | None = None
+        self._stale = True
+        self._heard = 0.0
+        self._not_before = 0.0
+        self._wake = anyio.Event()
+        self.requests = 0
+        self.resets = 0
+
+    @property
+    def owed(self) -> int:
+        """How many messages open requests may still bring."""
+        return self._owed
+
+    def wake(self) -> None:
+        """Look again at what is wanted."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Request for ever; on cancellation the inbox is given up."""
+        unwatch = self._connection.watch(self._on_state)
+        try:
+            while True:
+                self._wake = anyio.Event()
+                await self._connection.wait_connected("connection to pull through")
+                if self._stale:
+                    await self._renew()
+                pause = await self._turn()
+                with anyio.move_on_after(pause):
+                    await self._wake.wait()
+        finally:
+            unwatch()
+            with anyio.CancelScope(shield=True):
+                await self._leave()
+
+    async def _turn(self) -> float:
+        """Make a request if one is due; return how long to sleep unless woken."""
+        settings, now = self._settings, anyio.current_time()
+        if self._owed > 0 and now - self._heard > 2.5 * settings.heartbeat:
+            log.warning("no heartbeat from %s; pulling anew", self._subject)
+            self._stale = True
+            return 0.0
+        if now < self._not_before:
+            return self._not_before - now
+        missing = min(self._wanted() - self._owed, settings.most)
+        if missing <= 0:
+            return settings.heartbeat
+        if missing < settings.least:
+            await anyio.sleep(settings.linger)
+            missing = min(self._wanted() - self._owed, settings.most)
+        if missing > 0 and not self._stale:
+            await self._request(missing)
+        return settings.heartbeat
+
+    async def _request(self, batch: int) -> None:
+        settings = self._settings
+        if not self._connection.connected:
+            return
+        body = {
+            "batch": batch,
+            "expires": int(settings.expires * SECOND),
+            "idle_heartbeat": int(settings.heartbeat * SECOND),
+        }
+        if settings.max_bytes:
+            body["max_bytes"] = settings.max_bytes
+        if self._owed == 0:
+            self._heard = anyio.current_time()
+        self._owed += batch
+        self.requests += 1
+        try:
+            await self._connection.send(
+                self._subject, msgspec.json.encode(body), reply=f"{self._inbox}.{self.requests}"
+            )
+        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError, OSError):
+            self._stale = True
+
+    async def _renew(self) -> None:
+        """Forget what is owed and receive at a fresh inbox from now on."""
+        await self._leave()
+        self._epoch += 1
+        self.resets += self._epoch > 1
+        self._inbox = f"{self._connection.inbox}.pull.{id(self):x}.{self._epoch}"
+        self._owed, self._stale = 0, False
+        if self._on_reset is not None and self._epoch > 1:
+            self._on_reset()
+        epoch = self._epoch
+        self._subscription = await self._connection.subscribe(
+            f"{self._inbox}.*", lambda message: self._receive(message, epoch)
+        )
+
+    async def _leave(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is None:
+            return
+        with anyio.move_on_after(1.0):
+            while subscription.pending_msgs and not self._connection.closed:
+                await checkpoint()
+        await self._connection.unsubscribe(subscription)
+
+    def _on_state(self) -> None:
+        self._stale = True
+        self._wake.set()
+
+    def _receive(self, message: Msg, epoch: int) -> None:
+        current = epoch == self._epoch
+        if current:
+            self._heard = anyio.current_time()
+        status = status_of(message)
+        if not status:
+            delivered = parse_reply(message.reply)
+            if delivered is None:
+                log.error("a message without delivery data on %s", message.subject)
+                return
+            if current:
+                self._owed = max(0, self._owed - 1)
+            self._on_message(message, delivered)
+        elif status != "100" and current:
+            self._on_status(status, message)
+            self._wake.set()
+
+    def _on_status(self, status: str, message: Msg) -> None:
+        """A request ended early: the rest is not owed any more."""
+        text = description_of(message)
+        if status == "503" or "Consumer Deleted" in text or "Consumer is push based" in text:
+            self._owed = 0
+            self._not_before = anyio.current_time() + 0.1
+            self._on_gone(text.strip() or "nobody answers")
+            return
+        rest = (message.headers or {}).get("Nats-Pending-Messages")
+        if rest is None:
+            self._stale = True
+        else:
+            self._owed = max(0, self._owed - int(rest))
+        if status == "409" and "MaxBytes" not in text:
+            self._not_before = anyio.current_time() + 0.1
+
+
+def gone(stream: str, consumer: str, why: str) -> BusError:
+    """Return the error of a durable that does not exist."""
+    return BusError(
+        f"consumer {consumer} of stream {stream} is gone ({why})", remedy="Has the run been provisioned?"
+    )

@@ -1,0 +1,158 @@
+"""Reading stored messages by number or subject, without a consumer."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+
+import anyio
+import msgspec
+from nats.aio.msg import Msg
+
+from bus import codec
+from bus.connection import Connection, status_of
+from bus.errors import BusError, NotFound, Undecodable
+from bus.face import Record, StreamInfo
+from bus.mailbox import Mailbox
+from bus.subjects import Names
+
+_SECONDS = 20.0
+_SILENCE_SECONDS = 3.0
+_BATCH = 256
+_BATCH_BYTES = 16 << 20
+
+
+def record_of(names: Names, message: Msg) -> Record:
+    """Return the record in a direct answer. Raises Undecodable."""
+    headers = message.headers or {}
+    envelope, content = codec.decode(message.data)
+    return Record(int(headers["Nats-Sequence"]), content, names.tail(headers["Nats-Subject"]), envelope)
+
+
+async def stream_info(connection: Connection, names: Names, stream: str) -> StreamInfo:
+    """Return the state of a stream. Raises NotFound."""
+    state = (await connection.api(f"STREAM.INFO.{names.stream(stream)}"))["state"]
+    return StreamInfo(
+        first=state["first_seq"], last=state["last_seq"], messages=state["messages"], bytes=state["bytes"]
+    )
+
+
+async def direct(connection: Connection, stream: str, request: dict[str, object], what: str) -> Msg | None:
+    """Ask a stream (server's name) for one message; None when there is none."""
+    answer = await connection.request(
+        f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request), awaited=what, seconds=_SECONDS
+    )
+    status = status_of(answer)
+    if status == "404":
+        return None
+    if status:
+        raise BusError(f"{what}: the server answers status {status}")
+    return answer
+
+
+async def get(connection: Connection, names: Names, stream: str, sequence: int) -> Record:
+    """Return one record. Raises NotFound or Undecodable."""
+    what = f"message {sequence} of {stream}"
+    answer = await direct(connection, names.stream(stream), {"seq": sequence}, what)
+    headers = (answer.headers or {}) if answer is not None else {}
+    if answer is None or int(headers["Nats-Sequence"]) != sequence:
+        raise NotFound(f"no {what}")
+    return record_of(names, answer)
+
+
+class _Source:
+    """The messages of one filter, in order, fetched in batches from ``position`` on."""
+
+    def __init__(self, connection: Connection, stream: str, subject: str, position: int, last: int) -> None:
+        self._connection, self._stream, self._subject = connection, stream, subject
+        self._position, self._last = position, last
+        self._ready: list[Msg] = []
+        self._ended = False
+
+    async def head(self) -> tuple[int, Msg] | None:
+        """Return the next message with its sequence without taking it, None at the end."""
+        while not self._ready and not self._ended:
+            await self._fetch()
+        if not self._ready:
+            return None
+        sequence = _sequence(self._ready[-1])
+        return (sequence, self._ready[-1]) if sequence <= self._last else None
+
+    def take(self) -> None:
+        """Drop the head."""
+        self._ready.pop()
+
+    async def _fetch(self) -> None:
+        if self._position > self._last:
+            self._ended = True
+            return
+        await self._connection.wait_connected(f"connection to replay {self._stream}")
+        inbox = f"{self._connection.inbox}.replay.{secrets.token_hex(6)}"
+        answers: Mailbox[Msg] = Mailbox()
+        subscription = await self._connection.subscribe(inbox, answers.put)
+        unwatch = self._connection.watch(answers.end)
+        try:
+            await self._ask(inbox)
+            self._ready = await self._collect(answers)
+        finally:
+            unwatch()
+            with anyio.CancelScope(shield=True):
+                await self._connection.unsubscribe(subscription)
+        self._ready.reverse()
+
+    async def _ask(self, inbox: str) -> None:
+        request = {
+            "seq": self._position,
+            "next_by_subj": self._subject,
+            "batch": _BATCH,
+            "max_bytes": _BATCH_BYTES,
+        }
+        await self._connection.send(
+            f"$JS.API.DIRECT.GET.{self._stream}", msgspec.json.encode(request), reply=inbox
+        )
+
+    async def _collect(self, answers: Mailbox[Msg]) -> list[Msg]:
+        """Return what arrives until the end mark or a silence; the next fetch goes on from there."""
+        got: list[Msg] = []
+        while True:
+            with anyio.move_on_after(_SILENCE_SECONDS) as scope:
+                try:
+                    message = await anext(answers)
+                except StopAsyncIteration:
+                    return got
+            if scope.cancelled_caught:
+                return got
+            status = status_of(message)
+            if status in ("404", "204"):
+                pending = int((message.headers or {}).get("Nats-Num-Pending", "0"))
+                self._ended = status == "404" or pending == 0
+                return got
+            if status == "503":
+                raise NotFound(f"stream {self._stream} does not answer", remedy="Was the run provisioned?")
+            if status:
+                raise BusError(f"replay of {self._stream}: the server answers status {status}")
+            got.append(message)
+            self._position = _sequence(message) + 1
+
+
+def _sequence(message: Msg) -> int:
+    return int((message.headers or {})["Nats-Sequence"])
+
+
+async def replay(
+    connection: Connection, names: Names, stream: str, *, start: int, tails: Sequence[str], last: int
+) -> AsyncIterator[Record | Undecodable]:
+    """Yield what lies in ``start`` .. ``last``, merged over the filters; Undecodable in its place."""
+    name = names.stream(stream)
+    subjects = [names.subject(tail) for tail in tails] or [">"]
+    sources = [_Source(connection, name, subject, max(1, start), last) for subject in subjects]
+    while True:
+        heads = [(head, source) for source in sources if (head := await source.head()) is not None]
+        if not heads:
+            return
+        (_, message), source = min(heads, key=lambda pair: pair[0][0])
+        source.take()
+        try:
+            yield record_of(names, message)
+        except Undecodable as error:
+            yield error

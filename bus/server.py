@@ -1,0 +1,438 @@
+"""A private nats-server: started, watched, restarted on its port, stopped.
+
+The store directory has one owner (reference nats 1.1: two servers on one store lose acknowledged
+messages), the configuration with the token is readable by the owner only, and the server dies with the
+process that started it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import anyio
+
+from bus.binary import locate
+from bus.connection import open_connection
+from bus.errors import BusError, BusUnavailable
+from bus.scopes import flat_task_group
+from bus.subjects import Names
+
+log = logging.getLogger("spade.bus")
+_READY_SECONDS = 20.0
+_STOP_SECONDS = 5.0
+_POLL_SECONDS = 0.01
+_HEALTH_SECONDS = 2.0
+_BACKOFF = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0)
+_CRASHES, _CRASH_SECONDS = 6, 120.0
+_TAIL_LINES = 12
+_FULL_DISK = ("no space left on device", "disk quota exceeded", "JetStream out of")
+_PORT_TAKEN = "address already in use"
+
+# Runs as its own program between us and the server: no Python code runs between fork and exec here.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+parent, binary, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[2:]
+if sys.platform == "linux":
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+os.execv(binary, arguments)
+"""
+
+
+@dataclass
+class ServerHandle:
+    """A running server. ``token`` belongs to the URL; ``pid`` changes when the server is restarted."""
+
+    url: str
+    token: str = field(repr=False)
+    pid: int
+    restarts: int = 0
+
+    def statistics(self) -> dict[str, float]:
+        """Return how often the server was restarted."""
+        return {"server_restarts": float(self.restarts)}
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What lies in the server's directory."""
+
+    directory: Path
+    config: Path = field(init=False)
+    log: Path = field(init=False)
+    errors: Path = field(init=False)
+    lock: Path = field(init=False)
+    port: Path = field(init=False)
+    token: Path = field(init=False)
+    store: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = {
+            "config": "nats.conf",
+            "log": "nats.log",
+            "errors": "nats.err",
+            "lock": "lock",
+            "port": "port",
+            "token": "token",
+            "store": "store",
+        }
+        for attribute, name in names.items():
+            object.__setattr__(self, attribute, self.directory / name)
+
+    def ports(self) -> list[Path]:
+        return list(self.directory.glob("nats-server_*.ports"))
+
+    def tail(self, since: int = 0) -> str:
+        """Return the last lines of the log and of what the server wrote as it died."""
+        lines: list[str] = []
+        for path, start in ((self.log, since), (self.errors, 0)):
+            if path.exists():
+                with path.open(errors="replace") as file:
+                    file.seek(start)
+                    lines += deque(file, _TAIL_LINES)
+        return "".join(lines).strip()
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, all of it or nothing."""
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+@contextmanager
+def _locked(files: _Files) -> Iterator[int]:
+    """Own the directory. The descriptor is inherited by the server, so the lock outlives us with it."""
+    descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = _holder(os.pread(descriptor, 64, 0).decode(errors="replace"))
+            raise BusError(
+                f"the bus store {files.directory} is in use by process {holder}",
+                remedy=f"Stop it (kill {holder}) or use another run directory.",
+            ) from error
+        note_holders(descriptor, os.getpid())
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def note_holders(descriptor: int, *pids: int) -> None:
+    """Write who owns the store: its starter, then its server."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, " ".join(map(str, pids)).encode(), 0)
+
+
+def _holder(text: str) -> str:
+    """Return the first process of a lock file that is alive (a server can outlive its starter)."""
+    pids = [pid for pid in text.split() if pid.isdigit()]
+    alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    return next(iter(alive or pids), "unknown")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _busy(port: int) -> BusError:
+    return BusError(
+        f"port {port} of the bus is in use by another program",
+        remedy="Choose another bus.port, or 0 for any free one.",
+    )
+
+
+def _choose_port(files: _Files, requested: int) -> int:
+    """Return the port to ask for: the requested one, the one of the last start, or -1 (any)."""
+    if requested:
+        if not _is_free(requested):
+            raise _busy(requested)
+        return requested
+    try:
+        saved = int(files.port.read_text())
+    except (OSError, ValueError):
+        return -1
+    if _is_free(saved):
+        return saved
+    log.warning("port %d of the last start is taken; the bus gets another one", saved)
+    return -1
+
+
+def _choose_token(files: _Files, token: str) -> str:
+    """Return the given token, the one of the last start, or a new one; the file keeps it."""
+    if not token and files.token.exists():
+        token = files.token.read_text().strip()
+    token = token or secrets.token_urlsafe(24)
+    _write_private(files.token, token)
+    return token
+
+
+@dataclass(frozen=True)
+class _Settings:
+    run: str
+    token: str = field(repr=False)
+    sync: str
+    payload_mb: int
+    store_gb: float
+
+
+def _configuration(files: _Files, settings: _Settings, port: int) -> str:
+    quote = json.dumps
+    return f"""listen: "127.0.0.1:{port}"
+server_name: {quote(f"spade-{settings.run}")}
+ports_file_dir: {quote(str(files.directory))}
+log_file: {quote(str(files.log))}
+logfile_size_limit: 67108864
+logfile_max_num: 2
+max_payload: {settings.payload_mb}MB
+max_pending: {max(64, 2 * settings.payload_mb)}MB
+write_deadline: "10s"
+jetstream {{
+  store_dir: {quote(str(files.store))}
+  max_mem: 268435456
+  max_file: {int(settings.store_gb * (1 << 30))}
+  sync_interval: {quote(settings.sync)}
+}}
+authorization {{
+  token: {quote(settings.token)}
+}}
+"""
+
+
+class _Server:
+    """The process and what is needed to start it again."""
+
+    def __init__(self, files: _Files, binary: Path, lock: int, settings: _Settings) -> None:
+        self._files, self._binary, self._lock = files, binary, lock
+        self._settings = settings
+        self.process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._log_start = self._log_read = 0
+
+    async def start(self, port: int) -> str:
+        """Start and return the URL once the server answers with our token. Raises BusError."""
+        _write_private(self._files.config, _configuration(self._files, self._settings, port))
+        for stale in self._files.ports():
+            stale.unlink(missing_ok=True)
+        self._log_start = self._log_read = self._files.log.stat().st_size if self._files.log.exists() else 0
+        self._spawn()
+        try:
+            with anyio.fail_after(_READY_SECONDS):
+                url = await self._await_ports()
+                await self._await_answer(url)
+        except TimeoutError:
+            await self.stop()
+            raise BusUnavailable(
+                "nats-server to become ready", _READY_SECONDS, remedy=self.explain("Its log ends:")
+            ) from None
+        except BaseException:
+            await self.stop()
+            raise
+        return url
+
+    def _spawn(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise BusError(
+                "the bus server must be started from the main thread",
+                remedy="It would die with the thread that started it.",
+            )
+        self._errors = self._files.errors.open("wb")
+        command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(self._binary)]
+        self.process = subprocess.Popen(
+            [*command, "-c", str(self._files.config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            pass_fds=(self._lock,),
+            start_new_session=True,
+        )
+        note_holders(self._lock, os.getpid(), self.process.pid)
+
+    async def _await_ports(self) -> str:
+        """Return the URL from the ports file, which the server writes when it listens."""
+        assert self.process is not None
+        wanted = self._files.directory / f"nats-server_{self.process.pid}.ports"
+        while True:
+            if self.process.poll() is not None:
+                raise self._died_at_start()
+            try:
+                ports = json.loads(wanted.read_text())
+                return str(ports["nats"][0])
+            except (OSError, ValueError, KeyError, IndexError):
+                await anyio.sleep(_POLL_SECONDS)
+
+    async def _await_answer(self, url: str) -> None:
+        token = self._settings.token
+        async with open_connection(url, name="spade.server.ready", token=token) as connection:
+            await connection.api("INFO")
+
+    def _died_at_start(self) -> BusError:
+        text = self._files.tail(self._log_start)
+        if _PORT_TAKEN in text:
+            return BusError(
+                "the port of the bus is in use by another program",
+                remedy="Choose another bus.port, or 0 for any free one.",
+            )
+        return BusError("nats-server ended as it started", remedy=f"Its log ends:\n{text}")
+
+    def explain(self, what: str) -> str:
+        """Return ``what`` and the end of the log."""
+        return f"{what}\n{self._files.tail(self._log_start)}"
+
+    def full_disk(self) -> str:
+        """Return the line with which the server complained about its disk since the last call, if any."""
+        if not self._files.log.exists():
+            return ""
+        with self._files.log.open("rb") as file:
+            rotated = self._files.log.stat().st_size < self._log_read
+            file.seek(0 if rotated else self._log_read)
+            text = file.read().decode(errors="replace")
+            self._log_read = file.tell()
+        return next((line for line in text.splitlines() if any(sign in line for sign in _FULL_DISK)), "")
+
+    async def wait(self) -> int:
+        """Return the exit code when the process has ended."""
+        assert self.process is not None
+        return await _ended(self.process)
+
+    async def stop(self) -> None:
+        """End the process: SIGTERM, then SIGKILL; it is reaped in any case."""
+        process, self.process = self.process, None
+        if process is not None:
+            with anyio.CancelScope(shield=True):
+                if process.poll() is None:
+                    process.terminate()
+                    with anyio.move_on_after(_STOP_SECONDS):
+                        await _ended(process)
+                if process.poll() is None:
+                    log.warning("nats-server %d ignores SIGTERM; killing it", process.pid)
+                    process.kill()
+                process.wait()
+        if self._errors is not None:
+            self._errors.close()
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Return a child's exit code when it has ended."""
+    if hasattr(os, "pidfd_open"):
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            await anyio.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+        return process.wait()
+    return await anyio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+
+
+async def _keep_running(server: _Server, handle: ServerHandle, port: int) -> None:
+    """Start the server again on its port whenever it dies. Raises BusError when that is hopeless."""
+    crashes: deque[float] = deque(maxlen=_CRASHES)
+    why = f"nats-server ended with {await server.wait()}"
+    while True:
+        now = anyio.current_time()
+        crashes.append(now)
+        recent = sum(now - when < _CRASH_SECONDS for when in crashes)
+        log.error("%s; starting it again\n%s", why, server.explain("Its log ends:"))
+        if recent >= _CRASHES:
+            raise BusError(
+                f"{why}, the {recent}th fault within {_CRASH_SECONDS:g} s",
+                remedy=server.explain("Its log ends:"),
+            )
+        await anyio.sleep(_BACKOFF[min(recent, len(_BACKOFF)) - 1])
+        await server.stop()
+        try:
+            handle.url = await server.start(port)
+        except BusError as error:
+            why = f"nats-server did not start again ({error.what})"
+            continue
+        assert server.process is not None
+        handle.pid = server.process.pid
+        handle.restarts += 1
+        why = f"nats-server ended with {await server.wait()}"
+
+
+async def _watch_disk(server: _Server) -> None:
+    """Raise BusError when the server cannot write: it goes on running, and answers nobody."""
+    while True:
+        await anyio.sleep(_HEALTH_SECONDS)
+        complaint = server.full_disk()
+        if complaint:
+            raise BusError(
+                f"the bus store is full: {complaint}",
+                remedy="Free disk space and start the run again; nothing acknowledged is lost.",
+            )
+
+
+def _prepare(directory: Path) -> _Files:
+    """Make the directory, readable by its owner only."""
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    return _Files(directory)
+
+
+@asynccontextmanager
+async def serve(
+    directory: Path | str,
+    *,
+    run: str,
+    token: str = "",
+    port: int = 0,
+    sync: str = "100ms",
+    max_payload_mb: int = 8,
+    store_gb: float = 16.0,
+    binary: Path | str | None = None,
+) -> AsyncIterator[ServerHandle]:
+    """Run a private nats-server in ``directory`` on 127.0.0.1 and keep it running.
+
+    ``port`` 0 takes the port of the last start, or any; ``sync`` is how often acknowledged messages are
+    forced to disk ("always" loses none at a power failure). Must be entered in the main thread. Raises
+    BusError: no program, directory in use, port in use, full disk, too many crashes (each with a remedy).
+    """
+    Names(run)
+    files = _prepare(Path(directory))
+    program = await anyio.to_thread.run_sync(locate, binary)
+    with _locked(files) as lock:
+        secret = _choose_token(files, token)
+        server = _Server(files, program, lock, _Settings(run, secret, sync, max_payload_mb, store_gb))
+        try:
+            url = await server.start(_choose_port(files, port))
+            actual = int(url.rsplit(":", 1)[1])
+            _write_private(files.port, str(actual))
+            assert server.process is not None
+            handle = ServerHandle(url, secret, server.process.pid)
+            async with flat_task_group() as group:
+                group.start_soon(_keep_running, server, handle, actual)
+                group.start_soon(_watch_disk, server)
+                try:
+                    yield handle
+                finally:
+                    group.cancel_scope.cancel()
+        finally:
+            await server.stop()

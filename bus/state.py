@@ -1,0 +1,160 @@
+"""State with compare-and-set, and leases on top of it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from bus.connection import ApiError, Connection
+from bus.errors import BusError, BusUnavailable, Conflict, NotFound
+from bus.face import Lease
+from bus.publish import Publisher
+from bus.reads import direct
+from bus.scopes import flat_task_group
+from bus.subjects import Names
+
+log = logging.getLogger("spade.bus")
+_EXPECT = "Nats-Expected-Last-Subject-Sequence"
+_TTL = "Nats-TTL"
+_ID = "Nats-Msg-Id"
+
+
+class State:
+    """The buckets of a run. Keys are dotted tokens of ``[A-Za-z0-9_=/-]``."""
+
+    def __init__(self, connection: Connection, publisher: Publisher, names: Names) -> None:
+        self._connection, self._publisher, self._names = connection, publisher, names
+
+    async def get(self, bucket: str, key: str) -> tuple[int, bytes] | None:
+        """Return (revision, value), None when there is no such key."""
+        found = await self._last(bucket, key)
+        return None if found is None else found[:2]
+
+    async def put(self, bucket: str, key: str, value: bytes) -> int:
+        """Write and return the revision."""
+        subject = self._names.key(bucket, key)
+        answer = await self._publisher.send(
+            self._names.bucket(bucket), subject, value, {}, message_id=secrets.token_hex(12)
+        )
+        return answer.seq
+
+    async def update(
+        self, bucket: str, key: str, value: bytes, revision: int, *, ttl: float | None = None
+    ) -> int:
+        """Write if the key still has ``revision`` (0: absent) and return the new one.
+
+        Raises Conflict. A conflict with our own earlier write, whose answer was lost, is success.
+        """
+        headers = {_EXPECT: str(revision)}
+        if ttl is not None:
+            headers[_TTL] = f"{max(1, round(ttl * 1000))}ms"
+        subject, mine = self._names.key(bucket, key), secrets.token_hex(12)
+        try:
+            answer = await self._publisher.send(
+                self._names.bucket(bucket), subject, value, headers, message_id=mine
+            )
+        except Conflict:
+            found = await self._last(bucket, key)
+            if found is not None and found[2] == mine:
+                return found[0]
+            raise Conflict(f"{key} is no longer at revision {revision}") from None
+        return answer.seq
+
+    async def _last(self, bucket: str, key: str) -> tuple[int, bytes, str] | None:
+        subject = self._names.key(bucket, key)
+        answer = await direct(
+            self._connection, self._names.bucket(bucket), {"last_by_subj": subject}, f"value of {key}"
+        )
+        if answer is None:
+            return None
+        headers = answer.headers or {}
+        return int(headers["Nats-Sequence"]), answer.data, headers.get(_ID, "")
+
+    async def remove(self, bucket: str, revision: int) -> None:
+        """Remove exactly this revision; without effect when another one has replaced it."""
+        try:
+            await self._connection.api(
+                f"STREAM.MSG.DELETE.{self._names.bucket(bucket)}",
+                {"seq": revision, "no_erase": True},
+                seconds=2.0,
+            )
+        except (ApiError, NotFound, BusUnavailable) as error:
+            log.debug("revision %d of %s stays until it expires: %s", revision, bucket, error)
+
+    @asynccontextmanager
+    async def lease(self, name: str, holder: str, *, ttl: float, wait: float) -> AsyncIterator[Lease]:
+        """Hold ``name``. See :meth:`bus.face.Bus.lease`."""
+        if ttl < 1.0:
+            raise BusError(f"lease {name}: ttl {ttl:g} s is below the server's 1 s")
+        sent, revision = await self._acquire(name, holder, ttl, wait)
+        lease = Lease(revision)
+        keeper = _Keeper(self, name, holder, ttl, lease, sent)
+        try:
+            async with flat_task_group() as group:
+                group.start_soon(keeper.run)
+                try:
+                    yield lease
+                finally:
+                    group.cancel_scope.cancel()
+        finally:
+            if not lease.lost.is_set():
+                with anyio.move_on_after(2.0, shield=True):
+                    await self._release(name, holder)
+
+    async def _release(self, name: str, holder: str) -> None:
+        """Remove the lease if it is still ours, whichever renewal was the last to arrive."""
+        try:
+            found = await self.get("lease", name)
+        except BusError as error:
+            log.debug("lease %s stays until it expires: %s", name, error)
+            return
+        if found is not None and found[1] == holder.encode():
+            await self.remove("lease", found[0])
+
+    async def _acquire(self, name: str, holder: str, ttl: float, wait: float) -> tuple[float, int]:
+        with anyio.move_on_after(wait):
+            while True:
+                sent = anyio.current_time()
+                try:
+                    return sent, await self.update("lease", name, holder.encode(), 0, ttl=ttl)
+                except Conflict:
+                    await anyio.sleep(min(1.0, ttl / 10))
+        found = await self.get("lease", name)
+        other = found[1].decode(errors="replace") if found else "nobody now"
+        raise BusUnavailable(f"lease {name}, held by {other},", wait, remedy="Does another one run?")
+
+
+class _Keeper:
+    """Renews one lease. The right ends ``ttl`` after the last renewal that succeeded was *sent*."""
+
+    def __init__(self, state: State, name: str, holder: str, ttl: float, lease: Lease, sent: float) -> None:
+        self._state, self._name, self._holder, self._ttl = state, name, holder, ttl
+        self._lease, self._expires = lease, sent + ttl
+        self.revision = lease.revision
+
+    async def run(self) -> None:
+        """Renew until the lease is lost."""
+        while not self._lease.lost.is_set():
+            await anyio.sleep(self._ttl / 3)
+            await self._renew()
+
+    async def _renew(self) -> None:
+        sent = anyio.current_time()
+        try:
+            with anyio.move_on_after(self._expires - sent):
+                self.revision = await self._state.update(
+                    "lease", self._name, self._holder.encode(), self.revision, ttl=self._ttl
+                )
+                self._expires = sent + self._ttl
+                return
+        except Conflict:
+            log.error("lease %s was taken by another holder", self._name)
+        except BusError as error:
+            log.warning("renewing lease %s: %s", self._name, error)
+            if anyio.current_time() < self._expires:
+                return
+        self._lease.lost.set()

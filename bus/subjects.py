@@ -1,0 +1,205 @@
+"""Names, streams, consumers and buckets as data (reference nats 5.2, 5.3).
+
+Only ``bus.provision`` creates what stands here. A subject is ``spade.<run>.<tail>``; the first token of
+a tail decides the stream.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bus.errors import BusError
+
+SECOND = 1_000_000_000
+DAY = 86_400.0
+_RUN = re.compile(r"[a-z0-9_-]{1,64}")
+_KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One stream. ``share`` is its part of the store, ``seconds`` its age limit (0 = none).
+
+    ``full`` says what a full stream does: ``wait`` refuses, so that publishers wait; ``forget`` drops
+    the oldest message.
+    """
+
+    kind: str
+    head: str
+    share: float
+    full: Literal["wait", "forget"]
+    work: bool = False
+    seconds: float = 0.0
+    dedupe_seconds: float = 120.0
+    per_subject: int = -1
+    compress: bool = False
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """One durable of a work queue. After ``attempts`` deliveries a message is poison (dead letter)."""
+
+    name: str
+    tails: str
+    stream: str = "TASK"
+    ack_seconds: float = 30.0
+    attempts: int = 8
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A key-value stream: the last ``history`` values of each key, compare-and-set by revision."""
+
+    kind: str
+    history: int = 1
+    expires: bool = False
+    share: float = 0.005
+
+
+STREAMS: Mapping[str, Stream] = {
+    stream.kind: stream
+    for stream in (
+        Stream("TASK", "task", share=0.03, full="wait", work=True),
+        Stream("EVENT", "event", share=0.37, full="forget", seconds=7 * DAY, compress=True),
+        Stream("DESIGN", "design", share=0.12, full="wait", dedupe_seconds=600.0, per_subject=1),
+        Stream("SAMPLE", "sample", share=0.37, full="wait"),
+        Stream("DLQ", "dlq", share=0.06, full="forget", seconds=30 * DAY, dedupe_seconds=600.0),
+    )
+}
+CONSUMERS: Mapping[str, Consumer] = {
+    consumer.name: consumer
+    for consumer in (Consumer("designer", "task.designer.>"), Consumer("agent", "task.agent.>"))
+}
+BUCKETS: Mapping[str, Bucket] = {
+    bucket.kind: bucket for bucket in (Bucket("state", history=16), Bucket("lease", expires=True))
+}
+_HEADS = {stream.head: stream.kind for stream in STREAMS.values()}
+
+
+@dataclass(frozen=True)
+class Names:
+    """All names of one run. Raises BusError when the run name is not one lower-case token."""
+
+    run: str
+    root: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not _RUN.fullmatch(self.run):
+            raise BusError(
+                f"run name {self.run!r} cannot be part of a subject",
+                remedy="Use 1 to 64 of a-z, 0-9, '-' and '_'.",
+            )
+        object.__setattr__(self, "root", f"spade.{self.run}.")
+
+    def subject(self, tail: str) -> str:
+        """Return the subject of a tail (wildcards allowed)."""
+        return self.root + tail
+
+    def tail(self, subject: str) -> str:
+        """Return what follows the run in ``subject``."""
+        return subject.removeprefix(self.root)
+
+    def stream(self, kind: str) -> str:
+        """Return the stream's name on the server. Raises BusError for an unknown kind."""
+        if kind not in STREAMS:
+            raise BusError(f"unknown stream {kind!r}", remedy=f"One of {', '.join(STREAMS)}.")
+        return f"{kind}_{self.run}"
+
+    def bucket(self, kind: str) -> str:
+        """Return the name of a bucket's stream."""
+        return f"KV_spade_{self.run}_{kind}"
+
+    def key(self, kind: str, key: str) -> str:
+        """Return the subject of a key. Raises BusError when the key has characters NATS refuses."""
+        if not _KEY.fullmatch(key):
+            raise BusError(f"key {key!r} has characters outside [A-Za-z0-9_=/.-]")
+        return f"$KV.spade_{self.run}_{kind}.{key}"
+
+
+def stream_of(tail: str) -> str:
+    """Return the stream a tail belongs to. Raises BusError when it belongs to none."""
+    head = tail.split(".", 1)[0]
+    if head not in _HEADS:
+        raise BusError(f"no stream holds {tail!r}", remedy=f"Tails begin with {', '.join(_HEADS)}.")
+    return _HEADS[head]
+
+
+def matches(pattern: str, tail: str) -> bool:
+    """Whether ``tail`` lies in ``pattern`` (``*`` is one token, a last ``>`` one or more)."""
+    wanted, tokens = pattern.split("."), tail.split(".")
+    if wanted[-1] == ">":
+        wanted = wanted[:-1]
+        if len(tokens) <= len(wanted):
+            return False
+        tokens = tokens[: len(wanted)]
+    return len(wanted) == len(tokens) and all(
+        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
+    )
+
+
+def overlap(first: str, second: str) -> bool:
+    """Whether some tail lies in both patterns."""
+    one, two = first.split("."), second.split(".")
+    for left, right in zip(one, two, strict=False):
+        if left == ">" or right == ">":
+            return True
+        if left != right and "*" not in (left, right):
+            return False
+    return len(one) == len(two)
+
+
+def stream_config(names: Names, stream: Stream, *, task_slots: int, store_bytes: int) -> dict[str, Any]:
+    """Return the server's configuration of ``stream``."""
+    return {
+        "name": names.stream(stream.kind),
+        "subjects": [names.subject(f"{stream.head}.>")],
+        "retention": "workqueue" if stream.work else "limits",
+        "storage": "file",
+        "num_replicas": 1,
+        "discard": "new" if stream.full == "wait" else "old",
+        "max_msgs": max(20_000, 4 * task_slots) if stream.work else -1,
+        "max_msgs_per_subject": stream.per_subject,
+        "max_bytes": int(stream.share * store_bytes),
+        "max_age": int(stream.seconds * SECOND),
+        "duplicate_window": int(stream.dedupe_seconds * SECOND),
+        "compression": "s2" if stream.compress else "none",
+        "allow_direct": True,
+    }
+
+
+def bucket_config(names: Names, bucket: Bucket, *, store_bytes: int) -> dict[str, Any]:
+    """Return the server's configuration of a bucket."""
+    name = names.bucket(bucket.kind)
+    return {
+        "name": name,
+        "subjects": [f"$KV.{name.removeprefix('KV_')}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "num_replicas": 1,
+        "discard": "new",
+        "max_msgs_per_subject": bucket.history,
+        "max_bytes": int(bucket.share * store_bytes),
+        "duplicate_window": 120 * SECOND,
+        "allow_direct": True,
+        "allow_msg_ttl": bucket.expires,
+        "allow_rollup_hdrs": True,
+    }
+
+
+def consumer_config(names: Names, consumer: Consumer, *, task_slots: int) -> dict[str, Any]:
+    """Return the server's configuration of a durable. The bus itself counts attempts: a message that
+    the server stopped delivering would stay in a work queue for ever."""
+    return {
+        "name": consumer.name,
+        "durable_name": consumer.name,
+        "filter_subject": names.subject(consumer.tails),
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "ack_wait": int(consumer.ack_seconds * SECOND),
+        "max_deliver": -1,
+        "max_ack_pending": max(task_slots, 1024),
+        "max_waiting": 8192,
+    }

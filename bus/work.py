@@ -1,0 +1,292 @@
+"""Taking work from a queue: leases kept alive, verdicts confirmed, poison put aside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import msgspec
+import nats.errors
+from nats.aio.msg import Msg
+
+from bus import codec
+from bus.connection import Connection
+from bus.errors import Undecodable
+from bus.face import Delivery, Verdict
+from bus.mailbox import Mailbox
+from bus.messages import DeadLetter
+from bus.pull import Delivered, Pull, PullSettings, gone
+from bus.scopes import flat_task_group
+from bus.subjects import SECOND, Consumer, Names
+
+log = logging.getLogger("spade.bus")
+Bury = Callable[[DeadLetter], Awaitable[None]]
+PROGRESS_SECONDS = 10.0
+_CONFIRM_SECONDS = 3.0
+_CONFIRM_TRIES = 4
+_LEAVE_SECONDS = 2.0
+_GONE_SECONDS = 15.0
+_REMEMBERED = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A message the server thinks we work on. ``reply`` is where its verdict goes."""
+
+    sequence: int
+    reply: str
+    delivery: Delivery | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Verdict:
+    sequence: int
+    reply: str
+    payload: bytes
+    due: float
+    tries: int = 0
+
+
+class Work:
+    """One ``consume``. Iterate it for deliveries; :meth:`run` must be running."""
+
+    def __init__(
+        self, connection: Connection, names: Names, consumer: Consumer, *, limit: int, bury: Bury
+    ) -> None:
+        self._connection, self._names, self._consumer, self._bury = connection, names, consumer, bury
+        self._limit = limit
+        self.arrivals: Mailbox[Delivery] = Mailbox()
+        self._poison: Mailbox[tuple[_Held, DeadLetter]] = Mailbox()
+        self._held: dict[int, _Held] = {}
+        self._finished: dict[int, None] = {}
+        self._verdicts: dict[str, _Verdict] = {}
+        self._due, self._quiet = anyio.Event(), anyio.Event()
+        self._prefix = f"{connection.inbox}.verdict.{id(self):x}."
+        self._serial = 0
+        self._gone_first = self._gone_last = 0.0
+        self._counts = dict.fromkeys(
+            ("delivered", "redelivered", "suppressed", "poison", "acked", "naked", "unconfirmed"), 0.0
+        )
+        self._pull = Pull(
+            connection,
+            stream=names.stream(consumer.stream),
+            consumer=consumer.name,
+            settings=PullSettings(least=max(1, limit // 4)),
+            wanted=lambda: self._limit - len(self._held),
+            on_message=self._on_message,
+            on_gone=self._on_gone,
+        )
+
+    def statistics(self) -> dict[str, float]:
+        """Return gauges and counters of this consumer."""
+        return {
+            "held": float(len(self._held)),
+            "owed": float(self._pull.owed),
+            "unread": float(len(self.arrivals)),
+            "verdicts_in_flight": float(len(self._verdicts)),
+            "resets": float(self._pull.resets),
+            **self._counts,
+        }
+
+    async def leave(self) -> None:
+        """Hand back everything unsettled and see the last verdicts confirmed, within two seconds."""
+        self.arrivals.end()
+        with anyio.move_on_after(_LEAVE_SECONDS, shield=True):
+            for held in list(self._held.values()):
+                await self._hand_back(held, 0.0)
+            self._quiet = anyio.Event()
+            while self._verdicts and self._connection.connected:
+                await self._quiet.wait()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Work]:
+        """Run everything this consumer needs around the body."""
+        subscription = await self._connection.subscribe(f"{self._prefix}*", self._on_confirmed)
+        unwatch = self._connection.watch(self._on_state)
+        try:
+            async with flat_task_group() as group:
+                group.start_soon(self._pull.run)
+                group.start_soon(self._keep_alive)
+                group.start_soon(self._bury_all)
+                group.start_soon(self._confirm_again)
+                try:
+                    yield self
+                finally:
+                    group.cancel_scope.cancel()
+        finally:
+            await self.leave()
+            unwatch()
+            with anyio.CancelScope(shield=True):
+                await self._connection.unsubscribe(subscription)
+
+    # Arrivals.
+
+    def _on_message(self, message: Msg, delivered: Delivered) -> None:
+        sequence = delivered.stream_sequence
+        self._counts["redelivered"] += delivered.attempt > 1
+        if sequence in self._held:
+            self._held[sequence].reply = message.reply
+            self._counts["suppressed"] += 1
+        elif sequence in self._finished:
+            self._counts["suppressed"] += 1
+            self._note_verdict(sequence, message.reply, b"+ACK")
+            self._due.set()
+        else:
+            self._accept(message, delivered)
+
+    def _accept(self, message: Msg, delivered: Delivered) -> None:
+        held = _Held(delivered.stream_sequence, message.reply)
+        self._held[held.sequence] = held
+        try:
+            envelope, content = codec.decode(message.data)
+        except Undecodable as error:
+            self._set_aside(held, message, delivered, error.reason)
+            return
+        if delivered.attempt > self._consumer.attempts:
+            self._set_aside(held, message, delivered, "delivered too often")
+            return
+        self._counts["delivered"] += 1
+        held.delivery = Delivery(
+            message=content,
+            sequence=held.sequence,
+            tail=self._names.tail(message.subject),
+            attempt=delivered.attempt,
+            envelope=envelope,
+            settle=self._settle,
+        )
+        self.arrivals.put(held.delivery)
+
+    def _set_aside(self, held: _Held, message: Msg, delivered: Delivered, reason: str) -> None:
+        letter = DeadLetter(
+            source=self._consumer.stream,
+            sequence=held.sequence,
+            subject=self._names.tail(message.subject),
+            reason=reason,
+            attempts=delivered.attempt - 1 if reason == "delivered too often" else delivered.attempt,
+            frame=message.data,
+        )
+        log.error("%s %d cannot be used: %s", letter.source, letter.sequence, reason)
+        self._poison.put((held, letter))
+
+    async def _bury_all(self) -> None:
+        async for held, letter in self._poison:
+            await self._bury(letter)
+            self._counts["poison"] += 1
+            await self._end(held, b"+TERM")
+
+    def _on_gone(self, why: str) -> None:
+        now = anyio.current_time()
+        if now - self._gone_last > 2.0:
+            self._gone_first = now
+        self._gone_last = now
+        if now - self._gone_first > _GONE_SECONDS:
+            consumer = self._consumer
+            self.arrivals.end(gone(self._names.stream(consumer.stream), consumer.name, why))
+
+    # Verdicts.
+
+    async def _settle(self, delivery: Delivery, verdict: Verdict, delay: float, reason: str) -> None:
+        held = self._held.get(delivery.sequence)
+        if held is None or held.delivery is not delivery:
+            return
+        if verdict == "nak":
+            await self._hand_back(held, delay)
+            return
+        if verdict == "term":
+            await self._bury(self._letter(delivery, reason))
+            self._counts["poison"] += 1
+        self._counts["acked"] += verdict == "ack"
+        await self._end(held, b"+ACK" if verdict == "ack" else b"+TERM")
+
+    def _letter(self, delivery: Delivery, reason: str) -> DeadLetter:
+        envelope = delivery.envelope
+        frame = codec.encode(
+            delivery.message,
+            run=envelope.run,
+            role=envelope.role,
+            instance=envelope.instance,
+            ts=envelope.ts,
+            attempt=envelope.attempt,
+        )
+        return DeadLetter(
+            source=self._consumer.stream,
+            sequence=delivery.sequence,
+            subject=delivery.tail,
+            reason=reason,
+            attempts=delivery.attempt,
+            frame=frame,
+        )
+
+    async def _hand_back(self, held: _Held, delay: float) -> None:
+        """Nak once: a lost one ends with the lease, and a late second one could hit another's lease."""
+        self._held.pop(held.sequence, None)
+        self._counts["naked"] += 1
+        self._pull.wake()
+        payload = b"-NAK" if delay <= 0 else b"-NAK " + msgspec.json.encode({"delay": int(delay * SECOND)})
+        await self._write(held.reply, payload, "")
+
+    async def _end(self, held: _Held, payload: bytes) -> None:
+        self._held.pop(held.sequence, None)
+        self._finished[held.sequence] = None
+        if len(self._finished) > _REMEMBERED:
+            del self._finished[next(iter(self._finished))]
+        self._pull.wake()
+        await self._write_verdict(self._note_verdict(held.sequence, held.reply, payload))
+
+    def _note_verdict(self, sequence: int, reply: str, payload: bytes) -> str:
+        self._serial += 1
+        token = str(self._serial)
+        self._verdicts[token] = _Verdict(sequence, reply, payload, due=0.0)
+        return token
+
+    def _on_confirmed(self, message: Msg) -> None:
+        verdict = self._verdicts.pop(message.subject[len(self._prefix) :], None)
+        if verdict is not None:
+            self._finished.pop(verdict.sequence, None)
+        if not self._verdicts:
+            self._quiet.set()
+
+    def _on_state(self) -> None:
+        for verdict in self._verdicts.values():
+            verdict.due, verdict.tries = 0.0, 0
+        self._due.set()
+
+    async def _write_verdict(self, token: str) -> None:
+        verdict = self._verdicts[token]
+        if not self._connection.connected:
+            return
+        if verdict.tries >= _CONFIRM_TRIES:
+            self._counts["unconfirmed"] += 1
+            del self._verdicts[token]
+            return
+        verdict.tries += 1
+        verdict.due = anyio.current_time() + _CONFIRM_SECONDS
+        await self._write(verdict.reply, verdict.payload, self._prefix + token)
+
+    async def _write(self, subject: str, payload: bytes, reply: str) -> None:
+        if not self._connection.connected:
+            return
+        try:
+            await self._connection.send(subject, payload, reply=reply)
+        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError, OSError) as error:
+            log.debug("a verdict was not written: %r", error)
+
+    async def _confirm_again(self) -> None:
+        while True:
+            self._due = anyio.Event()
+            now = anyio.current_time()
+            for token in [token for token, verdict in self._verdicts.items() if verdict.due <= now]:
+                if token in self._verdicts:
+                    await self._write_verdict(token)
+            with anyio.move_on_after(_CONFIRM_SECONDS / 2):
+                await self._due.wait()
+
+    async def _keep_alive(self) -> None:
+        """Tell the server that the work goes on, well before its lease ends."""
+        while True:
+            await anyio.sleep(min(PROGRESS_SECONDS, self._consumer.ack_seconds / 3))
+            for held in list(self._held.values()):
+                await self._write(held.reply, b"+WPI", "")
