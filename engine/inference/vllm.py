@@ -8,9 +8,10 @@ arrived was never used.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import aiohttp
+import anyio
 import msgspec
 
 from engine.config import Sampling
@@ -26,6 +27,8 @@ from engine.inference.completion import (
 CONTROL_SECONDS = 60.0
 _KEEPALIVE_SECONDS = 3.0  # below uvicorn's 5, so that we close first
 _CONNECT_SECONDS = 10.0
+_HEALTH_SECONDS = 5.0
+_POLL_SECONDS = 0.1
 _HEADERS = {"Content-Type": "application/json"}
 _DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 _ATTEMPTS = 2
@@ -95,6 +98,15 @@ class VllmClient:
             return False
         return True
 
+    async def until_healthy(self, *, seconds: float, alive: Callable[[], bool] = lambda: True) -> bool:
+        """Ask for health again and again; False when ``seconds`` pass or ``alive`` says no."""
+        with anyio.move_on_after(seconds):
+            while alive():
+                if await self.healthy(deadline=_HEALTH_SECONDS):
+                    return True
+                await anyio.sleep(_POLL_SECONDS)
+        return False
+
     async def version(self, *, deadline: float = CONTROL_SECONDS) -> int:
         """Return the version label of the weights (``wire.UNLABELLED`` before the first push)."""
         payload = await self._request("GET", "/weight_info", b"", deadline, "weight_info")
@@ -153,6 +165,8 @@ class VllmClient:
                 refused = isinstance(error, aiohttp.ClientConnectorError)
                 if refused or attempt == _ATTEMPTS:
                     raise ServerGone(f"{what}: {error or type(error).__name__}", where=self.url) from error
+            except aiohttp.ConnectionTimeoutError as error:
+                raise ServerGone(f"{what}: no connection", where=self.url) from error
             except TimeoutError as error:
                 raise ServerStuck(f"{what}: no answer in {deadline:.1f} s", where=self.url) from error
             except aiohttp.ClientError as error:
@@ -162,5 +176,5 @@ class VllmClient:
 
 def _refusal(status: int, payload: bytes, what: str, where: str) -> InferenceError:
     text = " ".join(payload[:1000].decode(errors="replace").split())
-    kind = ServerGone if status in (502, 503, 504) else ServerRefused
+    kind = ServerGone if status >= 500 else ServerRefused
     return kind(f"{what}: HTTP {status}: {text}", where=where)

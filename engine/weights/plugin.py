@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 BACKEND = "spade_file"
+REFUSED = "spade_file refuses"  # begins the message of a push that changed nothing
 
 
 def register() -> None:

@@ -1,8 +1,8 @@
 """The weight-transfer engine that runs inside vLLM's workers and loads published files.
 
 Nothing of the running model is touched before the file has proved itself (digest, names, shapes), so a
-bad push leaves the old weights serving. A load that fails later leaves the model in pieces; the error
-then says ``torn`` and the server must be restarted (``engine.weights.update``).
+bad push leaves the old weights serving. A load that fails later leaves the model in pieces and says so;
+the server must then be restarted (``engine.weights.update``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.logger import init_logger
 
 from engine.weights import store
+from engine.weights.plugin import REFUSED
 
 logger = init_logger("vllm.spade_file")
 
@@ -35,11 +36,15 @@ class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """One published version: where it lies, its digest and its size in bytes."""
+    """One published version: where it lies, its digest and its size in bytes.
+
+    ``check_only`` proves the file and loads nothing: every worker must agree before the first one changes.
+    """
 
     uri: str
     sha256: str
     size: int
+    check_only: bool = False
 
 
 class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
@@ -52,6 +57,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # t
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._loading = False
+        self._checked = ""
         self._expected: dict[str, tuple[int, ...]] | None = None
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
@@ -60,15 +66,23 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # t
     def start_weight_update(self) -> None:
         """Open a session. The model is left alone until a file has passed its checks."""
         self._loading = False
+        self._checked = ""
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Check the file, then load it.
+        """Check the file (once), then load it unless told to check only.
 
-        Raises store.WeightFault (old weights intact) or RuntimeError ``torn: ...`` (model unusable).
+        Raises RuntimeError: with ``REFUSED`` the old weights are intact, with ``TORN`` the model is
+        unusable. vLLM passes the message on, not the class.
         """
-        path = store.fetch(update_info.uri, update_info.sha256, update_info.size)
-        self._check_names(path)
-        self._load(path)
+        if self._checked != update_info.sha256:
+            try:
+                path = store.fetch(update_info.uri, update_info.sha256, update_info.size)
+                self._check_names(path)
+            except (store.WeightFault, OSError) as error:
+                raise RuntimeError(f"{REFUSED} the push: {error}") from error
+            self._checked = update_info.sha256
+        if not update_info.check_only:
+            self._load(store.local_path(update_info.uri))
 
     def finish_weight_update(self) -> None:
         """Finish layerwise processing and repack layers that share a weight (see ``repack_tied``)."""

@@ -1,0 +1,109 @@
+"""How much a server may be asked at once, and whether at all: two pure state machines, no clock."""
+
+from __future__ import annotations
+
+
+class Aimd:
+    """A concurrency limit that grows by about one a round trip and halves on congestion.
+
+    It starts at ``ceiling``: a server sized for its load is used fully from the first request on. After a
+    cut, further signals are ignored until as many requests have ended as were in flight then, so that one
+    event counts once, however many requests saw it.
+    """
+
+    def __init__(self, ceiling: int, *, floor: int = 1, increase: float = 1.0, decrease: float = 0.5) -> None:
+        if not 1 <= floor <= ceiling or not 0 < decrease < 1 or increase <= 0:
+            raise ValueError(f"impossible limits: {floor}..{ceiling}, +{increase}, *{decrease}")
+        self._ceiling, self._floor = ceiling, floor
+        self._increase, self._decrease = increase, decrease
+        self._value = float(ceiling)
+        self._immune = 0
+        self.cuts = 0
+
+    @property
+    def limit(self) -> int:
+        """The number of requests that may be in flight, within [floor, ceiling]."""
+        return int(self._value)
+
+    def ended(self, *, in_flight: int, success: bool) -> None:
+        """A request ended while ``in_flight`` were out, itself included. Only a limit that is used grows."""
+        self._immune = max(0, self._immune - 1)
+        if success and not self._immune and 2 * in_flight >= self.limit:
+            self._value = min(self._ceiling, self._value + self._increase / self._value)
+
+    def congested(self, *, in_flight: int) -> bool:
+        """The server queues, preempts or times out. Returns whether this cut the limit."""
+        if self._immune:
+            return False
+        self._value = max(float(self._floor), self._value * self._decrease)
+        self._immune = in_flight
+        self.cuts += 1
+        return True
+
+
+class Breaker:
+    """Opens after ``threshold`` failures in a row; times are seconds of any monotonic clock.
+
+    While open nobody asks the server; from ``retry_at`` on one probe may. A failed probe doubles the
+    cool-down up to ``longest``, a success of any kind closes the breaker.
+    """
+
+    def __init__(self, *, threshold: int = 3, cooldown: float = 1.0, longest: float = 30.0) -> None:
+        self._threshold, self._first, self._longest = threshold, cooldown, longest
+        self._cooldown = cooldown
+        self._failures = 0
+        self._retry_at: float | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests may be sent."""
+        return self._retry_at is None
+
+    @property
+    def retry_at(self) -> float | None:
+        """When the next probe may be sent, None while closed."""
+        return self._retry_at
+
+    def success(self) -> None:
+        """The server answered."""
+        self._failures, self._retry_at, self._cooldown = 0, None, self._first
+
+    def failure(self, now: float) -> bool:
+        """The server failed. Returns whether this opened the breaker."""
+        self._failures += 1
+        if not self.closed or self._failures < self._threshold:
+            return False
+        return self.trip(now)
+
+    def trip(self, now: float) -> bool:
+        """Open at once, or prolong the cool-down of an open breaker. Returns whether it was closed."""
+        opened = self.closed
+        if not opened:
+            self._cooldown = min(self._longest, 2 * self._cooldown)
+        self._retry_at = now + self._cooldown
+        return opened
+
+
+class Rate:
+    """Events a second over the last ``seconds`` whole seconds."""
+
+    def __init__(self, seconds: int = 10) -> None:
+        self._seconds = seconds
+        self._buckets: dict[int, float] = {}
+
+    def add(self, now: float, amount: float) -> None:
+        """Count ``amount`` at time ``now``."""
+        second = int(now)
+        if second not in self._buckets:
+            self._forget(second)
+        self._buckets[second] = self._buckets.get(second, 0.0) + amount
+
+    def value(self, now: float) -> float:
+        """Return the mean amount a second over the whole seconds before ``now``."""
+        self._forget(int(now))
+        current = int(now)
+        return sum(amount for second, amount in self._buckets.items() if second != current) / self._seconds
+
+    def _forget(self, now: int) -> None:
+        for second in [second for second in self._buckets if second < now - self._seconds]:
+            del self._buckets[second]

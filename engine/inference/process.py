@@ -1,0 +1,125 @@
+"""One vLLM process that we own: started, waited for, watched, ended with everything it started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import anyio
+import anyio.abc
+import structlog
+
+from engine.config import Config
+from engine.errors import SpadeError
+from engine.inference.launch import LOOPBACK, command, environment, port_for
+from engine.inference.vllm import VllmClient
+
+GRACE_SECONDS = 5.0
+_STOP_SECONDS = GRACE_SECONDS + 8.0
+_TAIL_LINES = 20
+_TAIL_BYTES = 64 * 1024
+_GUARDIAN = Path(__file__).with_name("guardian.py")
+
+log = structlog.get_logger("spade.inference")
+
+
+class ServerFailed(SpadeError):
+    """A vLLM process did not start, or ended by itself."""
+
+
+@dataclass(frozen=True)
+class VllmProcess:
+    """A running server. ``pid`` is its guardian's; ``log_path`` holds all of vLLM's own words."""
+
+    url: str
+    port: int
+    log_path: Path
+    process: anyio.abc.Process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def wait(self) -> str:
+        """Wait until the process has ended; return why, for people."""
+        status = await self.process.wait()
+        return f"vLLM ended with status {status}: {last_words(self.log_path)}"
+
+
+@asynccontextmanager
+async def serve(
+    config: Config, model_path: Path, *, index: int, log_path: Path, session: aiohttp.ClientSession
+) -> AsyncIterator[VllmProcess]:
+    """Start server ``index`` and yield it once it is healthy; end it and all its children on exit.
+
+    Raises SpadeError when the port is taken, ServerFailed with the end of the log when it does not start
+    within ``[server] start_seconds``.
+    """
+    port = port_for(config, index)
+    words = command(config, model_path, port)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("ab") as stream:
+        stream.write(f"\n{time.strftime('%FT%T')} {subprocess.list2cmdline(words)}\n".encode())
+        stream.flush()
+        process = await anyio.open_process(
+            [sys.executable, "-I", str(_GUARDIAN), str(GRACE_SECONDS), *words],
+            stdin=subprocess.PIPE,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=environment(config),
+            start_new_session=True,
+        )
+    host = str(config.server.args.get("host", LOOPBACK))
+    reachable = LOOPBACK if host in ("0.0.0.0", "::") else host
+    server = VllmProcess(f"http://{reachable}:{port}", port, log_path, process)
+    try:
+        await _healthy(server, VllmClient(server.url, session), config.server.start_seconds)
+        yield server
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _stop(process)
+
+
+def last_words(log_path: Path, lines: int = 1) -> str:
+    """Return the end of a server's log, preferring the line that names the error when one line is asked."""
+    with log_path.open("rb") as stream:
+        stream.seek(0, 2)
+        stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+        text = stream.read().decode(errors="replace")
+    found = [line.rstrip() for line in text.splitlines() if line.strip()]
+    if lines == 1:
+        errors = [line for line in found[-200:] if "Error" in line or "error:" in line]
+        return (errors or found or ["no output"])[-1][-400:]
+    return "\n".join(found[-lines:])
+
+
+async def _healthy(server: VllmProcess, client: VllmClient, seconds: float) -> None:
+    """Return when the server answers; raise ServerFailed when it ends first or takes too long."""
+    if await client.until_healthy(seconds=seconds, alive=lambda: server.process.returncode is None):
+        return
+    if server.process.returncode is None:
+        what = f"vLLM was not ready within {seconds:.0f} s"
+        remedy = "Raise [server] start_seconds, or look for what it waits for in the log."
+    else:
+        what = f"vLLM ended with status {server.process.returncode} before it was ready"
+        remedy = "Its last lines above name the cause; [server.args] and [server.environment] are its flags."
+    tail = last_words(server.log_path, _TAIL_LINES)
+    raise ServerFailed(f"{what}. The end of its log:\n{tail}\n", where=str(server.log_path), remedy=remedy)
+
+
+async def _stop(process: anyio.abc.Process) -> None:
+    """Close the guardian's pipe, which makes it end the server; kill the guardian if it does not follow."""
+    if process.stdin is not None:
+        await process.stdin.aclose()
+    with anyio.move_on_after(_STOP_SECONDS):
+        await process.wait()
+    if process.returncode is None:
+        log.warning("guardian_killed", pid=process.pid)
+        process.kill()
+        await process.wait()

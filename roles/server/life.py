@@ -1,0 +1,205 @@
+"""One server from its start to its end: newest version in, proof, announcement, watch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import anyio
+import structlog
+
+from bus import Bus
+from bus.messages import Message, PolicyPublished, ServerServing
+from engine.config import Config
+from engine.errors import SpadeError
+from engine.inference.completion import InferenceError
+from engine.inference.handshake import handshake
+from engine.inference.process import ServerFailed
+from engine.inference.vllm import CONTROL_SECONDS, VllmClient
+from engine.lineage import Version
+from engine.weights.update import UpdateRefused, update
+
+PROBE_SECONDS = 15.0
+ADOPTED_SECONDS = 2.0
+_HEALTH_SECONDS = 5.0
+_MISSES = 3
+
+Ended = Callable[[], Awaitable[str]]
+
+
+class Newest:
+    """The policy published last; whoever is behind waits for one that is not its own."""
+
+    def __init__(self) -> None:
+        self._policy: PolicyPublished | None = None
+        self._changed = anyio.Event()
+
+    @property
+    def policy(self) -> PolicyPublished | None:
+        """The newest policy, None before the first."""
+        return self._policy
+
+    def offer(self, message: Message) -> None:
+        """Take in what the stream says; later means newer, whatever the number."""
+        if isinstance(message, PolicyPublished):
+            self._policy = message
+            changed, self._changed = self._changed, anyio.Event()
+            changed.set()
+
+    async def other_than(self, policy: PolicyPublished | None) -> PolicyPublished:
+        """Return the newest policy as soon as it is not ``policy``."""
+        while self._policy is None or self._policy == policy:
+            await self._changed.wait()
+        return self._policy
+
+
+class Life:
+    """One epoch of one server. ``serving`` is the announced policy, None before the first proof."""
+
+    def __init__(
+        self,
+        name: str,
+        epoch: str,
+        config: Config,
+        bus: Bus,
+        newest: Newest,
+        log: structlog.stdlib.BoundLogger,
+        *,
+        probe_seconds: float = PROBE_SECONDS,
+    ) -> None:
+        self.name, self.epoch = name, epoch
+        self._config, self._bus, self._newest = config, bus, newest
+        self._log = log.bind(server=name, epoch=epoch)
+        self._probe_seconds = probe_seconds
+        self._updating = False
+        self._proved = False
+        self.serving: PolicyPublished | None = None
+        self.reason = "it was stopped"
+        self.updates = 0
+        self.canary_error = self.paused_seconds = self.update_seconds = 0.0
+
+    @property
+    def step(self) -> int:
+        """The step it serves, -1 before the first proof."""
+        return -1 if self.serving is None else self.serving.step
+
+    async def run(self, client: VllmClient, ended: Ended) -> None:
+        """Follow the newest policy until cancelled.
+
+        Raises ServerFailed when the server ends or makes no progress, ServerBroken when it cannot prove a
+        version, UpdateRefused and HandshakeRefused for faults that a restart cannot cure.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch_end, ended)
+                tasks.start_soon(self._watch_progress, client)
+                await self._follow(client)
+        except BaseExceptionGroup as group:
+            error = main_fault(group)
+            self.reason = str(error)
+            if isinstance(error, SpadeError):
+                raise error from error.__cause__
+            raise
+
+    async def _watch_end(self, ended: Ended) -> None:
+        raise ServerFailed(await ended(), where=self.name)
+
+    async def _watch_progress(self, client: VllmClient) -> None:
+        """A live process is not a working one: sample a token now and then (invariant I10)."""
+        patience = max(CONTROL_SECONDS, self._config.server.request_seconds / 2)
+        while True:
+            await anyio.sleep(self._probe_seconds)
+            try:
+                await client.probe(deadline=patience)
+            except InferenceError as error:
+                if not self._updating:
+                    raise ServerFailed(f"it makes no progress: {error.what}", where=self.name) from error
+
+    async def _follow(self, client: VllmClient) -> None:
+        policy: PolicyPublished | None = None
+        while True:
+            policy = await self._newest.other_than(policy)
+            try:
+                await self._bring(client, policy)
+            except UpdateRefused as error:
+                # Pruned meanwhile, or the last of a former learner: the present one will publish.
+                self._log.warning("update_refused", version=policy.version, reason=str(error))
+                with anyio.move_on_after(self._config.server.start_seconds) as waiting:
+                    await self._newest.other_than(policy)
+                if waiting.cancelled_caught:
+                    raise
+
+    async def _bring(self, client: VllmClient, policy: PolicyPublished) -> None:
+        """Load, prove and announce one version."""
+        server = self._config.server
+        started = time.perf_counter()
+        self._updating = True
+        try:
+            updated = await update(
+                client,
+                policy,
+                cache=server.pause_cache,
+                tolerance=server.canary_tolerance,
+                load_seconds=server.start_seconds,
+            )
+            if not self._proved:
+                await self._prove(client, policy)
+        finally:
+            self._updating = False
+        self.canary_error, self.paused_seconds = updated.canary_error, updated.paused
+        self.update_seconds = time.perf_counter() - started
+        self.updates += 1
+        self.serving = policy
+        await self._bus.publish(
+            ServerServing(
+                server=self.name,
+                epoch=self.epoch,
+                url=client.url,
+                version=policy.version,
+                canary_error=updated.canary_error,
+                seconds=self.update_seconds,
+            )
+        )
+        self._log.info(
+            "serving",
+            version=str(Version.unpack(policy.version)),
+            canary_error=updated.canary_error,
+            paused=round(updated.paused, 4),
+            seconds=round(self.update_seconds, 4),
+        )
+
+    async def _prove(self, client: VllmClient, policy: PolicyPublished) -> None:
+        result = await handshake(
+            client,
+            policy,
+            self._config.agent.sampling,
+            tolerance=self._config.server.canary_tolerance,
+            deadline=CONTROL_SECONDS,
+        )
+        self._proved = True
+        self._log.info("handshake", canary_error=result.canary_error, sampling_error=result.sampling_error)
+
+
+async def adopted_end(client: VllmClient) -> str:
+    """Return, with the reason, when a server that we did not start has stopped answering."""
+    misses = 0
+    while misses < _MISSES:
+        await anyio.sleep(ADOPTED_SECONDS)
+        misses = 0 if await client.healthy(deadline=_HEALTH_SECONDS) else misses + 1
+    return "it does not answer any more"
+
+
+def main_fault(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return what best explains a server's end: its process's death before what followed from it."""
+    leaves = list(_leaves(group))
+    deaths = [leaf for leaf in leaves if isinstance(leaf, ServerFailed)]
+    ours = [leaf for leaf in leaves if isinstance(leaf, SpadeError)]
+    return (deaths or ours)[0] if len(ours) == len(leaves) else group
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

@@ -1,0 +1,173 @@
+"""The server role: keeps vLLM processes alive and brings every published policy into them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import aiohttp
+import anyio
+
+from bus.messages import ServerLost, ServerServing
+from bus.scopes import flat_task_group
+from engine import models
+from engine.errors import SpadeError
+from engine.inference.completion import InferenceError
+from engine.inference.handshake import HandshakeRefused, check_sampling
+from engine.inference.process import ServerFailed, serve
+from engine.inference.vllm import VllmClient, open_session
+from engine.weights.update import UpdateRefused
+from roles.base import Role, RoleContext
+from roles.server.life import Ended, Life, Newest, adopted_end
+
+_TAILS = ("event.server.serving", "event.server.lost")
+_PUBLISHED = "event.learner.published"
+_FAILED_STARTS = 5
+_LONGEST_BACKOFF = 60.0
+_FAREWELL_SECONDS = 5.0
+_HEALTH_SECONDS = 3.0
+
+
+class Server(Role):
+    """One task for each configured server, started here or adopted by its URL.
+
+    A server starts from the run's starting model while the learner starts too, is brought to the newest
+    published version, proves it (canary, and once a process the handshake), and only then is announced.
+    Versions that appear during an update are skipped in favour of the newest. A server that dies, stands
+    still or fails its proof is announced as lost and started again with back-off; one that has never served
+    ends the run instead, with what its log says.
+    """
+
+    name: ClassVar[str] = "server"
+
+    def __init__(self, context: RoleContext) -> None:
+        super().__init__(context)
+        self._newest = Newest()
+        self._lives: dict[int, Life] = {}
+        self._restarts = 0
+        self._model: Path | None = None
+        self._resolving = anyio.Lock()
+
+    async def run(self) -> None:
+        """Serve until drained. Raises SpadeError when a server cannot be brought to serve."""
+        check_sampling(self.config.agent.sampling, "agent.sampling")
+        check_sampling(self.config.designer.sampling, "designer.sampling")
+        count = len(self.config.server.urls) or self.config.server.count
+        async with open_session() as session, flat_task_group() as tasks:
+            await self._bury(session)
+            tasks.start_soon(self._follow)
+            for index in range(count):
+                tasks.start_soon(self._keep, index, session)
+            await self.context.draining.wait()
+            tasks.cancel_scope.cancel()
+
+    def statistics(self) -> dict[str, float]:
+        """Gauges: servers that serve, their oldest step, updates, restarts, the last update's figures."""
+        lives = list(self._lives.values())
+        serving = [life for life in lives if life.serving is not None]
+        return {
+            "servers": float(len(lives)),
+            "serving": float(len(serving)),
+            "step": float(min((life.step for life in serving), default=-1)),
+            "updates": float(sum(life.updates for life in lives)),
+            "restarts": float(self._restarts),
+            "canary_error": max((life.canary_error for life in serving), default=0.0),
+            "update_seconds": max((life.update_seconds for life in serving), default=0.0),
+            "paused_seconds": max((life.paused_seconds for life in serving), default=0.0),
+        }
+
+    async def _follow(self) -> None:
+        """Keep the newest published policy: the last in the stream, whatever its number."""
+        last = await self.bus.last(_PUBLISHED)
+        start = last.sequence if last is not None else 1
+        async with self.bus.follow("EVENT", start=start, tails=(_PUBLISHED,)) as records:
+            async for record in records:
+                self._newest.offer(record.message)
+
+    async def _bury(self, session: aiohttp.ClientSession) -> None:
+        """Announce the loss of servers that a former life of this run left as serving."""
+        alive: dict[str, ServerServing] = {}
+        async for record in self.bus.replay("EVENT", tails=_TAILS):
+            message = record.message
+            if isinstance(message, ServerServing):
+                alive[message.server] = message
+            elif (
+                isinstance(message, ServerLost) and alive.get(message.server, message).epoch == message.epoch
+            ):
+                alive.pop(message.server, None)
+        for server, message in alive.items():
+            ours = server.startswith(f"{self.context.instance}-")
+            if ours or not await VllmClient(message.url, session).healthy(deadline=_HEALTH_SECONDS):
+                await self.bus.publish(
+                    ServerLost(server=server, epoch=message.epoch, reason="it does not answer any more")
+                )
+
+    async def _keep(self, index: int, session: aiohttp.ClientSession) -> None:
+        """Keep server ``index`` alive. Raises SpadeError when a restart cannot cure what ails it."""
+        name = f"{self.context.instance}-{index}"
+        served, barren = False, 0  # barren: starts in a row that did not lead to serving
+        while True:
+            life = Life(name, uuid.uuid4().hex[:12], self.config, self.bus, self._newest, self.log)
+            self._lives[index] = life
+            try:
+                async with self._open(index, session) as (client, ended):
+                    await life.run(client, ended)
+            except (HandshakeRefused, UpdateRefused):
+                raise
+            except (ServerFailed, InferenceError) as failure:
+                error: SpadeError = failure
+            finally:
+                await self._farewell(life)
+            served = served or life.updates > 0
+            barren = 0 if life.updates else barren + 1
+            if not served or barren >= _FAILED_STARTS:
+                raise error
+            self._restarts += 1
+            delay = min(_LONGEST_BACKOFF, 2.0**barren)
+            self.log.warning("server_restart", server=name, reason=error.what, delay=delay)
+            await anyio.sleep(delay)
+
+    async def _farewell(self, life: Life) -> None:
+        """Announce the loss of a server that was announced."""
+        if life.serving is None:
+            return
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_FAREWELL_SECONDS):
+            await self.bus.publish(ServerLost(server=life.name, epoch=life.epoch, reason=life.reason))
+        life.serving = None
+
+    @asynccontextmanager
+    async def _open(
+        self, index: int, session: aiohttp.ClientSession
+    ) -> AsyncIterator[tuple[VllmClient, Ended]]:
+        """Yield the client of server ``index``, healthy, and what returns when that server is gone."""
+        urls = self.config.server.urls
+        if urls:
+            client = VllmClient(urls[index], session)
+            await self._adopt(client)
+            yield client, partial(adopted_end, client)
+            return
+        model = await self._starting_model()
+        log_path = self.context.directory / "logs" / f"{self.context.instance}-{index}.log"
+        async with serve(self.config, model, index=index, log_path=log_path, session=session) as process:
+            yield VllmClient(process.url, session), process.wait
+
+    async def _adopt(self, client: VllmClient) -> None:
+        if await client.until_healthy(seconds=self.config.server.start_seconds):
+            return
+        raise ServerFailed(
+            f"the server at {client.url} did not answer within {self.config.server.start_seconds:.0f} s",
+            where="server.urls",
+            remedy="Start it, or remove it from [server] urls.",
+        )
+
+    async def _starting_model(self) -> Path:
+        async with self._resolving:
+            if self._model is None:
+                self._model = await anyio.to_thread.run_sync(
+                    models.resolve, self.config, self.context.directory
+                )
+            return self._model

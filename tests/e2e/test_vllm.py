@@ -1,0 +1,267 @@
+"""The real vLLM on a random model of 60,000 parameters: numbers, version spans, updates, faults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from bus.messages import PolicyPublished
+from engine.config import Config, Model, Run, Sampling
+from engine.inference.handshake import handshake
+from engine.inference.launch import check_args, command
+from engine.inference.process import VllmProcess, serve
+from engine.inference.vllm import VllmClient, open_session
+from engine.lineage import Version
+from engine.weights import store
+from engine.weights.update import UpdateRefused, canary_error, update
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+VOCABULARY = 300
+CANARY = tuple(range(3, 67))
+TOLERANCE = 1e-3
+PROMPT = [5, 6, 7, 8, 9]
+
+
+def tiny(directory: Path, *, tied: bool) -> transformers.LlamaForCausalLM:
+    """Write and return a random Llama: d 64, 2 layers, 2 heads of 32."""
+    torch.manual_seed(11)
+    torch.set_num_threads(1)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        initializer_range=0.2,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def logprobs(model: transformers.LlamaForCausalLM, tokens: list[int]) -> np.ndarray:
+    """Log-probs of ``tokens[1:]``, (T - 1,)."""
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0, :-1].float()
+    chosen = torch.tensor(tokens[1:])[:, None]
+    return torch.log_softmax(logits, -1).gather(1, chosen)[:, 0].numpy()
+
+
+@dataclass
+class World:
+    """A server and the model it is meant to serve; ``step`` counts pushes."""
+
+    client: VllmClient
+    process: VllmProcess
+    model: transformers.LlamaForCausalLM
+    directory: Path
+    config: Config
+    step: int = 0
+    history: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+    def change(self, seed: int) -> PolicyPublished:
+        """Change every tensor, publish, return the announcement."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        return self.publish()
+
+    def publish(self) -> PolicyPublished:
+        self.step += 1
+        version = Version(0, self.step)
+        published = store.publish(self.directory / "weights", version, self.model.state_dict())
+        self.history[version.pack()] = {k: v.clone() for k, v in self.model.state_dict().items()}
+        return PolicyPublished(
+            version=version.pack(),
+            step=self.step,
+            uri=published.uri,
+            sha256=published.sha256,
+            size=published.size,
+            canary_tokens=np.asarray(CANARY, "<i4").tobytes(),
+            canary_logprobs=logprobs(self.model, list(CANARY)).astype("<f4").tobytes(),
+        )
+
+    async def push(self, policy: PolicyPublished, cache: str = "recompute"):
+        return await update(self.client, policy, cache=cache, tolerance=TOLERANCE, load_seconds=60.0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["untied", "tied"])
+async def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    directory = tmp_path_factory.mktemp(request.param)
+    model = tiny(directory / "model", tied=request.param == "tied")
+    config = Config(run=Run(name="e2e"), model=Model(path=str(directory / "model"), max_model_len=512))
+    async with (
+        open_session() as session,
+        serve(
+            config, directory / "model", index=0, log_path=directory / "vllm.log", session=session
+        ) as process,
+    ):
+        yield World(VllmClient(process.url, session), process, model, directory, config)
+
+
+async def test_sampled_logprobs_are_those_of_transformers(world: World) -> None:
+    await world.push(world.publish())
+    completion = await world.client.generate(
+        PROMPT, Sampling(max_tokens=64), deadline=60.0, seed=4, stop_token_ids=[2]
+    )
+    expected = logprobs(world.model, PROMPT + completion.tokens)[len(PROMPT) - 1 :]
+    assert np.max(np.abs(expected - np.asarray(completion.logprobs))) < 1e-4
+    assert [span.version for span in completion.spans] == [Version(0, world.step).pack()]
+    assert completion.spans[-1].stop == len(completion.tokens)
+
+
+async def test_prompt_logprobs_are_those_of_transformers(world: World) -> None:
+    await world.push(world.publish())
+    found = await world.client.prompt_logprobs(list(CANARY), deadline=60.0)
+    assert np.max(np.abs(logprobs(world.model, list(CANARY)) - np.asarray(found))) < 1e-4
+
+
+async def test_only_our_stop_tokens_end_a_completion(world: World) -> None:
+    sampling = Sampling(max_tokens=200)
+    for seed in range(8):
+        completion = await world.client.generate(
+            PROMPT, sampling, deadline=60.0, seed=seed, stop_token_ids=[40, 41]
+        )
+        stops = {40, 41} & set(completion.tokens[:-1])
+        assert not stops
+        assert (completion.finish == "stop") == (completion.tokens[-1] in (40, 41))
+        assert completion.finish == "stop" or len(completion.tokens) == 200
+
+
+@pytest.mark.parametrize("cache", ["recompute", "keep"])
+async def test_update_in_flight(world: World, cache: str) -> None:
+    """Every tensor changes while requests run: all finish, spans are exact, the canary passes."""
+    await world.push(world.publish())
+    before = Version(0, world.step).pack()
+    policy = world.change(seed=world.step)
+    completions = []
+
+    async def one(seed: int) -> None:
+        completions.append(
+            await world.client.generate(
+                [*PROMPT, 10 + seed], Sampling(max_tokens=400), deadline=120.0, seed=seed, salt=str(before)
+            )
+        )
+
+    async with anyio.create_task_group() as tasks:
+        for seed in range(24):
+            tasks.start_soon(one, seed)
+        await anyio.wait_all_tasks_blocked()
+        await world.client.generate(PROMPT, Sampling(max_tokens=20), deadline=60.0)
+        updated = await world.push(policy, cache)
+    assert len(completions) == 24
+    assert updated.canary_error < 1e-4
+    assert updated.attempts == 1
+    assert all(len(completion.tokens) == 400 for completion in completions)
+    assert all(
+        [span.version for span in completion.spans] == [before, policy.version] for completion in completions
+    )
+    if cache == "recompute":
+        for completion in completions[:4]:
+            _assert_spans_true(world, completion)
+    salted = await world.client.generate(
+        [*PROMPT, 10], Sampling(max_tokens=8), deadline=60.0, seed=1, salt=str(policy.version)
+    )
+    expected = logprobs(world.model, [*PROMPT, 10, *salted.tokens])[len(PROMPT) :]
+    assert np.max(np.abs(expected - np.asarray(salted.logprobs))) < 1e-4
+
+
+def _assert_spans_true(world: World, completion) -> None:
+    """The recorded log-probs of each span are those of the weights that the span names."""
+    fresh = transformers.LlamaForCausalLM(world.model.config).eval()
+    prompt = next(
+        [*PROMPT, 10 + seed] for seed in range(24) if _matches(world, fresh, [*PROMPT, 10 + seed], completion)
+    )
+    for span in completion.spans:
+        fresh.load_state_dict(world.history[span.version])
+        expected = logprobs(fresh, prompt + completion.tokens)[len(prompt) - 1 :]
+        found = np.asarray(completion.logprobs)
+        assert np.max(np.abs(expected - found)[span.start : span.stop]) < 1e-4
+
+
+def _matches(world: World, fresh, prompt: list[int], completion) -> bool:
+    fresh.load_state_dict(world.history[completion.spans[0].version])
+    expected = logprobs(fresh, prompt + completion.tokens[:4])[len(prompt) - 1 :]
+    return bool(np.max(np.abs(expected - np.asarray(completion.logprobs[:4]))) < 1e-4)
+
+
+async def test_update_is_idempotent(world: World) -> None:
+    policy = world.change(seed=1000 + world.step)
+    first = await world.push(policy)
+    second = await world.push(policy)
+    assert first.paused > 0
+    assert second.paused == 0
+    assert second.canary_error < 1e-4
+
+
+@pytest.mark.parametrize("fault", ["digest", "size", "missing", "names"])
+async def test_bad_push_is_refused_and_the_old_version_serves_on(world: World, fault: str) -> None:
+    good = world.publish()
+    await world.push(good)
+    if fault == "digest":
+        path = store.local_path(world.change(seed=77).uri)
+        bad = world.publish()
+        content = bytearray(store.local_path(bad.uri).read_bytes())
+        content[-1] ^= 0xFF
+        store.local_path(bad.uri).write_bytes(content)
+        assert path.exists()
+    elif fault == "size":
+        bad = world.publish()
+        with store.local_path(bad.uri).open("ab") as stream:
+            stream.write(b"\0")
+    elif fault == "missing":
+        bad = world.publish()
+        os.unlink(store.local_path(bad.uri))
+    else:
+        state = {name.replace("q_proj", "query"): value for name, value in world.model.state_dict().items()}
+        published = store.publish(world.directory / "renamed", Version(7, world.step), state)
+        bad = msgspec.structs.replace(
+            good, version=good.version + 1000, uri=published.uri, sha256=published.sha256, size=published.size
+        )
+    with pytest.raises(UpdateRefused):
+        await world.push(bad)
+    assert await world.client.version() == good.version
+    assert not await world.client.paused()
+    assert await canary_error(world.client, good, deadline=60.0) < 1e-4
+    completion = await world.client.generate(PROMPT, Sampling(max_tokens=4), deadline=60.0)
+    assert [span.version for span in completion.spans] == [good.version]
+    await world.push(world.change(seed=78))
+
+
+async def test_handshake_agrees_at_any_temperature(world: World) -> None:
+    policy = world.publish()
+    await world.push(policy)
+    for temperature in (1.0, 0.7):
+        result = await handshake(
+            world.client, policy, Sampling(temperature=temperature), tolerance=TOLERANCE, deadline=60.0
+        )
+        assert result.canary_error < 1e-4
+        assert result.sampling_error < 1e-4
+        assert result.tokens > 0
+
+
+async def test_probe_and_health(world: World) -> None:
+    assert await world.client.healthy(deadline=5.0)
+    assert 0 < await world.client.probe(deadline=30.0) < 30
