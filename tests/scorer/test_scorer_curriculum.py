@@ -112,6 +112,7 @@ def test_the_last_batch_flushes_open_windows() -> None:
     assert (last.round, last.final, last.plays, last.designs, last.designer_samples) == (2, True, 0, 4, 4)
     assert isinstance(world.said["flushed:1"], MarkFlushed)
     assert {s.plays for s in world.scored.values()} == {4}
+    assert world.summaries[1].reward is not None, "the last round's summary has the rewards of the flush"
     world.tell(machine, trained(2, Version(1, 3), final=True))
     assert "design.0.>" in world.purged
 
@@ -176,6 +177,9 @@ def test_a_learner_that_went_back_abandons_its_branch() -> None:
     world.tell(machine, trained(0, step_to))
     world.tell(machine, published(Version(2, 0)))
     world.tell(machine, serving("s0", step_to))
+    world.tell(machine, serving("s0", Version(2, 0)))
+    assert not world.requests, "round 0 is not trained any more"
+    world.tell(machine, serving("s0", step_to))
     assert not world.requests, "the weights of round 0 are gone"
     world.tell(machine, published(Version(2, 1)))
     world.tell(machine, trained(0, Version(2, 1)))
@@ -184,6 +188,54 @@ def test_a_learner_that_went_back_abandons_its_branch() -> None:
     assert not machine.state.progress.is_trained(1), "late news of the abandoned branch"
     world.tell(machine, serving("s0", Version(2, 1)))
     assert {request.round for request in world.requests.values()} == {1}
+
+
+def test_abandoned_weights_do_not_count_as_newer() -> None:
+    world, machine = start(config(curriculum={"lead": 0}))
+    design_all(world, machine)
+    play_all(world, machine)
+    world.tell(machine, trained(0, Version(1, 1)))
+    world.tell(machine, published(Version(2, 1)))
+    world.tell(machine, serving("s0", Version(1, 2)))
+    assert not world.requests
+    world.tell(machine, serving("s0", Version(2, 1)))
+    assert {request.round for request in world.requests.values()} == {1}
+
+
+def test_an_event_is_taken_in_once() -> None:
+    world, machine = start(config())
+    assert machine.apply(len(world.log), world.log[-1][1]) == []
+    state = machine.snapshot()
+    lost_server = ServerLost(server="s0", epoch="e0", reason="gone")
+    assert machine.apply(len(world.log), lost_server) == []
+    assert machine.snapshot() == state
+
+
+def test_an_extended_run_starts_its_schedule_anew() -> None:
+    curriculum = {"environments": 4, "rounds_per_window": 2, "delay": 2}
+    world, machine = start(config(steps=3, curriculum=curriculum))
+    while not machine.finished:
+        step(world, machine)
+    machine = Curriculum.restore(config(steps=6, curriculum=curriculum), machine.snapshot())
+    world.execute(machine.start())
+    while not machine.finished:
+        step(world, machine)
+    assert [c.final for c in world.closed] == [False] * 3 + [True] + [False] * 3 + [True]
+    assert [len(active(world, round_)) for round_ in range(8)] == [4, 4, 4, 0, 4, 4, 4, 0]
+    assert not active(world, 2) & active(world, 4)
+    cohorts = {s.cohort for s in world.scored.values()}
+    assert cohorts == set(range(len(cohorts)))
+
+
+def test_the_accepted_attempt_was_not_refused() -> None:
+    """A ticket that was delivered twice may have refused the attempt that is accepted in the end."""
+    curriculum = {"environments": 1, "rounds_per_window": 1, "delay": 1}
+    world, machine = start(config(steps=1, curriculum=curriculum))
+    ticket = world.tickets.popitem()[1]
+    world.tell(machine, rejected(ticket, 0))
+    world.tell(machine, ready(ticket, attempt=0))
+    play_all(world, machine)
+    assert [(held.attempt, held.valid) for _, held in world.designs.values()] == [(0, True)]
 
 
 def test_the_arms_of_a_pair_differ_in_the_hint_only() -> None:
