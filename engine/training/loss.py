@@ -36,7 +36,11 @@ SUMS = (
 
 @dataclass(frozen=True)
 class Objective:
-    """The settings of the loss (a view of the recipe's ``[learner]`` table)."""
+    """The settings of the loss (a view of the recipe's ``[learner]`` table).
+
+    ``unbiased_kl`` multiplies the KL estimate by the ratio current / proximal, whose gradient makes it that
+    of the reverse KL: TRL's default, ``use_bias_correction_kl`` in ``learner.trl``. The reference does not.
+    """
 
     clip_low: float
     clip_high: float
@@ -44,6 +48,7 @@ class Objective:
     importance_mode: str
     kl: float
     entropy: float
+    unbiased_kl: bool = True
 
     @classmethod
     def of(cls, learner: Learner) -> Objective:
@@ -54,6 +59,7 @@ class Objective:
             learner.importance_mode,
             learner.kl,
             learner.entropy,
+            bool(learner.trl.get("use_bias_correction_kl", True)),
         )
 
 
@@ -108,7 +114,8 @@ def objective_loss(
     if reference is not None:
         difference = (reference - logps) * policy
         kl = torch.exp(difference) - difference - 1.0
-        loss = loss + objective.kl * (kl * policy_weights).sum()
+        weighted = kl * ratio if objective.unbiased_kl else kl
+        loss = loss + objective.kl * (weighted * policy_weights).sum()
     entropy = entropies * policy
     if objective.entropy:
         loss = loss - objective.entropy * (entropy * policy_weights).sum()

@@ -15,8 +15,8 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,19 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from transformers.utils import logging as transformers_logging
 
 from engine.config import Learner
 from engine.errors import ConfigError, SpadeError
 from engine.training.batch import Batch, MicroBatch
+from engine.training.capsule import Capsule
 from engine.training.feed import Closed, Feed
 from engine.training.loss import SUMS, Objective, metrics, objective_loss
+
+# TRL's own vLLM client stays unused, so the range of versions it was tested with does not matter.
+warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
+
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 _ENDLESS = 2**31 - 1
 _LOSS_SETTINGS = frozenset(
@@ -55,15 +61,6 @@ _LOSS_SETTINGS = frozenset(
         "vllm_importance_sampling_clip_max",
     }
 )
-
-
-@dataclass(frozen=True)
-class Capsule:
-    """The tensors of a checkpoint: ``model`` (names of :meth:`PolicyTrainer.weights`), ``extra`` the
-    states of the optimiser and of the random number generators."""
-
-    model: dict[str, torch.Tensor]
-    extra: dict[str, Any]
 
 
 class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
@@ -275,6 +272,7 @@ def build(learner: Learner, model: Path, output: Path, feed: Feed, *, seed: int)
 
     Raises SpadeError when several processes were launched, ConfigError when the model cannot be loaded.
     """
+    transformers_logging.disable_progress_bar()
     settings = arguments(learner, output, seed=seed)
     if settings.world_size > 1:
         raise SpadeError(
@@ -311,7 +309,9 @@ def padding_id(trainer: PolicyTrainer) -> int:
     return int(trainer.processing_class.pad_token_id)
 
 
-def canary_tokens(vocabulary: int, special: Iterable[int], *, length: int = 48) -> tuple[int, ...]:
+def canary_tokens(trainer: PolicyTrainer, *, length: int = 48) -> tuple[int, ...]:
     """Return ``length`` ordinary token ids that depend on the vocabulary only."""
-    ordinary = sorted(set(range(vocabulary)) - set(special))
+    special = {*trainer.processing_class.all_special_ids, padding_id(trainer)}
+    size = trainer.model.get_input_embeddings().num_embeddings
+    ordinary = [token for token in range(min(size, len(trainer.processing_class))) if token not in special]
     return tuple(random.Random("canary").choices(ordinary, k=length))

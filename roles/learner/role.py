@@ -1,0 +1,301 @@
+"""The learner role: samples in, one optimiser step a round, checkpoint, new weights out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import msgspec
+
+from bus import Conflict, Lease, NotFound, Record
+from bus.messages import BatchTrained, PolicyPublished, RoundClosed, SampleReady
+from bus.messages import Role as Part
+from bus.scopes import flat_task_group
+from engine.config import RoleTraining
+from engine.errors import SpadeError
+from engine.lineage import Lineage, Version
+from roles.base import Role, RoleContext
+from roles.learner.resume import merge, resume
+
+if TYPE_CHECKING:
+    from engine.training.batch import Batch, Example
+    from engine.training.buffer import Buffer, Selection
+    from engine.training.checkpoint import LearnerState
+    from engine.training.feed import Feed
+    from engine.training.session import Session
+    from engine.training.trainer import PolicyTrainer
+    from engine.weights.store import Published
+
+T = TypeVar("T")
+_LINEAGE, _POSITION = "lineage", "learner"
+
+
+class Learner(Role):
+    """Follows the sample stream from its checkpoint on; a closed round is one batch.
+
+    Order of effects: optimiser step, checkpoint (when due), weights on the disk, ``PolicyPublished``,
+    ``BatchTrained``, purge of what the checkpoint no longer needs. With ``checkpoint_every`` = 1 no version
+    is published that a resume would not have; otherwise a resume forks the lineage.
+
+    State keys: ``lineage`` holds the forks (JSON of ``engine.lineage.Lineage``); ``learner`` the holder,
+    renewed by compare-and-set before each publication, so that a displaced learner cannot publish.
+    """
+
+    name = "learner"
+    own_process = True
+
+    _session: Session
+    _trainer: PolicyTrainer
+    _buffer: Buffer
+
+    def __init__(self, context: RoleContext) -> None:
+        super().__init__(context)
+        self._settings = self.config.learner
+        self._training: dict[Part, RoleTraining] = {
+            "agent": self._settings.agent,
+            "designer": self._settings.designer,
+        }
+        self._version, self._lineage = Version(0, 0), Lineage()
+        self._cursor = 0
+        self._announced: BatchTrained | None = None
+        self._canary: tuple[int, ...] = ()
+        self._examples: tuple[Example, ...] = ()
+        self._held = (0, 0)
+        self._gauges: dict[str, float] = {}
+
+    async def run(self) -> None:
+        async with self.bus.lease("leader.learner") as lease, flat_task_group() as tasks:
+            tasks.start_soon(self._stop_without, lease)
+            await self._work(lease)
+            tasks.cancel_scope.cancel()
+
+    def statistics(self) -> dict[str, float]:
+        gauges = {"step": float(self._version.step), "cursor": float(self._cursor)} | self._gauges
+        return gauges | (self._buffer.statistics() if hasattr(self, "_buffer") else {})
+
+    async def _stop_without(self, lease: Lease) -> None:
+        await lease.lost.wait()
+        raise SpadeError(
+            "The learner lost its lease",
+            remedy="Another learner may run, or the broker was away too long; start the run again.",
+        )
+
+    async def _work(self, lease: Lease) -> None:
+        from engine.models import resolve
+        from engine.training.session import Session
+
+        model = await anyio.to_thread.run_sync(resolve, self.config, self.context.directory)
+        if self._settings.supervised_mix:
+            from engine.training import supervised
+
+            self._examples = await anyio.to_thread.run_sync(supervised.load, model)
+        session = Session(lambda feed: self._build(model, feed), threads=self._settings.threads)
+        async with session:
+            self._session = session
+            await self._start(lease)
+            await self._follow()
+            await self._checkpoint()
+
+    def _build(self, model: Path, feed: Feed) -> PolicyTrainer:
+        from engine.training.trainer import build
+
+        self._trainer = build(self._settings, model, self._home, feed, seed=self.config.run.seed)
+        return self._trainer
+
+    @property
+    def _home(self) -> Path:
+        return self.context.directory / "learner"
+
+    async def _start(self, lease: Lease) -> None:
+        """Take up the checkpoint, settle the version, and announce it."""
+        from engine.training.buffer import Buffer
+        from engine.training.checkpoint import LearnerState, newest
+
+        self._canary, vocabulary = await self._in_thread(self._vocabulary, "start of the trainer")
+        checkpoint = await self._in_thread(lambda: newest(self._home / "checkpoints"), "checkpoint search")
+        state = checkpoint.state if checkpoint else LearnerState()
+        if checkpoint is not None:
+            step, tensors = state.version.step, checkpoint.tensors
+            await self._in_thread(lambda: self._trainer.restore(tensors(), step), "checkpoint")
+        self._buffer = Buffer(self._training, vocabulary=vocabulary, state=state.buffer)
+        for sequence, name in state.buffer.kept:
+            self._buffer.restore(sequence, name, await self._sample(sequence))
+        self._cursor, self._announced = state.cursor, state.announced
+        await self._settle_version(state, lease)
+        await self._publish_policy(await self._in_thread(self._export, "export of the weights"))
+        if self._announced is not None:
+            self._announced = msgspec.structs.replace(self._announced, version=self._version.pack())
+            await self.bus.publish(self._announced)
+        if checkpoint is not None:
+            await self._purge()
+        self.log.info("learner.ready", version=str(self._version), cursor=self._cursor)
+
+    async def _settle_version(self, state: LearnerState, lease: Lease) -> None:
+        stored = await self.bus.state_get(_LINEAGE)
+        known = msgspec.json.decode(stored[1], type=Lineage) if stored else Lineage()
+        last = await self.bus.last("event.learner.published")
+        published = None
+        if last is not None and isinstance(last.message, PolicyPublished):
+            published = Version.unpack(last.message.version)
+        self._version, self._lineage = resume(state.version, published, merge(state.lineage, known))
+        await self.bus.state_put(_LINEAGE, msgspec.json.encode(self._lineage))
+        self._held = (lease.revision, await self.bus.state_put(_POSITION, self._position(lease.revision)))
+
+    async def _follow(self) -> None:
+        """Consume the stream until the drain; a batch in hand is finished first."""
+        async with flat_task_group() as reading:
+            reading.start_soon(self._cancel_on_drain, reading.cancel_scope)
+            async with self.bus.follow("SAMPLE", start=self._cursor + 1) as records:
+                async for record in records:
+                    with anyio.CancelScope(shield=True):
+                        await self._take(record)
+            reading.cancel_scope.cancel()
+
+    async def _cancel_on_drain(self, scope: anyio.CancelScope) -> None:
+        await self.context.draining.wait()
+        scope.cancel()
+
+    async def _take(self, record: Record) -> None:
+        if isinstance(record.message, SampleReady):
+            cause = self._buffer.admit(record.sequence, record.message)
+            if cause not in (None, "duplicate"):
+                self.log.warning("learner.sample_refused", sample=record.message.sample, cause=cause)
+        elif isinstance(record.message, RoundClosed):
+            await self._close(record.sequence, record.message)
+        self._cursor = record.sequence
+
+    async def _close(self, sequence: int, message: RoundClosed) -> None:
+        """Form and train the batch of a round; a repeated announcement gets the same answer."""
+        if self._buffer.closed(message.round):
+            if self._announced is not None and self._announced.round == message.round:
+                await self.bus.publish(self._announced)
+            return
+        started = time.perf_counter()
+        selection = self._buffer.close(message, self._version, self._lineage)
+        if selection.missing:
+            self.log.warning("learner.samples_missing", round=message.round, missing=selection.missing)
+        self._cursor = sequence
+        metrics: dict[str, float] = {}
+        if selection.samples:
+            metrics = await self._session.step(
+                lambda: self._batch(selection, message), seconds=self._settings.step_seconds
+            )
+            self._version = Version(self._version.fence, self._version.step + 1)
+        self._announced = self._summary(message, selection, metrics, time.perf_counter() - started)
+        trained = bool(selection.samples)
+        due = message.final or (trained and self._version.step % self._settings.checkpoint_every == 0)
+        if due:
+            await self._checkpoint()
+        if trained:
+            policy = await self._in_thread(self._export, "export of the weights")
+            await self._publish_policy(policy)
+        await self.bus.publish(self._announced)
+        if due:
+            await self._purge()
+        self._gauges = {**metrics, "round": float(message.round), "round_seconds": self._announced.seconds}
+
+    def _batch(self, selection: Selection, message: RoundClosed) -> Batch:
+        from engine.training.batch import build, policy_rows, supervised_rows
+        from engine.training.supervised import draw
+        from engine.training.trainer import padding_id
+
+        settings = self._settings
+        denominators: dict[Part, int] = {"agent": message.plays, "designer": message.designs}
+        rows = policy_rows(selection.samples, self._training, denominators)
+        if self._examples:
+            seed, step = self.config.run.seed, self._version.step
+            examples = draw(self._examples, settings.supervised_samples, seed=seed, step=step)
+            rows += supervised_rows(examples, settings.supervised_mix)
+        return build(rows, micro_batch_tokens=settings.micro_batch_tokens, padding=padding_id(self._trainer))
+
+    def _summary(
+        self, message: RoundClosed, selection: Selection, metrics: dict[str, float], seconds: float
+    ) -> BatchTrained:
+        ages, samples = selection.ages, selection.samples
+        return BatchTrained(
+            round=message.round,
+            step=self._version.step,
+            version=self._version.pack(),
+            trained=tuple(sample.sample for sample in samples),
+            dropped=selection.dropped,
+            agent_samples=sum(sample.role == "agent" for sample in samples),
+            designer_samples=sum(sample.role == "designer" for sample in samples),
+            max_staleness=max(ages, default=0),
+            mean_staleness=sum(ages) / len(ages) if ages else 0.0,
+            metrics=metrics,
+            seconds=seconds,
+            final=message.final,
+        )
+
+    async def _checkpoint(self) -> None:
+        from engine.training.checkpoint import LearnerState, save
+
+        state = LearnerState(
+            version=self._version,
+            lineage=self._lineage,
+            cursor=self._cursor,
+            buffer=self._buffer.state(),
+            announced=self._announced,
+        )
+        keep = self._settings.checkpoints_kept
+        place = self._home / "checkpoints"
+        await self._in_thread(lambda: save(place, state, self._trainer.capture(), keep=keep), "checkpoint")
+
+    async def _publish_policy(self, policy: PolicyPublished) -> None:
+        holder, revision = self._held
+        try:
+            revision = await self.bus.state_update(_POSITION, self._position(holder), revision)
+        except Conflict as error:
+            raise SpadeError(
+                f"Another learner has taken over; version {self._version} was not published",
+                remedy="Run one learner a bus.",
+            ) from error
+        self._held = (holder, revision)
+        await self.bus.publish(policy)
+
+    async def _purge(self) -> None:
+        oldest = self._buffer.oldest_sequence()
+        below = self._cursor + 1
+        await self.bus.purge("SAMPLE", below=below if oldest is None else min(below, oldest))
+
+    async def _sample(self, sequence: int) -> SampleReady | None:
+        try:
+            message = await self.bus.get("SAMPLE", sequence)
+        except NotFound:
+            return None
+        return message if isinstance(message, SampleReady) else None
+
+    async def _in_thread(self, function: Callable[[], T], what: str) -> T:
+        return await self._session.call(function, seconds=self._settings.step_seconds, what=what)
+
+    def _position(self, holder: int) -> bytes:
+        return msgspec.json.encode({"lease": holder, "version": self._version.pack()})
+
+    def _vocabulary(self) -> tuple[tuple[int, ...], int]:
+        from engine.training.trainer import canary_tokens
+
+        return canary_tokens(self._trainer), int(self._trainer.model.config.get_text_config().vocab_size)
+
+    def _export(self) -> PolicyPublished:
+        """Write the weights of the current version and compute its canary (in the trainer's thread)."""
+        import numpy as np
+        import torch
+
+        from engine.weights.store import publish
+
+        dtype = torch.bfloat16 if self.config.model.dtype == "bfloat16" else None
+        published: Published = publish(
+            self.context.directory / "weights", self._version, self._trainer.weights(), dtype=dtype
+        )
+        return PolicyPublished(
+            version=self._version.pack(),
+            step=self._version.step,
+            uri=published.uri,
+            sha256=published.sha256,
+            size=published.size,
+            canary_tokens=np.asarray(self._canary, dtype="<i4").tobytes(),
+            canary_logprobs=self._trainer.canary(self._canary).astype("<f4").tobytes(),
+        )

@@ -1,0 +1,134 @@
+"""For the learner's tests: a tiny random policy on the disk, and samples as the scorer would send them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bus.messages import RoundClosed, SampleReady, Segment, Span
+from engine.lineage import Version
+
+VOCABULARY = 64
+START = Version(0, 0)
+
+
+def make_policy(directory: Path, *, seed: int = 0, hidden: int = 64) -> Path:
+    """Write a random Llama (2 layers, tied embeddings) with a word tokenizer; returns ``directory``."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    words = {f"w{index}": index for index in range(VOCABULARY - 2)}
+    words |= {"<pad>": VOCABULARY - 2, "<eos>": VOCABULARY - 1}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(
+        directory
+    )
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        pad_token_id=VOCABULARY - 2,
+        eos_token_id=VOCABULARY - 1,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def segment(
+    tokens: Sequence[int],
+    mask: Sequence[int],
+    logprobs: Sequence[float] | None = None,
+    version: int = 0,
+) -> Segment:
+    """A segment whose masked tokens were sampled by ``version`` with ``logprobs`` (uniform if None)."""
+    if logprobs is None:
+        logprobs = [-float(np.log(VOCABULARY)) if bit else 0.0 for bit in mask]
+    edges = np.flatnonzero(np.diff([0, *mask, 0]))
+    spans = tuple(
+        Span(version, int(start), int(stop)) for start, stop in zip(edges[::2], edges[1::2], strict=True)
+    )
+    return Segment(
+        tokens=np.asarray(tokens, dtype="<i4").tobytes(),
+        mask=bytes(mask),
+        logprobs=np.asarray(logprobs, dtype="<f4").tobytes(),
+        spans=spans,
+    )
+
+
+def sample(
+    name: str,
+    *,
+    role: str = "agent",
+    round_: int = 0,
+    advantage: float = 1.0,
+    versions: Iterable[Version] = (START,),
+    segments: Sequence[Segment] | None = None,
+    tokens: int = 4,
+) -> SampleReady:
+    """A sample with one segment a version, or with ``segments``."""
+    if segments is None:
+        segments = [
+            segment([1, 2, *range(3, 3 + tokens)], [0, 0] + [1] * tokens, version=version.pack())
+            for version in versions
+        ]
+    return SampleReady(
+        sample=name,
+        role=role,  # type: ignore[arg-type]
+        skill="logic",
+        group="g",
+        round=round_,
+        reward=0.5,
+        advantage=advantage,
+        segments=tuple(segments),
+    )
+
+
+def random_samples(
+    count: int, *, seed: int, role: str = "agent", round_: int = 0, version: Version = START
+) -> list[SampleReady]:
+    """Samples of random tokens with two turns (a hole in the mask), random advantages and log-probs."""
+    chooser = np.random.default_rng(seed)
+    result = []
+    for index in range(count):
+        prompt, first, between, second = chooser.integers(2, 9, size=4)
+        mask = [0] * int(prompt) + [1] * int(first) + [0] * int(between) + [1] * int(second)
+        tokens = chooser.integers(0, VOCABULARY - 2, size=len(mask)).tolist()
+        logprobs = np.where(mask, -chooser.uniform(3.0, 5.5, size=len(mask)), 0.0).tolist()
+        result.append(
+            sample(
+                f"{role}-{round_}-{index:03d}",
+                role=role,
+                round_=round_,
+                advantage=float(chooser.normal()),
+                segments=[segment(tokens, mask, logprobs, version.pack())],
+            )
+        )
+    return result
+
+
+def round_closed(
+    round_: int, *, plays: int = 8, designs: int = 4, agents: int = 0, designers: int = 0, final: bool = False
+) -> RoundClosed:
+    return RoundClosed(
+        round=round_,
+        plays=plays,
+        designs=designs,
+        agent_samples=agents,
+        designer_samples=designers,
+        zero_variance_groups=0,
+        groups=1,
+        final=final,
+    )

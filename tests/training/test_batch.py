@@ -1,0 +1,88 @@
+"""Rows, weights and micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learner_fakes import random_samples, sample, segment
+
+from engine.config import RoleTraining
+from engine.training.batch import Example, Row, build, policy_rows, supervised_rows
+
+TRAINING: dict[Any, RoleTraining] = {"agent": RoleTraining(weight=2.0), "designer": RoleTraining()}
+
+
+def total_weight(batch: Any, kind: int) -> float:
+    return float(
+        sum(micro["weights"][micro["kind"] == kind].sum(dtype=torch.float64) for micro in batch.micro_batches)
+    )
+
+
+def test_a_sample_is_one_token_mean_over_all_its_segments():
+    one = sample(
+        "a", segments=[segment([1, 2, 3, 4], [0, 1, 1, 0]), segment([5, 6], [0, 1]), segment([7], [0])]
+    )
+    rows = policy_rows([one], TRAINING, {"agent": 8, "designer": 0})
+    assert [(row.name, int(row.mask.sum())) for row in rows] == [("a/0000", 2), ("a/0001", 1)]
+    assert {row.weight for row in rows} == {2.0 / (3 * 8)}
+
+
+def test_denominators_count_plays_that_are_not_sent():
+    samples = random_samples(5, seed=1) + random_samples(3, seed=2, role="designer")
+    rows = policy_rows(samples, TRAINING, {"agent": 20, "designer": 4})
+    batch = build(rows, micro_batch_tokens=100, padding=0)
+    assert total_weight(batch, 0) == pytest.approx(2.0 * 5 / 20, rel=1e-6)
+    assert total_weight(batch, 1) == pytest.approx(3 / 4, rel=1e-6)
+
+
+def test_samples_carried_over_do_not_outweigh_their_round():
+    rows = policy_rows(random_samples(6, seed=1), TRAINING, {"agent": 2, "designer": 0})
+    assert total_weight(build(rows, micro_batch_tokens=100, padding=0), 0) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_tensors_are_aligned_with_the_token_they_predict():
+    one = sample("a", advantage=3.0, segments=[segment([9, 8, 7, 6], [0, 1, 0, 1], [0.0, -1.0, 0.0, -2.0])])
+    rows = policy_rows([one], TRAINING, {"agent": 1, "designer": 0})
+    longer = Row(
+        "z", 0, np.arange(6, dtype=np.int32), np.zeros(6, np.bool_), np.zeros(6, np.float32), 0.0, 0.0
+    )
+    (micro,) = build([*rows, longer], micro_batch_tokens=100, padding=63).micro_batches
+    assert micro["input_ids"][0].tolist() == [9, 8, 7, 6, 63, 63]
+    assert micro["attention_mask"][0].tolist() == [1, 1, 1, 1, 0, 0]
+    assert micro["mask"][0].tolist() == [True, False, True, False, False]
+    assert micro["behaviour"][0].tolist() == [-1.0, 0.0, -2.0, 0.0, 0.0]
+    assert micro["advantages"][0].tolist() == [3.0, 0.0, 3.0, 0.0, 0.0]
+    assert micro["weights"][0].tolist() == [1.0, 0.0, 1.0, 0.0, 0.0]
+
+
+def test_supervised_rows_are_a_mean_of_token_means():
+    examples = [
+        Example(np.arange(4, dtype=np.int32), np.array([False, True, True, True])),
+        Example(np.arange(2, dtype=np.int32), np.array([False, True])),
+    ]
+    batch = build(supervised_rows(examples, 0.1), micro_batch_tokens=100, padding=0)
+    assert batch.trained == 0
+    assert total_weight(batch, 2) == pytest.approx(0.1, rel=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(1, 200))
+def test_packing_keeps_every_row_and_the_bound(lengths: list[int], bound: int):
+    rows = [
+        Row(f"{index:03d}", 0, np.full(length, index, np.int32), np.zeros(length, np.bool_),
+            np.zeros(length, np.float32), 0.0, 0.0)
+        for index, length in enumerate(lengths)
+    ]  # fmt: skip
+    batch = build(rows, micro_batch_tokens=bound, padding=-1)
+    for micro in batch.micro_batches:
+        assert micro["input_ids"].numel() <= bound or len(micro["input_ids"]) == 1
+    found = sorted(int(row[0]) for micro in batch.micro_batches for row in micro["input_ids"] for _ in [0])
+    assert found == list(range(len(lengths)))
+    assert batch.tokens == sum(lengths)
+    padding = sum(int((micro["input_ids"] == -1).sum()) for micro in batch.micro_batches)
+    assert batch.waste == pytest.approx(padding / batch.padded)

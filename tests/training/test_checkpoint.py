@@ -1,0 +1,144 @@
+"""Checkpoints: complete or not there, the newest good one wins, a full disk is said."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from bus.messages import BatchTrained
+from engine.errors import SpadeError
+from engine.lineage import Lineage, Version
+from engine.training import checkpoint
+from engine.training.buffer import BufferState
+from engine.training.capsule import Capsule
+from engine.training.checkpoint import LearnerState, newest, save
+from engine.training.ledger import LedgerState
+
+
+def capsule(value: float) -> Capsule:
+    head = torch.full((3, 2), value)
+    optimizer = {
+        "state": {0: {"step": torch.tensor(1.0), "exp_avg": head * 2}},
+        "param_groups": [{"lr": 0.1}],
+    }
+    return Capsule({"head": head}, {"optimizer": optimizer, "generators": {"torch": torch.get_rng_state()}})
+
+
+def state(step: int, cursor: int = 0, fence: int = 0) -> LearnerState:
+    return LearnerState(version=Version(fence, step), cursor=cursor)
+
+
+def full_state() -> LearnerState:
+    trained = BatchTrained(
+        round=3, step=4, version=Version(1, 4).pack(), trained=("a",), dropped=(("b", "stale"),),
+        agent_samples=1, designer_samples=0, max_staleness=2, mean_staleness=1.5, metrics={"loss": 0.5},
+        seconds=0.25, final=True,
+    )  # fmt: skip
+    buffer = BufferState(
+        ledger=LedgerState(((0, 3),), ((3, ("a",)),)),
+        kept=((7, "c"),),
+        dropped={"d": "late"},
+        arrived={4: 2},
+        counts={"trained": 1},
+    )
+    return LearnerState(
+        version=Version(1, 4), lineage=Lineage().fork(1, 2), cursor=9, buffer=buffer, announced=trained
+    )
+
+
+def test_what_is_saved_is_read_back(tmp_path: Path):
+    save(tmp_path, full_state(), capsule(1.0), keep=2)
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.state == full_state()
+    tensors = found.tensors()
+    assert torch.equal(tensors.model["head"], torch.full((3, 2), 1.0))
+    assert torch.equal(tensors.extra["optimizer"]["state"][0]["exp_avg"], torch.full((3, 2), 2.0))
+    assert tensors.extra["optimizer"]["param_groups"] == [{"lr": 0.1}]
+
+
+def test_the_newest_ones_are_kept(tmp_path: Path):
+    assert newest(tmp_path / "nothing") is None
+    for fence, step in ((0, 9), (0, 10), (1, 3)):
+        save(tmp_path, state(step, fence=fence), capsule(0.0), keep=2)
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.state.version == Version(1, 3)
+    assert [path.name[:17] for path in sorted(tmp_path.iterdir())] == [
+        "000000-0000000010",
+        "000001-0000000003",
+    ]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "extra.pt", "state.msgpack", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damaged_checkpoints_are_skipped_with_a_warning(name: str, damage: str, tmp_path: Path):
+    save(tmp_path, state(1), capsule(1.0), keep=5)
+    victim = save(tmp_path, state(2), capsule(2.0), keep=5) / name
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    if damage == "flip":
+        victim.write_bytes(content)
+    elif damage == "cut":
+        victim.write_bytes(victim.read_bytes()[:-3])
+    else:
+        victim.unlink()
+    with capture_logs() as logs:
+        found = newest(tmp_path)
+    assert found is not None
+    assert found.state.version == Version(0, 1)
+    assert [log["log_level"] for log in logs] == ["warning"]
+    save(tmp_path, state(2), capsule(3.0), keep=5)
+    again = newest(tmp_path)
+    assert again is not None
+    assert float(again.tensors().model["head"][0, 0]) == 3.0
+
+
+def test_nothing_usable_is_an_error_and_not_a_fresh_start(tmp_path: Path):
+    place = save(tmp_path, state(1), capsule(1.0), keep=1)
+    (place / "model.safetensors").unlink()
+    with pytest.raises(SpadeError, match="None of 1 checkpoints is usable"):
+        newest(tmp_path)
+
+
+def test_a_write_that_dies_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save(tmp_path, state(1), capsule(1.0), keep=1)
+    real = checkpoint._flush
+
+    def full(path: Path) -> None:
+        if path.name == "extra.pt":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path)
+
+    monkeypatch.setattr(checkpoint, "_flush", full)
+    with pytest.raises(SpadeError, match="disk is full") as caught:
+        save(tmp_path, state(2), capsule(2.0), keep=1)
+    assert "Free some space" in caught.value.remedy
+    monkeypatch.undo()
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.state.version == Version(0, 1)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_remains_of_a_killed_writer_are_ignored_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(checkpoint, "_write", killed)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *_, **__: None)
+    with pytest.raises(Killed):
+        save(tmp_path, state(1), capsule(1.0), keep=2)
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert newest(tmp_path) is None
+    save(tmp_path, state(1), capsule(1.0), keep=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["000000-0000000001-000000000000"]

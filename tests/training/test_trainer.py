@@ -1,0 +1,343 @@
+"""The trainer on TRL's seams: same loss as TRL, same gradient as a naive batch, one step a batch."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learner_fakes import VOCABULARY, random_samples, sample, segment
+
+from bus.messages import SampleReady
+from engine.config import Learner, Optimizer, RoleTraining
+from engine.errors import ConfigError, SpadeError
+from engine.training.batch import Batch, Example, build, policy_rows, supervised_rows
+from engine.training.samples import arrays
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
+PLAYS: dict[Any, int] = {"agent": 12, "designer": 6}
+
+
+def batch_of(samples: list[SampleReady], examples: list[Example] | None = None, *, bound: int = 100) -> Batch:
+    rows = policy_rows(samples, ROLES, PLAYS) + supervised_rows(examples or [], 0.1)
+    return build(rows, micro_batch_tokens=bound, padding=VOCABULARY - 2)
+
+
+def mixed() -> list[SampleReady]:
+    two = segment([4, 5, 6, 7], [0, 1, 1, 1]), segment([8, 9, 10], [0, 0, 1])
+    return [
+        *random_samples(7, seed=1),
+        *random_samples(4, seed=2, role="designer"),
+        sample("two-segments", segments=two, advantage=-0.5),
+    ]
+
+
+def load(policy: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+
+
+def row_logps(model: Any, tokens: Any) -> torch.Tensor:
+    ids = torch.tensor(np.asarray(tokens, dtype=np.int64))[None]
+    logits = model(input_ids=ids).logits[0, :-1]
+    return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
+
+
+def naive_loss(model: Any, samples: list[SampleReady], reference: Any, kl: float) -> torch.Tensor:
+    """One row at a time, no padding, no micro-batches, straight from the definition (biased KL)."""
+    total = torch.zeros(())
+    for one in samples:
+        losses = []
+        for part in one.segments:
+            tokens, mask, behaviour = arrays(part)
+            logps = row_logps(model, tokens)
+            with torch.no_grad():
+                weight = torch.exp(logps - torch.tensor(behaviour[1:].copy())).clamp(max=2.0)
+                start = row_logps(reference, tokens)
+            value = -torch.exp(logps - logps.detach()) * one.advantage * weight
+            value = value + kl * (torch.exp(start - logps) - (start - logps) - 1)
+            losses.append(value[torch.tensor(mask[1:].copy())])
+        total = total + ROLES[one.role].weight * torch.cat(losses).mean() / PLAYS[one.role]
+    return total
+
+
+class Gradients:
+    """Keeps the gradient that the optimiser was given."""
+
+    def __new__(cls) -> Any:
+        from transformers import TrainerCallback
+
+        class Keeper(TrainerCallback):
+            gradients: dict[str, torch.Tensor] = {}  # noqa: RUF012
+
+            def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+                named = context["model"].named_parameters()
+                self.gradients = {name: value.grad.clone() for name, value in named}
+
+        return Keeper()
+
+
+def test_the_seams_of_the_pinned_trl_are_there():
+    import transformers
+    import trl
+
+    from engine.training.trainer import PolicyTrainer
+
+    assert trl.__version__.startswith("1.16."), "check every seam of PolicyTrainer before moving the pin"
+    parent = trl.GRPOTrainer
+    expected = {
+        "training_step": ["self", "model", "inputs", "num_items_in_batch"],
+        "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
+        "get_train_dataloader": ["self"],
+        "_prepare_inputs": ["self", "generation_batch"],
+        "_send_telemetry": ["self"],
+    }
+    for name, names in expected.items():
+        assert name in vars(PolicyTrainer)
+        assert list(inspect.signature(getattr(parent, name)).parameters) == names
+    used = inspect.signature(parent._get_per_token_logps_and_entropies).parameters
+    assert list(used)[:7] == [
+        "self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"
+    ]  # fmt: skip
+    assert parent.loss_is_scaled_for_ga is True
+    source = inspect.getsource(transformers.Trainer)
+    for seam in ("_globalstep_last_logged", "on_pre_optimizer_step", "current_gradient_accumulation_steps"):
+        assert seam in source
+    assert "fused_lm_head=True" in inspect.getsource(parent._get_per_token_logps_and_entropies)
+
+
+@pytest.mark.parametrize(
+    ("mode", "unbiased"),
+    [("token_truncate", True), ("token_truncate", False), ("token_mask", True), ("sequence_truncate", True),
+     ("sequence_mask", True)],
+)  # fmt: skip
+def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path: Path):
+    """TRL scores four completions of one prompt; we get the same tokens, advantages and log-probs."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    from engine.training.feed import Feed
+    from engine.training.trainer import build as build_ours
+
+    chooser = np.random.default_rng(5)
+    prompts = [[1, 2, 3]] * 4
+    completions = [chooser.integers(0, 60, size=size).tolist() for size in (4, 6, 7, 7)]
+    holes = [[1] * len(one) for one in completions]
+    holes[2][3] = holes[3][0] = 0
+    rewards = [1.0, 0.0, 0.25, -1.0]
+    spread = 0.3 if mode.startswith("sequence") else 1.0
+    logprobs = [(-4.16 + spread * chooser.normal(size=len(one))).tolist() for one in completions]
+
+    theirs = GRPOTrainer(
+        model=load(policy),
+        reward_funcs=lambda **_: rewards,
+        args=GRPOConfig(
+            output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none",
+            gradient_checkpointing=False,
+            loss_type="grpo", epsilon=0.2, epsilon_high=0.28, beta=0.1, scale_rewards="none",
+            vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_max=2.0,
+            use_bias_correction_kl=unbiased,
+            per_device_train_batch_size=4, num_generations=4,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": [""]}),
+        processing_class=AutoTokenizer.from_pretrained(policy),
+    )  # fmt: skip
+    theirs.use_vllm = True
+    theirs._generate = lambda _: (prompts, completions, holes, [""] * 4, logprobs, {}, None, None)
+    theirs.current_gradient_accumulation_steps = 1
+    settings = Learner(kl=0.1, importance_mode=mode, trl={"use_bias_correction_kl": unbiased})  # type: ignore[arg-type]
+    ours = build_ours(settings, policy, tmp_path, Feed(), seed=3)
+    for model in (theirs.model, ours.model):
+        torch.manual_seed(11)
+        model.train()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+
+    inputs = theirs._generate_and_score_completions([{"prompt": ""}] * 4)
+    limited = inputs["importance_sampling_ratio"] == (2.0 if mode.endswith("truncate") else 0.0)
+    assert limited.any()
+    assert not limited.all()
+    their_loss = theirs.compute_loss(theirs.model, inputs)
+    their_loss.backward()
+    samples = [
+        sample(
+            f"s{index}",
+            advantage=rewards[index] - float(np.mean(rewards)),
+            segments=[
+                segment(
+                    prompts[index] + completions[index],
+                    [0, 0, 0] + holes[index],
+                    [0.0, 0.0, 0.0] + logprobs[index],
+                )
+            ],
+        )
+        for index in range(4)
+    ]
+    rows = policy_rows(samples, ROLES, {"agent": 4, "designer": 0})
+    (micro,) = build(rows, micro_batch_tokens=1000, padding=0).micro_batches
+    our_loss = ours.compute_loss(ours.model, micro)
+    our_loss.backward()
+
+    assert our_loss.item() == pytest.approx(their_loss.item(), abs=1e-6)
+    for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4)
+    assert abs(their_loss.item()) > 1e-3
+
+
+def test_micro_batches_give_the_gradient_of_the_naive_batch(start: Callable[..., Any], policy: Path):
+    keeper = Gradients()
+    rate = 0.5
+    learner = Learner(
+        kl=0.2,
+        optimizer=Optimizer(learning_rate=rate, weight_decay=0.0, max_grad_norm=0.0),
+        trl={"optim": "sgd", "use_bias_correction_kl": False},
+    )
+    model, reference = load(policy), load(policy)
+    with start(learner, callbacks=(keeper,)) as running:
+        for _ in range(2):  # the second step has a KL that is not zero
+            before = copy.deepcopy(model.state_dict())
+            batch = batch_of(mixed(), bound=64)
+            assert len(batch.micro_batches) > 3
+            values = running.step(batch)
+            loss = naive_loss(model, mixed(), reference, 0.2)
+            model.zero_grad()
+            loss.backward()
+            assert values["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
+            squares = 0.0
+            for name, parameter in model.named_parameters():
+                assert parameter.grad is not None
+                torch.testing.assert_close(keeper.gradients[name], parameter.grad, atol=2e-5, rtol=2e-4)
+                squares += float(parameter.grad.square().sum())
+            assert values["grad_norm"] == pytest.approx(squares**0.5, rel=1e-3)
+            model.load_state_dict(running.call(running.trainer.model.state_dict))
+            name, weight = next(iter(model.named_parameters()))
+            torch.testing.assert_close(weight, before[name] - rate * keeper.gradients[name])
+    assert values["kl"] > 0
+    assert values["micro_batches"] == len(batch.micro_batches)
+
+
+def test_one_step_moves_probability_towards_the_advantage(start: Callable[..., Any], policy: Path):
+    learner = Learner(optimizer=Optimizer(learning_rate=1e-3), kl=0.05, precision="bf16")
+    good, bad = [1, 2, 10, 11, 12], [1, 2, 20, 21, 22]
+    mask, samples = [0, 0, 1, 1, 1], []
+    model = load(policy)
+    before = [row_logps(model, tokens)[1:].sum().item() for tokens in (good, bad)]
+    for name, tokens, advantage in (("good", good, 1.0), ("bad", bad, -1.0)):
+        samples.append(sample(name, advantage=advantage, segments=[segment(tokens, mask)]))
+    with start(learner) as running:
+        first = running.step(batch_of(samples))
+        for _ in range(3):
+            running.step(batch_of(samples))
+        state = running.call(running.trainer.weights)
+        model.load_state_dict(state, strict=False)
+        history = running.trainer.state.log_history
+    after = [row_logps(model, tokens)[1:].sum().item() for tokens in (good, bad)]
+    assert after[0] > before[0] + 0.05
+    assert after[1] < before[1] - 0.05
+    assert first["ratio_mean"] == pytest.approx(1.0, abs=0.3)
+    assert first["clip_fraction"] == 0.0
+    assert [entry["step"] for entry in history][:4] == [1, 2, 3, 4]
+    assert {"grad_norm", "kl", "entropy", "padding_waste", "loss_agent", "tokens_per_second"} <= history[
+        0
+    ].keys()
+
+
+def test_the_supervised_mix_is_learned(start: Callable[..., Any], policy: Path):
+    example = Example(np.array([5, 6, 7, 8], dtype=np.int32), np.array([False, True, True, True]))
+    learner = Learner(optimizer=Optimizer(learning_rate=1e-3))
+    with start(learner) as running:
+        first = running.step(batch_of(random_samples(2, seed=1), [example]))
+        second = running.step(batch_of(random_samples(2, seed=1), [example]))
+    expected = -row_logps(load(policy), example.tokens).mean().item()
+    assert first["loss_supervised"] == pytest.approx(0.1 * expected, rel=1e-4)
+    assert second["loss_supervised"] < first["loss_supervised"]
+    assert first["supervised_tokens"] == 3
+
+
+def test_the_canary_is_the_log_prob_in_full_precision(start: Callable[..., Any], policy: Path):
+    from engine.training.trainer import canary_tokens
+
+    with start(Learner(precision="bf16")) as running:
+        tokens = canary_tokens(running.trainer)
+        assert tokens == canary_tokens(running.trainer)
+        running.step(batch_of(random_samples(3, seed=4)))
+        found = running.call(lambda: running.trainer.canary(tokens))
+        model = load(policy)
+        model.load_state_dict(running.call(running.trainer.weights), strict=False)
+    assert len(tokens) == 48
+    assert max(tokens) < VOCABULARY - 2
+    np.testing.assert_allclose(found, row_logps(model, tokens).detach().numpy(), atol=2e-6)
+
+
+def test_a_restored_trainer_goes_on_to_the_same_bits(start: Callable[..., Any]):
+    learner = Learner(optimizer=Optimizer(learning_rate=1e-3))
+    batches = [batch_of(random_samples(4, seed=seed)) for seed in range(3)]
+    with start(learner) as running:
+        running.step(batches[0])
+        capsule = copy.deepcopy(running.call(running.trainer.capture))
+        running.step(batches[1])
+        last = running.step(batches[2])
+        expected = copy.deepcopy(running.call(running.trainer.weights))
+    with start(learner) as running:
+        running.call(lambda: running.trainer.restore(capsule, 1))
+        running.step(batches[1])
+        again = running.step(batches[2])
+        found = running.call(running.trainer.weights)
+        assert running.trainer.state.global_step == 3
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert again["loss"] == last["loss"]
+    assert "lm_head.weight" not in expected
+
+
+def test_a_checkpoint_of_another_model_is_refused(start: Callable[..., Any]):
+    from engine.training.capsule import Capsule
+
+    with start(Learner()) as running:
+        capsule = running.call(running.trainer.capture)
+        other = {name: tensor[:1] for name, tensor in capsule.model.items()}
+        with pytest.raises(SpadeError, match="another model"):
+            running.call(lambda: running.trainer.restore(Capsule(other, capsule.extra), 1))
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(start: Callable[..., Any]):
+    batch = batch_of(random_samples(2, seed=1))
+    batch.micro_batches[0]["advantages"][0, -3:] = float("inf")
+    with start(Learner()) as running:
+        before = copy.deepcopy(running.call(running.trainer.weights))
+        with pytest.raises(SpadeError, match="not a finite number"):
+            running.step(batch)
+        found = running.trainer.weights()
+        with pytest.raises(SpadeError, match="not a finite number"):
+            running.call(lambda: None)
+    assert all(torch.equal(found[name], before[name]) for name in before)
+
+
+def test_trl_settings_pass_through_and_ours_do_not(tmp_path: Path):
+    from engine.training.trainer import arguments
+
+    settings = arguments(Learner(report_to=("tensorboard",), trl={"adam_epsilon": 1e-6}), tmp_path, seed=1)
+    assert settings.report_to == ["tensorboard"]
+    assert settings.adam_epsilon == 1e-6
+    assert arguments(Learner(), tmp_path, seed=1).report_to == []
+    for key in ("loss_type", "learning_rate"):
+        with pytest.raises(ConfigError, match=key):
+            arguments(Learner(trl={key: 1}), tmp_path, seed=1)
+    with pytest.raises(ConfigError, match="no_such_thing"):
+        arguments(Learner(trl={"no_such_thing": 1}), tmp_path, seed=1)
+
+
+def test_a_model_that_is_not_there_is_a_config_error(tmp_path: Path):
+    from engine.training.feed import Feed
+    from engine.training.trainer import build as build_trainer
+
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        build_trainer(Learner(), tmp_path / "nothing", tmp_path, Feed(), seed=1)
