@@ -135,7 +135,11 @@ def main() -> None:
 
 
 def _fail(error: SpadeError) -> None:
-    print(f"spade: {error}", file=sys.stderr, flush=True)
+    what = error.what.strip()
+    if error.where and error.where not in what:
+        what = f"{what.rstrip('.')} ({error.where})"
+    stop = "" if what.endswith((".", ":", "\n")) or "\n" in what else "."
+    print(f"spade: {what}{stop} {error.remedy.lstrip(' ')}".rstrip(), file=sys.stderr, flush=True)
     sys.exit(error.exit_code)
 
 
