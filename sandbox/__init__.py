@@ -1,0 +1,94 @@
+"""Running programs that a model wrote: contract, confinement, pool, validator.
+
+Imports nothing of ours. Names are resolved on first use, so that the zygote, which imports this package
+too, does not carry the engine's side of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sandbox.extract import extract
+
+if TYPE_CHECKING:
+    from sandbox.errors import (
+        EnvCrashed,
+        EnvError,
+        EnvFailure,
+        EnvMemory,
+        EnvProtocolError,
+        EnvQuarantined,
+        EnvTimeout,
+        EnvViolation,
+        InfraFailure,
+        InstanceClosed,
+        SandboxError,
+        SandboxUnavailable,
+        SpawnRefused,
+    )
+    from sandbox.frames import ResetResult, StepResult
+    from sandbox.instance import Instance
+    from sandbox.pool import SandboxPool
+    from sandbox.probes import Transcript
+    from sandbox.protection import ProtectionReport
+    from sandbox.settings import SandboxSettings
+    from sandbox.validate import RUNGS, Validator, ValidatorSettings, Verdict
+
+_ERRORS = (
+    *(
+        "EnvCrashed",
+        "EnvError",
+        "EnvFailure",
+        "EnvMemory",
+        "EnvProtocolError",
+        "EnvQuarantined",
+        "EnvTimeout",
+    ),
+    *("EnvViolation", "InfraFailure", "InstanceClosed", "SandboxError", "SandboxUnavailable", "SpawnRefused"),
+)
+_HOMES = {
+    **dict.fromkeys(_ERRORS, "errors"),
+    "ResetResult": "frames",
+    "StepResult": "frames",
+    "Instance": "instance",
+    "SandboxPool": "pool",
+    "Transcript": "probes",
+    "ProtectionReport": "protection",
+    "SandboxSettings": "settings",
+    **dict.fromkeys(("RUNGS", "Validator", "ValidatorSettings", "Verdict"), "validate"),
+}
+
+__all__ = [
+    "RUNGS",
+    "EnvCrashed",
+    "EnvError",
+    "EnvFailure",
+    "EnvMemory",
+    "EnvProtocolError",
+    "EnvQuarantined",
+    "EnvTimeout",
+    "EnvViolation",
+    "InfraFailure",
+    "Instance",
+    "InstanceClosed",
+    "ProtectionReport",
+    "ResetResult",
+    "SandboxError",
+    "SandboxPool",
+    "SandboxSettings",
+    "SandboxUnavailable",
+    "SpawnRefused",
+    "StepResult",
+    "Transcript",
+    "Validator",
+    "ValidatorSettings",
+    "Verdict",
+    "extract",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sandbox' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"sandbox.{_HOMES[name]}"), name)

@@ -22,15 +22,17 @@ CALLABLE = ("reset", "step", "get_tools", "execute_tool", "render", "solution")
 MAX_INFO_KEYS = 64
 MAX_INFO_TEXT = 256
 
+_words = str.split
+
 # What a program may import: loaded before the files disappear, because nothing can be loaded after.
 STDLIB = tuple(
-    """
+    _words("""
     __future__ abc array ast base64 binascii bisect calendar cmath collections collections.abc colorsys
     contextlib copy dataclasses datetime decimal difflib enum fnmatch fractions functools graphlib hashlib
     heapq html io itertools json keyword locale logging math numbers operator os os.path pathlib pprint queue
     random re secrets shlex statistics string struct sys textwrap threading time traceback types typing
     unicodedata uuid warnings weakref zlib
-    """.split()
+    """)
 )
 
 # Needed by what is above, though not for programs to import by name.

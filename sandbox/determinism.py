@@ -20,7 +20,6 @@ from typing import Any
 EPOCH_NS = 1_767_225_600 * 10**9  # 2026-01-01T00:00:00Z
 TICK_NS = 10**6
 
-_real_date, _real_datetime = datetime.date, datetime.datetime
 _real_seed = random.Random.seed
 _real_gmtime, _real_strftime, _real_asctime = time.gmtime, time.strftime, time.asctime
 
@@ -33,23 +32,27 @@ class _State:
     clock = 0
 
 
-def seed(*parts: object) -> None:
-    """Start all streams afresh from ``parts``; the clock goes back to its epoch."""
+def seed(*parts: object, numpy: bool = False) -> None:
+    """Start all streams afresh from ``parts``; the clock goes back to its epoch.
+
+    ``numpy`` False leaves numpy's own stream as the zygote left it, which is the same everywhere, and saves
+    an instance that does not use it from copying the generator.
+    """
     text = "\x1f".join(map(str, parts))
     _State.key = hashlib.sha256(text.encode()).digest()
     _State.counter = _State.clock = 0
     number = int.from_bytes(_State.key[:8], "little")
     random.seed(number)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(number & 0xFFFFFFFF)
+    if numpy and "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number & 0xFFFFFFFF)
 
 
 def patch() -> None:
-    """Replace entropy, clocks and process ids in this interpreter."""
+    """Replace entropy, clocks and process ids in this interpreter, and seed everything."""
     _patch_entropy()
     _patch_time()
     _patch_datetime()
+    seed("zygote", numpy=True)
 
 
 def _stream(size: int, /) -> bytes:
@@ -67,8 +70,8 @@ def _seed_random(self: random.Random, a: Any = None, version: int = 2) -> None:
 
 def _patch_entropy() -> None:
     random._urandom = _stream  # type: ignore[attr-defined]
-    random.Random.seed = _seed_random  # type: ignore[method-assign,assignment]
-    random.seed = random._inst.seed  # type: ignore[attr-defined]
+    random.Random.seed = _seed_random  # type: ignore[method-assign]
+    random.seed = random._inst.seed
     os.urandom = _stream
     os.getrandom = lambda size, flags=0: _stream(size)
     os.getpid = lambda: 2
@@ -143,8 +146,8 @@ class _Any(type):
         return issubclass(subclass, cls._real)
 
 
-class _Date(_real_date, metaclass=_Any):
-    _real = _real_date
+class _Date(datetime.date, metaclass=_Any):
+    _real = datetime.date
 
     @classmethod
     def today(cls) -> Any:
@@ -152,8 +155,8 @@ class _Date(_real_date, metaclass=_Any):
         return cls(moment.tm_year, moment.tm_mon, moment.tm_mday)
 
 
-class _Datetime(_real_datetime, metaclass=_Any):
-    _real = _real_datetime
+class _Datetime(datetime.datetime, metaclass=_Any):
+    _real = datetime.datetime
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> Any:

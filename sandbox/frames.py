@@ -162,7 +162,7 @@ class Exit(msgspec.Struct, frozen=True, tag_field="op", tag="exit"):
 
 
 Control = Ready | Failed | Spawned | Refused | Exit
-_controls: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Control)  # type: ignore[arg-type]
+_controls: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Control)
 
 
 def read_control(data: bytes) -> Control:

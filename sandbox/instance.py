@@ -31,7 +31,6 @@ from sandbox.errors import (
     SpawnRefused,
 )
 from sandbox.frames import ResetResult, StepResult
-from sandbox.settings import SandboxSettings
 
 if TYPE_CHECKING:
     from sandbox.keeper import Keeper

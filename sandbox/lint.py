@@ -8,24 +8,26 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
+_words = str.split
+
 FORBIDDEN_CALLS = frozenset(
-    "eval exec compile open __import__ input breakpoint globals exit quit help".split()
+    _words("eval exec compile open __import__ input breakpoint globals exit quit help")
 )
-FORBIDDEN_NAMES = frozenset("__file__ __loader__ __spec__ __builtins__".split())
+FORBIDDEN_NAMES = frozenset(_words("__file__ __loader__ __spec__ __builtins__"))
 FORBIDDEN_ATTRIBUTES = frozenset(
-    """
-    __globals__ __code__ __closure__ __subclasses__ __bases__ __mro__ __builtins__ __loader__ __spec__ __file__
-    f_back f_globals f_locals f_builtins f_code tb_frame gi_frame co_code co_consts
-    """.split()
+    _words("""
+__globals__ __code__ __closure__ __subclasses__ __bases__ __mro__ __builtins__ __loader__ __spec__
+__file__ f_back f_globals f_locals f_builtins f_code tb_frame gi_frame co_code co_consts
+""")
 )
 SYSTEM_MODULES = frozenset(("os", "sys"))
 SYSTEM_ATTRIBUTES = frozenset(
-    "path name sep linesep maxsize version version_info byteorder float_info".split()
+    _words("path name sep linesep maxsize version version_info byteorder float_info")
 )
-SYSTEM_ATTRIBUTES |= frozenset("setrecursionlimit getrecursionlimit getsizeof stdout stderr".split())
+SYSTEM_ATTRIBUTES |= frozenset(_words("setrecursionlimit getrecursionlimit getsizeof stdout stderr"))
 # Importable at run time for the sake of the standard library, yet nothing a game needs.
 FORBIDDEN_IMPORTS = frozenset(
-    "ctypes inspect gc linecache importlib builtins ast traceback threading".split()
+    _words("ctypes inspect gc linecache importlib builtins ast traceback threading")
 )
 
 

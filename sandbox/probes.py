@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,12 +26,18 @@ _MAX_SPAN = 40
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """What happened from a first observation on. ``error`` is the exception that ended it, if one did."""
+    """What happened from a first observation on.
+
+    ``error`` is the exception that ended it, if one did, with its type and the phase it came from
+    (``contract`` when the program's answer was at fault).
+    """
 
     first: str
     actions: tuple[str, ...]
     steps: tuple[StepResult, ...]
     error: str = ""
+    error_type: str = ""
+    phase: str = ""
 
     @property
     def ended(self) -> bool:
@@ -60,14 +66,14 @@ async def play(instance: Instance, first: str, actions: Iterator[str]) -> Transc
         try:
             steps.append(await instance.step(action))
         except EnvError as error:
-            return Transcript(first, tuple(taken), tuple(steps), str(error))
+            return Transcript(first, tuple(taken), tuple(steps), str(error), error.type, error.phase)
         if steps[-1].done:
             break
     return Transcript(first, tuple(taken), tuple(steps))
 
 
 def plausible(observation: str, limit: int = 24) -> tuple[str, ...]:
-    """Return actions that the text suggests: its small numbers and ranges, then small numbers, then its words."""
+    """Return actions that the text suggests: its ranges and numbers, its words, then small numbers."""
     found: dict[str, None] = {}
     for low, high in ((int(a), int(b)) for a, b in _RANGE.findall(observation)):
         if 0 < high - low <= _MAX_SPAN:
@@ -79,8 +85,8 @@ def plausible(observation: str, limit: int = 24) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*numbers, *words[: limit // 3], *rest]))[:limit]
 
 
-def constant(action: str, turns: int) -> Iterator[str]:
-    """Always the same action."""
+def constant(_: Sequence[str], turns: int, action: str) -> Iterator[str]:
+    """Always the same action, whatever is plausible."""
     return iter([action] * turns)
 
 
@@ -93,6 +99,3 @@ def guess(actions: Sequence[str], turns: int, seed: int) -> Iterator[str]:
     """Actions drawn at random, without looking at what comes back."""
     source = random.Random(seed)
     return (source.choice(actions) for _ in range(turns))
-
-
-Policy = Callable[[Sequence[str], int, int], Iterator[str]]

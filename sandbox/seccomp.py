@@ -57,24 +57,34 @@ clone 56 220|execve 59 221|kill 62 129|prctl 157 167|setresuid 117 147|shmget 29
 sendto 44 206|pidfd_send_signal 424 424|capget 125 90
 """
 
-_PLAIN = """
-munmap mremap brk futex clock_gettime clock_getres gettimeofday time nanosleep clock_nanosleep getpid gettid
-getppid getuid geteuid getgid getegid rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack exit exit_group
-sched_yield restart_syscall getrusage times sched_getaffinity getcpu close fstat lseek getcwd getrandom
-""".split()
+_words = str.split
 
-_HONEST = """
-open openat openat2 creat stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents
-getdents64 mkdir mkdirat unlink unlinkat rename renameat renameat2 rmdir chdir socket socketpair connect bind
-""".split()
+_PLAIN = tuple(
+    _words("""
+munmap mremap brk futex clock_gettime clock_getres gettimeofday time nanosleep clock_nanosleep
+getpid gettid getppid getuid geteuid getgid getegid rt_sigaction rt_sigprocmask rt_sigreturn
+sigaltstack exit exit_group sched_yield restart_syscall getrusage times sched_getaffinity getcpu
+close fstat lseek getcwd getrandom
+""")
+)
 
-_HOSTILE = """
-ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd bpf userfaultfd perf_event_open
-io_uring_setup io_uring_enter io_uring_register add_key request_key keyctl mount umount2 pivot_root open_tree
-move_mount fsopen fsconfig fsmount fspick mount_setattr unshare setns chroot init_module finit_module
-delete_module kexec_load kexec_file_load reboot swapon swapoff iopl ioperm modify_ldt name_to_handle_at
-open_by_handle_at memfd_secret vmsplice
-""".split()
+_HONEST = tuple(
+    _words("""
+open openat openat2 creat stat lstat newfstatat statx access faccessat faccessat2 readlink
+readlinkat getdents getdents64 mkdir mkdirat unlink unlinkat rename renameat renameat2 rmdir chdir
+socket socketpair connect bind
+""")
+)
+
+_HOSTILE = tuple(
+    _words("""
+ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd bpf userfaultfd
+perf_event_open io_uring_setup io_uring_enter io_uring_register add_key request_key keyctl mount
+umount2 pivot_root open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr unshare setns
+chroot init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff iopl
+ioperm modify_ldt name_to_handle_at open_by_handle_at memfd_secret vmsplice
+""")
+)
 
 _MADVICE = (0, 1, 2, 3, 4, 8, 14, 15)
 _X32 = 0x40000000

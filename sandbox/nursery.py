@@ -1,0 +1,288 @@
+"""The zygote's work: import what programs may use, wall in, prove the walls, then only fork, reap, report.
+
+It never sees a program: source goes from the engine straight to the child. Control messages are JSON
+datagrams on a SEQPACKET socket; the child's channel and the child's pidfd travel along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from typing import Any, NoReturn
+
+from sandbox import canary, confine, contract, determinism, kernel, runner
+
+_real_getpid = os.getpid
+_real_getppid = os.getppid
+_MAX_REQUEST = 4096
+
+
+class Zygote:
+    """``config`` holds ``index``, ``pool``, ``memory``, ``cpu``, ``nice``, ``preload`` and ``slots``."""
+
+    def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
+        self.control, self.config = control, config
+        self.walls = confine.Walls()
+        self.limits = confine.Limits(config["memory"], config["cpu"], config["nice"])
+        self.children: dict[int, tuple[int, int]] = {}
+        self.free: list[int] = []
+        self.pid = 0
+        self.importable = (*contract.STDLIB, *config["preload"])
+
+    def start(self) -> None:
+        """Import, wall in, prove, and say that we are ready."""
+        preload(self.config["preload"])
+        _pin_clock()
+        confine.enter_user_namespace(self.walls)
+        confine.choose_uids(self.walls, self.config["index"], self.config["pool"])
+        slots = self.config["slots"]
+        if self.walls.uid_mode == "own":
+            # slot 0 is the canary's
+            slots = min(slots, self.walls.uid_count - 1)
+        self.free = list(range(slots, 0, -1))
+        confine.prefer_as_victim(self.walls)
+        confine.enter_namespaces(self.walls)
+        self._enter_pid_namespace()
+        self.pid = _real_getpid()
+        self.limits.address_space = kernel.address_space()
+        refuse_unfit()
+        confine.close_root(self.walls)
+        confine.prepare_filters(self.walls)
+        confine.trim_privileges(self.walls)
+        _forget_files()
+        determinism.patch()
+        runner.rehearse()
+        gc.collect()
+        # a child that collects garbage must not copy our pages
+        gc.freeze()
+        self.send({"op": "ready", **self._report()})
+
+    def _enter_pid_namespace(self) -> None:
+        """Become pid 1 of a new pid namespace; the outer process only waits for us and passes on our end."""
+        if not self.walls.attempt("pid_ns", lambda: kernel.unshare(kernel.CLONE_NEWPID)):
+            return
+        outer = _real_getpid()
+        inner = os.fork()
+        if inner:
+            self.control.close()
+            code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+            os._exit(code if code >= 0 else 128 - code)
+        kernel.die_with_parent(signal.SIGKILL)
+        # inside, the outer process has no pid (0); any other value means it was replaced before we looked
+        if _real_getppid() not in (0, outer):
+            os._exit(1)
+
+    def _report(self) -> dict[str, Any]:
+        return {
+            "walls": self.walls.state,
+            "uid_mode": self.walls.uid_mode,
+            "base_vm": self.limits.address_space,
+            "kernel": f"{platform.system()} {platform.release()} {kernel.MACHINE}",
+            "canary": self._canary(filtered=True),
+            "bare": self._canary(filtered=False),
+        }
+
+    def _canary(self, *, filtered: bool) -> dict[str, str]:
+        """Fork a child that tries what it must not, and return what happened to it."""
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            _reset_signals()
+            self._sing(theirs, filtered)
+        theirs.close()
+        with ours:
+            text = _drain(ours, 5.0)
+        status = _wait(pid, 5.0)
+        results: dict[str, str] = json.loads(text) if text else {}
+        ended = os.waitstatus_to_exitcode(status)
+        results["trace"] = "killed" if ended == -signal.SIGSYS else f"open:{ended}"
+        return results
+
+    def _sing(self, channel: socket.socket, filtered: bool) -> NoReturn:
+        code = confine.UNCONFINED
+        with contextlib.suppress(OSError, MemoryError):
+            confine.confine(self.walls, self.limits, channel.fileno(), 0, self.pid, filtered=filtered)
+            budget = self.limits.address_space + self.limits.memory
+            os.write(3, json.dumps(canary.run(self.pid, budget)).encode())
+            canary.trace()
+            code = 0
+        os._exit(code)
+
+    def serve(self) -> None:
+        """Fork and reap until the engine closes the control socket; then take all children along."""
+        woken, waker = socket.socketpair()
+        for end in (woken, waker):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(woken, select.POLLIN)
+        poll.register(self.control, select.POLLIN)
+        while True:
+            ready = dict(poll.poll())
+            if woken.fileno() in ready:
+                with contextlib.suppress(BlockingIOError):
+                    woken.recv(4096)
+            self._reap()
+            if self.control.fileno() in ready and not self._request():
+                break
+        for pid in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _request(self) -> bool:
+        """Handle one request; False when the engine is gone."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.control, _MAX_REQUEST, 1)
+        except ConnectionResetError:
+            return False
+        if not data:
+            return False
+        channel = descriptors[0]
+        self._spawn(json.loads(data)["id"], channel)
+        os.close(channel)
+        return True
+
+    def _spawn(self, number: int, channel: int) -> None:
+        if not self.free:
+            self.send({"op": "refused", "id": number, "reason": "no free slot"})
+            return
+        slot = self.free.pop()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self.free.append(slot)
+            self.send({"op": "refused", "id": number, "reason": f"fork: {error}"})
+            return
+        if pid == 0:
+            self._child(channel, slot)
+        self.children[pid] = (number, slot)
+        # the child cannot be reaped by anybody else, so its pid is still its own
+        pidfd = os.pidfd_open(pid)
+        try:
+            self.send({"op": "spawned", "id": number}, pidfd)
+        finally:
+            os.close(pidfd)
+
+    def _child(self, channel: int, slot: int) -> NoReturn:
+        try:
+            _reset_signals()
+            confine.confine(self.walls, self.limits, channel, slot, self.pid)
+        except BaseException:
+            os._exit(confine.UNCONFINED)
+        code = 0
+        try:
+            runner.Runner(self.importable).serve()
+        except BaseException:
+            code = 1
+        os._exit(code)
+
+    def _reap(self) -> None:
+        while self.children:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            number, slot = self.children.pop(pid)
+            self.free.insert(0, slot)
+            cpu = usage.ru_utime + usage.ru_stime
+            self.send({"op": "exit", "id": number, "status": status, "cpu": cpu, "rss": usage.ru_maxrss})
+
+    def send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
+        data = [json.dumps(message).encode()]
+        ancillary = []
+        if descriptor is not None:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+        try:
+            self.control.sendmsg(data, ancillary)
+        except BrokenPipeError:
+            os._exit(0)
+
+
+def preload(packages: list[str]) -> None:
+    """Import all that a program may need: after this there are no files to import from."""
+    wanted = [*contract.STDLIB, *contract.HIDDEN]
+    for package in packages:
+        wanted += [package, *contract.SUBMODULES.get(package, ())]
+    for name in wanted:
+        if name.startswith("numpy") and "numpy" not in packages:
+            continue
+        importlib.import_module(name)
+
+
+def refuse_unfit() -> None:
+    """Forking a process with threads or with torch hangs or bloats its children: refuse to be one.
+
+    Raises RuntimeError naming the cause.
+    """
+    threads = kernel.thread_count()
+    if threads != 1:
+        raise RuntimeError(f"the zygote has {threads} threads; a preloaded package starts some")
+    if "torch" in sys.modules:
+        raise RuntimeError("the zygote has loaded torch; take it out of the preload list")
+    if os.environ.get("PYTHONHASHSEED") != "0" or sys.flags.hash_randomization:
+        raise RuntimeError("PYTHONHASHSEED=0 had no effect on the zygote")
+
+
+def _pin_clock() -> None:
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+
+
+def _forget_files() -> None:
+    """Leave only modules that are already loaded: no finder looks at paths any more."""
+    sys.path.clear()
+    sys.path_hooks.clear()
+    sys.path_importer_cache.clear()
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if getattr(finder, "__module__", "") == "_frozen_importlib"
+    ]
+    os.environ.clear()
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _drain(channel: socket.socket, seconds: float) -> bytes:
+    """Read until the other end closes, at most ``seconds``."""
+    channel.settimeout(seconds)
+    parts = []
+    with contextlib.suppress(TimeoutError):
+        while part := channel.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def _wait(pid: int, seconds: float) -> int:
+    """Reap ``pid`` within ``seconds`` or kill it, and return its wait status."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        if not select.select([descriptor], [], [], seconds)[0]:
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        os.close(descriptor)
+    return os.waitpid(pid, 0)[1]
+
+
+def run(control: socket.socket, config: dict[str, Any]) -> None:
+    """Start a zygote and serve the engine behind ``control`` to its end."""
+    zygote = Zygote(control, config)
+    try:
+        zygote.start()
+    except (OSError, RuntimeError, ImportError) as error:
+        zygote.send({"op": "failed", "reason": f"{type(error).__name__}: {error}"})
+        raise
+    zygote.serve()
+    os._exit(0)
