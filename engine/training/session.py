@@ -29,9 +29,9 @@ class Trainer(Protocol):
 class Session:
     """Builds a trainer in a thread of its own and serves it: one command at a time, each with a deadline.
 
-    ``build`` gets the feed. ``threads`` is the number of torch's threads in this process. A command that
-    misses its deadline raises SpadeError; the thread cannot be stopped then, so the process should end
-    (the thread is a daemon and does not hold it).
+    ``build`` gets the feed. ``threads`` is the number of torch's threads in this process, 0 leaves torch's
+    own choice. A command that misses its deadline raises SpadeError; the thread cannot be stopped then, so
+    the process should end (the thread is a daemon and does not hold it).
     """
 
     def __init__(self, build: Callable[[Feed], Trainer], *, threads: int) -> None:
@@ -79,7 +79,8 @@ class Session:
 
     def _main(self) -> None:
         try:
-            torch.set_num_threads(self._threads)
+            if self._threads:
+                torch.set_num_threads(self._threads)
             self._build(self._feed).run()
         except BaseException as error:
             self._feed.fail(error)

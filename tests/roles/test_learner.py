@@ -1,0 +1,335 @@
+"""The learner role on a bus in this process: its order of effects, and what a restart does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+import structlog
+from learner_fakes import make_policy, random_samples, round_closed, sample, segment
+
+from bus import MemoryBus
+from bus.messages import BatchTrained, Message, PolicyPublished
+from bus.scopes import flat_task_group
+from engine.config import Config, Learner, Model, Optimizer, RoleTraining, Run
+from engine.context import RoleContext
+from engine.errors import SpadeError
+from engine.lineage import Lineage, Version
+from roles.learner.resume import resume
+from roles.learner.role import Learner as LearnerRole
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+class World:
+    """One bus and one run directory, and learners that come and go on them."""
+
+    def __init__(self, policy: Path, directory: Path) -> None:
+        self.policy, self.directory = policy, directory
+        self.bus = MemoryBus(run="test", role="scorer", instance="0")
+        self.scenes = 0
+
+    def config(self, **learner: Any) -> Config:
+        optimizer = Optimizer(learning_rate=1e-3, weight_decay=0.0)
+        return Config(
+            run=Run(name="test"),
+            model=Model(path=str(self.policy), max_model_len=128),
+            learner=Learner(**{"optimizer": optimizer, "step_seconds": 30.0, **learner}),
+        )
+
+    def role(self, config: Config | None = None) -> LearnerRole:
+        self.scenes += 1
+        return LearnerRole(
+            RoleContext(
+                config=config or self.config(),
+                bus=self.bus.peer("learner", str(self.scenes)),
+                directory=self.directory,
+                instance=str(self.scenes),
+                log=structlog.get_logger(),
+            )
+        )
+
+    @asynccontextmanager
+    async def running(self, role: LearnerRole) -> AsyncIterator[LearnerRole]:
+        with anyio.fail_after(40):
+            async with flat_task_group() as tasks:
+                tasks.start_soon(role.run)
+                yield role
+                role.context.draining.set()
+
+    async def killed(self, role: LearnerRole, step: str) -> None:
+        """Run ``role`` until it calls its method ``step`` for a trained version, and end it there."""
+        real = getattr(role, step)
+
+        async def die(*arguments: Any) -> Any:
+            if role._version.step:
+                raise Killed
+            return await real(*arguments)
+
+        setattr(role, step, die)
+        with pytest.raises(Killed):
+            async with self.running(role):
+                await anyio.sleep_forever()
+
+    async def interrupted(self, role: LearnerRole, until: Callable[[], Awaitable[Any]]) -> None:
+        """Run ``role`` and end it without a drain once ``until`` returns."""
+        with pytest.raises(Killed):  # noqa: PT012
+            async with self.running(role):
+                await until()
+                raise Killed
+
+    async def send(self, *messages: Message) -> None:
+        await self.bus.publish_all(messages)
+
+    async def round(self, number: int, *, agents: int = 4, designers: int = 0, **closed: Any) -> None:
+        samples = random_samples(agents, seed=number, round_=number)
+        samples += random_samples(designers, seed=100 + number, role="designer", round_=number)
+        await self.send(*samples, round_closed(number, agents=agents, designers=designers, **closed))
+
+    async def events(self, kind: type[Any]) -> list[Any]:
+        return [
+            record.message async for record in self.bus.replay("EVENT") if isinstance(record.message, kind)
+        ]
+
+    async def until(self, done: Callable[[Any], bool], kind: type[Any] = BatchTrained) -> Any:
+        async with self.bus.follow("EVENT") as records:
+            async for record in records:
+                if isinstance(record.message, kind) and done(record.message):
+                    return record.message
+        raise AssertionError
+
+    async def surviving(self) -> list[BatchTrained]:
+        """The batches on the path to the newest weights, each round once."""
+        state = await self.bus.state_get("lineage")
+        assert state is not None
+        lineage = msgspec.json.decode(state[1], type=Lineage)
+        batches = {
+            batch.round: batch
+            for batch in await self.events(BatchTrained)
+            if lineage.survives(Version.unpack(batch.version))
+        }
+        return [batches[round_] for round_ in sorted(batches)]
+
+    async def newest(self) -> PolicyPublished:
+        policy: PolicyPublished = (await self.events(PolicyPublished))[-1]
+        return policy
+
+    def weights(self, policy: PolicyPublished) -> dict[str, Any]:
+        from safetensors.numpy import load_file
+
+        return load_file(policy.uri.removeprefix("file://"))
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def world(policy: Path, tmp_path: Path) -> World:
+    return World(policy, tmp_path)
+
+
+async def test_it_announces_the_starting_policy_and_trains_rounds(world: World):
+    async with world.running(world.role()):
+        start = await world.until(lambda _: True, PolicyPublished)
+        await world.round(0, designers=2, plays=8, designs=3)
+        await world.round(1, agents=0)
+        await world.round(2, final=True)
+        await world.until(lambda batch: batch.final)
+    first, empty, last = await world.events(BatchTrained)
+    assert (start.version, start.step) == (0, 0)
+    assert [batch.step for batch in (first, empty, last)] == [1, 1, 2]
+    assert (first.agent_samples, first.designer_samples) == (4, 2)
+    assert (empty.trained, empty.version) == ((), first.version)
+    assert last.mean_staleness == last.max_staleness == 2 - 1
+    assert first.metrics["grad_norm"] > 0
+    assert first.metrics["trained_tokens"] > 0
+    policies = await world.events(PolicyPublished)
+    assert [Version.unpack(one.version) for one in policies] == [(0, 0), (0, 1), (0, 2)]
+    kinds = [type(record.message) async for record in world.bus.replay("EVENT")]
+    trained = [PolicyPublished, BatchTrained]
+    assert kinds == [PolicyPublished, *trained, BatchTrained, *trained]
+    assert (await world.bus.stream_info("SAMPLE")).messages == 0
+    canaries = [np.frombuffer(one.canary_logprobs, "<f4") for one in policies]
+    assert [len(one) for one in canaries] == [47, 47, 47]
+    assert not np.array_equal(canaries[0], canaries[1])
+
+
+async def test_probability_follows_the_advantage_across_rounds(world: World):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    good, bad, mask = [1, 2, 10, 11, 12], [1, 2, 20, 21, 22], [0, 0, 1, 1, 1]
+    async with world.running(world.role()):
+        for number in range(3):
+            for name, tokens, advantage in (("good", good, 1.0), ("bad", bad, -1.0)):
+                part = segment(tokens, mask, version=Version(0, number).pack())
+                await world.send(
+                    sample(f"{name}-{number}", round_=number, advantage=advantage, segments=[part])
+                )
+            await world.send(round_closed(number, agents=2, plays=2))
+            await world.until(lambda batch, number=number: batch.round == number)
+    batches, policies = await world.events(BatchTrained), await world.events(PolicyPublished)
+    assert [batch.max_staleness for batch in batches] == [0, 0, 0]
+    model = AutoModelForCausalLM.from_pretrained(world.policy, dtype=torch.float32)
+
+    def probability(policy_: PolicyPublished, tokens: list[int]) -> float:
+        if policy_.step:  # the first file is pruned by now, and the model was loaded from its source
+            state = {name: torch.from_numpy(array) for name, array in world.weights(policy_).items()}
+            model.load_state_dict(state, strict=False)
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([tokens])).logits[0, :-1]
+        picked = torch.log_softmax(logits, -1).gather(-1, torch.tensor(tokens[1:])[:, None])
+        return float(picked[1:].sum())
+
+    rising, falling = zip(*((probability(one, good), probability(one, bad)) for one in policies), strict=True)
+    assert list(rising) == sorted(rising)
+    assert list(falling) == sorted(falling, reverse=True)
+    assert rising[-1] > rising[0] + 0.05
+    assert falling[-1] < falling[0] - 0.05
+
+
+async def test_same_events_same_weights(world: World, policy: Path, tmp_path: Path):
+    other = World(policy, tmp_path / "other")
+    for one in (world, other):
+        async with one.running(one.role()):
+            await one.round(0, designers=2)
+            await one.round(1, final=True)
+            await one.until(lambda batch: batch.final)
+    ours, theirs = await world.events(PolicyPublished), await other.events(PolicyPublished)
+    assert [one.sha256 for one in ours] == [one.sha256 for one in theirs]
+    assert len({one.sha256 for one in ours}) == 3
+
+
+async def test_stale_and_late_samples_are_dropped_with_their_cause(world: World):
+    config = world.config(agent=RoleTraining(max_staleness=0))
+    async with world.running(world.role(config)):
+        await world.round(0)
+        await world.until(lambda batch: batch.round == 0)
+        fresh = sample("fresh", round_=1, versions=[Version(0, 1)])
+        stale = sample("stale", round_=1, versions=[Version(0, 1), Version(0, 0)])
+        late = sample("late", round_=0, versions=[Version(0, 1)])
+        await world.send(fresh, stale, late, round_closed(1, agents=2))
+        batch = await world.until(lambda batch: batch.round == 1)
+    assert batch.trained == ("fresh",)
+    assert dict(batch.dropped) == {"stale": "stale", "late": "late"}
+
+
+async def test_a_repeated_round_gets_the_same_answer(world: World):
+    async with world.running(world.role()) as role:
+        await world.round(0)
+        first = await world.until(lambda batch: batch.round == 0)
+        world.bus._broker.logs["SAMPLE"].ids.clear()
+        world.bus._broker.logs["EVENT"].ids.clear()
+        await world.send(*random_samples(4, seed=0, round_=0), round_closed(0, agents=4))
+        again = await world.until(lambda batch, seen=[]: seen.append(batch) or len(seen) == 2)
+        duplicates = role.statistics()["duplicate"]
+    assert again == first
+    assert duplicates == 4
+    assert len(await world.events(PolicyPublished)) == 2
+
+
+@pytest.mark.parametrize("moment", ["_checkpoint", "_publish_policy", "_purge"])
+async def test_killed_around_the_checkpoint_trains_exactly_once(
+    world: World, policy: Path, tmp_path: Path, moment: str
+):
+    """Before the checkpoint the step is taken again; after it, it is only announced."""
+    calm = World(policy, tmp_path / "calm")
+    await calm.round(0)
+    await calm.round(1, final=True)
+    async with calm.running(calm.role()):
+        await calm.until(lambda batch: batch.final)
+
+    await world.round(0)
+    await world.killed(world.role(), moment)
+    await world.round(1, final=True)
+    async with world.running(world.role()):
+        await world.until(lambda batch: batch.final)
+    batches = await world.surviving()
+    assert [batch.trained for batch in batches] == [batch.trained for batch in await calm.surviving()]
+    names = [name for batch in batches for name in batch.trained]
+    assert len(names) == len(set(names)) == 8
+    newest, expected = await world.newest(), await calm.newest()
+    assert newest.step == 2
+    assert newest.sha256 == expected.sha256
+    assert Version.unpack(newest.version).fence == (1 if moment == "_publish_policy" else 0)
+
+
+async def test_between_checkpoints_a_restart_forks_the_lineage(world: World):
+    config = world.config(checkpoint_every=2)
+    await world.round(0)
+    await world.round(1)
+    await world.round(2)
+    role = world.role(config)
+    await world.interrupted(role, lambda: world.until(lambda batch: batch.round == 2))
+    await world.round(3, final=True)
+    async with world.running(world.role(config)):
+        await world.until(lambda batch: batch.final)
+    versions = [Version.unpack(one.version) for one in await world.events(PolicyPublished)]
+    assert versions == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 4)]
+    batches = await world.surviving()
+    assert [Version.unpack(batch.version) for batch in batches] == [(0, 1), (1, 2), (1, 3), (1, 4)]
+    names = [name for batch in batches for name in batch.trained]
+    assert len(names) == len(set(names)) == 16
+    assert batches[2].max_staleness == 2
+    policies = await world.events(PolicyPublished)
+    assert policies[3].sha256 == policies[5].sha256
+
+
+async def test_a_drain_keeps_what_waits_for_its_round(world: World):
+    early = random_samples(3, seed=9, round_=1)
+    async with world.running(world.role()):
+        await world.round(0)
+        await world.send(*early)
+        await world.until(lambda batch: batch.round == 0)
+        info = await world.bus.stream_info("SAMPLE")
+    assert info.messages >= 3
+    async with world.running(world.role()):
+        await world.send(round_closed(1, agents=3, final=True))
+        batch = await world.until(lambda batch: batch.final)
+    assert set(batch.trained) == {one.sample for one in early}
+    assert Version.unpack(batch.version) == (0, 2)
+    assert (await world.bus.stream_info("SAMPLE")).messages == 0
+
+
+async def test_a_displaced_learner_cannot_publish(world: World):
+    with pytest.raises(SpadeError, match="taken over"):  # noqa: PT012
+        async with world.running(world.role()):
+            await world.until(lambda _: True, PolicyPublished)
+            await world.bus.state_put("learner", b"somebody else")
+            await world.round(0)
+            await anyio.sleep_forever()
+    assert len(await world.events(PolicyPublished)) == 1
+
+
+async def test_a_lost_lease_ends_it(world: World):
+    with pytest.raises(SpadeError, match="lost its lease"):  # noqa: PT012
+        async with world.running(world.role()):
+            await world.until(lambda _: True, PolicyPublished)
+            right = world.bus._broker.rights["leader.learner"]
+            right.expires = 0.0
+            del world.bus._broker.rights["leader.learner"]
+            await anyio.sleep_forever()
+
+
+def test_versions_after_a_start():
+    first = Lineage()
+    assert resume(Version(0, 0), None, first) == (Version(0, 0), first)
+    assert resume(Version(0, 4), Version(0, 4), first) == (Version(0, 4), first)
+    ahead = resume(Version(0, 4), Version(0, 3), first)
+    behind = resume(Version(0, 4), Version(0, 6), first)
+    assert ahead == behind == (Version(1, 4), Lineage().fork(1, 4))
+    twice = resume(Version(0, 4), Version(1, 5), Lineage().fork(1, 4))
+    assert twice == (Version(2, 4), Lineage().fork(1, 4).fork(2, 4))
+    assert resume(Version(0, 0), Version(0, 2), first)[0] == Version(1, 0)
