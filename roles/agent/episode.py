@@ -122,10 +122,10 @@ def terminal_return(reward: float) -> float:
 
 @dataclass
 class _Context:
-    """What the model has in front of it (``segments``), and the (role, content) pairs behind it."""
+    """What the model has in front of it (``segments``), and the texts behind it, in turn."""
 
     segments: SegmentBuilder
-    messages: list[tuple[str, str]]
+    messages: list[str]
     last_token: int = -1
     transcript: list[Turn] = field(default_factory=list)
 
@@ -163,15 +163,18 @@ class Player:
             seconds=time.monotonic() - started,
         )
 
+    def _turn_budget(self, request: EpisodeRequest) -> int:
+        return min(request.max_turns, self.rules.max_turns)
+
     def _open(self, request: EpisodeRequest, observation: str) -> _Context:
         hint = request.hint if request.arm == "hinted" else None
         content = prompts.render(f"play_{self.rules.prompt}", observation=observation, hint=hint)
         segments = SegmentBuilder()
         segments.prompt(self._chat.first(content))
-        return _Context(segments=segments, messages=[("user", content)])
+        return _Context(segments=segments, messages=[content])
 
     async def _turns(self, request: EpisodeRequest, instance: Instance, context: _Context) -> Ending:
-        for turn in range(min(request.max_turns, self.rules.max_turns)):
+        for turn in range(self._turn_budget(request)):
             if turn:
                 self._append(context)
             room = self.rules.context_tokens - len(context.segments)
@@ -204,7 +207,7 @@ class Player:
 
     async def _act(self, instance: Instance, context: _Context, reply: str, finish: str) -> Ending | None:
         """Carry out ``reply``; return the ending, or None when the play goes on."""
-        seen = context.messages[-1][1]
+        seen = context.messages[-1]
         action = None if finish == "length" else find_action(reply)
         if action is None:
             context.transcript.append(Turn(seen, reply, "", 0.0))
@@ -221,11 +224,11 @@ class Player:
             return Ending("terminated", returned=terminal_return(result.reward))
         if result.truncated:
             return Ending("truncated", None, "the environment cut the play")
-        context.messages += [("assistant", reply), ("user", result.observation)]
+        context.messages += [reply, result.observation]
         return None
 
     def _append(self, context: _Context) -> None:
-        bridge = self._chat.bridge(context.messages[-1][1])
+        bridge = self._chat.bridge(context.messages[-1])
         if bridge is None:
             # The template rewrites history: what the model sees next is not adjacent to what it saw.
             context.segments.rewrite(self._chat.render(context.messages))

@@ -203,7 +203,7 @@ class Designer(Role):
                 source=judged.source,
                 hint=hint,
                 document=judged.draft.document,
-                title=title(verdict.observation),
+                title=title(next(iter(verdict.first_observations), "")),
                 trivial_win_rate=verdict.trivial_win_rate,
                 degenerate=verdict.degenerate,
                 difficulty=difficulty,

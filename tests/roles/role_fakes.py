@@ -45,9 +45,9 @@ class FakeChat:
     def close(self) -> list[int]:
         return [] if self._rewrites else [STOP]
 
-    def render(self, chat: Sequence[tuple[str, str]]) -> list[int]:
+    def render(self, messages: Sequence[str]) -> list[int]:
         """Like ``first`` and bridges, but earlier replies are left out."""
-        turns = [(USER, *self.encode(text)) for role, text in chat if role == "user"]
+        turns = [(USER, *self.encode(text)) for text in messages[::2]]
         return [START, *(token for turn in turns for token in turn)]
 
 

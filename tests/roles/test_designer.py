@@ -38,7 +38,8 @@ BAD = "```python\nclass Nothing: pass\n```"
 class FakeVerdict:
     def __init__(self, rung: str, reason: str) -> None:
         self.ok, self.rung, self.reason = not rung, rung, reason
-        self.trivial_win_rate, self.degenerate, self.observation = 0.25, False, "\n count from 2\nmore"
+        self.trivial_win_rate, self.degenerate = 0.25, False
+        self.first_observations = ("\n count from 2\nmore", "count from 3")
 
 
 class FakeValidator:
