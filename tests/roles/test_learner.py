@@ -313,13 +313,21 @@ async def test_a_displaced_learner_cannot_publish(world: World):
     assert len(await world.events(PolicyPublished)) == 1
 
 
-async def test_a_lost_lease_ends_it(world: World):
+async def test_a_lost_lease_ends_it(world: World, monkeypatch: pytest.MonkeyPatch):
+    role, held = world.role(), []
+    real = role.bus.lease
+
+    @asynccontextmanager
+    async def lease(name: str) -> AsyncIterator[Any]:
+        async with real(name) as right:
+            held.append(right)
+            yield right
+
+    monkeypatch.setattr(role.bus, "lease", lease)
     with pytest.raises(SpadeError, match="lost its lease"):  # noqa: PT012
-        async with world.running(world.role()):
+        async with world.running(role):
             await world.until(lambda _: True, PolicyPublished)
-            right = world.bus._broker.rights["leader.learner"]
-            right.expires = 0.0
-            del world.bus._broker.rights["leader.learner"]
+            held[0].lost.set()
             await anyio.sleep_forever()
 
 
