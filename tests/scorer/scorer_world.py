@@ -28,6 +28,7 @@ from bus.messages import (
     PolicyPublished,
     RoundClosed,
     RoundSummary,
+    Segment,
     ServerLost,
     ServerServing,
 )
@@ -355,7 +356,12 @@ def failed(ticket: DesignTicket, attempts: int) -> DesignFailed:
 
 
 def finished(
-    request: EpisodeRequest, returned: float, *, failure: Any = None, outcome: Any = "terminated"
+    request: EpisodeRequest,
+    returned: float,
+    *,
+    failure: Any = None,
+    outcome: Any = "terminated",
+    segments: tuple[Segment, ...] = (),
 ) -> EpisodeFinished:
     return EpisodeFinished(
         episode=request.episode,
@@ -371,7 +377,7 @@ def finished(
         failure=failure,
         reason="",
         turns=1,
-        segments=(),
+        segments=segments,
         transcript=(),
         seconds=0.0,
     )

@@ -1,0 +1,169 @@
+"""Scripted tasks around a real scorer on a bus: designer, agent, learner, server."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import numpy as np
+import structlog
+from scorer_world import failed, finished, published, ready, rejected, serving, trained
+
+from bus import Bus
+from bus.messages import (
+    DesignTicket,
+    EpisodeRequest,
+    HeldDesign,
+    Message,
+    PolicyPublished,
+    RoundClosed,
+    SampleReady,
+    Segment,
+    Span,
+)
+from engine.config import Config
+from engine.lineage import Version
+from roles.base import RoleContext
+from roles.scorer.role import Scorer
+
+
+def segment(text: str, version: Version) -> Segment:
+    """Return a segment that carries ``text`` as its tokens, all sampled by ``version``."""
+    tokens = np.frombuffer(text.encode(), dtype="u1").astype("<i4")
+    mask = np.ones(len(tokens), dtype="u1")
+    mask[0] = 0
+    return Segment(
+        tokens=tokens.tobytes(),
+        mask=mask.tobytes(),
+        logprobs=np.zeros(len(tokens), dtype="<f4").tobytes(),
+        spans=(Span(version.pack(), 1, len(tokens)),),
+    )
+
+
+def text_of(sample: SampleReady) -> str:
+    """Return the text that :func:`segment` put into the sample's first segment."""
+    return bytes(np.frombuffer(sample.segments[0].tokens, dtype="<i4").astype("u1")).decode()
+
+
+@dataclass
+class Cast:
+    """The other roles. ``samples`` and ``closed`` are what the learner saw, in order.
+
+    ``done`` rounds were trained by an earlier learner; ``finals`` last batches end the play.
+    """
+
+    config: Config
+    bus: Bus
+    seed: int = 1
+    done: int = 0
+    finals: int = 1
+    version: Version = field(default_factory=lambda: Version(1, 0))
+    samples: dict[str, SampleReady] = field(default_factory=dict)
+    rounds: dict[int, list[str]] = field(default_factory=dict)
+    closed: list[RoundClosed] = field(default_factory=list)
+    work: Counter[str] = field(default_factory=Counter)
+    over: anyio.Event = field(default_factory=anyio.Event)
+
+    async def run(self) -> None:
+        """Play all parts until the final batch is trained."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._designer)
+            tasks.start_soon(self._agent)
+            tasks.start_soon(self._server)
+            tasks.start_soon(self._learner)
+            await self.over.wait()
+            tasks.cancel_scope.cancel()
+
+    def _luck(self, *parts: object) -> float:
+        return random.Random(f"{self.seed}:{parts}").random()
+
+    async def _designer(self) -> None:
+        async with self.bus.consume("designer", limit=4) as deliveries:
+            async for delivery in deliveries:
+                ticket = delivery.message
+                assert isinstance(ticket, DesignTicket)
+                self.work[ticket.key] += 1
+                for message in self._design(ticket):
+                    await self.bus.publish(message)
+                await delivery.ack()
+
+    def _design(self, ticket: DesignTicket) -> list[Message]:
+        messages: list[Message] = []
+        for attempt in range(ticket.attempts):
+            valid = self._luck("valid", ticket.design, attempt) > 0.3
+            tokens = segment(f"{ticket.design}-{attempt}", self.version)
+            messages.append(
+                HeldDesign(
+                    design=ticket.design,
+                    cohort=ticket.cohort,
+                    attempt=attempt,
+                    skill=ticket.skill,
+                    valid=valid,
+                    segments=(tokens,),
+                )
+            )
+            if valid:
+                return [*messages, ready(ticket, attempt=attempt)]
+            messages.append(rejected(ticket, attempt))
+        return [*messages, failed(ticket, ticket.attempts)]
+
+    async def _agent(self) -> None:
+        async with self.bus.consume("agent", limit=8) as deliveries:
+            async for delivery in deliveries:
+                request = delivery.message
+                assert isinstance(request, EpisodeRequest)
+                self.work[request.key] += 1
+                won = self._luck("won", request.episode) < 0.5
+                tokens = segment(
+                    f"{request.design}/{request.round}/{request.arm}/{request.index}", self.version
+                )
+                outcome = finished(request, float(won), segments=(tokens,))
+                await self.bus.publish(outcome)
+                await delivery.ack()
+
+    async def _server(self) -> None:
+        async with self.bus.follow("EVENT", tails=["event.learner.published"]) as records:
+            async for record in records:
+                assert isinstance(record.message, PolicyPublished)
+                version = Version.unpack(record.message.version)
+                await self.bus.publish(serving("s0", version))
+
+    async def _learner(self) -> None:
+        await self.bus.publish(published(self.version))
+        waiting: list[str] = []
+        async with self.bus.follow("SAMPLE") as records:
+            async for record in records:
+                match record.message:
+                    case SampleReady() as sample:
+                        assert self.samples.setdefault(sample.sample, sample) == sample
+                        waiting.append(sample.sample)
+                    case RoundClosed() as closed:
+                        if closed.round in self.rounds:
+                            assert closed in self.closed
+                            continue
+                        self.closed.append(closed)
+                        mine = [name for name in waiting if self.samples[name].round == closed.round]
+                        self.rounds[closed.round] = sorted(set(mine))
+                        if closed.round >= self.done:
+                            self.version = Version(1, self.version.step + 1)
+                            await self.bus.publish(published(self.version))
+                            await self.bus.publish(trained(closed.round, self.version, final=closed.final))
+                        if sum(one.final for one in self.closed) == self.finals:
+                            self.over.set()
+
+
+def scorer(config: Config, bus: Bus, directory: Path, draining: anyio.Event | None = None) -> Scorer:
+    """Return a scorer as a host would build it."""
+    return Scorer(
+        RoleContext(
+            config=config,
+            bus=bus,
+            directory=directory,
+            instance=bus.instance,
+            log=structlog.get_logger(),
+            draining=draining or anyio.Event(),
+        )
+    )
