@@ -281,6 +281,10 @@ class Connection:
                 await self.client.close()
             except (nats.errors.Error, OSError, TimeoutError, AttributeError) as error:
                 log.debug("closing the bus connection: %r", error)
+            # nats-py leaves the socket open when it was refused as it connected.
+            transport = self.client._transport
+            if transport is not None:
+                transport.close()
         self.closed = True
         self._changed()
 

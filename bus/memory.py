@@ -179,36 +179,15 @@ class MemoryBus(Bus):
         if stream in STREAMS and STREAMS[stream].work:
             raise BusError(f"stream {stream} is a work queue", remedy="Use consume, or replay to look.")
         check_position(stream, start, self._broker.log(stream).last)
-        yield self._read(stream, start, patterns, None)
+        yield _Reader(self, self._broker, stream, start, patterns, None)
 
     async def replay(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AsyncIterator[Record]:
         patterns, last = check_tails(tails), self._broker.log(stream).last
         check_position(stream, start, last)
-        async for record in self._read(stream, start, patterns, last):
+        async for record in _Reader(self, self._broker, stream, start, patterns, last):
             yield record
-
-    async def _read(
-        self, stream: str, start: int, patterns: list[str], last: int | None
-    ) -> AsyncIterator[Record]:
-        log, position = self._broker.log(stream), max(1, start)
-        while last is None or position <= last:
-            await anyio.lowlevel.checkpoint()
-            if position > log.last:
-                await self._broker.changed.wait()
-                continue
-            stored, sequence = log.messages.get(position), position
-            position += 1
-            if stored is None or (patterns and not any(matches(one, stored.tail) for one in patterns)):
-                continue
-            try:
-                envelope, message = codec.decode(stored.frame)
-            except Undecodable as error:
-                self._counts["undecodable"] += 1
-                await self.bury(stream, sequence, stored, error.reason)
-                continue
-            yield Record(sequence, message, stored.tail, envelope)
 
     async def bury(self, stream: str, sequence: int, stored: _Stored, reason: str) -> None:
         """Copy a message that nobody can use to the dead-letter stream."""
@@ -333,6 +312,41 @@ class MemoryBus(Bus):
         return figures
 
 
+class _Reader:
+    """One ``follow``, or one ``replay`` up to ``last``."""
+
+    def __init__(
+        self, bus: MemoryBus, broker: _Broker, stream: str, start: int, patterns: list[str], last: int | None
+    ) -> None:
+        self._bus, self._broker, self._log = bus, broker, broker.log(stream)
+        self._patterns, self._position, self._last = patterns, max(1, start), last
+
+    def __aiter__(self) -> _Reader:
+        return self
+
+    async def __anext__(self) -> Record:
+        while self._last is None or self._position <= self._last:
+            await anyio.lowlevel.checkpoint()
+            if self._position > self._log.last:
+                await self._broker.changed.wait()
+                continue
+            stored, sequence = self._log.messages.get(self._position), self._position
+            self._position += 1
+            if stored is None or not self._takes(stored.tail):
+                continue
+            try:
+                envelope, message = codec.decode(stored.frame)
+            except Undecodable as error:
+                self._bus.count("undecodable")
+                await self._bus.bury(self._log.kind, sequence, stored, error.reason)
+                continue
+            return Record(sequence, message, stored.tail, envelope)
+        raise StopAsyncIteration
+
+    def _takes(self, tail: str) -> bool:
+        return not self._patterns or any(matches(pattern, tail) for pattern in self._patterns)
+
+
 class _Work:
     """One ``consume`` of a MemoryBus."""
 
@@ -357,10 +371,6 @@ class _Work:
                 envelope, message = codec.decode(stored.frame)
             except Undecodable as error:
                 await self._set_aside(sequence, stored, error.reason)
-                continue
-            if stored.attempts > self._consumer.attempts:
-                stored.attempts -= 1
-                await self._set_aside(sequence, stored, "delivered too often")
                 continue
             self._bus.count("delivered")
             if stored.attempts > 1:
@@ -389,6 +399,9 @@ class _Work:
         await anyio.lowlevel.checkpoint()
         stored = self._log.messages.get(delivery.sequence)
         if stored is None or stored.holder is not self:
+            return
+        if verdict == "nak" and stored.attempts >= self._consumer.attempts:
+            await self._set_aside(delivery.sequence, stored, "delivered too often")
             return
         if verdict == "nak":
             self._bus.count("naked")

@@ -274,7 +274,10 @@ class EpisodeFailed(Message, frozen=True, kw_only=True, tag="episode_failed.v1")
 
 
 class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_scored.v1"):
-    """A window closed. ``win`` is the mean plain return over the window, ``regret`` hinted - plain."""
+    """A window closed. ``win`` is the mean plain return over the window, ``regret`` hinted - plain.
+
+    ``noise_floor`` is the standard error that ``regret`` would have if the hint did nothing.
+    """
 
     design: str
     cohort: int
@@ -297,6 +300,7 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
     state: Literal["fresh", "frontier", "mastered", "intractable", "degenerate"]
     difficulty: float | None = None
     family: str | None = None
+    noise_floor: float | None = None
 
     @property
     def key(self) -> str:

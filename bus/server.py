@@ -361,7 +361,7 @@ async def _keep_running(server: _Server, handle: ServerHandle, port: int) -> Non
         log.error("%s; starting it again\n%s", why, server.explain("Its log ends:"))
         if recent >= _CRASHES:
             raise BusError(
-                f"{why}, the {recent}th fault within {_CRASH_SECONDS:g} s",
+                f"{why}; {recent} faults within {_CRASH_SECONDS:g} s",
                 remedy=server.explain("Its log ends:"),
             )
         await anyio.sleep(_BACKOFF[min(recent, len(_BACKOFF)) - 1])

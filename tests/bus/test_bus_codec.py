@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from bus_examples import example, messages, ticket
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus import codec
+from bus.errors import Undecodable
+
+GOLDEN = Path(__file__).parent / "golden"
+SENDER = {"run": "golden", "role": "tester", "instance": "one", "ts": 1_800_000_000_000_000_000, "attempt": 2}
+
+
+def _frame(kind: str) -> bytes:
+    return codec.encode(example(codec.KINDS[kind]), **SENDER)
+
+
+@pytest.mark.parametrize("kind", sorted(codec.KINDS))
+def test_golden_bytes(kind: str) -> None:
+    """What was written once is readable for ever; what is written now holds all of it, unchanged."""
+    path = GOLDEN / f"{kind}.bin"
+    if not path.exists() and os.environ.get("SPADE_WRITE_GOLDEN"):
+        path.write_bytes(_frame(kind))
+    stored = path.read_bytes()
+    envelope, message = codec.decode(stored)
+    assert message == example(codec.KINDS[kind])
+    assert envelope.kind == kind
+    assert envelope.id == message.key
+    assert (envelope.run, envelope.role, envelope.instance) == ("golden", "tester", "one")
+    assert (envelope.v, envelope.ts, envelope.attempt) == (1, SENDER["ts"], 2)
+    then, now = msgspec.msgpack.decode(stored), msgspec.msgpack.decode(_frame(kind))
+    assert now[:8] == then[:8]
+    assert _contains(now[8], then[8])
+
+
+def _contains(now: dict[str, Any], then: dict[str, Any]) -> bool:
+    return all(now.get(key) == value for key, value in then.items())
+
+
+def test_every_golden_file_has_its_kind() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.bin")} == set(codec.KINDS)
+
+
+@given(message=messages, attempt=st.integers(0, 100))
+@settings(max_examples=200, deadline=None)
+def test_round_trip(message: Any, attempt: int) -> None:
+    data = codec.encode(message, run="r", role="x", instance="1", attempt=attempt)
+    envelope, back = codec.decode(data)
+    assert back == message
+    assert type(back) is type(message)
+    assert (envelope.kind, envelope.id, envelope.attempt) == (codec.kind_of(message), message.key, attempt)
+
+
+@given(data=st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_a_message_or_undecodable(data: bytes) -> None:
+    with pytest.raises(Undecodable):
+        codec.decode(data)
+
+
+@given(cut=st.integers(0, 400), flip=st.integers(0, 400), value=st.integers(0, 255))
+@settings(max_examples=300, deadline=None)
+def test_damaged_frames_never_crash_the_reader(cut: int, flip: int, value: int) -> None:
+    data = bytearray(_frame("episode_finished.v1"))
+    data[flip % len(data)] = value
+    try:
+        envelope, _ = codec.decode(bytes(data[: len(data) - cut % len(data)]))
+    except Undecodable:
+        return
+    assert envelope.v == codec.VERSION
+
+
+def _parts(data: bytes) -> list[Any]:
+    parts = msgspec.msgpack.decode(data)
+    assert isinstance(parts, list)
+    return parts
+
+
+def test_unknown_kind_names_itself() -> None:
+    parts = _parts(_frame("round_closed.v1"))
+    parts[1] = parts[8]["kind"] = "round_closed.v2"
+    with pytest.raises(Undecodable) as caught:
+        codec.decode(msgspec.msgpack.encode(parts))
+    assert caught.value.kind == "round_closed.v2"
+    assert "round_closed.v2" in str(caught.value)
+
+
+def test_newer_envelope_is_refused_not_guessed() -> None:
+    parts = _parts(_frame("round_closed.v1"))
+    parts[0] = codec.VERSION + 1
+    with pytest.raises(Undecodable, match="envelope version 2"):
+        codec.decode(msgspec.msgpack.encode(parts))
+
+
+def test_appended_fields_are_ignored() -> None:
+    parts = _parts(_frame("round_closed.v1"))
+    parts[8]["later"] = 1
+    parts.append("traceparent")
+    envelope, message = codec.decode(msgspec.msgpack.encode(parts))
+    assert message == example(codec.KINDS["round_closed.v1"])
+    assert envelope.kind == "round_closed.v1"
+
+
+def test_envelope_and_body_must_agree() -> None:
+    parts = _parts(_frame("round_closed.v1"))
+    parts[1] = "round_summary.v1"
+    with pytest.raises(Undecodable):
+        codec.decode(msgspec.msgpack.encode(parts))
+
+
+def test_arrays_travel_without_growing() -> None:
+    plain = len(codec.encode(ticket(1), **SENDER))
+    assert plain < 300
+    letter = example(codec.KINDS["dead_letter.v1"], frame=b"\x00" * 10_000)
+    assert len(codec.encode(letter, **SENDER)) < 10_000 + 400

@@ -1,0 +1,514 @@
+"""What every bus promises, over NATS and in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+import pytest
+from bus_examples import example, request, summary, ticket
+from bus_worlds import World
+
+from bus import BusError, BusUnavailable, Conflict, Delivery, NotFound, Record, Undecodable
+from bus.messages import Control, DeadLetter, HeldDesign, RoundClosed, SampleReady
+from bus.subjects import CONSUMERS
+
+Worlds = Callable[[], AbstractAsyncContextManager[World]]
+T = TypeVar("T")
+
+
+async def take(source: AsyncIterator[T], count: int, seconds: float = 10.0) -> list[T]:
+    """Return the next ``count`` items, or fail."""
+    items: list[T] = []
+    with anyio.fail_after(seconds):
+        while len(items) < count:
+            items.append(await anext(source))
+    return items
+
+
+async def nothing_comes(source: AsyncIterator[T], seconds: float = 0.15) -> bool:
+    with anyio.move_on_after(seconds):
+        await anext(source)
+        return False
+    return True
+
+
+async def test_publish_stores_once_and_says_where(world: Worlds) -> None:
+    async with world() as w:
+        assert await w.bus.publish(summary(1)) == 1
+        assert await w.bus.publish(summary(2)) == 2
+        assert await w.bus.publish(summary(1)) == 1
+        assert await w.bus.publish(ticket(1)) == 1
+        info = await w.bus.stream_info("EVENT")
+        assert (info.first, info.last, info.messages) == (1, 2, 2)
+        assert info.bytes > 0
+
+
+async def test_two_writers_of_one_result_store_it_once(world: Worlds) -> None:
+    async with world() as w, w.peer("tester", "two") as other:
+        assert await w.bus.publish(summary(7)) == await other.publish(summary(7))
+        assert (await w.bus.stream_info("EVENT")).messages == 1
+
+
+async def test_publish_all_is_windowed_and_ordered(world: Worlds) -> None:
+    async with world() as w:
+        assert await w.bus.publish_all(map(summary, range(700))) == list(range(1, 701))
+        rounds = [record.message.round async for record in w.bus.replay("EVENT")]
+        assert rounds == list(range(700))
+        assert await w.bus.publish_all([]) == []
+
+
+async def test_records_know_their_sender(world: Worlds) -> None:
+    async with world() as w, w.peer("scorer", "host-1") as scorer:
+        await scorer.publish(summary(3))
+        record = await w.bus.last("event.scorer.round")
+        assert record is not None
+        envelope = record.envelope
+        assert (envelope.role, envelope.instance, envelope.run) == ("scorer", "host-1", w.bus.run)
+        assert envelope.id == summary(3).key
+        assert envelope.ts > 1_600_000_000_000_000_000
+
+
+async def test_work_is_delivered_once_and_gone_when_acknowledged(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all(map(ticket, range(20)))
+        seen = []
+        async with w.bus.consume("designer", limit=8) as source:
+            for _ in range(20):
+                (delivery,) = await take(source, 1)
+                assert delivery.attempt == 1
+                assert delivery.tail == delivery.message.tail
+                seen.append(delivery.message.slot)
+                await delivery.ack()
+            assert await nothing_comes(source)
+        assert sorted(seen) == list(range(20))
+        assert (await w.bus.stream_info("TASK")).messages == 0
+
+
+async def test_no_more_than_limit_in_hand(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all(map(ticket, range(10)))
+        async with w.bus.consume("designer", limit=3) as source:
+            held = await take(source, 3)
+            assert await nothing_comes(source)
+            await held[1].ack()
+            (more,) = await take(source, 1)
+            assert more.message.slot == 3
+            assert await nothing_comes(source)
+
+
+async def test_each_consumer_gets_its_own_kind(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all([ticket(1), request(1), ticket(2)])
+        async with w.bus.consume("agent", limit=10) as source:
+            (delivery,) = await take(source, 1)
+            assert delivery.message == request(1)
+            await delivery.ack()
+            assert await nothing_comes(source)
+
+
+async def test_nak_brings_work_back_after_its_delay(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish(ticket(1))
+        async with w.bus.consume("designer", limit=2) as source:
+            (first,) = await take(source, 1)
+            await first.nak()
+            (second,) = await take(source, 1)
+            assert second.attempt == 2
+            start = anyio.current_time()
+            await second.nak(0.3)
+            (third,) = await take(source, 1)
+            assert anyio.current_time() - start >= 0.29
+            assert third.attempt == 3
+            await third.ack()
+
+
+async def test_a_second_verdict_does_nothing(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish(ticket(1))
+        async with w.bus.consume("designer", limit=2) as source:
+            (delivery,) = await take(source, 1)
+            await delivery.ack()
+            await delivery.nak()
+            await delivery.term("too late")
+            assert await nothing_comes(source)
+        assert (await w.bus.stream_info("DLQ")).messages == 0
+
+
+async def test_leaving_hands_work_back_at_once(world: Worlds) -> None:
+    async with world() as w, w.peer("tester", "two") as other:
+        await w.bus.publish_all(map(ticket, range(4)))
+        async with w.bus.consume("designer", limit=4) as source:
+            await take(source, 2)
+        start = anyio.current_time()
+        async with other.consume("designer", limit=4) as source:
+            again = await take(source, 4)
+        assert anyio.current_time() - start < 5.0
+        assert sorted(delivery.message.slot for delivery in again) == [0, 1, 2, 3]
+        assert max(delivery.attempt for delivery in again) == 2
+
+
+async def test_a_failing_worker_hands_work_back(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish(ticket(1))
+
+        async def fail() -> None:
+            async with w.bus.consume("designer", limit=1) as source:
+                await take(source, 1)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        async with w.bus.consume("designer", limit=1) as source:
+            assert (await take(source, 1))[0].attempt == 2
+
+
+async def test_workers_share_a_queue(world: Worlds) -> None:
+    async with world() as w, w.peer("tester", "two") as other:
+        seen: list[int] = []
+
+        async def work(source: AsyncIterator[Delivery]) -> None:
+            async for delivery in source:
+                seen.append(delivery.message.slot)
+                await anyio.lowlevel.checkpoint()
+                await delivery.ack()
+                if len(seen) >= 60:
+                    group.cancel_scope.cancel()
+
+        async with w.bus.consume("designer", limit=4) as mine, other.consume("designer", limit=4) as theirs:
+            with anyio.fail_after(15):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(work, mine)
+                    group.start_soon(work, theirs)
+                    await w.bus.publish_all(map(ticket, range(60)))
+        assert sorted(seen) == list(range(60))
+
+
+async def test_given_up_work_becomes_a_dead_letter(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish(ticket(5))
+        async with w.bus.consume("designer", limit=1) as source:
+            (delivery,) = await take(source, 1)
+            await delivery.term("no such skill")
+        letters = [record async for record in w.bus.replay("DLQ")]
+        assert [letter.tail for letter in letters] == ["dlq.task"]
+        letter = letters[0].message
+        assert isinstance(letter, DeadLetter)
+        assert (letter.reason, letter.attempts, letter.sequence) == ("no such skill", 1, 1)
+        assert letter.subject == ticket(5).tail
+        assert (await w.bus.stream_info("TASK")).messages == 0
+
+
+async def test_undecodable_work_is_put_aside(world: Worlds) -> None:
+    async with world() as w:
+        sequence = await w.inject("TASK", "task.designer.design.x", b"\xc1 garbage")
+        await w.bus.publish(ticket(1))
+        async with w.bus.consume("designer", limit=1) as source:
+            (delivery,) = await take(source, 1)
+            assert delivery.message == ticket(1)
+            await delivery.ack()
+        letter = (await w.bus.get("DLQ", 1)).frame
+        assert letter == b"\xc1 garbage"
+        assert sequence == 1
+        assert (await w.bus.stream_info("TASK")).messages == 0
+
+
+async def test_work_that_always_fails_becomes_poison(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish(ticket(1))
+        most = CONSUMERS["designer"].attempts
+        async with w.bus.consume("designer", limit=1) as source, w.bus.follow("DLQ") as letters:
+            for attempt in range(1, most + 1):
+                (delivery,) = await take(source, 1)
+                assert delivery.attempt == attempt
+                await delivery.nak()
+            (record,) = await take(letters, 1)
+        assert isinstance(record.message, DeadLetter)
+        assert record.message.reason == "delivered too often"
+        assert record.message.attempts == most
+        assert (await w.bus.stream_info("TASK")).messages == 0
+
+
+async def test_follow_reads_what_is_there_and_what_comes(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all(map(summary, range(5)))
+        async with w.bus.follow("EVENT", start=3) as source:
+            assert [record.sequence for record in await take(source, 3)] == [3, 4, 5]
+            assert await nothing_comes(source)
+            await w.bus.publish_all(map(summary, range(5, 8)))
+            records = await take(source, 3)
+            assert [record.sequence for record in records] == [6, 7, 8]
+            assert [record.message for record in records] == [summary(5), summary(6), summary(7)]
+
+
+async def test_follow_reads_far_more_than_it_buffers(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all(map(summary, range(1500)))
+        async with w.bus.follow("EVENT") as source:
+            assert [record.sequence for record in await take(source, 1500)] == list(range(1, 1501))
+
+
+async def test_follow_filters_by_tail(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all([sample(1), closed(1), sample(2), closed(2)])
+        async with w.bus.follow("SAMPLE", tails=["sample.round.>"]) as source:
+            assert [record.message for record in await take(source, 2)] == [closed(1), closed(2)]
+        async with w.bus.follow("SAMPLE", tails=["sample.agent.>", "sample.round.>"]) as source:
+            assert [record.sequence for record in await take(source, 4)] == [1, 2, 3, 4]
+
+
+def sample(number: int) -> SampleReady:
+    return example(SampleReady, sample=f"s{number}", role="agent")
+
+
+def closed(number: int) -> RoundClosed:
+    return example(RoundClosed, round=number)
+
+
+async def test_followers_do_not_disturb_each_other(world: Worlds) -> None:
+    async with world() as w, w.peer("tester", "two") as other:
+        await w.bus.publish_all(map(summary, range(6)))
+        async with w.bus.follow("EVENT") as one, other.follow("EVENT", start=5) as two:
+            assert [record.sequence for record in await take(two, 2)] == [5, 6]
+            assert [record.sequence for record in await take(one, 6)] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_follow_skips_and_keeps_what_it_cannot_read(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish(summary(1))
+        await w.inject("EVENT", "event.future.kind", b"\x93\x07\x08\x09")
+        await w.bus.publish(summary(2))
+        async with w.bus.follow("EVENT") as source, w.bus.follow("DLQ") as letters:
+            assert [record.sequence for record in await take(source, 2)] == [1, 3]
+            (record,) = await take(letters, 1)
+            letter = record.message
+            assert isinstance(letter, DeadLetter)
+            assert (letter.source, letter.sequence, letter.subject) == ("EVENT", 2, "event.future.kind")
+            assert letter.frame == b"\x93\x07\x08\x09"
+            figures = w.bus.statistics()
+            assert sum(value for name, value in figures.items() if name.endswith("undecodable")) == 1
+
+
+async def test_a_position_beyond_the_end_is_loss_not_patience(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all(map(summary, range(3)))
+        with pytest.raises(BusError, match="ends at 3, but was read up to 9"):
+            async with w.bus.follow("EVENT", start=10):
+                pass
+        with pytest.raises(BusError, match="ends at 3"):
+            _ = [record async for record in w.bus.replay("EVENT", start=5)]
+        async with w.bus.follow("EVENT", start=4) as source:
+            await w.bus.publish(summary(9))
+            assert (await take(source, 1))[0].sequence == 4
+
+
+async def test_follow_starts_at_what_a_purge_left(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all(map(summary, range(5)))
+        assert await w.bus.purge("EVENT", below=4) == 3
+        async with w.bus.follow("EVENT") as source:
+            assert [record.sequence for record in await take(source, 2)] == [4, 5]
+
+
+async def test_replay_ends_where_the_stream_ended(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all(map(summary, range(4)))
+        seen: list[Record] = []
+        async for record in w.bus.replay("EVENT", start=2):
+            seen.append(record)
+            await w.bus.publish(summary(100 + record.sequence))
+        assert [record.sequence for record in seen] == [2, 3, 4]
+        assert [record async for record in w.bus.replay("SAMPLE")] == []
+
+
+async def test_replay_merges_filters_in_order(world: Worlds) -> None:
+    async with world() as w:
+        kinds = itertools.cycle([sample, closed])
+        await w.bus.publish_all([make(number) for number, make in zip(range(600), kinds, strict=False)])
+        records = [r async for r in w.bus.replay("SAMPLE", tails=["sample.round.>", "sample.agent.>"])]
+        assert [record.sequence for record in records] == list(range(1, 601))
+        only = [r async for r in w.bus.replay("SAMPLE", start=11, tails=["sample.round.>"])]
+        assert [record.sequence for record in only] == list(range(12, 601, 2))
+
+
+async def test_get_and_last(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all([summary(1), summary(2)])
+        assert await w.bus.get("EVENT", 1) == summary(1)
+        record = await w.bus.last("event.scorer.round")
+        assert record is not None
+        assert (record.sequence, record.message) == (2, summary(2))
+        assert await w.bus.last("event.nobody.said") is None
+        with pytest.raises(NotFound):
+            await w.bus.get("EVENT", 3)
+        await w.bus.purge("EVENT", below=2)
+        with pytest.raises(NotFound):
+            await w.bus.get("EVENT", 1)
+        sequence = await w.inject("EVENT", "event.odd.one", b"odd")
+        with pytest.raises(Undecodable):
+            await w.bus.get("EVENT", sequence)
+
+
+async def test_purge_by_position_and_by_tail(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all([sample(1), closed(1), sample(2), closed(2)])
+        assert await w.bus.purge("SAMPLE", below=1) == 0
+        assert await w.bus.purge("SAMPLE", below=4, tail="sample.agent.>") == 2
+        assert await w.bus.purge("SAMPLE", below=4) == 1
+        info = await w.bus.stream_info("SAMPLE")
+        assert (info.first, info.last, info.messages) == (4, 4, 1)
+        assert await w.bus.purge("SAMPLE") == 1
+        info = await w.bus.stream_info("SAMPLE")
+        assert (info.first, info.last, info.messages) == (5, 4, 0)
+
+
+async def test_a_subject_holds_one_design(world: Worlds) -> None:
+    def held(attempt: int, skill: str) -> HeldDesign:
+        return example(HeldDesign, design="d1", cohort=1, attempt=attempt, skill=skill)
+
+    async with world() as w:
+        await w.bus.publish_all([held(1, "a"), held(2, "b")])
+        assert (await w.bus.stream_info("DESIGN")).messages == 2
+        record = await w.bus.last(held(1, "a").tail)
+        assert record is not None
+        assert record.message == held(1, "a")
+        assert await w.bus.purge("DESIGN", tail="design.1.>") == 2
+
+
+async def test_a_full_task_stream_makes_publishers_wait(world: Worlds) -> None:
+    async with world() as w, w.peer("tester", "two") as other:
+        await w.limit_tasks(3)
+        stored: list[int] = []
+
+        async def produce() -> None:
+            stored.extend(await w.bus.publish_all(map(ticket, range(12))))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(produce)
+            await anyio.sleep(0.3)
+            assert not stored
+            assert (await w.bus.stream_info("TASK")).messages == 3
+            assert await w.bus.publish(summary(1)) == 1
+            seen = set()
+            async with other.consume("designer", limit=2) as source:
+                for _ in range(12):
+                    (delivery,) = await take(source, 1)
+                    seen.add(delivery.message.slot)
+                    await delivery.ack()
+        assert seen == set(range(12))
+        assert sorted(stored) == list(range(1, 13))
+
+
+async def test_state_is_compared_and_set(world: Worlds) -> None:
+    async with world() as w, w.peer("tester", "two") as other:
+        assert await w.bus.state_get("config") is None
+        first = await w.bus.state_put("config", b"one")
+        assert await other.state_get("config") == (first, b"one")
+        second = await other.state_update("config", b"two", first)
+        assert second > first
+        with pytest.raises(Conflict):
+            await w.bus.state_update("config", b"three", first)
+        with pytest.raises(Conflict):
+            await w.bus.state_update("config", b"three", 0)
+        assert await w.bus.state_get("config") == (second, b"two")
+        created = await w.bus.state_update("roles/learner.fence", b"", 0)
+        assert await w.bus.state_get("roles/learner.fence") == (created, b"")
+        with pytest.raises(BusError):
+            await w.bus.state_put("no spaces", b"")
+
+
+async def test_one_of_many_writers_wins(world: Worlds) -> None:
+    async with world() as w:
+        revision = await w.bus.state_put("count", b"0")
+        outcomes: list[bool] = []
+
+        async def write() -> None:
+            try:
+                await w.bus.state_update("count", b"1", revision)
+            except Conflict:
+                outcomes.append(False)
+            else:
+                outcomes.append(True)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(8):
+                group.start_soon(write)
+        assert outcomes.count(True) == 1
+
+
+async def test_a_lease_has_one_holder_and_growing_revisions(world: Worlds) -> None:
+    async with world() as w, w.peer("tester", "two") as other:
+        async with w.bus.lease("leader.learner", ttl=1.0) as first:
+            with pytest.raises(BusUnavailable, match=r"held by tester/one"):
+                async with other.lease("leader.learner", ttl=1.0, wait=0.2):
+                    pass
+            async with other.lease("leader.scorer", ttl=1.0):
+                assert not first.lost.is_set()
+        start = anyio.current_time()
+        async with other.lease("leader.learner", ttl=1.0) as second:
+            assert anyio.current_time() - start < 0.9
+            assert second.revision > first.revision
+
+
+async def test_a_held_lease_outlives_its_ttl(world: Worlds) -> None:
+    async with world() as w, w.peer("tester", "two") as other, w.bus.lease("leader.x", ttl=1.0) as lease:
+        with pytest.raises(BusUnavailable):
+            async with other.lease("leader.x", ttl=1.0, wait=1.8):
+                pass
+        assert not lease.lost.is_set()
+
+
+async def test_a_lost_lease_says_so(world: Worlds) -> None:
+    async with world() as w, w.peer("tester", "two") as other, w.bus.lease("leader.x", ttl=1.0) as old:
+        await w.break_lease("leader.x")
+        async with other.lease("leader.x", ttl=1.0) as new:
+            with anyio.fail_after(3):
+                await old.lost.wait()
+            assert new.revision > old.revision
+            assert not new.lost.is_set()
+
+
+async def test_messages_without_stream_reach_those_who_listen(world: Worlds) -> None:
+    async with world() as w, w.peer("tester", "two") as other:
+        assert await w.bus.publish(Control(command="pause")) == 0
+        await w.bus.stream_info("EVENT")
+        async with other.listen("ctl.>") as source:
+            await w.bus.publish(Control(command="drain", reason="the end"))
+            (message,) = await take(source, 1)
+            assert message == Control(command="drain", reason="the end")
+            assert await nothing_comes(source)
+
+
+async def test_what_does_not_exist_is_named(world: Worlds) -> None:
+    async with world() as w:
+        with pytest.raises(BusError, match="unknown stream 'NOPE'"):
+            await w.bus.stream_info("NOPE")
+        with pytest.raises(BusError, match="unknown consumer 'nobody'"):
+            async with w.bus.consume("nobody", limit=1):
+                pass
+        with pytest.raises(BusError, match="takes no work"):
+            async with w.bus.consume("agent", limit=0):
+                pass
+        with pytest.raises(BusError, match="work queue"):
+            async with w.bus.follow("TASK"):
+                pass
+        with pytest.raises(BusError, match="overlap"):
+            async with w.bus.follow("EVENT", tails=["event.>", "event.a"]):
+                pass
+        with pytest.raises(BusError, match="no stream holds"):
+            await w.bus.last("nowhere.at.all")
+
+
+async def test_statistics_are_numbers(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish(summary(1))
+        async with w.bus.consume("agent", limit=2), w.bus.follow("EVENT") as source:
+            await take(source, 1)
+            figures = w.bus.statistics()
+        assert figures
+        assert all(isinstance(value, float) for value in figures.values())
+        assert sum(value for name, value in figures.items() if name.endswith("stored")) == 1

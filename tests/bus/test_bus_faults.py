@@ -1,0 +1,444 @@
+"""The bus while things break: a killed server, lost answers, a dead read loop, poison, silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from bus_examples import request, summary, ticket
+from bus_worlds import TOKEN, World, nats_world, plain_server
+
+from bus import (
+    BusError,
+    BusUnavailable,
+    Delivery,
+    Limits,
+    NatsBus,
+    Record,
+    ServerHandle,
+    connect,
+    provision,
+    serve,
+    state,
+    work,
+)
+from bus.connection import open_connection
+from bus.pull import Pull, PullSettings, parse_reply
+from bus.subjects import CONSUMERS
+
+RUN = "faults"
+SLOW = replace(CONSUMERS["designer"], ack_seconds=1.0)
+
+
+@asynccontextmanager
+async def served(directory: Path) -> AsyncIterator[tuple[ServerHandle, NatsBus]]:
+    """A server of our own, provisioned, and one client of it."""
+    async with serve(directory, run=RUN, store_gb=0.25) as handle:
+        await provision(handle.url, run=RUN, token=handle.token, store_gb=0.25)
+        async with connect(handle.url, run=RUN, role="x", instance="1", token=handle.token) as bus:
+            yield handle, bus
+
+
+async def kill(handle: ServerHandle) -> None:
+    """Kill the server with SIGKILL and wait until it was started again."""
+    wanted = handle.restarts + 1
+    os.kill(handle.pid, signal.SIGKILL)
+    with anyio.fail_after(15):
+        while handle.restarts < wanted:  # noqa: ASYNC110 (the handle is what a user can look at)
+            await anyio.sleep(0.005)
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    with anyio.move_on_after(seconds):
+        while not condition():  # noqa: ASYNC110 (a figure in statistics has no event)
+            await anyio.sleep(0.005)
+        return
+    raise AssertionError(f"{what} did not happen within {seconds:g} s")
+
+
+async def test_nothing_acknowledged_is_lost_and_nothing_is_stored_twice(tmp_path: Path) -> None:
+    """Publish without pause while the server is killed three times."""
+    async with served(tmp_path) as (handle, bus):
+        acknowledged: dict[int, int] = {}
+        stop = anyio.Event()
+
+        async def publish(worker: int) -> None:
+            number = worker
+            while not stop.is_set():
+                acknowledged[number] = await bus.publish(summary(number))
+                number += 10
+
+        with anyio.fail_after(40):
+            async with anyio.create_task_group() as group:
+                for worker in range(10):
+                    group.start_soon(publish, worker)
+                for _ in range(3):
+                    seen = len(acknowledged)
+                    await until(lambda seen=seen: len(acknowledged) > seen + 100, "progress")
+                    await kill(handle)
+                stop.set()
+        stored = {record.sequence: record.message.round async for record in bus.replay("EVENT")}
+        assert {number: sequence for sequence, number in stored.items()} == acknowledged
+        assert len(stored) == len(acknowledged) > 300
+        assert bus.statistics()["connection_reconnects"] == 3
+
+
+async def test_followers_see_everything_once_in_order_through_kills(tmp_path: Path) -> None:
+    async with served(tmp_path) as (handle, bus):
+        seen: list[Record] = []
+        filtered: list[Record] = []
+        done = anyio.Event()
+
+        async def follow(into: list[Record], tails: list[str] | None) -> None:
+            async with bus.follow("EVENT", tails=tails) as source:
+                async for record in source:
+                    into.append(record)  # noqa: PERF401 (others look at the list as it grows)
+
+        async def publish() -> None:
+            for start in range(0, 2000, 100):
+                await bus.publish_all(map(summary, range(start, start + 100)))
+                await anyio.lowlevel.checkpoint()
+            done.set()
+
+        with anyio.fail_after(40):
+            async with anyio.create_task_group() as group:
+                group.start_soon(follow, seen, None)
+                group.start_soon(follow, filtered, ["event.scorer.*", "event.agent.>"])
+                await until(lambda: "follow_EVENT".lower() in str(bus.statistics()).lower(), "following")
+                group.start_soon(publish)
+                for amount in (150, 900):
+                    await until(lambda amount=amount: len(seen) > amount, "reading")
+                    await kill(handle)
+                await done.wait()
+                await until(lambda: len(seen) >= 2000 and len(filtered) >= 2000, "the end")
+                await bus.publish(summary(5000))
+                await until(lambda: len(seen) == 2001 == len(filtered), "one more")
+                group.cancel_scope.cancel()
+        assert [record.sequence for record in seen] == list(range(1, 2002))
+        assert [record.sequence for record in filtered] == list(range(1, 2002))
+        assert {record.message.round for record in seen} == {*range(2000), 5000}
+
+
+async def test_work_is_all_done_through_kills(tmp_path: Path) -> None:
+    async with served(tmp_path) as (handle, bus):
+        done: list[int] = []
+
+        async def do(delivery: Delivery) -> None:
+            await anyio.sleep(0.002)
+            await bus.publish(summary(delivery.message.slot))
+            done.append(delivery.message.slot)
+            await delivery.ack()
+
+        async def worker() -> None:
+            async with bus.consume("designer", limit=16) as source, anyio.create_task_group() as inner:
+                async for delivery in source:
+                    inner.start_soon(do, delivery)
+
+        with anyio.fail_after(50):
+            async with anyio.create_task_group() as group:
+                group.start_soon(worker)
+                await bus.publish_all(map(ticket, range(300)))
+                for amount in (30, 150):
+                    await until(lambda amount=amount: len(set(done)) > amount, "work")
+                    await kill(handle)
+                await until(lambda: len(set(done)) == 300, "all work", 40)
+                group.cancel_scope.cancel()
+        stored = [record.message.round async for record in bus.replay("EVENT")]
+        assert sorted(stored) == list(range(300))
+
+
+async def test_publishing_waits_for_the_server_and_then_gives_up(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as server:
+        url = server.enter_context(plain_server(tmp_path))
+        await provision(url, run=RUN, token=TOKEN, store_gb=0.25)
+        async with connect(url, run=RUN, role="x", instance="1", token=TOKEN, patience=0.8) as bus:
+            await bus.publish(summary(1))
+            server.close()
+            await until(lambda: not bus.connection.connected, "the disconnect")
+            with pytest.raises(BusUnavailable, match=r"PubAck of spade\.faults\.event") as caught:
+                await bus.publish(summary(2))
+            assert caught.value.deadline == 0.8
+            with pytest.raises(BusUnavailable):
+                await bus.stream_info("EVENT")
+            assert bus.statistics()["publish_in_flight"] == 0
+
+
+async def test_no_server_and_a_wrong_token_are_told_apart(nats_url: str) -> None:
+    with pytest.raises(BusUnavailable, match=r"connection to nats://127\.0\.0\.1:1"):
+        async with open_connection("nats://127.0.0.1:1", name="t", connect_seconds=0.4):
+            pass
+    with anyio.fail_after(3), pytest.raises(BusError, match="refused the token"):
+        async with open_connection(nats_url, name="t", token="guess", connect_seconds=10):
+            pass
+
+
+async def test_a_run_that_was_not_provisioned_says_so(nats_url: str) -> None:
+    limits = Limits(absent_seconds=0.3)
+    async with connect(nats_url, run="nobody", role="x", instance="1", token=TOKEN, limits=limits) as bus:
+        with pytest.raises(BusError, match=r"no stream takes spade\.nobody") as caught:
+            await bus.publish(summary(1))
+        assert "provisioned" in caught.value.remedy
+        with pytest.raises(BusError, match="provisioned"):
+            async with bus.follow("EVENT"):
+                pass
+
+
+async def test_a_server_that_does_not_answer_is_an_error_not_a_hang(tmp_path: Path) -> None:
+    """A server whose disk is full keeps its connections and stays silent; SIGSTOP looks the same."""
+    limits = Limits(ack_seconds=0.1, unanswered=3)
+    async with serve(tmp_path, run=RUN, store_gb=0.25) as handle:
+        await provision(handle.url, run=RUN, token=handle.token, store_gb=0.25)
+        async with connect(
+            handle.url, run=RUN, role="x", instance="1", token=handle.token, limits=limits
+        ) as bus:
+            os.kill(handle.pid, signal.SIGSTOP)
+            try:
+                with anyio.fail_after(5), pytest.raises(BusError, match="does not store") as caught:
+                    await bus.publish(summary(1))
+                assert "full disk" in caught.value.remedy
+                assert bus.statistics()["publish_retries"] == 3
+            finally:
+                os.kill(handle.pid, signal.SIGCONT)
+
+
+async def test_the_window_is_bounded_and_survives_cancellation(tmp_path: Path) -> None:
+    async with served(tmp_path) as (handle, bus):
+        os.kill(handle.pid, signal.SIGSTOP)
+        try:
+            with anyio.move_on_after(0.3) as scope:
+                await bus.publish_all(map(summary, range(1000)))
+            assert scope.cancelled_caught
+            async with anyio.create_task_group() as group:
+                for number in range(400):
+                    group.start_soon(bus.publish, summary(number))
+                await until(lambda: bus.statistics()["publish_waiting"] == 144, "a full window")
+                assert bus.statistics()["publish_in_flight"] == 256
+                group.cancel_scope.cancel()
+            figures = bus.statistics()
+            assert (figures["publish_in_flight"], figures["publish_waiting"]) == (0, 0)
+        finally:
+            os.kill(handle.pid, signal.SIGCONT)
+        assert await bus.publish(summary(2000)) >= 1
+
+
+async def test_a_message_too_large_for_the_server_is_refused_here(nats_url: str) -> None:
+    async with nats_world(nats_url) as w:
+        huge = replace_reason(9 << 20)
+        with pytest.raises(BusError, match="exceeds the server's"):
+            await w.bus.publish(huge)
+        assert (await w.bus.stream_info("EVENT")).messages == 0
+
+
+def replace_reason(size: int) -> Any:
+    from bus_examples import example
+
+    from bus.messages import DesignRejected
+
+    return example(DesignRejected, reason="x" * size)
+
+
+async def test_a_dead_read_loop_is_revived(nats_url: str) -> None:
+    """A cancelled flush kills nats-py's read loop: the connection looks well and hears nothing."""
+    async with nats_world(nats_url) as w:
+        assert isinstance(w.bus, NatsBus)
+        client = w.bus.connection.client
+        with anyio.fail_after(10):
+            while not client._reading_task.done():
+                flush = asyncio.ensure_future(client.flush())
+                await asyncio.sleep(0)
+                flush.cancel()
+                await asyncio.sleep(0.01)
+        assert client.is_connected
+        async with w.bus.follow("EVENT") as source:
+            await w.bus.publish(summary(1))
+            with anyio.fail_after(10):
+                assert (await anext(source)).message == summary(1)
+        assert w.bus.statistics()["connection_revived"] == 1
+
+
+async def test_a_dead_reconnect_task_is_revived(tmp_path: Path) -> None:
+    async with served(tmp_path) as (handle, bus):
+        os.kill(handle.pid, signal.SIGKILL)
+        await until(lambda: bus.connection.client.is_reconnecting, "reconnecting")
+        bus.connection.client._reconnection_task.cancel()
+        with anyio.fail_after(15):
+            await bus.publish(summary(1))
+        assert bus.statistics()["connection_revived"] == 1
+
+
+async def test_work_in_hand_is_kept_alive(nats_url: str) -> None:
+    """Three times the lease, and nobody else gets the work."""
+    async with nats_world(nats_url, SLOW, CONSUMERS["agent"]) as w, w.peer("tester", "two") as other:
+        use(w, other)
+        await w.bus.publish(ticket(1))
+        async with w.bus.consume("designer", limit=1) as mine:
+            delivery = await anext(mine)
+            async with other.consume("designer", limit=1) as theirs:
+                with anyio.move_on_after(3.0) as scope:
+                    await anext(theirs)
+                assert scope.cancelled_caught
+            await delivery.ack()
+        assert (await w.bus.stream_info("TASK")).messages == 0
+
+
+def use(*worlds: Any) -> None:
+    """Let clients know the consumers with the short lease."""
+    for one in worlds:
+        bus = one.bus if isinstance(one, World) else one
+        bus._consumers = {**CONSUMERS, "designer": SLOW}
+
+
+async def test_work_of_a_dead_worker_comes_back(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with nats_world(nats_url, SLOW, CONSUMERS["agent"]) as w, w.peer("tester", "two") as other:
+        use(w, other)
+
+        async def nothing(*_: Any) -> None:
+            return None
+
+        await w.bus.publish(ticket(1))
+        async with w.bus.consume("designer", limit=1) as mine:
+            await anext(mine)
+            monkeypatch.setattr(work.Work, "_write", nothing)
+            async with other.consume("designer", limit=1) as theirs:
+                with anyio.fail_after(6):
+                    again = await anext(theirs)
+                assert again.attempt == 2
+            monkeypatch.undo()
+
+
+async def test_a_lost_acknowledgement_is_not_work_done_twice(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nats_world(nats_url, SLOW, CONSUMERS["agent"]) as w:
+        use(w)
+        assert isinstance(w.bus, NatsBus)
+        await w.bus.publish(ticket(1))
+        async with w.bus.consume("designer", limit=1) as source:
+            delivery = await anext(source)
+            lost = drop_once(monkeypatch, w.bus)
+            await delivery.ack()
+            assert lost == [b"+ACK"]
+            with anyio.move_on_after(2.0) as scope:
+                await anext(source)
+            assert scope.cancelled_caught
+            figures = w.bus.statistics()
+            assert figures["consume_designer_suppressed"] >= 1
+        assert (await w.bus.stream_info("TASK")).messages == 0
+
+
+def drop_once(monkeypatch: pytest.MonkeyPatch, bus: NatsBus) -> list[bytes]:
+    """Let the next message of this connection be lost on its way."""
+    lost: list[bytes] = []
+    real = bus.connection.send
+
+    def send(subject: str, payload: bytes, **rest: Any) -> Awaitable[None]:
+        if lost:
+            return real(subject, payload, **rest)
+        lost.append(payload)
+        return anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(bus.connection, "send", send)
+    return lost
+
+
+async def test_a_publish_lost_on_its_way_is_sent_again(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nats_world(nats_url) as w:
+        assert isinstance(w.bus, NatsBus)
+        w.bus.publisher.limits = Limits(ack_seconds=0.1)
+        drop_once(monkeypatch, w.bus)
+        with anyio.fail_after(8):
+            assert await w.bus.publish(summary(1)) == 1
+        assert w.bus.statistics()["publish_retries"] == 1
+
+
+async def test_an_update_whose_answer_was_lost_is_no_conflict(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nats_world(nats_url) as w:
+        monkeypatch.setattr(state.secrets, "token_hex", lambda size: "the-same-id")
+        first = await w.bus.state_update("key", b"mine", 0)
+        assert await w.bus.state_update("key", b"mine", 0) == first
+
+
+async def test_a_consumer_that_is_gone_ends_the_worker(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "_GONE_SECONDS", 0.3)
+    async with nats_world(nats_url) as w:
+        assert isinstance(w.bus, NatsBus)
+        async with w.bus.consume("agent", limit=1) as source:
+            await w.bus.publish(request(1))
+            await (await anext(source)).ack()
+            await w.bus.connection.api(f"CONSUMER.DELETE.{w.bus.names.stream('TASK')}.agent")
+            with anyio.fail_after(5), pytest.raises(BusError, match=r"consumer agent .* is gone"):
+                await anext(source)
+
+
+async def test_a_deleted_follower_goes_on_where_it_was(nats_url: str) -> None:
+    async with nats_world(nats_url) as w:
+        assert isinstance(w.bus, NatsBus)
+        await w.bus.publish_all(map(summary, range(3)))
+        async with w.bus.follow("EVENT") as source:
+            assert [(await anext(source)).sequence for _ in range(3)] == [1, 2, 3]
+            stream = w.bus.names.stream("EVENT")
+            names = (await w.bus.connection.api(f"CONSUMER.NAMES.{stream}"))["consumers"]
+            for name in names:
+                await w.bus.connection.api(f"CONSUMER.DELETE.{stream}.{name}")
+            await w.bus.publish(summary(3))
+            with anyio.fail_after(5):
+                assert (await anext(source)).sequence == 4
+
+
+async def test_an_idle_worker_is_handed_work_at_once(nats_url: str) -> None:
+    """No pull request is orphaned: 60 single messages, each after the queue was empty."""
+    async with nats_world(nats_url) as w, w.bus.consume("designer", limit=4) as source:
+        waits = []
+        for number in range(60):
+            start = anyio.current_time()
+            await w.bus.publish(ticket(number))
+            with anyio.fail_after(5):
+                await (await anext(source)).ack()
+            waits.append(anyio.current_time() - start)
+        assert max(waits) < 0.5
+
+
+async def test_a_lost_pull_request_is_noticed(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with nats_world(nats_url) as w:
+        assert isinstance(w.bus, NatsBus)
+        got: list[int] = []
+        await w.bus.publish(ticket(1))
+        drop_once(monkeypatch, w.bus)
+        pull = Pull(
+            w.bus.connection,
+            stream=w.bus.names.stream("TASK"),
+            consumer="designer",
+            settings=PullSettings(expires=2.0, heartbeat=0.2),
+            wanted=lambda: 1 - len(got),
+            on_message=lambda message, delivered: got.append(delivered.stream_sequence),
+            on_gone=lambda why: pytest.fail(why),
+        )
+        async with anyio.create_task_group() as group:
+            group.start_soon(pull.run)
+            await until(lambda: bool(got), "a second request", 5)
+            group.cancel_scope.cancel()
+        assert pull.resets == 1
+
+
+def test_both_forms_of_delivery_data_are_read() -> None:
+    short = parse_reply("$JS.ACK.TASK_r.agent.3.17.21.1700000000000000000.5")
+    long = parse_reply("$JS.ACK.hub.acc.TASK_r.agent.3.17.21.1700000000000000000.5.rand")
+    assert short == long == (3, 17, 21, 5)
+    assert parse_reply("_INBOX.x") is None
+    assert parse_reply("$JS.ACK.TASK_r.agent.a.b.c.d.e") is None

