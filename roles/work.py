@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -23,6 +26,8 @@ ATTEMPTS = 5
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 30.0
 _HAND_BACK_SECONDS = 5.0
+
+_loading = threading.Lock()
 
 Handler = Callable[[Delivery], Awaitable[None]]
 
@@ -85,8 +90,16 @@ async def chat_tokens(context: RoleContext) -> ChatTokens:
 
 
 def _load_chat(context: RoleContext) -> ChatTokens:
-    from engine.inference.tokens import ChatTokens
     from engine.models import resolve
 
     config = context.config
-    return ChatTokens(resolve(config, context.directory), thinking=config.model.thinking)
+    with _loading:
+        return _read_chat(resolve(config, context.directory), config.model.thinking)
+
+
+@lru_cache(maxsize=4)
+def _read_chat(path: Path, thinking: Literal["off", "on", "unset"]) -> ChatTokens:
+    """The roles of one process share a tokenizer: it is read once and has no state."""
+    from engine.inference.tokens import ChatTokens
+
+    return ChatTokens(path, thinking=thinking)

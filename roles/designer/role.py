@@ -41,8 +41,9 @@ class Designer(Role):
     """Answers design tickets, ``designer.concurrency`` at a time.
 
     Each attempt of a ticket has a document and a sampling seed of its own. Its tokens are published
-    before the fact about them, so whoever reads the fact finds the tokens; a ticket that is delivered
-    again takes up the attempts that are already published instead of writing them anew.
+    before the fact about them, so whoever reads the fact finds the tokens; a ticket that is delivered or
+    issued again takes up the attempts that are already published instead of writing them anew, so tokens
+    and fact always belong together.
     """
 
     name = "designer"
@@ -135,7 +136,7 @@ class Designer(Role):
             return
         self._in_hand += 1
         try:
-            await self._design(ticket, again=delivery.attempt > 1)
+            await self._design(ticket)
         except INFRASTRUCTURE as error:
             if delivery.attempt < ATTEMPTS:
                 self._counts["handed_back"] += 1
@@ -147,9 +148,9 @@ class Designer(Role):
             self._in_hand -= 1
         await delivery.ack()
 
-    async def _design(self, ticket: DesignTicket, *, again: bool) -> None:
+    async def _design(self, ticket: DesignTicket) -> None:
         for attempt in range(ticket.attempts):
-            held = await self._held(ticket, attempt) if again else None
+            held = await self._held(ticket, attempt)
             draft = self._workshop.recall(held) if held else await self._workshop.write(ticket, attempt)
             judged = await self._workshop.judge(draft)
             if held is None and (judged.valid or self.config.designer.invalid == "penalise"):

@@ -32,8 +32,9 @@ class Agenda:
         elif isinstance(fact, EvaluationFinished):
             if fact.suite in self._done:
                 self._done[fact.suite].add(fact.step)
-        elif isinstance(fact, BatchTrained) and fact.final:
-            self._final = Version.unpack(fact.version)
+        elif isinstance(fact, BatchTrained):
+            # A run that was over may go on with more steps: the last word counts.
+            self._final = Version.unpack(fact.version) if fact.final else None
 
     def knows(self, fact: EvaluationFinished) -> bool:
         """Whether this suite was already played at this step."""

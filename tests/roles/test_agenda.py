@@ -116,6 +116,18 @@ def test_the_last_step_waits_for_the_surviving_lineage() -> None:
     assert agenda.due() == ("mid", 23)
 
 
+def test_a_run_that_goes_on_after_its_end_is_not_at_its_end() -> None:
+    agenda = Agenda(["mid"], 10)
+    for fact in (serving(5), trained(5, final=True), finished("mid", 5)):
+        agenda.note(fact)
+    assert agenda.due() is None
+    agenda.note(trained(6, final=False, fence=1))
+    agenda.note(serving(6, fence=1))
+    assert agenda.due() is None
+    agenda.note(serving(10, fence=1))
+    assert agenda.due() == ("mid", 10)
+
+
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 6))
 def test_no_suite_is_played_twice_at_a_step_and_each_mark_once(growth: list[int], every: int) -> None:
     agenda = Agenda(["mid", "hard"], every)

@@ -83,7 +83,9 @@ def make_ticket(design: str = "d1", **fields: Any) -> DesignTicket:
 class Policy:
     """Answers design prompts from a list (the last one for ever), hint prompts with ``hints``."""
 
-    def __init__(self, *designs: str | Exception, hints: tuple[str, ...] = ("count upwards",)) -> None:
+    def __init__(
+        self, *designs: str | Exception, hints: tuple[str | Exception, ...] = ("count upwards",)
+    ) -> None:
         self.designs, self.hints = list(designs), list(hints)
         self.design_prompts: list[str] = []
         self.hint_prompts: list[str] = []
@@ -243,13 +245,22 @@ async def test_a_redelivered_ticket_resumes_its_published_attempts(tmp_path: Pat
 
 
 async def test_tokens_that_are_held_are_not_written_anew(tmp_path: Path) -> None:
-    """Killed between the tokens and the fact: the fact tells of the tokens that are held."""
-    first = Stage(tmp_path, Policy(GOOD, hints=("x",)))
-    first.policy.hints = [InferenceUnavailable("gone")]  # type: ignore[list-item]
+    """Ended between the tokens and the fact: the next life tells of the tokens that are held."""
+    first = Stage(tmp_path, Policy(GOOD, hints=(InferenceUnavailable("gone"),)))
     (fact,) = await first.answer(1)
     assert isinstance(fact, DesignFailed)
+    assert fact.failure == "infra"
     assert len(first.policy.design_prompts) == 1
-    assert len(await first.held()) == 1
+    (held,) = await first.held()
+
+    other = COUNTER.replace("count from", "begin with")
+    second = Stage(tmp_path, Policy(f"```python\n{other}```"))
+    await second.bus.publish(held)
+    (ready,) = await second.answer(1)
+    assert isinstance(ready, EnvironmentReady)
+    assert ready.source.strip() == COUNTER.strip()
+    assert second.policy.design_prompts == []
+    assert await second.held() == [held]
 
 
 async def test_documents_and_memory_reach_the_prompt_and_survive_a_restart(tmp_path: Path) -> None:
