@@ -163,6 +163,7 @@ def _scored(
         state=_state(settings, found, broken),
         difficulty=design.difficulty,
         family=design.family,
+        noise_floor=found.noise_floor,
     )
 
 

@@ -1,73 +1,20 @@
-"""What the curriculum does in named situations."""
+"""Schedules, pacing, closing, restarts: what the curriculum does in named situations."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
-from scorer_world import (
-    QUIET,
-    World,
-    config,
-    failed,
-    finished,
-    lost,
-    published,
-    ready,
-    rejected,
-    serving,
-    trained,
-)
+from scorer_script import active, design_all, play_all, start, step
+from scorer_world import config, failed, finished, lost, published, ready, serving, trained
 
-from bus.messages import DesignTicket, EpisodeRequest, ServerLost
-from engine.config import Config
+from bus.messages import ServerLost
 from engine.errors import ConfigError
 from engine.lineage import Version
 from roles.scorer import plan
 from roles.scorer.curriculum import Curriculum
-from roles.scorer.state import MarkFlushed, Publish, PurgeHeld
-
-Win = Callable[[EpisodeRequest], float]
-
-
-def start(recipe: Config, **fields: Any) -> tuple[World, Curriculum]:
-    world = World(recipe, random.Random(1), QUIET, **fields)
-    machine = Curriculum(recipe)
-    world.begin(machine)
-    return world, machine
-
-
-def design_all(world: World, machine: Curriculum, **fields: Any) -> list[DesignTicket]:
-    tickets = list(world.tickets.values())
-    world.tickets.clear()
-    for ticket in tickets:
-        world.tell(machine, ready(ticket, **fields))
-    return tickets
-
-
-def play_all(world: World, machine: Curriculum, win: Win = lambda r: float(r.index % 2)) -> None:
-    while world.requests:
-        name, request = next(iter(world.requests.items()))
-        del world.requests[name]
-        world.tell(machine, finished(request, win(request)))
-
-
-def step(world: World, machine: Curriculum, win: Win = lambda r: float(r.index % 2)) -> None:
-    """Design and play what is asked for, train and serve what is closed."""
-    design_all(world, machine)
-    play_all(world, machine, win)
-    while world.trained < len(world.closed):
-        world.train(machine)
-        for server in world.serving:
-            world.serve(machine, server)
-
-
-def active(world: World, round_: int) -> set[str]:
-    return {request.design for request in world.requested if request.round == round_}
+from roles.scorer.state import MarkFlushed, Publish
 
 
 def test_epoch_renews_all_environments_together() -> None:
@@ -227,182 +174,6 @@ def test_an_extended_run_starts_its_schedule_anew() -> None:
     assert cohorts == set(range(len(cohorts)))
 
 
-def test_the_accepted_attempt_was_not_refused() -> None:
-    """A ticket that was delivered twice may have refused the attempt that is accepted in the end."""
-    curriculum = {"environments": 1, "rounds_per_window": 1, "delay": 1}
-    world, machine = start(config(steps=1, curriculum=curriculum))
-    ticket = world.tickets.popitem()[1]
-    world.tell(machine, rejected(ticket, 0))
-    world.tell(machine, ready(ticket, attempt=0))
-    play_all(world, machine)
-    assert [(held.attempt, held.valid) for _, held in world.designs.values()] == [(0, True)]
-
-
-def test_the_arms_of_a_pair_differ_in_the_hint_only() -> None:
-    world, machine = start(config(curriculum={"plays_per_round": 3, "hinted_plays": 5, "lead": 1}))
-    design_all(world, machine)
-    play_all(world, machine)
-    arms: dict[tuple[str, int, int], dict[str, EpisodeRequest]] = {}
-    for request in world.requested:
-        arms.setdefault((request.design, request.round, request.index), {})[request.arm] = request
-    seeds = {(key, r.seed) for key, pair in arms.items() for r in pair.values()}
-    assert len(seeds) == len({seed for _, seed in seeds}) == len(arms), "one seed an index, all different"
-    opening = {design: min(r for d, r, _ in arms if d == design) for design, _, _ in arms}
-    for (design, round_, index), pair in arms.items():
-        assert set(pair) <= {"plain", "hinted"}
-        assert ("plain" in pair) == (index < 3)
-        assert ("hinted" in pair) == (round_ == opening[design])
-        if len(pair) == 2:
-            plain, hinted = pair["plain"], pair["hinted"]
-            assert hinted.hint
-            assert plain.hint is None
-            same = msgspec.structs.replace(hinted, hint=None, arm="plain", episode=plain.episode)
-            assert same == plain
-
-
-def test_without_a_hint_nothing_is_played_hinted() -> None:
-    world, machine = start(config())
-    design_all(world, machine, hint=None)
-    assert {request.arm for request in world.requested} == {"plain"}
-
-
-def test_infrastructure_faults_are_asked_again_then_leave_the_group() -> None:
-    world, machine = start(
-        config(
-            steps=1,
-            curriculum={
-                "environments": 1,
-                "rounds_per_window": 1,
-                "delay": 1,
-                "plays_per_round": 3,
-                "reissues": 2,
-            },
-        )
-    )
-    design_all(world, machine, hint=None)
-    tried = set()
-    for _ in range(3):
-        request = next(r for r in world.requests.values() if r.index == 0)
-        tried.add((request.episode, request.seed))
-        del world.requests[request.episode]
-        world.tell(machine, lost(request, "infra"))
-        world.tell(machine, finished(request, 1.0))
-    assert len(tried) == 3
-    assert len({seed for _, seed in tried}) == 1
-    assert {r.index for r in world.requests.values()} == {1, 2}
-    play_all(world, machine)
-    assert (world.closed[0].plays, world.closed[0].agent_samples) == (2, 2)
-    assert world.summaries[0].failures == {"infra": 3}
-    assert machine.state.late == 3
-
-
-def test_a_quarantined_play_is_not_asked_again() -> None:
-    world, machine = start(
-        config(steps=1, curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1})
-    )
-    design_all(world, machine, hint=None)
-    request = world.requests.pop(next(iter(world.requests)))
-    world.tell(machine, lost(request, "quarantined"))
-    assert len(world.requests) == 1
-    play_all(world, machine)
-    assert world.closed[0].plays == 1
-    assert world.summaries[0].failures == {"quarantined": 1}
-
-
-def test_failures_of_the_policy_keep_their_value() -> None:
-    world, machine = start(
-        config(steps=1, curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1})
-    )
-    design_all(world, machine, hint=None)
-    first, second = world.requests.values()
-    world.requests.clear()
-    world.tell(machine, finished(first, 0.0, failure="policy", outcome="failed"))
-    world.tell(machine, finished(second, 1.0))
-    assert (world.closed[0].plays, world.closed[0].agent_samples) == (2, 2)
-    assert world.summaries[0].failures == {"policy": 1}
-
-
-def test_groups_without_variance_are_counted_not_sent() -> None:
-    world, machine = start(config(curriculum={"lead": 0, "design_ahead": 0}))
-    winners = {ticket.design for ticket in list(world.tickets.values())[:2]}
-    design_all(world, machine)
-    play_all(world, machine, lambda r: 1.0 if r.design in winners else float(r.index))
-    closed = world.closed[0]
-    assert (closed.plays, closed.groups, closed.zero_variance_groups, closed.agent_samples) == (8, 4, 2, 4)
-    for group in world.groups.values():
-        assert [play.advantage for play in group.plays] == pytest.approx([-1.0, 1.0])
-    assert world.summaries[0].gradient_share == 0.5
-
-
-def test_truncated_plays_can_be_masked() -> None:
-    for mode, sent in (("zero", 2), ("mask", 1)):
-        recipe = config(
-            steps=1,
-            curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1},
-            agent={"truncated": mode},
-        )
-        world, machine = start(recipe)
-        design_all(world, machine, hint=None)
-        first, second = world.requests.values()
-        world.tell(machine, finished(first, 0.0, outcome="truncated"))
-        world.tell(machine, finished(second, 1.0))
-        assert world.closed[0].agent_samples == sent
-
-
-def test_hinted_plays_can_be_trained_as_groups_of_their_own() -> None:
-    recipe = config(
-        steps=1,
-        curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1},
-        learner={"train_hinted": True, "hinted_weight": 0.5},
-    )
-    world, machine = start(recipe)
-    design_all(world, machine)
-    play_all(world, machine)
-    sizes = sorted(abs(play.advantage) for group in world.groups.values() for play in group.plays)
-    assert sizes == pytest.approx([0.5, 0.5, 1.0, 1.0])
-    assert (world.closed[0].plays, world.closed[0].groups) == (4, 2)
-
-
-def test_invalid_attempts_are_part_of_their_skills_mean() -> None:
-    recipe = config(
-        steps=1,
-        curriculum={"environments": 2, "rounds_per_window": 1, "delay": 1, "hinted_plays": 0},
-        designer={"skills": ["Logic"]},
-        learner={
-            "designer": {
-                "max_staleness": 64,
-                "normalise": "centre",
-                "scope": "skill",
-                "advantage_scale": 10.0,
-            }
-        },
-    )
-    world, machine = start(recipe)
-    good, bad = world.tickets.values()
-    world.tickets.clear()
-    world.tell(machine, rejected(good, 0))
-    world.tell(machine, rejected(good, 0))
-    world.tell(machine, ready(good, attempt=1))
-    world.tell(machine, rejected(bad, 0))
-    world.tell(machine, failed(bad, 1))
-    play_all(world, machine)
-    held = {(h.design, h.attempt): h for _, h in world.designs.values()}
-    assert set(held) == {(good.design, 0), (good.design, 1), (bad.design, 0)}
-    mean = (0.6 - 0.2 - 0.2) / 3
-    assert held[good.design, 1].advantage == pytest.approx((0.6 - mean) * 10)
-    assert held[bad.design, 0].advantage == pytest.approx((-0.2 - mean) * 10)
-    assert (world.summaries[0].accepted, world.summaries[0].rejected) == (1, 2)
-    assert world.summaries[0].failures == {"design_policy": 1}
-    assert world.scored[good.design].advantage == pytest.approx((0.6 - mean) * 10)
-
-
-def test_invalid_attempts_can_be_dropped() -> None:
-    world, machine = start(config(designer={"invalid": "drop"}))
-    ticket = next(iter(world.tickets.values()))
-    commands = machine.apply(100, rejected(ticket, 0))
-    assert commands == [PurgeHeld(f"design.{ticket.cohort}.{ticket.design}-0")]
-
-
 def test_a_cohort_without_environments_does_not_block() -> None:
     world, machine = start(config(steps=3))
     while not machine.finished:
@@ -414,48 +185,6 @@ def test_a_cohort_without_environments_does_not_block() -> None:
             world.serve(machine, "s0")
     assert [c.plays for c in world.closed] == [0, 0, 0, 0]
     assert world.closed[-1].final
-
-
-def test_scores_describe_the_window() -> None:
-    recipe = config(
-        steps=2, curriculum={"schedule": "epoch", "environments": 3, "plays_per_round": 4, "hinted_plays": 4}
-    )
-    world, machine = start(recipe)
-    easy, hard, middle = (ticket.design for ticket in design_all(world, machine))
-    wins: dict[str, Win] = {
-        easy: lambda r: 1.0,
-        hard: lambda r: 0.0,
-        middle: lambda r: 1.0 if r.arm == "hinted" else float(r.index % 2),
-    }
-    play_all(world, machine, lambda r: wins[r.design](r))
-    step(world, machine, lambda r: wins[r.design](r))
-    assert {name: world.scored[name].state for name in wins} == {
-        easy: "mastered",
-        hard: "intractable",
-        middle: "frontier",
-    }
-    score = world.scored[middle]
-    assert (score.plays, score.hinted_plays, score.win, score.hinted, score.regret) == (8, 4, 0.5, 1.0, 0.5)
-    assert (score.plateau, score.reward) == (1.0, pytest.approx(1.0))
-    summary = world.summaries[0]
-    assert summary.win_histogram == (1, 0, 0, 0, 0, 1, 0, 0, 0, 1)
-    assert summary.in_band == pytest.approx(1 / 3)
-    assert (summary.plain, summary.hinted) == (0.5, pytest.approx(2 / 3))
-    assert (summary.environments, summary.difficulty, summary.reward) == (3, 2.0, None)
-    assert world.summaries[1].reward == pytest.approx(1 / 3)
-
-
-def test_a_program_that_ends_most_of_its_plays_is_degenerate() -> None:
-    world, machine = start(
-        config(steps=1, curriculum={"environments": 2, "rounds_per_window": 1, "delay": 1})
-    )
-    one, two = (ticket.design for ticket in design_all(world, machine))
-    for request in world.requests.values():
-        crash = request.design == one or request.index == 0
-        world.tell(machine, finished(request, float(request.index), failure="env" if crash else None))
-    assert world.scored[one].state == "degenerate"
-    assert world.scored[one].reward == 0.0
-    assert world.scored[two].state == "frontier"
 
 
 def test_a_drain_ends_rounds_in_flight_and_keeps_windows_open() -> None:

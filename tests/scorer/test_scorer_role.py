@@ -16,6 +16,7 @@ from bus.messages import (
     DesignFailed,
     EpisodeFailed,
     EpisodeRequest,
+    HeldDesign,
     RoundSummary,
     SampleReady,
 )
@@ -159,6 +160,10 @@ async def test_a_finished_run_is_extended(bus: MemoryBus, tmp_path: Path) -> Non
             await cast.over.wait()
             draining.set()
     assert [c.final for c in cast.closed] == [False] * 5 + [True] + [False] * 2 + [True]
+    trained_before = {text_of(s) for s in cast.samples.values() if s.round < 6 and s.role == "designer"}
+    held = [r.message async for r in bus.replay("DESIGN")]
+    assert trained_before
+    assert not trained_before & {f"{h.design}-{h.attempt}" for h in held if isinstance(h, HeldDesign)}
 
 
 async def test_a_drain_keeps_what_is_open_for_the_next_start(bus: MemoryBus, tmp_path: Path) -> None:
