@@ -11,12 +11,15 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bus import messages as m
 from engine.lineage import Version
+
+if TYPE_CHECKING:
+    # A reader of the database (`spade status`) needs no bus, and starts at once without it.
+    from bus import messages as m
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY CHECK (one = 1), sequence INTEGER NOT NULL);
@@ -102,7 +105,7 @@ def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> int:
             if event.sequence <= done:
                 continue
             done = event.sequence
-            handler = _HANDLERS.get(type(event.message))
+            handler = _HANDLERS.get(type(event.message).__name__)
             fresh += bool(handler and handler(connection, event, event.message))
         connection.execute("INSERT OR REPLACE INTO position VALUES (1, ?)", (done,))
         connection.execute("COMMIT")
@@ -257,17 +260,17 @@ def _evaluated(db: sqlite3.Connection, event: Event, x: m.EvaluationFinished) ->
     )  # fmt: skip
 
 
-_HANDLERS: dict[type[m.Message], Callable[[sqlite3.Connection, Event, Any], bool]] = {
-    m.PolicyPublished: _policy,
-    m.BatchTrained: _batch,
-    m.ServerServing: _serving,
-    m.ServerLost: _lost,
-    m.RoundSummary: _round,
-    m.EnvironmentReady: _ready,
-    m.EnvironmentScored: _scored,
-    m.DesignRejected: _rejected,
-    m.DesignFailed: _design_failed,
-    m.EpisodeFinished: _finished,
-    m.EpisodeFailed: _episode_failed,
-    m.EvaluationFinished: _evaluated,
+_HANDLERS: dict[str, Callable[[sqlite3.Connection, Event, Any], bool]] = {
+    "PolicyPublished": _policy,
+    "BatchTrained": _batch,
+    "ServerServing": _serving,
+    "ServerLost": _lost,
+    "RoundSummary": _round,
+    "EnvironmentReady": _ready,
+    "EnvironmentScored": _scored,
+    "DesignRejected": _rejected,
+    "DesignFailed": _design_failed,
+    "EpisodeFinished": _finished,
+    "EpisodeFailed": _episode_failed,
+    "EvaluationFinished": _evaluated,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from engine.config import Config
 from engine.live import View
 from engine.preparation import check_flags, check_start, prepare_model
 from engine.run import RunDirectory
-from engine.supervisor import Ending, Supervisor
+from engine.supervisor import SIGNALS, Ending, Supervisor
 
 
 def plan_text(path: Path, overrides: Sequence[str]) -> str:
@@ -39,6 +40,8 @@ def run(path: Path, overrides: Sequence[str], console: Console) -> None:
     """Run a recipe to its end, or resume it. Raises ConfigError or SpadeError; leaves no child behind."""
     config = recipe.load(path, overrides).config
     directory = RunDirectory.of(config)
+    # A signal that comes before the supervisor can drain waits until it can.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with directory.locked():
         if is_complete(directory, config):
             console.print(

@@ -7,7 +7,6 @@ the servers last; what is not done in time is cancelled. Then the last events ar
 
 from __future__ import annotations
 
-import secrets
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ from typing import Literal
 import anyio
 import msgspec
 import structlog
+from anyio.abc import TaskStatus
 
 from bus import Bus, connect, provision, serve
 from bus.messages import Control
@@ -38,6 +38,7 @@ from engine.run import RunDirectory, free_mb
 Ending = Literal["complete", "stopped"]
 Loader = Callable[[str], type[RoleLike]]
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_SECONDS = 1.0
 DISK_SECONDS = 5.0
 LEAST_FREE_MB = 64
@@ -77,10 +78,13 @@ class Supervisor:
         self._phase = "starting"
 
     async def run(self) -> Ending:
-        """Run to the end or until a signal. Raises SpadeError, with every child gone."""
+        """Run to the end or until a signal. Raises SpadeError, with every child gone.
+
+        Signals are blocked when it returns: one that comes late changes nothing either.
+        """
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._signals)
+                await tasks.start(self._signals)
                 tasks.start_soon(self._watch_disk)
                 if await self._prepared():
                     async with self._bus() as (bus, address):
@@ -117,17 +121,16 @@ class Supervisor:
             async with self._connected(address) as bus:
                 yield bus, address
             return
-        token = table.token or secrets.token_hex(16)
         async with serve(
             self.directory.bus,
             run=run,
-            token=token,
+            token=table.token,
             port=table.port,
             sync=table.sync,
             max_payload_mb=table.max_payload_mb,
             store_gb=table.store_gb,
         ) as server:
-            address = Address(server.url, token, run)
+            address = Address(server.url, server.token, run)
             async with self._connected(address) as bus:
                 yield bus, address
 
@@ -260,18 +263,24 @@ class Supervisor:
                 )
             await anyio.sleep(DISK_SECONDS)
 
-    async def _signals(self) -> None:
+    async def _signals(self, *, task_status: TaskStatus[None]) -> None:
         """The first signal begins the drain, further ones change nothing."""
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            async for number in signals:
-                if self._stop.is_set():
-                    self.view.say("Already stopping; children are ended when the drain is over.")
-                    continue
-                self.log.info("signal", number=int(number))
-                self.view.say(
-                    f"Stopping: up to {self.config.run.drain_seconds:.0f} s to finish what is in hand."
-                )
-                self._stop.set()
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            task_status.started()
+            try:
+                async for number in signals:
+                    self._on_signal(number)
+            finally:
+                signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            self.view.say("Already stopping; children are ended when the drain is over.")
+            return
+        self.log.info("signal", number=int(number))
+        self.view.say(f"Stopping: up to {self.config.run.drain_seconds:.0f} s to finish what is in hand.")
+        self._stop.set()
 
     async def _obey(self, bus: Bus) -> None:
         """A drain that somebody commands on the bus is a drain of this run."""

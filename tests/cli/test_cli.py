@@ -1,0 +1,232 @@
+"""The command: what a person types, and the paragraph they get when it cannot work."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving
+
+from engine import cli, history, recipe
+from engine.config import Bus, Config
+from engine.run import RunDirectory
+
+HEAVY = ("torch", "vllm", "transformers", "trl", "plotly", "scipy", "nats", "aiohttp", "numpy")
+
+
+class Result(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Spade = Callable[..., Result]
+
+
+@pytest.fixture
+def spade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Spade]:
+    """Call the command in this process, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    def call(*arguments: str) -> Result:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["spade", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        printed = capsys.readouterr()
+        return Result(int(caught.value.code or 0), printed.out, printed.err)
+
+    yield call
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def refused(result: Result, *parts: str, code: int = 2) -> None:
+    """The command failed with one paragraph that says all of ``parts``, and no trace."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+def write(tmp_path: Path, toy: Config) -> Path:
+    path = tmp_path / "toy.toml"
+    path.write_text(recipe.dump(toy))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory that passes for a model."""
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "tokenizer.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(b"\0" * 4000)
+    return path
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path) -> Iterator[RunDirectory]:
+    toy = config(tmp_path / "runs")
+    run = RunDirectory.of(toy)
+    with run.locked():
+        run.adopt(toy)
+    connection = history.create(run.database)
+    messages = [policy(0), ready("d1"), finished("e1"), scored("d1"), policy(1), batch(0, 1), serving(1)]
+    history.apply(
+        connection, events([*messages, evaluation(1), policy(2), batch(1, 2, final=True), serving(2)])
+    )
+    history.put_note(connection, "ended", {"at": 1.0, "complete": True})
+    connection.close()
+    return run
+
+
+def test_the_command_imports_nothing_heavy() -> None:
+    code = f"import sys, engine.cli, engine.overview; print({{*{HEAVY!r}}} & {{*sys.modules}})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
+
+
+def test_status_is_quick_and_complete(finished_run: RunDirectory, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "engine.cli", "status", "--json"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    state = json.loads(result.stdout)
+    assert state["state"] == "complete"
+    assert state["step"] == state["version_published"] == 2
+    assert state["versions_serving"] == [2]
+    wanted = {
+        "episodes_finished": 1,
+        "environments_accepted": 1,
+        "designs_rejected": 0,
+        "agent_samples_trained": 4,
+        "designer_samples_trained": 2,
+        "max_staleness_seen": 1,
+        "episodes_failed": {"infra": 0, "quarantined": 0},
+    }
+    assert {key: state[key] for key in wanted} == wanted
+
+
+def test_status_reads_a_named_run_for_people(
+    spade: Spade, finished_run: RunDirectory, tmp_path: Path
+) -> None:
+    result = spade("status", "toy")
+    assert result.returncode == 0
+    assert "toy (complete)" in result.stdout
+    assert "held-out mid" in result.stdout
+
+
+def test_status_without_a_run_says_how_to_start_one(spade: Spade, tmp_path: Path) -> None:
+    refused(spade("status"), "There is no run in runs", "spade run")
+
+
+def test_a_report_is_written_on_demand(spade: Spade, finished_run: RunDirectory, tmp_path: Path) -> None:
+    result = spade("report", "toy")
+    assert Path(result.stdout.strip()) == finished_run.report
+    assert "Counting d1" in finished_run.report.read_text()
+
+
+def test_a_complete_run_is_not_run_again(spade: Spade, finished_run: RunDirectory, tmp_path: Path) -> None:
+    result = spade("run", str(finished_run.config_file))
+    assert result.returncode == 0
+    assert "is complete" in result.stdout
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(spade: Spade, tmp_path: Path, model: Path) -> None:
+    path = write(tmp_path, config(tmp_path / "runs"))
+    result = spade("run", str(path), "--dry-run", "--steps", "7", f"model.path={model}")
+    assert result.returncode == 0, result.stderr
+    for part in ("nats-server", "vllm.entrypoints", "role learner --connect", "steps = 7", "port free", "GB"):
+        assert part in result.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_wrong_key_is_one_paragraph(spade: Spade, tmp_path: Path) -> None:
+    path = write(tmp_path, config(tmp_path))
+    refused(
+        spade("run", str(path), "learner.optimiser.learning_rate=1"),
+        "Did you mean learner.optimizer",
+    )
+
+
+def test_a_missing_recipe_is_one_paragraph(spade: Spade, tmp_path: Path) -> None:
+    refused(spade("run", "nano.toml"), "nano.toml cannot be read", "no recipe")
+
+
+def test_a_busy_port_is_one_paragraph(spade: Spade, tmp_path: Path, model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        toy = msgspec.structs.replace(config(tmp_path / "runs"), bus=Bus(port=port))
+        result = spade("run", str(write(tmp_path, toy)), f"model.path={model}")
+    refused(result, f"bus.port = {port}", "taken", "bus.port=0")
+
+
+def test_a_missing_model_is_one_paragraph(spade: Spade, tmp_path: Path) -> None:
+    path = write(tmp_path, config(tmp_path / "runs"))
+    refused(spade("run", str(path), "model.path=nowhere"), "nowhere", "not a directory")
+
+
+def test_a_full_disk_is_one_paragraph(spade: Spade, tmp_path: Path, model: Path) -> None:
+    disk = Path("/proc/self")  # a file system without free space
+    path = write(tmp_path, config(disk))
+    result = spade("run", str(path), f"model.path={model}")
+    refused(result, "cannot be created", "run.directory=PATH")
+
+
+def test_a_run_that_is_held_names_its_holder(spade: Spade, tmp_path: Path, model: Path) -> None:
+    toy = config(tmp_path / "runs")
+    with RunDirectory.of(toy).locked():
+        result = spade("run", str(write(tmp_path, toy)), f"model.path={model}")
+    refused(result, f"process {os.getpid()} on", "already running", code=1)
+
+
+def test_an_unknown_role_is_one_paragraph(spade: Spade, tmp_path: Path, model: Path) -> None:
+    path = write(tmp_path, config(tmp_path / "runs"))
+    result = spade("run", str(path), "run.roles=juggler", f"model.path={model}")
+    refused(result, "juggler", "agent, designer")
+
+
+def test_a_signal_while_the_model_is_prepared_ends_cleanly(tmp_path: Path, model: Path) -> None:
+    """The signal comes before the supervisor is there, and a second one while it drains."""
+    toy = config(tmp_path / "runs")
+    path = write(tmp_path, toy)
+    command = [sys.executable, "-m", "engine.cli", "run", str(path), f"model.path={model}"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "Starting toy" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert "Stopping" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=40) == 0
+        assert "The same command goes on" in process.stdout.read()
+    assert children_of_session(process.pid) == []
+    assert RunDirectory.of(toy).holder() is None
+
+
+def children_of_session(parent: int) -> Sequence[int]:
+    """Processes that still name ``parent`` as theirs."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(stat.parent.name))
+    return found

@@ -1,0 +1,88 @@
+"""The recipes that are shipped: they load, they say what the paper says, and vLLM and TRL accept them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine import plan, recipe
+from engine.config import Config
+from engine.run import RunDirectory
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+ALL = sorted(path.stem for path in CONFIGS.glob("*.toml"))
+GAMES = [name for name in ALL if name.endswith("-games")]
+
+
+def load(name: str) -> Config:
+    return recipe.load(CONFIGS / f"{name}.toml").config
+
+
+def test_the_promised_recipes_are_there() -> None:
+    promised = {"nano", "smol", "qwen3-4b-games", "qwen3-8b-games", "qwen3-30b-a3b-games"}
+    assert promised <= set(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_recipe_loads_and_is_named_after_its_file(name: str) -> None:
+    assert load(name).run.name == name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_recipe_has_a_plan(name: str, tmp_path: Path) -> None:
+    text = plan.render(plan.make(load(name), RunDirectory(tmp_path)))
+    assert "role learner" in text
+    assert "--max-model-len" in text
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_the_games_recipes_have_the_papers_numbers(name: str) -> None:
+    games = load(name)
+    table = games.curriculum
+    assert (table.environments, table.plays_per_round) == (24, 8)
+    assert (table.rounds_per_window, table.delay) == (4, 4)
+    assert games.run.steps == 400
+    assert len(games.designer.skills) == 6
+    assert games.designer.skills_per_cohort == 3
+    agent, reward, learner = games.agent, games.reward, games.learner
+    assert (agent.sampling.max_tokens, agent.context_tokens, agent.max_turns) == (8192, 32768, 25)
+    assert (reward.plateau_weight, reward.regret_weight, reward.regret_scale) == (0.6, 0.4, 0.15)
+    assert (reward.low, reward.high, reward.ramp) == (0.4, 0.6, 0.25)
+    assert (learner.clip_low, learner.clip_high, learner.importance_cap) == (0.2, 0.28, 2.0)
+    adam = learner.optimizer
+    assert (adam.learning_rate, adam.beta1, adam.beta2, adam.weight_decay) == (1e-6, 0.9, 0.98, 0.1)
+    assert games.learner.designer.advantage_scale == 32
+    assert games.learner.kl == (0.005 if "8b" in name else 0.0)
+    assert games.model.thinking == ("on" if "8b" in name else "unset")
+    assert games.designer.sampling.max_tokens == (20_000 if "8b" in name else 16_384)
+
+
+def test_parameters_are_counted(tmp_path: Path) -> None:
+    assert plan.count_parameters(load("qwen3-8b-games")) == 8_000_000_000
+    assert plan.count_parameters(load("qwen3-30b-a3b-games")) == 30_000_000_000
+    assert plan.count_parameters(load("smol")) == 135_000_000
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ALL)
+def test_vllm_accepts_the_servers_command_line(name: str) -> None:
+    from engine.inference import launch
+
+    launch.check_args(load(name), Path("a-model-that-is-not-here"))
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ALL)
+def test_trl_accepts_the_learners_settings(name: str, tmp_path: Path) -> None:
+    from trl import GRPOConfig
+
+    from engine.training.trainer import arguments
+
+    loaded = load(name)
+    settings = arguments(loaded.learner, tmp_path, seed=loaded.run.seed)
+    assert isinstance(settings, GRPOConfig)
+    assert settings.learning_rate == loaded.learner.optimizer.learning_rate
+    assert settings.beta == loaded.learner.kl

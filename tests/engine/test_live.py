@@ -1,0 +1,105 @@
+"""What a person sees: the panel in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving, summary
+
+from bus.messages import Heartbeat
+from engine import history, live
+from engine import status as standing
+from engine.config import Ui
+from engine.status import Status
+
+
+@pytest.fixture(scope="module")
+def status() -> Status:
+    connection = history.create(Path(":memory:"))
+    messages = [policy(0), ready("d1"), ready("d2"), scored("d1"), finished("e1"), summary(0), policy(1)]
+    history.apply(connection, events([*messages, batch(0, 1), serving(1), evaluation(1)]))
+    beat = Heartbeat(
+        role="agent", instance="agent-0", state="running", statistics={"waiting": 7.0, "won": 1.0}
+    )
+    history.put_gauges(connection, 1000.0, [beat])
+    return standing.read(connection, now=1010.0)
+
+
+def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, force_terminal=terminal, width=110, no_color=True), stream
+
+
+def test_the_panel_shows_what_matters(status: Status) -> None:
+    screen, stream = console(terminal=True)
+    screen.print(live.panel(status, config(), "running", 1010.0))
+    text = stream.getvalue()
+    for part in ("spade toy · running", "1 of 2", "1 live, 2 written", "100%", "0.400", "0.600", "0.250"):
+        assert part in text
+    for part in ("▄", "held-out mid", "0.510 ± 0.039", "agent: waiting 7", "75%", "published", "serving"):
+        assert part in text
+    assert "no event for" not in text
+
+
+def test_silence_is_shown(status: Status) -> None:
+    screen, stream = console(terminal=True)
+    screen.print(live.panel(status, config(), "running", 5000.0))
+    assert "no event for" in stream.getvalue()
+
+
+def test_before_the_first_event_there_is_a_panel_too() -> None:
+    connection = history.create(Path(":memory:"))
+    screen, stream = console(terminal=True)
+    screen.print(live.panel(standing.read(connection), config(), "starting", 0.0))
+    assert "none yet" in stream.getvalue()
+
+
+def test_plain_lines_are_printed_on_news_only(status: Status) -> None:
+    screen, stream = console(terminal=False)
+    clock = iter([100.0, 100.0, 101.0, 102.0, 102.0, 120.0, 120.0])
+    view = live.make(config(), screen, clock=lambda: next(clock))
+    view.update(status, "running")
+    view.update(status, "running")
+    view.update(status, "draining")
+    view.update(status, "draining")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "step 1  round 1/2  envs 1  valid 100%  plain 0.400  hinted 0.600  regret 0.250" in lines[0]
+    assert "mid 0.510±0.020@1" in lines[0]
+    assert "draining" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "terminal", "panel"),
+    [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
+)
+def test_the_view_follows_the_terminal_and_the_recipe(mode: str, terminal: bool, panel: bool) -> None:
+    recipe = msgspec.structs.replace(config(), ui=Ui(live=mode))  # type: ignore[arg-type]
+    screen, _ = console(terminal=terminal)
+    assert isinstance(live.make(recipe, screen), live.LivePanel) is panel
+
+
+def test_the_panel_can_be_shown_and_updated(status: Status) -> None:
+    screen, stream = console(terminal=True)
+    view = live.LivePanel(config(), screen, lambda: 1010.0)
+    with view.showing():
+        view.update(status, "running")
+        view.say("warning: something")
+    assert "warning: something" in stream.getvalue()
+
+
+def test_warnings_reach_the_view_with_their_fields() -> None:
+    screen, stream = console(terminal=False)
+    live.sink(live.make(config(), screen))(
+        "warning", {"event": "role.slow", "role": "agent", "level": "warning"}
+    )
+    assert "warning: role.slow role=agent" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("counts", "bars"), [((), ""), ((0, 0), ""), ((1, 0, 8), "▁ █"), ((1, 100), "▁█")])
+def test_a_histogram_shows_every_count(counts: tuple[int, ...], bars: str) -> None:
+    assert live.histogram(counts) == bars

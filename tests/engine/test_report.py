@@ -1,0 +1,116 @@
+"""The report: self-contained, with curves and environments, and safe against what models write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from shell_fakes import (
+    batch,
+    config,
+    evaluation,
+    events,
+    finished,
+    policy,
+    ready,
+    scored,
+    serving,
+    summary,
+)
+
+from engine import history, recipe, report
+from engine.errors import SpadeError
+from engine.run import RunDirectory
+
+
+def run_of(path: Path, *, empty: bool = False) -> RunDirectory:
+    run = RunDirectory(path / "toy")
+    run.root.mkdir()
+    run.config_file.write_text(recipe.dump(config(path)))
+    connection = history.create(run.database)
+    if not empty:
+        messages = [policy(0), serving(0), evaluation(0)]
+        for round_ in range(3):
+            messages += [
+                summary(round_),
+                policy(round_ + 1),
+                batch(round_, round_ + 1),
+                evaluation(round_ + 1),
+            ]
+        for index in range(8):
+            design = f"d{index}"
+            messages += [ready(design), scored(design, round_=index % 3, reward=index / 10)]
+            messages += [finished(f"{arm}{index}", design, 1.0, arm, round_=1) for arm in ("plain", "hinted")]
+        history.apply(connection, events(messages))
+    connection.close()
+    return run
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    run = run_of(tmp_path_factory.mktemp("runs"))
+    assert report.write(run) == run.report
+    return run.report.read_text()
+
+
+def test_the_page_needs_nothing_else(page: str) -> None:
+    assert "<script src" not in page
+    assert "<link" not in page
+    assert "plotly.js v" in page[:20000]
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "Held-out win rate",
+        "Designer difficulty",
+        "environments in the band",
+        "plays with a gradient",
+        "Return of the agent",
+        "Regret",
+        "pass the validator",
+        "Staleness",
+        "Sampled tokens a second",
+        "Designer reward",
+    ],
+)
+def test_each_curve_is_there(page: str, title: str) -> None:
+    assert title in page
+
+
+def test_best_and_worst_environments_come_with_code_hint_and_transcript(page: str) -> None:
+    best, _, worst = page.partition("Best environments")[2].partition("Worst environments")
+    assert [best.index(f"Counting d{index}") for index in (7, 6, 5)] == sorted(
+        best.index(f"Counting d{index}") for index in (7, 6, 5)
+    )
+    assert "Counting d0" in worst
+    assert "Counting d7" not in worst
+    assert "CountEnv" in best
+    assert "hinted play, return 1.00" in best
+    assert "plain play, return 1.00" in best
+
+
+def test_what_a_model_wrote_is_text_not_markup(page: str) -> None:
+    assert "<b>count</b>" not in page
+    assert "Count &lt;i&gt;up&lt;/i&gt;." in page
+    assert "&lt;count&gt;" in page
+
+
+def test_a_run_without_events_has_a_report_too(tmp_path: Path) -> None:
+    run = run_of(tmp_path, empty=True)
+    report.write(run)
+    assert "Nothing has been measured yet" in run.report.read_text()
+
+
+def test_a_run_that_never_began_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpadeError, match="report of run none cannot be written"):
+        report.write(RunDirectory(tmp_path / "none"))
+
+
+def test_few_environments_are_not_shown_twice(tmp_path: Path) -> None:
+    connection = history.create(tmp_path / "run.db")
+    history.apply(connection, events([ready("d1"), scored("d1"), ready("d2"), scored("d2", reward=0.1)]))
+    best, worst = report.extremes(connection)
+    connection.close()
+    assert [row["design"] for row in best] == ["d1", "d2"]
+    assert worst == []

@@ -1,0 +1,90 @@
+"""The run directory: its lock, what a resume may change, finding runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from shell_fakes import config
+
+from engine.config import Run
+from engine.errors import ConfigError, SpadeError
+from engine.run import RunDirectory, find, free_mb, newest_first
+
+HOLD = "import sys; from pathlib import Path; from engine.run import RunDirectory\n" + (
+    "with RunDirectory(Path(sys.argv[1])).locked(): print('held', flush=True); sys.stdin.read()"
+)
+
+
+def test_a_second_process_is_told_who_holds_the_run(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "toy")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(directory.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        holder = directory.holder()
+        assert holder is not None
+        assert holder["pid"] == other.pid
+        with pytest.raises(SpadeError, match=f"process {other.pid} on"), directory.locked():
+            pass
+        other.kill()
+    with directory.locked():
+        assert directory.holder() is not None
+    assert directory.holder() is None
+
+
+def test_looking_who_holds_a_run_does_not_create_it(tmp_path: Path) -> None:
+    assert RunDirectory(tmp_path / "none").holder() is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_resume_may_raise_the_steps_but_not_change_the_curriculum(tmp_path: Path) -> None:
+    first = config(tmp_path)
+    directory = RunDirectory.of(first)
+    with directory.locked():
+        assert directory.adopt(first) is False
+        longer = msgspec.structs.replace(first, run=Run(name="toy", directory=str(tmp_path), steps=9))
+        assert directory.adopt(longer) is True
+        assert directory.config().run.steps == 9
+        other = msgspec.structs.replace(
+            first, curriculum=msgspec.structs.replace(first.curriculum, environments=8)
+        )
+        with pytest.raises(ConfigError, match=r"curriculum\.environments was 4, is 8"):
+            directory.adopt(other)
+    assert directory.config() == longer
+
+
+def test_a_full_disk_is_refused(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "toy")
+    directory.require_space(1)
+    with pytest.raises(ConfigError, match="is full"):
+        directory.require_space(free_mb(tmp_path) + 1024)
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(ConfigError, match="cannot be created"),
+        RunDirectory(tmp_path / "file" / "x").locked(),
+    ):
+        pass
+
+
+def test_the_newest_run_is_found_when_none_is_named(tmp_path: Path) -> None:
+    for age, name in enumerate(("old", "new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.db").touch()
+        os.utime(tmp_path / name / "run.db", (age, age))
+    assert [run.root.name for run in newest_first(tmp_path)] == ["new", "old"]
+    assert find(None, tmp_path).root.name == "new"
+    assert find("old", tmp_path).root.name == "old"
+    assert find(str(tmp_path / "old"), Path("elsewhere")).root.name == "old"
+    with pytest.raises(ConfigError, match=r"There is no run other.*new, old"):
+        find("other", tmp_path)
+    with pytest.raises(ConfigError, match="Start one"):
+        find(None, tmp_path / "empty")

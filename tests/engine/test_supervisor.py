@@ -1,0 +1,166 @@
+"""The supervisor with a real broker and roles that do little."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+from shell_fakes import (
+    BrokenRole,
+    FakeEvaluator,
+    FakeLearner,
+    FakeRole,
+    FakeServer,
+    RememberingView,
+    StuckRole,
+    config,
+    with_roles,
+)
+
+from engine import history
+from engine import status as standing
+from engine.config import Config
+from engine.errors import SpadeError
+from engine.hosting import RoleLike
+from engine.run import RunDirectory
+from engine.supervisor import Ending, Supervisor, read_address, stages
+
+ROLES: dict[str, type[RoleLike]] = {
+    role.name: role for role in (FakeRole, FakeLearner, FakeServer, FakeEvaluator, StuckRole, BrokenRole)
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    FakeRole.ended.clear()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+async def _model() -> Path:
+    return Path("model")
+
+
+async def supervise(recipe: Config, view: RememberingView | None = None) -> Ending:
+    directory = RunDirectory.of(recipe)
+    with directory.locked():
+        directory.adopt(recipe)
+        supervisor = Supervisor(
+            recipe,
+            directory,
+            view or RememberingView(),
+            structlog.stdlib.get_logger(),
+            prepare=_model,
+            load=ROLES.__getitem__,
+        )
+        return await supervisor.run()
+
+
+def children() -> set[int]:
+    """Processes whose parent we are."""
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+async def test_a_run_ends_by_itself_when_all_have_seen_the_final_weights(tmp_path: Path) -> None:
+    before = children()
+    recipe = with_roles(config(tmp_path), "fake", "learner", "server", "evaluator")
+    view = RememberingView()
+    assert await supervise(recipe, view) == "complete"
+    assert FakeRole.ended[-1] == "server"
+    assert sorted(FakeRole.ended) == ["evaluator", "fake", "learner", "server"]
+    assert children() == before
+    directory = RunDirectory.of(recipe)
+    state = standing.read(history.open_for_reading(directory.database))
+    assert (state.step, state.version_published, state.versions_serving) == (2, 2, (2,))
+    assert state.agent_samples_trained == 4
+    assert state.notes["ended"]["complete"] is True
+    assert state.gauges["fake/fake-0"] == {"queue": 3.0}
+    assert view.seen[0][0] in ("starting", "running")
+
+
+async def test_a_signal_drains_and_a_second_one_is_harmless(tmp_path: Path) -> None:
+    before = children()
+    view = RememberingView()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_interrupt_when_running, view)
+        ending = await supervise(with_roles(config(tmp_path), "fake"), view)
+        tasks.cancel_scope.cancel()
+    assert ending == "stopped"
+    assert FakeRole.ended == ["fake"]
+    assert children() == before
+    assert any("Stopping" in text for text in view.said)
+
+
+async def _interrupt_when_running(view: RememberingView) -> None:
+    await view.when(lambda status: bool(status.gauges))
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def test_a_role_that_does_not_heed_the_drain_is_cancelled(tmp_path: Path) -> None:
+    view = RememberingView()
+    recipe = with_roles(config(tmp_path), "stuck", drain_seconds=0.3)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_interrupt_when_running, view)
+        with anyio.fail_after(20):
+            assert await supervise(recipe, view) == "stopped"
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_failing_role_ends_the_run_with_a_paragraph(tmp_path: Path) -> None:
+    before = children()
+    with pytest.raises(
+        SpadeError, match="The role broken failed: ValueError: three is not a number"
+    ) as caught:
+        await supervise(with_roles(config(tmp_path), "fake", "broken"))
+    assert caught.value.exit_code == 1
+    assert "Run the same command again" in caught.value.remedy
+    assert children() == before
+
+
+async def test_a_run_resumes_where_its_history_ends(tmp_path: Path) -> None:
+    view = RememberingView()
+    recipe = with_roles(config(tmp_path), "fake", "learner")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_interrupt_when_trained, view)
+        await supervise(_unserved(recipe), view)
+        tasks.cancel_scope.cancel()
+    assert await supervise(with_roles(config(tmp_path), "learner", "server", "evaluator")) == "complete"
+    state = standing.read(history.open_for_reading(RunDirectory.of(recipe).database))
+    assert state.agent_samples_trained == 4
+
+
+def _unserved(recipe: Config) -> Config:
+    return with_roles(recipe, "fake", "learner", "evaluator", "stuck", drain_seconds=0.2)
+
+
+async def _interrupt_when_trained(view: RememberingView) -> None:
+    await view.when(lambda status: status.final)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def test_the_address_of_the_bus_is_private(tmp_path: Path) -> None:
+    recipe = with_roles(config(tmp_path), "learner", "server", "evaluator")
+    await supervise(recipe)
+    root = RunDirectory.of(recipe).root
+    address = read_address(root)
+    assert address is not None
+    assert address.run == "toy"
+    assert (root / "bus.json").stat().st_mode & 0o077 == 0
+
+
+def test_those_who_use_the_pool_drain_first_and_servers_last() -> None:
+    class User(FakeRole):
+        needs = frozenset({"pool"})
+
+    assert stages({"server": FakeServer, "agent": User, "scorer": FakeRole}) == [
+        ["agent"],
+        ["scorer"],
+        ["server"],
+    ]

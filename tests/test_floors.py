@@ -1,0 +1,58 @@
+"""The floors of the house: import-linter's contracts of pyproject.toml, and nobody outside them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {"bus", "sandbox", "engine", "roles"}
+
+
+def linter(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_the_contracts_are_kept() -> None:
+    result = linter()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "3 kept, 0 broken" in result.stdout
+
+
+def test_the_contracts_cover_every_floor() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    assert set(settings["root_packages"]) == PACKAGES
+    forbidden = {
+        (source, target)
+        for contract in settings["contracts"]
+        if contract["type"] == "forbidden"
+        for source in contract["source_modules"]
+        for target in contract["forbidden_modules"]
+    }
+    assert forbidden >= {(floor, "roles") for floor in PACKAGES - {"roles"}}
+    assert forbidden >= {(floor, "engine") for floor in ("bus", "sandbox")}
+
+
+def test_a_broken_floor_would_be_noticed(tmp_path: Path) -> None:
+    for package in PACKAGES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("import roles\n" if package == "engine" else "")
+    contracts = (ROOT / "pyproject.toml").read_text().partition("[tool.importlinter]")
+    (tmp_path / "pyproject.toml").write_text("".join(contracts[1:]))
+    result = linter(cwd=tmp_path)
+    assert result.returncode != 0
+    assert "nothing imports roles BROKEN" in " ".join(result.stdout.split())
+
+
+def test_no_file_is_too_long() -> None:
+    """``bus/messages.py`` is one noun however long: it has one Struct a subject."""
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 500
+    }
+    assert {name: lines for name, lines in long.items() if name != "bus/messages.py"} == {}
