@@ -64,6 +64,7 @@ class Recorder:
 
         Nothing is lost then: the next recorder of this run goes on at its position.
         """
+        await self._put_gauges()
         last = (await self._bus.stream_info("EVENT")).last
         with anyio.move_on_after(deadline):
             while self._position < last:
@@ -123,9 +124,12 @@ class Recorder:
     async def _keep_gauges(self) -> None:
         while True:
             await anyio.sleep(GAUGE_SECONDS)
-            beats, self._heartbeats = self._heartbeats, {}
-            if beats:
-                await self._in_thread(history.put_gauges, time.time(), list(beats.values()))
+            await self._put_gauges()
+
+    async def _put_gauges(self) -> None:
+        beats, self._heartbeats = self._heartbeats, {}
+        if beats:
+            await self._in_thread(history.put_gauges, time.time(), list(beats.values()))
 
 
 def unwritable(path: Path, error: sqlite3.Error) -> SpadeError:
