@@ -36,16 +36,12 @@ STDLIB = tuple(
 )
 
 # Needed by what is above, though not for programs to import by name.
-HIDDEN = (
-    "_strptime",
-    "ctypes",
-    "encodings.idna",
-    "gc",
-    "inspect",
-    "linecache",
-    "numpy.random",
-    "token",
-    "tokenize",
+HIDDEN = tuple(
+    _words("""
+    _strptime ctypes encodings.ascii encodings.cp1252 encodings.idna encodings.latin_1 encodings.punycode
+    encodings.rot_13 encodings.utf_16 encodings.utf_16_be encodings.utf_16_le encodings.utf_32 gc inspect
+    linecache mmap resource signal stringprep token tokenize
+    """)
 )
 
 SUBMODULES = {"numpy": ("numpy.random", "numpy.linalg", "numpy.fft", "numpy.ma", "numpy.polynomial")}

@@ -75,7 +75,8 @@ class Instance:
     """A seeded object of a program in its own process. Made by :meth:`SandboxPool.spawn`.
 
     ``first`` is the first observation, ``info`` its info, ``class_name``, ``max_turns`` and ``calls``
-    describe the program, ``output`` is what it printed during the last call.
+    describe the program, ``output`` is what it printed during the last call, ``cpu`` the CPU seconds of its
+    whole life, known at its end.
     """
 
     def __init__(self, pool: SandboxPool, keeper: Keeper, number: int, program: str) -> None:
@@ -86,6 +87,7 @@ class Instance:
         self.max_turns: int | None = None
         self.calls: tuple[str, ...] = ()
         self.used = time.monotonic()
+        self.cpu = 0.0
         self.pid = 0
         self.error: SandboxError | None = None
         self.gone = asyncio.Event()
@@ -324,6 +326,7 @@ class Instance:
 
     def exited(self, status: int, cpu: float) -> None:
         """The zygote reaped us."""
+        self.cpu = cpu
         if self.error is None and not self._confined and os.waitstatus_to_exitcode(status) == UNCONFINED:
             self._end(SpawnRefused("a child could not take the walls that its zygote reported"))
         self._end(cause_of_death(status, cpu, self._settings.cpu_life_seconds))

@@ -66,6 +66,7 @@ class Keeper:
         }
         self._outgoing: deque[tuple[bytes, socket.socket]] = deque()
         self._writing = self._opened = False
+        self._executioner: asyncio.TimerHandle | None = None
         self._reaped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -160,7 +161,7 @@ class Keeper:
                 self.give_up(f"control socket: {error}")
                 return
             if not data:
-                self.give_up("zygote ended")
+                self.give_up("zygote ended", grace=_STOP_SECONDS)
                 return
             self._dispatch(data, descriptors)
             if self.lost.is_set():
@@ -193,8 +194,11 @@ class Keeper:
             return
         self.tenants[number].spawned(descriptors[0])
 
-    def give_up(self, reason: str) -> None:
-        """Treat the zygote as gone: kill it and fail what hangs on it. Idempotent."""
+    def give_up(self, reason: str, *, grace: float = 0.0) -> None:
+        """Treat the zygote as gone: kill it after ``grace`` seconds, fail what hangs on it. Idempotent.
+
+        A zygote that ends by itself is given time: its outer process outlives the last of its children.
+        """
         if self.lost.is_set():
             return
         self.reason = reason
@@ -205,7 +209,10 @@ class Keeper:
         self._control.close()
         while self._outgoing:
             self._outgoing.popleft()[1].close()
-        self._kill()
+        if grace:
+            self._executioner = self._loop.call_later(grace, self._kill)
+        else:
+            self._kill()
         tenants, self.tenants = self.tenants, {}
         for tenant in tenants.values():
             tenant.orphaned(reason)
@@ -226,6 +233,8 @@ class Keeper:
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
+        if self._executioner is not None:
+            self._executioner.cancel()
         code = self._process.wait()
         os.close(self._pidfd)
         self.give_up(f"zygote ended with code {code}")
@@ -244,5 +253,6 @@ class Keeper:
                 await self._reaped.wait()
                 return
             self.give_up("did not stop")
+            self._kill()
             with anyio.move_on_after(_STOP_SECONDS):
                 await self._reaped.wait()

@@ -42,6 +42,8 @@ class Zygote:
     def start(self) -> None:
         """Import, wall in, prove, and say that we are ready."""
         preload(self.config["preload"])
+        # before the first fork, which would leave the other threads behind unseen
+        refuse_unfit()
         _pin_clock()
         confine.enter_user_namespace(self.walls)
         confine.choose_uids(self.walls, self.config["index"], self.config["pool"])
@@ -55,7 +57,6 @@ class Zygote:
         self._enter_pid_namespace()
         self.pid = _real_getpid()
         self.limits.address_space = kernel.address_space()
-        refuse_unfit()
         confine.close_root(self.walls)
         confine.prepare_filters(self.walls)
         confine.trim_privileges(self.walls)
@@ -214,8 +215,6 @@ def preload(packages: list[str]) -> None:
     for package in packages:
         wanted += [package, *contract.SUBMODULES.get(package, ())]
     for name in wanted:
-        if name.startswith("numpy") and "numpy" not in packages:
-            continue
         importlib.import_module(name)
 
 

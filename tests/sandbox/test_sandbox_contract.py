@@ -1,0 +1,135 @@
+"""The contract and the lint, beside no sandbox: these sources are trusted."""
+
+from __future__ import annotations
+
+import ast
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sandbox import contract
+from sandbox.lint import lint
+
+
+def module(source: str) -> ModuleType:
+    made = ModuleType(contract.MODULE)
+    contract.namespace(made)
+    exec(source, made.__dict__)
+    return made
+
+
+METHODS = "\n def reset(self,seed): return ''\n def step(self,a): return 0\n"
+
+
+def test_last_class_counts() -> None:
+    assert contract.find_class(module(f"class AEnv:{METHODS}class BEnv(AEnv): pass")).__name__ == "BEnv"
+    assert contract.find_class(module(f"class AEnv:{METHODS}class Envelope: pass")).__name__ == "AEnv"
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("x = 1", "ends in Env"),
+        ("class Game: pass", "ends in Env"),
+        ("from random import Random as FooEnv", "ends in Env"),
+        ("class Env:\n def reset(self, s): pass", "step"),
+        ("class Env:\n step = 3\n def reset(self, s): pass", "step"),
+    ],
+)
+def test_missing_class(source: str, word: str) -> None:
+    with pytest.raises(contract.ContractError, match=word):
+        contract.find_class(module(source))
+
+
+@pytest.mark.parametrize(
+    ("head", "taken"),
+    [
+        ("", {}),
+        ("def __init__(self): pass", {}),
+        ("def __init__(self, max_turns=3): self.got = {'max_turns': max_turns}", {"max_turns": 7}),
+        ("def __init__(self, **kw): self.got = kw", {"max_turns": 7, "other": 1}),
+        ("def __init__(self, *, other): self.got = {'other': other}", {"other": 1}),
+    ],
+)
+def test_constructor_gets_what_it_takes(head: str, taken: dict[str, int]) -> None:
+    cls = contract.find_class(module(f"class Env:\n {head or 'pass'}{METHODS}"))
+    assert getattr(contract.construct(cls, {"max_turns": 7, "other": 1}), "got", {}) == taken
+
+
+@pytest.mark.parametrize(
+    ("signature", "takes"),
+    [
+        ("seed", True),
+        ("seed=None", True),
+        ("s", False),
+        ("*a", False),
+        ("", None),
+        ("*, seed", True),
+        ("**kw", True),
+    ],
+)
+def test_ways_to_take_a_seed(signature: str, takes: bool | None) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def reset({signature}): pass", scope)
+    assert contract.takes_seed(scope["reset"]) is takes
+
+
+def test_info_is_bounded() -> None:
+    assert contract.clean(None) == {}
+    assert contract.clean([1]) == {}
+    assert len(contract.clean({i: i for i in range(100)})) == 64
+    assert contract.clean({"a": 10**30, "b": True, "c": None, "d": [1] * 999}) == {
+        "a": str(10**30),
+        "b": True,
+        "c": None,
+        "d": str([1] * 999)[:256],
+    }
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import random, math\nfrom collections import defaultdict\nimport numpy as np\nimport numpy.linalg",
+        "import re\nre.compile('a')",
+        "open = [1]\nwhile open: open.pop()",
+        "def f(exit, compile): return exit, compile",
+        "import sys\nsys.setrecursionlimit(5000)\nsys.maxsize",
+        "import os\nos.path.join('a', 'b')",
+        "class Env:\n def fork(self): self.system = self.modules = 1",
+        "x = 'eval(open)'",
+        "if __name__ == '__main__': pass",
+    ],
+)
+def test_lint_lets_honest_programs_pass(source: str) -> None:
+    assert lint(ast.parse(source), (*contract.STDLIB, "numpy")) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("import requests", "requests"),
+        ("import ctypes", "ctypes"),
+        ("from inspect import getsource", "inspect"),
+        ("import torch.nn", "torch"),
+        ("from . import x", "import"),
+        ("import subprocess", "subprocess"),
+        ("x = 1\ny = eval('x')", "line 2: eval"),
+        ("exec('x')", "exec"),
+        ("open('x')", "open"),
+        ("__import__('os')", "__import__"),
+        ("compile('x', '', 'exec')", "compile"),
+        ("f = eval\nf('1')", "eval"),
+        ("print(__file__)", "own source"),
+        ("__builtins__", "own source"),
+        ("().__class__.__bases__[0].__subclasses__()", "__subclasses__|__bases__"),
+        ("import os\nos.environ", "os.environ"),
+        ("import sys\nsys.modules['x']", "sys.modules"),
+        ("(lambda: 0).__code__.co_code", "co"),
+        ("input()", "input"),
+    ],
+)
+def test_lint_names_what_it_refuses(source: str, word: str) -> None:
+    finding = lint(ast.parse(source), (*contract.STDLIB, "numpy"))
+    assert finding.startswith("line ")
+    assert any(part in finding for part in word.split("|"))

@@ -1,0 +1,138 @@
+"""Same program, seed and actions, same bytes (reference spec sandbox, section 7, cases 26, 28)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from conftest import held_pool
+from sandbox_programs import PEAK, attack
+
+from sandbox import EnvError, SandboxPool, SandboxSettings
+from sandbox.contract import STDLIB
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SOURCES = {
+    "hash order": 'return list({"a", "b", "c", "longer", "words"}), hash("x"), hash((1, "y"))',
+    "random": "import random\nreturn random.random(), random.Random().random(), random.SystemRandom().random()",
+    "reseeded": "import random\nrandom.seed()\nreturn random.random(), random.sample(range(99), 5)",
+    "secrets": "import secrets\nreturn secrets.token_hex(8), secrets.randbelow(10**9)",
+    "urandom": "return os.urandom(40), os.getrandom(4)",
+    "uuid": "import uuid\nreturn uuid.uuid4(), uuid.uuid1(), uuid.uuid5(uuid.NAMESPACE_DNS, 'x')",
+    "numpy": "import numpy as np\nreturn np.random.rand(), np.random.default_rng().random(), np.random.RandomState().rand()",
+    "time": "return time.time(), time.time_ns(), time.monotonic(), time.perf_counter_ns(), time.process_time()",
+    "calendar": "return time.localtime(), time.ctime(), time.strftime('%c'), time.gmtime(0)",
+    "datetime": "import datetime as d\nreturn d.datetime.now(), d.datetime.utcnow(), d.date.today(), d.datetime.now(d.UTC)",
+    "process": "import threading\nreturn os.getpid(), os.getppid(), threading.current_thread().name",
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair() -> AsyncIterator[SandboxPool]:
+    async with held_pool(SandboxSettings(zygotes=2)) as pool:
+        yield pool
+
+
+async def observed(pool: SandboxPool, source: str, *, seed: int, apart: bool = False) -> tuple[str, str]:
+    """What two instances, of two zygotes, show for one step."""
+    async with await pool.spawn(source, reset_seed=seed) as one:
+        async with await pool.spawn(source, reset_seed=seed, apart_from=one) as other:
+            assert one.keeper is not other.keeper
+            return (await one.step("x")).observation, (await other.step("x")).observation
+
+
+@pytest.mark.parametrize("name", SOURCES)
+async def test_equal_across_zygotes(pair: SandboxPool, name: str) -> None:
+    one, other = await observed(pair, attack(SOURCES[name]), seed=5)
+    assert one == other
+
+
+@pytest.mark.parametrize("name", ["random", "secrets", "urandom", "uuid", "numpy"])
+async def test_different_for_another_seed(pair: SandboxPool, name: str) -> None:
+    source = attack(SOURCES[name])
+    assert (await observed(pair, source, seed=5))[0] != (await observed(pair, source, seed=6))[0]
+
+
+async def test_reset_starts_the_streams_afresh(pair: SandboxPool) -> None:
+    async with await pair.spawn(attack(SOURCES["random"]), reset_seed=1) as instance:
+        first = await instance.step("x")
+        assert await instance.step("x") != first
+        await instance.reset(1)
+        assert await instance.step("x") == first
+
+
+async def test_clock_passes_and_dates_work(pair: SandboxPool) -> None:
+    body = """
+    import datetime as d
+    a, b = d.datetime.now(), d.datetime.now()
+    assert a < b and isinstance(a, d.date) and isinstance(d.date(2020, 1, 1), d.date)
+    assert a + d.timedelta(1) > b and d.datetime.strptime("2020-01-02", "%Y-%m-%d").day == 2
+    assert isinstance(d.datetime.combine(d.date.today(), d.time()), d.datetime)
+    return (b - a).total_seconds()
+    """
+    async with await pair.spawn(attack(body)) as instance:
+        assert 0 < float((await instance.step("x")).observation) < 1
+
+
+async def test_replay_is_byte_equal(pair: SandboxPool) -> None:
+    one = await pair.replay(PEAK, 3, ["1", "2"])
+    other = await pair.replay(PEAK, 3, ["1", "2"])
+    assert one.fingerprint() == other.fingerprint()
+    assert one.fingerprint() != (await pair.replay(PEAK, 3, ["2", "1"])).fingerprint()
+    assert one.ended
+    assert not one.won
+
+
+async def test_replay_stops_at_an_error(pair: SandboxPool) -> None:
+    transcript = await pair.replay(PEAK, 3, ["banana", "2"])
+    assert transcript.error_type == "ValueError"
+    assert transcript.actions == ("banana",)
+
+
+async def test_everything_importable_is_there_without_files(pair: SandboxPool) -> None:
+    names = [name for name in STDLIB if name != "__future__"]
+    body = "\n".join(f"import {name}" for name in names)
+    body += """
+    import datetime, decimal, numpy as np, numpy.linalg, numpy.fft, dataclasses, enum, typing
+    datetime.datetime.strptime("2024-02-03 04:05", "%Y-%m-%d %H:%M").strftime("%A %d %B")
+    decimal.Decimal("1.5").sqrt(); fractions.Fraction("3/7"); statistics.linear_regression([1, 2], [2, 4])
+    np.linalg.svd(np.eye(3)); np.fft.fft(np.arange(8)); np.random.default_rng(1).normal(); np.polyfit([1, 2], [1, 2], 1)
+    np.array2string(np.eye(2)); np.median([1, 2]); np.unique([1, 1]); np.einsum("ii", np.eye(2)); np.ma.masked
+    textwrap.fill("a b c", 2); pprint.pformat({1: [2] * 50}); difflib.get_close_matches("a", ["ab"])
+    [b"x".decode(c) for c in ("ascii", "latin-1", "cp1252", "idna", "utf-8")]; "x".encode("utf-32"); unicodedata.name("a"); json.loads(json.dumps({"a": 1.5})); base64.b64encode(b"x")
+    "\\u00e9".encode("utf-16"); hashlib.sha256(b"").hexdigest(); hashlib.md5(b"").hexdigest(); zlib.compress(b"")
+    html.escape("<"); shlex.split("a 'b'"); string.Template("$a").substitute(a=1); locale.str(1.0)
+    @dataclasses.dataclass(order=True)
+    class D:
+        x: int = 0
+    class E(enum.Enum):
+        A = enum.auto()
+    class N(typing.NamedTuple):
+        a: int = 0
+    assert D() < D(1) and E.A.name == "A" and N().a == 0 and copy.deepcopy([D()]) == [D()]
+    warnings.warn("x"); logging.getLogger("x").warning("y"); traceback.format_exc(); heapq.merge([1], [2])
+    return "all"
+    """.replace("\n    ", "\n")
+    async with await pair.spawn(attack(body)) as instance:
+        assert (await instance.step("x")).observation == "all"
+
+
+@pytest.mark.parametrize("name", ["requests", "asyncio", "engine", "sqlite3", "msgspec"])
+async def test_what_was_not_loaded_cannot_be_imported(pair: SandboxPool, name: str) -> None:
+    with pytest.raises(EnvError, match="ModuleNotFoundError"):
+        await pair.spawn(f"import {name}\n{PEAK}")
+
+
+async def test_traceback_shows_the_programs_lines(pair: SandboxPool) -> None:
+    async with await pair.spawn(PEAK) as instance:
+        with pytest.raises(EnvError) as caught:
+            await instance.step("banana")
+    assert caught.value.traceback == "line 8 in step: self.t+=1;d=abs(int(a)-self.s);w=d==0"
+    assert caught.value.phase == "step"
+
+
+async def test_names_are_injected(pair: SandboxPool) -> None:
+    async with await pair.spawn(PEAK.replace("import random\n", "")) as instance:
+        assert instance.first.startswith("kites")

@@ -1,0 +1,134 @@
+"""What a host offers, what was observed, what is refused (reference spec sandbox, section 7, case 27)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import pytest
+from conftest import emulated, held_pool
+from sandbox_programs import ECHO, attack
+from test_sandbox_attacks import DENIED, KILLED
+
+from sandbox import EnvViolation, SandboxPool, SandboxSettings, SandboxUnavailable
+from sandbox.protection import judge, require
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="taking features away needs root")
+
+FULL = dict.fromkeys(
+    (
+        "open",
+        "listdir",
+        "tcp",
+        "udp",
+        "fork",
+        "kill",
+        "shared_memory",
+        "executable_memory",
+        "memfd",
+        "memory",
+    ),
+    "denied:EPERM",
+) | {"trace": "killed"}
+BARE = dict.fromkeys(("open", "listdir", "tcp", "memory"), "denied:EACCES") | {"fork": "open"}
+WALLS = dict.fromkeys(("mount_ns", "empty_root", "net_ns", "pid_ns", "own_uid"), "on")
+
+
+@pytest.mark.parametrize(
+    ("walls", "canary", "bare", "level", "word"),
+    [
+        ({}, {}, {}, 4, ""),
+        ({"own_uid": "failed:EPERM"}, {}, {}, 3, "uid"),
+        ({"own_uid": "n/a", "user_ns": "on"}, {}, {}, 4, ""),
+        ({"net_ns": "failed:EPERM"}, {}, {}, 3, "net_ns"),
+        ({}, {}, {"tcp": "open:ECONNREFUSED"}, 3, "tcp"),
+        ({}, {}, {"open": "open"}, 2, "second wall"),
+        ({}, {"fork": "open"}, {}, 1, "fork"),
+        ({}, {"trace": "open:0"}, {}, 1, "ptrace"),
+        ({}, {"shared_memory": "open"}, {}, 1, "shared_memory"),
+        ({}, {"open": "open"}, {}, 0, "open"),
+        ({}, {"memory": "open"}, {}, 0, "memory"),
+    ],
+)
+def test_level_is_what_the_canaries_proved(
+    walls: dict[str, str], canary: dict[str, str], bare: dict[str, str], level: int, word: str
+) -> None:
+    found, reasons = judge(WALLS | walls, FULL | canary, BARE | bare)
+    assert found == level
+    assert word in " ".join(reasons)
+    assert bool(reasons) == (level < 4)
+
+
+@pytest.mark.parametrize("missing", FULL)
+def test_a_canary_that_did_not_report_proves_nothing(missing: str) -> None:
+    canary = {name: value for name, value in FULL.items() if name != missing}
+    if missing == "listdir":
+        assert judge(WALLS, canary, BARE)[0] == 4
+    else:
+        assert judge(WALLS, canary, BARE)[0] < 2
+
+
+async def check_attacks(pool: SandboxPool, denied: Mapping[str, str]) -> None:
+    for name, body in denied.items():
+        async with await pool.spawn(attack(body)) as instance:
+            assert (await instance.step("go")).observation.startswith("denied:"), name
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        (("no-userns",), 3),
+        (("no-caps",), 3),
+        (("nobody",), 4),
+        (("nobody", "no-userns"), 3),
+        (("nobody", "no-userns", "no-landlock"), 2),
+        (("no-userns", "no-landlock"), 2),
+    ],
+    ids=str,
+)
+async def test_poorer_hosts_contain_the_same_attacks(features: tuple[str, ...], level: int) -> None:
+    settings = SandboxSettings(strikes=0, nice=0)
+    async with held_pool(settings, *features) as pool:
+        assert pool.report.level == level, pool.report
+        await check_attacks(pool, DENIED)
+        for name, body in KILLED.items():
+            async with await pool.spawn(attack(f"return tried(lambda: {body})")) as instance:
+                with pytest.raises(EnvViolation):
+                    await instance.step(name)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        (("no-seccomp",), 1),
+        (("false-seccomp",), 1),
+        (("nobody", "no-userns", "no-landlock", "no-seccomp"), 0),
+    ],
+    ids=str,
+)
+async def test_hosts_without_a_filter_are_refused_by_default(features: tuple[str, ...], level: int) -> None:
+    with pytest.raises(SandboxUnavailable, match=f"level {level} here") as caught:
+        async with SandboxPool(launcher=emulated(*features)):
+            pass
+    assert "seccomp" in str(caught.value)
+    async with SandboxPool(SandboxSettings(allow_unsafe=True), launcher=emulated(*features)) as pool:
+        assert pool.report.level == level
+        async with await pool.spawn(ECHO) as instance:
+            assert (await instance.step("x")).observation == "1 x"
+
+
+async def test_report_of_this_host() -> None:
+    async with SandboxPool() as pool:
+        report = pool.report
+    assert report.level >= 2
+    assert report.canary["trace"] == "killed"
+    assert report.base_vm > 1 << 20
+    assert report.max_live >= 1
+    assert set(report.walls) >= {"seccomp", "landlock", "pid_ns", "net_ns", "capabilities"}
+    require(report, SandboxSettings(min_level=2))
+    with pytest.raises(SandboxUnavailable) as caught:
+        require(report, SandboxSettings(min_level=5))
+    assert caught.value.report is report
+    require(report, SandboxSettings(min_level=5, allow_unsafe=True))

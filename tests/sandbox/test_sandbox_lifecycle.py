@@ -1,0 +1,301 @@
+"""Births, deaths, cancellations, nothing left behind (reference spec sandbox, section 7, cases 25, 29)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from conftest import alive, held_pool
+from sandbox_programs import ECHO, PEAK
+
+from sandbox import (
+    EnvQuarantined,
+    EnvTimeout,
+    Instance,
+    InstanceClosed,
+    SandboxError,
+    SandboxPool,
+    SandboxSettings,
+    SandboxUnavailable,
+    SpawnRefused,
+)
+
+SPIN = ECHO.replace("self.t += 1", "while True: pass")
+
+
+def family(pid: int) -> list[int]:
+    """``pid`` and all its descendants."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(found for child in children for found in family(int(child)))]
+
+
+async def until_dead(pids: list[int], seconds: float = 5.0) -> None:
+    """Wait for the kernel to end ``pids``; each is watched by its pidfd."""
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            with anyio.fail_after(seconds):
+                await anyio.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+async def begun(task: asyncio.Task[object], instance: Instance) -> None:
+    """Let ``task`` run until its call is on the way to the program."""
+    while not instance.busy and not task.done():
+        await asyncio.sleep(0)
+
+
+async def test_pool_leaves_nothing(open_files: Callable[[], int]) -> None:
+    before = open_files()
+    async with SandboxPool(SandboxSettings(zygotes=2)) as pool:
+        instances = [await pool.spawn(PEAK, reset_seed=k) for k in range(8)]
+        pids = [pid for keeper in pool._keepers.values() for pid in family(keeper.pid)]
+        assert len(pids) >= 10
+        await instances[0].close()
+        await instances[0].close()
+    assert not any(map(alive, pids))
+    assert open_files() == before
+    with pytest.raises(InstanceClosed):
+        await instances[1].step("1")
+    with pytest.raises(SandboxUnavailable):
+        await pool.spawn(PEAK)
+
+
+async def test_error_in_the_body_passes_through() -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with SandboxPool() as pool:
+            await pool.spawn(PEAK)
+            raise ZeroDivisionError
+
+
+async def test_many_lives_leave_figures_constant(open_files: Callable[[], int]) -> None:
+    async with SandboxPool() as pool:
+        async with await pool.spawn(PEAK):
+            pass
+        before = open_files()
+
+        async def live(seed: int) -> None:
+            async with await pool.spawn(PEAK, reset_seed=seed) as instance:
+                await instance.step("4")
+
+        await asyncio.gather(*(live(k) for k in range(120)))
+        figures = pool.statistics()
+        assert open_files() == before
+        assert (figures["live"], figures["waiting"], figures["busy"]) == (0, 0, 0)
+        assert figures["spawns"] == 121
+
+
+@pytest.mark.parametrize("who", ["outer", "inner"])
+async def test_zygote_killed(who: str) -> None:
+    async with SandboxPool(SandboxSettings(zygotes=1)) as pool:
+        spinning, idle = await pool.spawn(SPIN), await pool.spawn(ECHO)
+        task = asyncio.create_task(spinning.step("x"))
+        await begun(task, spinning)
+        pids = family(pool._keepers[0].pid)
+        os.kill(pids[0] if who == "outer" or len(pids) < 4 else pids[1], signal.SIGKILL)
+        with pytest.raises(SandboxUnavailable):
+            await task
+        await until_dead(pids)
+        with pytest.raises(SandboxUnavailable):
+            await idle.step("y")
+        # another zygote comes up by itself
+        async with await pool.spawn(ECHO) as instance:
+            assert (await instance.step("again")).observation == "1 again"
+        assert pool.statistics()["zygote_restarts"] == 1
+        assert pool.statistics()["live"] == 0
+
+
+async def test_other_zygotes_go_on() -> None:
+    async with SandboxPool(SandboxSettings(zygotes=2)) as pool:
+        one = await pool.spawn(ECHO)
+        other = await pool.spawn(ECHO, apart_from=one)
+        assert one.keeper is not other.keeper
+        os.kill(one.keeper.pid, signal.SIGKILL)
+        with pytest.raises(SandboxUnavailable):
+            while True:
+                await one.step("x")
+        assert (await other.step("y")).observation == "1 y"
+
+
+async def test_stopped_zygote_is_replaced() -> None:
+    async with SandboxPool(SandboxSettings(zygotes=1, spawn_seconds=0.5)) as pool:
+        pids = family(pool._keepers[0].pid)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(SandboxUnavailable, match="did not fork"):
+            await pool.spawn(ECHO)
+        await until_dead(pids)
+        async with await pool.spawn(ECHO) as instance:
+            assert (await instance.step("x")).observation == "1 x"
+
+
+async def test_engine_killed() -> None:
+    script = f"""
+import asyncio, sys
+from sandbox import SandboxPool
+async def main():
+    async with SandboxPool() as pool:
+        spin = [await pool.spawn({SPIN!r}) for _ in range(2)]
+        calls = [asyncio.create_task(i.step("x")) for i in spin]
+        await pool.spawn({ECHO!r})
+        print(*(k.pid for k in pool._keepers.values()), flush=True)
+        await asyncio.gather(*calls)
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.getcwd()}
+    ) as engine:
+        assert engine.stdout is not None
+        pids = [pid for zygote in engine.stdout.readline().split() for pid in family(int(zygote))]
+        assert len(pids) >= 4
+        engine.kill()
+    await until_dead(pids)
+    assert not any(map(alive, pids))
+
+
+async def test_cancelled_step_kills_the_instance() -> None:
+    async with SandboxPool() as pool:
+        instance = await pool.spawn(SPIN)
+        pid = instance.pid
+        task = asyncio.create_task(instance.step("x"))
+        await begun(task, instance)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(instance.gone.wait(), 5)
+        assert not alive(pid)
+        with pytest.raises(InstanceClosed):
+            await instance.step("x")
+        assert "InstanceClosed" not in pool.statistics()
+
+
+async def test_cancelled_scope_around_a_step() -> None:
+    async with SandboxPool() as pool:
+        with anyio.move_on_after(0.2) as scope:
+            async with await pool.spawn(SPIN) as instance:
+                await instance.step("x")
+        assert scope.cancelled_caught
+        assert instance.gone.is_set()
+
+
+@pytest.mark.parametrize("turns", [1, 3, 10, 30, 100])
+async def test_cancelled_spawn_leaves_nothing(turns: int) -> None:
+    async with SandboxPool() as pool:
+        task = asyncio.create_task(pool.spawn(PEAK))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await (await task).close()
+        except asyncio.CancelledError:
+            pass
+        assert pool.statistics()["live"] == 0
+        async with await pool.spawn(PEAK) as instance:
+            await instance.step("4")
+
+
+async def test_one_call_at_a_time() -> None:
+    async with SandboxPool() as pool, await pool.spawn(ECHO) as instance:
+        first = asyncio.create_task(instance.step("x"))
+        await begun(first, instance)
+        with pytest.raises(SandboxError, match="another call"):
+            await instance.step("y")
+        assert (await first).observation == "1 x"
+
+
+async def test_strikes() -> None:
+    settings = SandboxSettings(cpu_call_seconds=0.05, strikes=2)
+    async with SandboxPool(settings) as pool:
+        for _ in range(2):
+            async with await pool.spawn(SPIN) as instance:
+                with pytest.raises(EnvTimeout):
+                    await instance.step("x")
+        with pytest.raises(EnvQuarantined) as caught:
+            await pool.spawn(SPIN)
+        assert caught.value.kind == "quarantined"
+        assert pool.statistics()["quarantined_programs"] == 1
+        async with await pool.spawn(ECHO) as instance:
+            await instance.step("x")
+
+
+async def test_places_are_waited_for_in_order_and_not_for_ever() -> None:
+    async with SandboxPool(SandboxSettings(max_live=1, queue=1, queue_seconds=0.3)) as pool:
+        first = await pool.spawn(ECHO)
+        second = asyncio.create_task(pool.spawn(ECHO))
+        while pool.statistics()["waiting"] < 1:
+            await asyncio.sleep(0)
+        with pytest.raises(SpawnRefused, match="waiting already"):
+            await pool.spawn(ECHO)
+        await first.close()
+        async with await second:
+            with pytest.raises(SpawnRefused, match="1 places"):
+                await pool.spawn(ECHO)
+
+
+async def test_idle_instances_are_closed() -> None:
+    async with SandboxPool(SandboxSettings(idle_seconds=0.1)) as pool:
+        instance = await pool.spawn(ECHO)
+        await asyncio.wait_for(instance.gone.wait(), 5)
+        with pytest.raises(InstanceClosed, match="idle"):
+            await instance.step("x")
+
+
+async def test_memory_shortage_stops_admission_and_takes_the_largest() -> None:
+    greedy = ECHO.replace("self.t = 0", "self.t = 0; self.keep = bytearray(60 << 20)")
+    async with SandboxPool(SandboxSettings(low_memory_share=1.1, queue_seconds=0.1, zygotes=1)) as pool:
+        small, large = await pool.spawn(ECHO), await pool.spawn(greedy)
+        await asyncio.wait_for(large.gone.wait(), 5)
+        assert large.error is not None
+        assert not small.gone.is_set()
+        with pytest.raises(SpawnRefused, match="memory"):
+            await pool.spawn(ECHO)
+
+
+@pytest.mark.parametrize(
+    ("preload", "word"), [(("threading_starter",), "threads"), (("no_such_module",), "ModuleNotFoundError")]
+)
+async def test_unfit_zygotes_refuse(preload: tuple[str, ...], word: str, tmp_path: Path) -> None:
+    module = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    (tmp_path / "threading_starter.py").write_text(module)
+    launcher = ("/usr/bin/env", f"PYTHONPATH={tmp_path}:{os.getcwd()}")
+    with pytest.raises(SandboxUnavailable, match=word):
+        async with SandboxPool(SandboxSettings(preload=preload), launcher=launcher):
+            pass
+
+
+async def test_launch_failure_is_told() -> None:
+    with pytest.raises(SandboxUnavailable, match="cannot be started"):
+        async with SandboxPool(launcher=("/no/such/command",)):
+            pass
+    with pytest.raises(SandboxUnavailable, match="ended|control"):
+        async with SandboxPool(launcher=("/bin/false",)):
+            pass
+
+
+async def test_silent_zygote_is_given_up() -> None:
+    began = time.monotonic()
+    with pytest.raises(SandboxUnavailable, match="no report"):
+        async with SandboxPool(
+            SandboxSettings(start_seconds=0.3), launcher=("/bin/sh", "-c", "exec sleep 60", "sh")
+        ):
+            pass
+    assert time.monotonic() - began < 5
+
+
+async def test_held_pool_reports_failures() -> None:
+    with pytest.raises(SandboxUnavailable):
+        async with held_pool(SandboxSettings(min_level=5)):
+            pass

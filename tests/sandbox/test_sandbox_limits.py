@@ -1,0 +1,189 @@
+"""Deadlines, crashes, recursion, floods (reference spec sandbox, section 7, cases 13-19)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+from conftest import alive, held_pool
+from sandbox_programs import ECHO, attack
+
+from sandbox import EnvCrashed, EnvError, EnvFailure, EnvTimeout, Instance, SandboxPool, SandboxSettings
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def spawn(pool: SandboxPool, body: str) -> Instance:
+    return await pool.spawn(attack(body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while True: pass",
+        "return 3 ** (10 ** 8) * 3 ** (10 ** 8)",
+        'import re\nreturn re.match("(a+)+$", "a" * 64 + "b")',
+        """
+        import signal
+        for number in range(1, 64):
+            if number not in (9, 19, 32, 33):
+                signal.signal(number, signal.SIG_IGN)
+        while True: pass
+        """,
+        """
+        class Slow(Exception):
+            def __str__(self):
+                while True: pass
+        raise Slow
+        """,
+    ],
+    ids=["loop", "big integer", "regular expression", "signals ignored", "exception text"],
+)
+async def test_endless_work_is_killed_at_its_deadline(pool: SandboxPool, body: str) -> None:
+    instance = await spawn(pool, body)
+    pid = instance.pid
+    with pytest.raises(EnvTimeout) as caught:
+        await instance.step("go")
+    assert caught.value.clock == "cpu"
+    await instance.close()
+    assert not alive(pid)
+    assert 0.3 <= instance.cpu < 0.6
+
+
+async def test_sleep_is_killed_by_the_wall_clock(pool: SandboxPool) -> None:
+    async with await spawn(pool, "return libc.sleep(10 ** 6)") as instance:
+        began = time.monotonic()
+        with pytest.raises(EnvTimeout) as caught:
+            await instance.step("go")
+        assert caught.value.clock == "wall"
+        assert 0.9 <= time.monotonic() - began < 10.0
+
+
+async def test_sleep_of_the_language_costs_nothing(pool: SandboxPool) -> None:
+    body = "before = time.time()\ntime.sleep(3600)\nreturn time.time() - before"
+    async with await spawn(pool, body) as instance:
+        assert float((await instance.step("go")).observation) == pytest.approx(3600.0, abs=1)
+
+
+async def test_starved_programs_are_not_blamed() -> None:
+    settings = SandboxSettings(cpu_call_seconds=3.0, wall_call_seconds=0.3, wall_hard_seconds=30.0, nice=0)
+    work = "total = 0\nfor i in range(2_000_000): total += i\nreturn total"
+    async with held_pool(settings) as pool:
+        crowd = [await spawn(pool, work) for _ in range(8)]
+        results = await asyncio.gather(*(instance.step("go") for instance in crowd))
+        assert {result.observation for result in results} == {"1999999000000"}
+        await asyncio.gather(*(instance.close() for instance in crowd))
+
+
+async def test_cpu_of_a_whole_life_is_bounded() -> None:
+    settings = SandboxSettings(cpu_life_seconds=1, cpu_call_seconds=60.0, nice=0)
+    async with held_pool(settings) as pool:
+        instance = await spawn(pool, "while True: pass")
+        with pytest.raises(EnvTimeout) as caught:
+            await instance.step("go")
+        assert caught.value.clock == "life"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "number"),
+    [
+        ("os._exit(7)", 7, 0),
+        ("os._exit(99)", 99, 0),
+        ("os._exit(0)", 0, 0),
+        ("ctypes.string_at(0)", 0, signal.SIGSEGV),
+        (
+            "sys.setrecursionlimit(10**6)\nf = lambda x: f(x)\nclass R:\n    __repr__ = lambda s: repr(s)\nreturn repr(R())",
+            0,
+            11,
+        ),
+    ],
+    ids=["exit", "exit as if unconfined", "exit zero", "null", "C stack"],
+)
+async def test_crashes_are_named(pool: SandboxPool, body: str, code: int, number: int) -> None:
+    instance = await spawn(pool, body)
+    with pytest.raises(EnvCrashed) as caught:
+        await instance.step("go")
+    assert (caught.value.code, caught.value.signal) == (code, number)
+    await instance.close()
+
+
+@pytest.mark.parametrize(
+    "body", ["sys.exit(3)", "raise KeyboardInterrupt", "return self.attack(action)", "raise GeneratorExit"]
+)
+async def test_exceptions_leave_the_instance_alive(pool: SandboxPool, body: str) -> None:
+    async with await spawn(pool, f'if action == "go":\n    {body}\nreturn "alive"') as instance:
+        with pytest.raises(EnvError):
+            await instance.step("go")
+        assert (await instance.step("on")).observation == "alive"
+
+
+async def test_deep_recursion_is_contained(pool: SandboxPool) -> None:
+    body = "sys.setrecursionlimit(10**9)\nf = lambda n: f(n + 1)\nreturn f(0)"
+    async with await spawn(pool, body) as instance:
+        with pytest.raises(EnvFailure):
+            await instance.step("go")
+
+
+@pytest.mark.parametrize(
+    ("source", "failure"),
+    [
+        ("import os\nos._exit(5)", EnvCrashed),
+        (
+            "class Env:\n def __init__(self): raise SystemExit\n def reset(self, s): pass\n def step(self, a): pass",
+            EnvError,
+        ),
+        ("x = " + "(" * 5000 + ")" * 5000, EnvError),
+        ("x = " + "-" * 60000 + "1", EnvFailure),
+        ("while True: pass", EnvTimeout),
+        ("raise MemoryError", EnvFailure),
+    ],
+)
+async def test_loading_cannot_hurt(pool: SandboxPool, source: str, failure: type[EnvFailure]) -> None:
+    with pytest.raises(failure):
+        await pool.spawn(source)
+    assert pool.statistics()["live"] == 0
+
+
+async def test_floods_are_cut(pool: SandboxPool) -> None:
+    body = """
+    if action == "observation": return "x" * (200 << 20)
+    if action == "escapes": return "\\0" * (1 << 20)
+    if action == "print":
+        for _ in range(200): print("y" * 100_000)
+    if action == "descriptor":
+        for _ in range(100): os.write(1, b"z" * 100_000)
+    return "done"
+    """
+    async with await spawn(pool, body) as instance:
+        assert len((await instance.step("observation")).observation) == pool.settings.max_observation_bytes
+        assert 0 < len((await instance.step("escapes")).observation) <= pool.settings.max_observation_bytes
+        assert (await instance.step("print")).observation == "done"
+        assert len(instance.output) == pool.settings.max_output_bytes
+        assert (await instance.step("descriptor")).observation == "done"
+        assert instance.output == ""
+
+
+async def test_info_is_cut_and_flattened(pool: SandboxPool) -> None:
+    source = ECHO.replace("{}", "INFO").replace(
+        "class", "INFO = {f'k{i}': [i] * 100 for i in range(10**5)}\nclass", 1
+    )
+    async with await pool.spawn(source) as instance:
+        info = (await instance.step("go")).info
+    assert len(info) == 64
+    assert all(isinstance(value, str) and len(value) <= 256 for value in info.values())
+
+
+async def test_oversized_input_is_refused(pool: SandboxPool) -> None:
+    with pytest.raises(EnvError, match="SourceTooLong"):
+        await pool.spawn(ECHO + "#" * pool.settings.max_source_bytes)
+    async with await pool.spawn(ECHO) as instance:
+        step = await instance.step("a" * (1 << 20) + "\ud800")
+    assert len(step.observation) <= pool.settings.max_action_bytes + 2
+
+
+async def test_large_source_goes_through(pool: SandboxPool) -> None:
+    filler = "".join(f'# {i} \u00e9\u4e2d \\ " line of filler\n' for i in range(3500))
+    async with await pool.spawn(filler + ECHO) as instance:
+        assert (await instance.step("x")).observation == "1 x"

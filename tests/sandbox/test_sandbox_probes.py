@@ -1,0 +1,31 @@
+"""The pure parts of the validator."""
+
+from __future__ import annotations
+
+from sandbox.probes import GARBAGE, plausible
+from sandbox.validate import leaked, solution_actions
+
+
+def test_plausible_actions() -> None:
+    assert plausible("kites peak in 0..8, 2 tries")[:9] == tuple("012345678")
+    assert "red" in plausible("red blue red ?")
+    assert plausible("between 17 and 19")[:3] == ("17", "18", "19")
+    assert len(plausible("1..9000 " + "word " * 100)) <= 24
+    assert len(set(plausible("5 5 5"))) == len(plausible("5 5 5"))
+    assert plausible("")
+    assert "banana" in GARBAGE
+
+
+def test_solution_actions() -> None:
+    assert solution_actions("\\boxed{1} then \\boxed{2}") == ["1", "2"]
+    assert solution_actions([1, "\\boxed{b}"]) == ["1", "b"]
+    assert solution_actions(" up ") == ["up"]
+
+
+def test_leaks() -> None:
+    assert leaked(" 5 ", "5")
+    assert leaked("The answer is: 5.", "5")
+    assert leaked("Secret=red", "red")
+    assert not leaked("Choose 5 or 6; the answer matters", "5")
+    assert not leaked("the key is 55", "5")
+    assert not leaked("anything", "")

@@ -1,0 +1,242 @@
+"""Frames, forged answers, hostile values (reference spec sandbox, section 7, cases 20-23)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sandbox_programs import ECHO, attack
+
+from sandbox import EnvError, EnvFailure, EnvProtocolError, SandboxPool
+from sandbox.frames import Bounds, Malformed, Reply, cut, pack, read_reply
+
+BOUNDS = Bounds(reply=1000, observation=100, output=50)
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=5), st.integers(-9, 9)), max_size=5), st.integers(1, 40))
+def test_frames_survive_any_cutting(messages: list[dict[str, int]], size: int) -> None:
+    stream = b"".join(map(pack, messages))
+    buffer, found = bytearray(), []
+    for start in range(0, len(stream), size):
+        buffer += stream[start : start + size]
+        while (body := cut(buffer, 1000)) is not None:
+            found.append(json.loads(body))
+    assert found == messages
+    assert not buffer
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_reply_or_malformed(data: bytes) -> None:
+    try:
+        reply = read_reply(data, 1, BOUNDS)
+    except Malformed:
+        return
+    assert isinstance(reply, Reply)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[1]",
+        b"\x80\x04\x95cos\nsystem\n",
+        b'{"i": 2}',
+        b'{"i": true}',
+        b'{"i": 1, "r": NaN}',
+        b'{"i": 1, "r": Infinity}',
+        b'{"i": 1, "r": 1e999}',
+        b'{"i": 1, "r": 11}',
+        b'{"i": 1, "r": true}',
+        b'{"i": 1, "r": ' + b"9" * 500 + b"}",
+        b'{"i": 1, "o": "\\ud800"}',
+        b'{"i": 1, "o": "\xff"}',
+        b'{"i": 1, "x": 1}',
+        b'{"i": 1, "te": 1}',
+        b'{"i": 1, "f": {"a": [1]}}',
+        b'{"i": 1, "f": ' + b"[" * 400 + b"]" * 400 + b"}",
+        b'{"i": 1, "o": "' + b"x" * 101 + b'"}',
+        b'{"i": 1, "f": {' + b", ".join(b'"%d": 1' % i for i in range(65)) + b"}}",
+    ],
+)
+def test_what_is_not_a_reply(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        read_reply(body, 1, BOUNDS)
+
+
+def test_deep_json_costs_nothing() -> None:
+    with pytest.raises(Malformed):
+        read_reply(b'{"i":1,"f":' + b"[" * 200_000 + b"]" * 200_000 + b"}", 1, BOUNDS)
+
+
+def test_length_beyond_the_limit_is_refused_before_the_body() -> None:
+    with pytest.raises(Malformed):
+        cut(bytearray((2 << 30).to_bytes(4, "little")), 1000)
+
+
+FORGED = {
+    "garbage": 'os.write(3, b"\\xff" * 100)',
+    "huge length": 'os.write(3, (2 << 30).to_bytes(4, "little"))',
+    "wrong number": "os.write(3, frame(b'{\"i\": 77}'))",
+    "two answers": "os.write(3, frame(b'{\"i\": 2}') + frame(b'{\"i\": 3}'))",
+    "pickle": "os.write(3, frame(b\"cos\\nsystem\\n(S'touch MARKER'\\ntR.\"))",
+    "not a number": 'os.write(3, frame(b\'{"i": 2, "r": NaN}\'))',
+    "surrogate": 'os.write(3, frame(b\'{"i": 2, "o": "\\\\ud800"}\'))',
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestForgery:
+    @pytest.mark.parametrize("name", FORGED)
+    async def test_forged_frames_end_the_instance(self, pool: SandboxPool, tmp_path: Path, name: str) -> None:
+        marker = tmp_path / "marker"
+        body = "frame = lambda b: len(b).to_bytes(4, 'little') + b\n" + FORGED[name].replace(
+            "MARKER", str(marker)
+        )
+        instance = await pool.spawn(attack(body + "\nwhile True: pass"))
+        try:
+            # the first of two answers is a well-formed one; what follows it is not
+            await instance.step("go")
+            with pytest.raises(EnvProtocolError):
+                await instance.step("again")
+        except EnvProtocolError:
+            pass
+        assert isinstance(instance.error, EnvProtocolError)
+        await instance.close()
+        assert not marker.exists()
+
+    async def test_partial_frame_then_silence_runs_into_the_deadline(self, pool: SandboxPool) -> None:
+        body = 'os.write(3, b"\\x10\\0\\0\\0{")\nwhile True: pass'
+        async with await pool.spawn(attack(body)) as instance:
+            with pytest.raises(EnvFailure):
+                await instance.step("go")
+
+    async def test_flood_while_idle_is_dropped(self, pool: SandboxPool) -> None:
+        body = """
+        data = b'{"i":2,"o":"early"}'
+        os.write(3, len(data).to_bytes(4, "little") + data + b"flood" * 100)
+        while True: os.write(3, b"flood" * 1000)
+        """
+        instance = await pool.spawn(attack(body))
+        with pytest.raises(EnvProtocolError):
+            for _ in range(3):
+                await instance.step("go")
+        await asyncio.wait_for(instance.gone.wait(), 5)
+
+    async def test_answer_before_its_time(self, pool: SandboxPool) -> None:
+        early = """
+        data = b'{"i":1,"o":"forged","m":{"cls":"E","turns":null,"calls":[]}}'
+        os.write(3, len(data).to_bytes(4, "little") + data)
+        """
+        source = attack(early + "\n        return 'x'")
+        source = source.replace('return "ready"', 'return self.attack("")')
+        # whether the forged or the true answer is read first, two are one too many
+        with pytest.raises(EnvProtocolError):
+            instance = await pool.spawn(source)
+            await instance.step("go")
+
+    async def test_closed_channel(self, pool: SandboxPool) -> None:
+        instance = await pool.spawn(attack("os.close(3)\nwhile True: pass"))
+        with pytest.raises(EnvFailure):
+            await instance.step("go")
+        await asyncio.wait_for(instance.gone.wait(), 5)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            'import sys; r = sys.modules["sandbox.runner"]; r._encode = None; return "x"',
+            'import sys; r = sys.modules["sandbox.runner"]; r._write = lambda d: None; return "x"',
+            'sys.settrace(lambda *a: 1 / 0); return "x"',
+            'sys.setprofile(lambda *a: 1 / 0); return "x"',
+            "import json; json.JSONEncoder.encode = None; return os.read(3, 4)",
+            "import gc; gc.unfreeze(); gc.collect(); return 'x'",
+        ],
+    )
+    async def test_sabotage_hurts_nobody_else(self, pool: SandboxPool, body: str) -> None:
+        async with await pool.spawn(ECHO) as neighbour, await pool.spawn(attack(body)) as instance:
+            try:
+                await asyncio.wait_for(instance.step("go"), 10)
+            except EnvFailure:
+                pass
+            assert (await neighbour.step("on")).observation == "1 on"
+
+
+HOSTILE = {
+    "float('nan')": False,
+    "float('inf')": False,
+    "'1.0'": False,
+    "None": False,
+    "11": False,
+    "-10.5": False,
+    "[1]": False,
+    "10": True,
+    "True": True,
+    "__import__('numpy').float32(0.5)": True,
+    "__import__('fractions').Fraction(1, 2)": True,
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestValues:
+    @pytest.mark.parametrize("reward", HOSTILE)
+    async def test_rewards(self, pool: SandboxPool, reward: str) -> None:
+        async with await pool.spawn(ECHO.replace("0.5", reward)) as instance:
+            if HOSTILE[reward]:
+                assert abs((await instance.step("go")).reward) <= 10
+            else:
+                with pytest.raises(EnvError) as caught:
+                    await instance.step("go")
+                assert caught.value.phase == "contract"
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            "'text'",
+            "None",
+            "('o', 0.0, False, {})",
+            "('o', 0.0, False, False, {}, 1)",
+            "(Bad(), 0.0, 0, 0, {})",
+        ]
+        + ["('o', Bad(), 0, 0, {})", "('o', 0.0, Bad(), 0, {})", "('o', 0.0, 0, 0, {'k': Bad()})"],
+    )
+    async def test_answers_out_of_shape(self, pool: SandboxPool, answer: str) -> None:
+        bad = "class Bad:\n    def no(self, *a): raise RuntimeError('no')\n    __str__ = __float__ = __bool__ = no\n"
+        source = bad + ECHO.replace('f"{self.t} {a}", 0.5, False, False, {}', answer)
+        async with await pool.spawn(source) as instance:
+            with pytest.raises(EnvError) as caught:
+                await instance.step("go")
+            assert caught.value.phase == "contract"
+
+    async def test_tolerated_shapes(self, pool: SandboxPool) -> None:
+        answer = "[None, np.float64(1), np.bool_(True), 0, {'a': np.int64(3), 'b': float('nan'), 4: b'x', 'd': {}}]"
+        source = ECHO.replace('f"{self.t} {a}", 0.5, False, False, {}', answer)
+        async with await pool.spawn(source) as instance:
+            step = await instance.step("go")
+        assert (step.observation, step.reward, step.terminated, step.truncated) == ("", 1.0, True, False)
+        assert step.info == {"a": 3, "b": "nan", "4": "b'x'", "d": "{}"}
+
+    async def test_recursive_info(self, pool: SandboxPool) -> None:
+        source = ECHO.replace("self.t += 1", "self.t += 1; d = {}; d['d'] = d").replace("{}\n", "d\n")
+        async with await pool.spawn(source.replace("False, {}", "False, d")) as instance:
+            assert (await instance.step("go")).info == {"d": "{'d': {...}}"}
+
+    async def test_lone_surrogates_are_replaced(self, pool: SandboxPool) -> None:
+        async with await pool.spawn(ECHO.replace("{a}", "\\ud800")) as instance:
+            assert (await instance.step("go")).observation == "1 ?"
+
+    async def test_exception_that_cannot_be_shown(self, pool: SandboxPool) -> None:
+        body = "class Odd(Exception):\n    def __str__(self): raise self\nraise Odd"
+        async with await pool.spawn(attack(body)) as instance:
+            with pytest.raises(EnvError, match="cannot be shown"):
+                await instance.step("go")
+
+
+def test_replies_carry_no_defaults_that_are_shared() -> None:
+    one = msgspec.json.decode(b'{"i": 1}', type=Reply)
+    assert one.f == {}
+    assert one.f is not msgspec.json.decode(b'{"i": 1}', type=Reply).f
