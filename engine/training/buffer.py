@@ -147,19 +147,18 @@ class Buffer:
         )
 
     def statistics(self) -> dict[str, float]:
-        """Samples held a role, counts by cause, mean and histogram of trained lengths in tokens.
-
-        ``generated`` counts what was admitted, ``trained`` what was consumed: their difference is the
-        bias of discarding.
-        """
+        """Samples held, counts by cause, and the histogram of lengths, generated and trained."""
         gauges = {f"held_{role}": float(len(self._held[role])) for role in ROLES}
-        gauges |= {name: float(count) for name, count in sorted(self._counts.items())}
-        for kind in ("generated", "trained"):
-            for role in ROLES:
-                samples = self._counts[f"{kind}_{role}_samples"]
-                tokens = self._counts[f"{kind}_{role}_tokens"]
-                gauges[f"{kind}_{role}_mean_tokens"] = tokens / samples if samples else 0.0
-        return gauges
+        return gauges | {name: float(count) for name, count in sorted(self._counts.items())} | self.lengths()
+
+    def lengths(self) -> dict[str, float]:
+        """Mean lengths in trained tokens of what was admitted and of what was consumed, by role: their
+        difference is the bias of discarding."""
+        means = {}
+        for kind in (f"{kind}_{role}" for kind in ("generated", "trained") for role in ROLES):
+            if samples := self._counts[f"{kind}_samples"]:
+                means[f"{kind}_mean_tokens"] = self._counts[f"{kind}_tokens"] / samples
+        return means
 
     def _choose(
         self, role: Role, message: RoundClosed, current: Version, lineage: Lineage

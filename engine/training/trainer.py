@@ -7,7 +7,7 @@ because a sample's token mean may run over several rows and the weight behaviour
 forward pass when one batch makes one step.
 
 Supported: one process on one device (CPU or GPU), full-parameter training. Several ranks need the batch
-broadcast from the rank on the bus and sharded checkpoints; starting with them is refused.
+broadcast from the rank on the bus and sharded checkpoints; the role refuses to start as one of several.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions"
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 _ENDLESS = 2**31 - 1
+_HISTORY = 1000
 _LOSS_SETTINGS = frozenset(
     {
         "loss_type",
@@ -220,6 +221,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported
             )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **context: Any) -> None:
+        del state.log_history[:-_HISTORY]  # it would grow for as long as the run lasts
         self._feed.complete(
             {name: float(logs[name]) for name in ("grad_norm", "learning_rate") if name in logs}
         )
@@ -270,15 +272,10 @@ def arguments(learner: Learner, output: Path, *, seed: int) -> GRPOConfig:
 def build(learner: Learner, model: Path, output: Path, feed: Feed, *, seed: int) -> PolicyTrainer:
     """Load the policy in ``model`` (a Hugging Face directory, weights in float32) and its trainer.
 
-    Raises SpadeError when several processes were launched, ConfigError when the model cannot be loaded.
+    Raises ConfigError when the model cannot be loaded.
     """
     transformers_logging.disable_progress_bar()
     settings = arguments(learner, output, seed=seed)
-    if settings.world_size > 1:
-        raise SpadeError(
-            f"The learner was launched on {settings.world_size} processes and supports one",
-            remedy="Set learner.launch = [].",
-        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
         policy = AutoModelForCausalLM.from_pretrained(

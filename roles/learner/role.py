@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from bus.messages import BatchTrained, PolicyPublished, RoundClosed, SampleReady
 from bus.messages import Role as Part
 from bus.scopes import flat_task_group
 from engine.config import RoleTraining
-from engine.errors import SpadeError
+from engine.errors import ConfigError, SpadeError
 from engine.lineage import Lineage, Version
 from roles.base import Role, RoleContext
 from roles.learner.resume import merge, resume
@@ -47,6 +48,7 @@ class Learner(Role):
     name = "learner"
     own_process = True
 
+    _lease: Lease
     _session: Session
     _trainer: PolicyTrainer
     _buffer: Buffer
@@ -63,27 +65,36 @@ class Learner(Role):
         self._announced: BatchTrained | None = None
         self._canary: tuple[int, ...] = ()
         self._examples: tuple[Example, ...] = ()
-        self._held = (0, 0)
+        self._revision = 0
         self._gauges: dict[str, float] = {}
 
     async def run(self) -> None:
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if ranks > 1:
+            raise ConfigError(
+                f"The learner was launched on {ranks} processes and supports one",
+                where="learner.launch",
+                remedy="Set learner.launch = [].",
+            )
         async with self.bus.lease("leader.learner") as lease, flat_task_group() as tasks:
-            tasks.start_soon(self._stop_without, lease)
-            await self._work(lease)
+            self._lease = lease
+            tasks.start_soon(_cancel_on, lease.lost, tasks.cancel_scope)
+            await self._work()
             tasks.cancel_scope.cancel()
+        self._require_lease()
 
     def statistics(self) -> dict[str, float]:
         gauges = {"step": float(self._version.step), "cursor": float(self._cursor)} | self._gauges
         return gauges | (self._buffer.statistics() if hasattr(self, "_buffer") else {})
 
-    async def _stop_without(self, lease: Lease) -> None:
-        await lease.lost.wait()
-        raise SpadeError(
-            "The learner lost its lease",
-            remedy="Another learner may run, or the broker was away too long; start the run again.",
-        )
+    def _require_lease(self) -> None:
+        if self._lease.lost.is_set():
+            raise SpadeError(
+                "The learner lost its lease",
+                remedy="Another learner may run, or the broker was away too long; start the run again.",
+            )
 
-    async def _work(self, lease: Lease) -> None:
+    async def _work(self) -> None:
         from engine.models import resolve
         from engine.training.session import Session
 
@@ -95,7 +106,7 @@ class Learner(Role):
         session = Session(lambda feed: self._build(model, feed), threads=self._settings.threads)
         async with session:
             self._session = session
-            await self._start(lease)
+            await self._start()
             await self._follow()
             await self._checkpoint()
 
@@ -109,7 +120,7 @@ class Learner(Role):
     def _home(self) -> Path:
         return self.context.directory / "learner"
 
-    async def _start(self, lease: Lease) -> None:
+    async def _start(self) -> None:
         """Take up the checkpoint, settle the version, and announce it."""
         from engine.training.buffer import Buffer
         from engine.training.checkpoint import LearnerState, newest
@@ -124,7 +135,7 @@ class Learner(Role):
         for sequence, name in state.buffer.kept:
             self._buffer.restore(sequence, name, await self._sample(sequence))
         self._cursor, self._announced = state.cursor, state.announced
-        await self._settle_version(state, lease)
+        await self._settle_version(state)
         await self._publish_policy(await self._in_thread(self._export, "export of the weights"))
         if self._announced is not None:
             self._announced = msgspec.structs.replace(self._announced, version=self._version.pack())
@@ -133,7 +144,7 @@ class Learner(Role):
             await self._purge()
         self.log.info("learner.ready", version=str(self._version), cursor=self._cursor)
 
-    async def _settle_version(self, state: LearnerState, lease: Lease) -> None:
+    async def _settle_version(self, state: LearnerState) -> None:
         stored = await self.bus.state_get(_LINEAGE)
         known = msgspec.json.decode(stored[1], type=Lineage) if stored else Lineage()
         last = await self.bus.last("event.learner.published")
@@ -142,21 +153,17 @@ class Learner(Role):
             published = Version.unpack(last.message.version)
         self._version, self._lineage = resume(state.version, published, merge(state.lineage, known))
         await self.bus.state_put(_LINEAGE, msgspec.json.encode(self._lineage))
-        self._held = (lease.revision, await self.bus.state_put(_POSITION, self._position(lease.revision)))
+        self._revision = await self.bus.state_put(_POSITION, self._position())
 
     async def _follow(self) -> None:
         """Consume the stream until the drain; a batch in hand is finished first."""
         async with flat_task_group() as reading:
-            reading.start_soon(self._cancel_on_drain, reading.cancel_scope)
+            reading.start_soon(_cancel_on, self.context.draining, reading.cancel_scope)
             async with self.bus.follow("SAMPLE", start=self._cursor + 1) as records:
                 async for record in records:
                     with anyio.CancelScope(shield=True):
                         await self._take(record)
             reading.cancel_scope.cancel()
-
-    async def _cancel_on_drain(self, scope: anyio.CancelScope) -> None:
-        await self.context.draining.wait()
-        scope.cancel()
 
     async def _take(self, record: Record) -> None:
         if isinstance(record.message, SampleReady):
@@ -183,6 +190,7 @@ class Learner(Role):
             metrics = await self._session.step(
                 lambda: self._batch(selection, message), seconds=self._settings.step_seconds
             )
+            metrics |= self._buffer.lengths()
             self._version = Version(self._version.fence, self._version.step + 1)
         self._announced = self._summary(message, selection, metrics, time.perf_counter() - started)
         trained = bool(selection.samples)
@@ -233,6 +241,7 @@ class Learner(Role):
     async def _checkpoint(self) -> None:
         from engine.training.checkpoint import LearnerState, save
 
+        self._require_lease()
         state = LearnerState(
             version=self._version,
             lineage=self._lineage,
@@ -245,15 +254,14 @@ class Learner(Role):
         await self._in_thread(lambda: save(place, state, self._trainer.capture(), keep=keep), "checkpoint")
 
     async def _publish_policy(self, policy: PolicyPublished) -> None:
-        holder, revision = self._held
+        self._require_lease()
         try:
-            revision = await self.bus.state_update(_POSITION, self._position(holder), revision)
+            self._revision = await self.bus.state_update(_POSITION, self._position(), self._revision)
         except Conflict as error:
             raise SpadeError(
                 f"Another learner has taken over; version {self._version} was not published",
                 remedy="Run one learner a bus.",
             ) from error
-        self._held = (holder, revision)
         await self.bus.publish(policy)
 
     async def _purge(self) -> None:
@@ -271,8 +279,8 @@ class Learner(Role):
     async def _in_thread(self, function: Callable[[], T], what: str) -> T:
         return await self._session.call(function, seconds=self._settings.step_seconds, what=what)
 
-    def _position(self, holder: int) -> bytes:
-        return msgspec.json.encode({"lease": holder, "version": self._version.pack()})
+    def _position(self) -> bytes:
+        return msgspec.json.encode({"lease": self._lease.revision, "version": self._version.pack()})
 
     def _vocabulary(self) -> tuple[tuple[int, ...], int]:
         from engine.training.trainer import canary_tokens
@@ -299,3 +307,8 @@ class Learner(Role):
             canary_tokens=np.asarray(self._canary, dtype="<i4").tobytes(),
             canary_logprobs=self._trainer.canary(self._canary).astype("<f4").tobytes(),
         )
+
+
+async def _cancel_on(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

@@ -19,7 +19,7 @@ from bus.messages import BatchTrained, Message, PolicyPublished
 from bus.scopes import flat_task_group
 from engine.config import Config, Learner, Model, Optimizer, RoleTraining, Run
 from engine.context import RoleContext
-from engine.errors import SpadeError
+from engine.errors import ConfigError, SpadeError
 from engine.lineage import Lineage, Version
 from roles.learner.resume import resume
 from roles.learner.role import Learner as LearnerRole
@@ -311,6 +311,29 @@ async def test_a_displaced_learner_cannot_publish(world: World):
             await world.round(0)
             await anyio.sleep_forever()
     assert len(await world.events(PolicyPublished)) == 1
+
+
+async def test_one_of_several_ranks_is_refused(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="launched on 2 processes"):
+        await world.role().run()
+
+
+async def test_a_step_that_outlives_the_lease_is_not_kept(world: World, monkeypatch: pytest.MonkeyPatch):
+    role = world.role()
+    real = role._summary
+
+    def too_late(*arguments: Any) -> Any:
+        role._lease.lost.set()
+        return real(*arguments)
+
+    monkeypatch.setattr(role, "_summary", too_late)
+    with pytest.raises(SpadeError, match="lost its lease"):  # noqa: PT012
+        async with world.running(role):
+            await world.round(0)
+            await anyio.sleep_forever()
+    assert len(await world.events(PolicyPublished)) == 1
+    assert not (world.directory / "learner" / "checkpoints").exists()
 
 
 async def test_a_lost_lease_ends_it(world: World, monkeypatch: pytest.MonkeyPatch):

@@ -136,6 +136,7 @@ def test_lengths_generated_and_trained_are_compared():
     buffer.admit(3, sample("stale", tokens=50, versions=[Version(0, 9)]))
     buffer.close(round_closed(0), Version(0, 0), Lineage())
     gauges = buffer.statistics()
+    assert buffer.lengths().items() <= gauges.items()
     assert gauges["generated_agent_mean_tokens"] == 24
     assert gauges["trained_agent_mean_tokens"] == 11
     assert gauges["generated_agent_under_64"] == 1
