@@ -95,7 +95,7 @@ def unpack_package(name: str) -> Path:
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_suffix(".lock")):
+    with _locked(target.with_name(f"{target.name}.lock")):
         if target.is_dir():
             return target
         scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))

@@ -3,7 +3,8 @@
 Run as a script: ``python -I guardian.py GRACE_SECONDS COMMAND...`` with a pipe as standard input. The
 guardian ends the command when that pipe closes (its owner ended, however it ended), when it is told to by
 SIGTERM, and ends what the command left behind when the command itself ends. It adopts orphaned
-descendants (Linux child subreaper), so that none escapes by losing its parent. It imports nothing of ours.
+descendants (Linux child subreaper), so that none escapes by losing its parent. The command itself is killed
+with the guardian (parent-death signal). It imports nothing of ours.
 
 Exit status: the command's, or 128 + signal number when a signal ended it.
 """
@@ -20,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 
+_SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 _POLL_MILLISECONDS = 1000
 _REAP_SECONDS = 5.0
@@ -36,11 +38,17 @@ def _raise_stop(_signal: int, _frame: object) -> None:
 def main(arguments: list[str]) -> int:
     """Run the command, return its exit status."""
     grace, command = float(arguments[0]), arguments[1:]
-    ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     owner = os.getppid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _raise_stop)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
+    )
     try:
         with contextlib.suppress(_Stop):
             _watch(child, owner)

@@ -93,7 +93,7 @@ async def _sampling_error(
         top_k=sampling.top_k,
         max_tokens=_TOKENS_FULL if tempered else _TOKENS,
     )
-    completion = await client.generate(prompt, short, deadline=deadline, seed=1)
+    completion = await client.generate(prompt, short, deadline=deadline)
     rows = await client.prompt_distribution(
         prompt + completion.tokens, count=-1 if tempered else 0, deadline=deadline
     )

@@ -7,6 +7,7 @@ and verified; a template that rewrites earlier turns has no bridge, and each tur
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,14 +25,16 @@ Thinking = Literal["off", "on", "unset"]
 _USER, _REPLY = "Qx7 first words", "Rx7 answer words"
 _SECOND, _SECOND_REPLY = "Sx7 second words", "Tx7 more words"
 _THIRD = "Ux7 third words"
+_MARK = "Mx7q{}x7M"
 
 
 @dataclass(frozen=True)
 class Bridge:
-    """``stop`` ends a reply; a reply that ended with it continues with the template's own text, rendered
-    around the next observation: everything the template adds after ``stop``."""
+    """``stop`` is the id that ends a reply. What follows it up to the next reply is what the template
+    renders after the first ``skip`` characters of a known first turn, its reply and the stop token."""
 
     stop: int
+    skip: int
 
 
 class ChatTokens:
@@ -46,6 +49,8 @@ class ChatTokens:
         self._tokenizer = _load(Path(path))
         self._fast = self._tokenizer.backend_tokenizer
         self._options: dict[str, bool] = {} if thinking == "unset" else {"enable_thinking": thinking == "on"}
+        self._texts = copy.deepcopy(self._fast)  # a copy: the switch is the tokenizer's state
+        self._texts.encode_special_tokens = True
         added = self._tokenizer.added_tokens_decoder.values()
         self._specials = [str(token) for token in added if token.special and str(token)]
         self._opening = self._text([_USER])
@@ -61,7 +66,7 @@ class ChatTokens:
 
         ``messages`` are what the user and the model said in turn, the user first and last.
         """
-        return self._encode(self._text(messages, system), [system or "", *messages])
+        return self._rendered(messages, system)
 
     def bridge(self, observation: str) -> list[int] | None:
         """Return the ids to append after a reply that ended with its stop token, so that the next reply
@@ -71,10 +76,7 @@ class ChatTokens:
         """
         if self._bridge is None:
             return None
-        text = self._text([_USER, _REPLY, observation])
-        tail = text[len(self._opening) + len(_REPLY) :]
-        stop = self._fast.id_to_token(self._bridge.stop)
-        return self._encode(tail[len(stop) :], [observation])
+        return self._rendered([_USER, _REPLY, observation], None, skip=self._bridge.skip)
 
     def close(self) -> list[int]:
         """Return the ids that end a reply which was cut off for length: the turn's stop token."""
@@ -82,7 +84,7 @@ class ChatTokens:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text; the names of special tokens in it are plain text too."""
-        return self._encode(text, [text])
+        return self._plain(text) if self._holds_special([text]) else self._ids(text)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Return the text of ``ids``, without special tokens unless ``special``."""
@@ -97,20 +99,33 @@ class ChatTokens:
         )
         return str(rendered)
 
-    def _encode(self, text: str, foreign: Sequence[str]) -> list[int]:
-        """Encode template text; special tokens that stand inside ``foreign`` parts are neutralised."""
-        if not any(special in part for part in foreign for special in self._specials):
-            return list(self._fast.encode(text, add_special_tokens=False).ids)
+    def _rendered(self, messages: Sequence[str], system: str | None, skip: int = 0) -> list[int]:
+        """Encode the rendered conversation from character ``skip`` on.
+
+        Where a message holds the name of a special token, each message is encoded on its own, as text: the
+        template is rendered around marks, which are then replaced. Elsewhere the text is encoded in one go.
+        """
+        parts = list(messages) if system is None else [system, *messages]
+        if not self._holds_special(parts):
+            return self._ids(self._text(messages, system)[skip:])
+        marks = [part if part in (_USER, _REPLY) else _MARK.format(index) for index, part in enumerate(parts)]
+        text = self._text(marks[len(parts) - len(messages) :], None if system is None else marks[0])[skip:]
         ids: list[int] = []
-        for part in foreign:
-            before, found, text = text.partition(part.strip())
-            ids += self._fast.encode(before, add_special_tokens=False).ids
-            ids += self._plain(found)
-        return ids + list(self._fast.encode(text, add_special_tokens=False).ids)
+        for mark, part in zip(marks, parts, strict=True):
+            before, found, rest = text.partition(mark)
+            if found:
+                ids += [*self._ids(before), *self._plain(part)]
+                text = rest
+        return ids + self._ids(text)
+
+    def _holds_special(self, parts: Sequence[str]) -> bool:
+        return any(special in part for part in parts for special in self._specials)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
 
     def _plain(self, text: str) -> list[int]:
-        encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-        return list(encoded["input_ids"])
+        return list(self._texts.encode(text, add_special_tokens=False).ids)
 
     def _find_bridge(self) -> tuple[Bridge | None, str]:
         """Find the stop token and prove on two more turns that appending equals rendering."""
@@ -123,7 +138,8 @@ class ChatTokens:
         )
         if not stop:
             return None, f"the template ends a turn with {tail[:20]!r}, which is not one special token"
-        bridge = Bridge(int(self._fast.token_to_id(stop)))
+        skip = len(self._opening) + len(_REPLY) + len(stop)
+        bridge = Bridge(int(self._fast.token_to_id(stop)), skip)
         three = self._text([_USER, _REPLY, _SECOND, _SECOND_REPLY, _THIRD])
         again = tail.replace(_SECOND, _THIRD)
         if three != two + _SECOND_REPLY + again:
@@ -179,7 +195,8 @@ class SegmentBuilder:
         for span in completion.spans:
             self._extend_span(span.version, offset + span.start, offset + span.stop)
         self._append(completion.tokens, completion.logprobs)
-        self._sampled_to = len(self._tokens)
+        if completion.tokens:
+            self._sampled_to = len(self._tokens)
 
     def rewrite(self, ids: Iterable[int]) -> None:
         """Replace the context: what was sampled so far becomes a closed segment."""

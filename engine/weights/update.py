@@ -2,13 +2,14 @@
 
 start -> check the file -> pause (keep requests) -> load -> finish (label) -> resume -> canary. It may be
 repeated: a server that already carries the version's label is only proved again. Until the load begins
-nothing is changed; a load that fails leaves the server paused, to be restarted, so that no token is sampled
-by weights that nobody can name.
+nothing is changed; a load that fails, or a version that cannot be proved, leaves the server paused, to be
+restarted, so that no token is sampled by weights that nobody can name.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,6 +75,8 @@ async def update(
             seconds = time.perf_counter() - started
             return Updated(policy.version, error, paused, seconds, attempt)
         log.warning("canary_failed", server=client.url, version=policy.version, error=error, attempt=attempt)
+    with suppress(InferenceError):
+        await client.pause(clear_cache=False)
     raise ServerBroken(
         f"version {Version.unpack(policy.version)}: the canary's log-probs differ from the learner's by "
         f"{error:.3g}, {tolerance:.3g} is allowed, after {_ATTEMPTS} loads",

@@ -64,13 +64,10 @@ class Life:
         bus: Bus,
         newest: Newest,
         log: structlog.stdlib.BoundLogger,
-        *,
-        probe_seconds: float = PROBE_SECONDS,
     ) -> None:
         self.name, self.epoch = name, epoch
         self._config, self._bus, self._newest = config, bus, newest
         self._log = log.bind(server=name, epoch=epoch)
-        self._probe_seconds = probe_seconds
         self._updating = False
         self._proved = False
         self.serving: PolicyPublished | None = None
@@ -108,7 +105,7 @@ class Life:
         """A live process is not a working one: sample a token now and then (invariant I10)."""
         patience = max(CONTROL_SECONDS, self._config.server.request_seconds / 2)
         while True:
-            await anyio.sleep(self._probe_seconds)
+            await anyio.sleep(PROBE_SECONDS)
             try:
                 await client.probe(deadline=patience)
             except InferenceError as error:

@@ -27,7 +27,7 @@ from roles.server.life import Ended, Life, Newest, adopted_end
 _TAILS = ("event.server.serving", "event.server.lost")
 _PUBLISHED = "event.learner.published"
 _FAILED_STARTS = 5
-_LONGEST_BACKOFF = 60.0
+LONGEST_BACKOFF = 60.0
 _FAREWELL_SECONDS = 5.0
 _HEALTH_SECONDS = 3.0
 
@@ -127,7 +127,7 @@ class Server(Role):
             if not served or barren >= _FAILED_STARTS:
                 raise error
             self._restarts += 1
-            delay = min(_LONGEST_BACKOFF, 2.0**barren)
+            delay = min(LONGEST_BACKOFF, 2.0**barren)
             self.log.warning("server_restart", server=name, reason=error.what, delay=delay)
             await anyio.sleep(delay)
 

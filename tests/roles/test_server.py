@@ -1,0 +1,348 @@
+"""The server role on the memory bus, against fake servers: every version proved, every loss announced."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+from fake_vllm import FakeVllm, fake_vllm, policy, until
+
+import roles.server.role as server_role
+from bus import MemoryBus
+from bus.messages import Message, ServerLost, ServerServing
+from engine.config import Agent, Config, Model, Run, Sampling
+from engine.config import Server as ServerTable
+from engine.errors import ConfigError
+from engine.inference.handshake import HandshakeRefused
+from engine.inference.process import ServerFailed
+from engine.weights.update import ServerBroken, UpdateRefused
+from roles.base import RoleContext
+from roles.server.role import Server
+
+
+class Stage:
+    """A role under test, the bus it stands on, and what it announced."""
+
+    def __init__(self, tmp_path: Path, urls: tuple[str, ...], **settings) -> None:
+        table = {"start_seconds": 5.0, "canary_tolerance": 1e-3, **settings}
+        self.config = Config(
+            run=Run(name="t"),
+            model=Model(path="x"),
+            server=ServerTable(urls=urls, **table),
+            agent=Agent(sampling=Sampling(max_tokens=4)),
+        )
+        self.bus = MemoryBus(run="t", role="server", instance="server-0")
+        self.context = RoleContext(
+            config=self.config,
+            bus=self.bus,
+            directory=tmp_path,
+            instance="server-0",
+            log=structlog.get_logger(),
+        )
+        self.role = Server(self.context)
+        self.facts: list[Message] = []
+        self._changed = anyio.Event()
+
+    async def record(self) -> None:
+        tails = ("event.server.serving", "event.server.lost")
+        async with self.bus.follow("EVENT", tails=tails) as records:
+            async for record in records:
+                self.facts.append(record.message)
+                self._changed.set()
+                self._changed = anyio.Event()
+
+    async def until(self, condition: Callable[[list[Message]], bool]) -> None:
+        with anyio.fail_after(15):
+            while not condition(self.facts):
+                await self._changed.wait()
+
+    async def served(self, version: int) -> ServerServing:
+        await self.until(lambda facts: any(getattr(fact, "version", None) == version for fact in facts))
+        return next(fact for fact in self.facts if getattr(fact, "version", None) == version)
+
+    def lost(self) -> list[ServerLost]:
+        return [fact for fact in self.facts if isinstance(fact, ServerLost)]
+
+
+@asynccontextmanager
+async def on_stage(stage: Stage) -> AsyncIterator[Stage]:
+    """Run the role; leave by draining it."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.record)
+        async with anyio.create_task_group() as roles:
+            roles.start_soon(stage.role.run)
+            yield stage
+            stage.context.draining.set()
+        await stage.until(lambda _: True)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_policy_is_loaded_proved_and_announced(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, on_stage(Stage(tmp_path, (fake.url,))) as stage:
+        await stage.bus.publish(policy(5, step=2))
+        fact = await stage.served(5)
+        assert (fact.server, fact.url) == ("server-0-0", fake.url)
+        assert fact.canary_error < 1e-6
+        assert fact.seconds > 0
+        statistics = stage.role.statistics()
+        assert (statistics["serving"], statistics["step"], statistics["updates"]) == (1, 2, 1)
+        assert fake.version == "5"
+
+
+async def test_nothing_is_announced_before_a_policy(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, on_stage(Stage(tmp_path, (fake.url,))) as stage:
+        await until(lambda: fake.calls["/health"] > 0)
+        await anyio.wait_all_tasks_blocked()
+        assert stage.facts == []
+        assert stage.role.statistics()["serving"] == 0
+
+
+async def test_versions_that_pass_by_during_an_update_are_skipped(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, on_stage(Stage(tmp_path, (fake.url,))) as stage:
+        fake.hold.clear()
+        await stage.bus.publish(policy(1))
+        await until(lambda: fake.running > 0)
+        for version in (2, 3, 4):
+            await stage.bus.publish(policy(version))
+        fake.hold.set()
+        await stage.served(4)
+        assert [fact.version for fact in stage.facts] == [1, 4]
+
+
+async def test_the_last_published_is_the_newest_whatever_its_number(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ())
+    async with fake_vllm() as fake:
+        stage = Stage(tmp_path, (fake.url,))
+        for version in (9, 12, 3):
+            await stage.bus.publish(policy(version))
+        async with on_stage(stage):
+            await stage.served(3)
+            assert [fact.version for fact in stage.facts] == [3]
+
+
+async def test_every_server_is_brought_along(tmp_path: Path) -> None:
+    async with fake_vllm() as first, fake_vllm() as second:
+        async with on_stage(Stage(tmp_path, (first.url, second.url))) as stage:
+            await stage.bus.publish(policy(1))
+            await stage.until(lambda facts: len(facts) == 2)
+            await stage.bus.publish(policy(2))
+            await stage.until(lambda facts: len(facts) == 4)
+        assert {fact.server for fact in stage.facts[:2]} == {"server-0-0", "server-0-1"}
+        assert first.version == second.version == "2"
+        await _settled(stage, losses=2)
+
+
+async def _settled(stage: Stage, losses: int) -> None:
+    messages = [record.message async for record in stage.bus.replay("EVENT", tails=("event.server.lost",))]
+    assert len(messages) == losses
+
+
+async def test_a_drain_says_farewell(tmp_path: Path) -> None:
+    async with fake_vllm() as fake:
+        async with on_stage(Stage(tmp_path, (fake.url,))) as stage:
+            await stage.bus.publish(policy(1))
+            await stage.served(1)
+        await _settled(stage, losses=1)
+        assert not fake.paused
+
+
+async def test_a_refused_push_keeps_the_old_version_until_a_good_one_comes(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, on_stage(Stage(tmp_path, (fake.url,))) as stage:
+        await stage.bus.publish(policy(1))
+        await stage.served(1)
+        fake.refuse_reason = "SHA-256"
+        await stage.bus.publish(policy(2))
+        await until(lambda: fake.calls["/update_weights"] >= 3)
+        assert fake.version == "1"
+        fake.refuse_reason = ""
+        await stage.bus.publish(policy(3))
+        await stage.served(3)
+        assert [fact.version for fact in stage.facts] == [1, 3]
+
+
+async def test_a_refused_push_that_nobody_replaces_ends_the_role(tmp_path: Path) -> None:
+    async with fake_vllm(refuse_reason="SHA-256") as fake:
+        stage = Stage(tmp_path, (fake.url,), start_seconds=0.2)
+        await stage.bus.publish(policy(1))
+        with pytest.raises(UpdateRefused, match="SHA-256"):
+            await stage.role.run()
+
+
+async def test_a_wrong_model_ends_the_role_with_figures(tmp_path: Path) -> None:
+    async with fake_vllm() as fake:
+        stage = Stage(tmp_path, (fake.url,))
+        await stage.bus.publish(policy(1, canary_version=2))
+        with pytest.raises(ServerBroken, match=r"by 0\.5, 0\.001 is allowed"):
+            await stage.role.run()
+
+
+async def test_wrong_logprobs_end_the_role_with_figures(tmp_path: Path) -> None:
+    async with fake_vllm() as fake:
+        stage = Stage(tmp_path, (fake.url,))
+        stage.role.config = Config(
+            run=Run(name="t"),
+            model=Model(path="x"),
+            server=stage.config.server,
+            agent=Agent(sampling=Sampling(temperature=0.5)),
+        )
+        await stage.bus.publish(policy(1))
+        with pytest.raises(HandshakeRefused, match=r"temperature 0\.5"):
+            await stage.role.run()
+
+
+async def test_sampling_the_trainer_cannot_correct_is_refused_before_anything(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ("http://127.0.0.1:9",))
+    stage.role.config = Config(
+        run=Run(name="t"), model=Model(path="x"), agent=Agent(sampling=Sampling(top_p=0.9))
+    )
+    with pytest.raises(ConfigError, match="top_p"):
+        await stage.role.run()
+
+
+async def test_an_adopted_server_that_is_not_there_is_told(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ("http://127.0.0.1:9",), start_seconds=0.2)
+    with pytest.raises(ServerFailed, match="did not answer"):
+        await stage.role.run()
+
+
+async def test_servers_of_a_former_life_are_buried(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, fake_vllm() as foreign:
+        stage = Stage(tmp_path, (fake.url,))
+        for server, url in (
+            ("server-0-0", fake.url),
+            ("other-dead", "http://127.0.0.1:9"),
+            ("other-alive", foreign.url),
+        ):
+            await stage.bus.publish(
+                ServerServing(server=server, epoch="old", url=url, version=1, canary_error=0.0, seconds=0.0)
+            )
+        async with on_stage(stage):
+            await stage.until(lambda _: len(stage.lost()) == 2)
+            assert {(fact.server, fact.epoch) for fact in stage.lost()} == {
+                ("server-0-0", "old"),
+                ("other-dead", "old"),
+            }
+
+
+class Nursery:
+    """Stands in for ``serve``: each start is a new fake; ``end`` makes the running one die."""
+
+    def __init__(self, *, fail: tuple[int, ...] = (), **settings) -> None:
+        self.starts = 0
+        self.fakes: list[FakeVllm] = []
+        self._fail, self._settings = fail, settings
+        self._ended = anyio.Event()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    @asynccontextmanager
+    async def serve(self, config: Config, model_path: Path, *, index: int, log_path: Path, session):
+        self.starts += 1
+        if self.starts in self._fail:
+            raise ServerFailed("vLLM ended with status 1 before it was ready")
+        self._ended = anyio.Event()
+        async with AsyncExitStack() as stack:
+            fake = await stack.enter_async_context(fake_vllm(**self._settings))
+            self.fakes.append(fake)
+
+            async def wait() -> str:
+                await self._ended.wait()
+                return "vLLM ended with status 137"
+
+            yield type("Process", (), {"url": fake.url, "wait": staticmethod(wait)})()
+
+
+@pytest.fixture
+def owned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Nursery]:
+    def make(**settings) -> Nursery:
+        nursery = Nursery(**settings)
+        monkeypatch.setattr(server_role, "serve", nursery.serve)
+        monkeypatch.setattr(server_role.models, "resolve", lambda config, directory: directory)
+        monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
+        return nursery
+
+    return make
+
+
+async def test_a_dead_server_is_announced_and_started_again(
+    tmp_path: Path, owned: Callable[..., Nursery]
+) -> None:
+    nursery = owned(fail=(2,))
+    async with on_stage(Stage(tmp_path, ())) as stage:
+        await stage.bus.publish(policy(1))
+        first = await stage.served(1)
+        nursery.end()
+        await stage.until(lambda facts: len(facts) == 3)
+        serving, lost, again = stage.facts
+        assert isinstance(lost, ServerLost)
+        assert "status 137" in lost.reason
+        assert (serving.server, serving.epoch) == (lost.server, lost.epoch) == (first.server, first.epoch)
+        assert isinstance(again, ServerServing)
+        assert again.epoch != first.epoch
+        assert again.version == 1
+        assert nursery.starts == 3
+        assert stage.role.statistics()["restarts"] == 2
+
+
+async def test_a_server_that_never_served_ends_the_role(
+    tmp_path: Path, owned: Callable[..., Nursery]
+) -> None:
+    nursery = owned(fail=(1,))
+    stage = Stage(tmp_path, ())
+    with pytest.raises(ServerFailed, match="before it was ready"):
+        await stage.role.run()
+    assert nursery.starts == 1
+
+
+async def test_starts_that_keep_failing_end_the_role(tmp_path: Path, owned: Callable[..., Nursery]) -> None:
+    nursery = owned(fail=(2, 3, 4, 5, 6))
+    stage = Stage(tmp_path, ())
+    await stage.bus.publish(policy(1))
+
+    async def kill_once_served() -> None:
+        await stage.served(1)
+        nursery.end()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.record)
+        tasks.start_soon(kill_once_served)
+        with pytest.raises(ServerFailed, match="before it was ready"):
+            await stage.role.run()
+        tasks.cancel_scope.cancel()
+    assert nursery.starts == 6
+
+
+async def test_a_server_that_fails_its_proof_is_replaced(
+    tmp_path: Path, owned: Callable[..., Nursery]
+) -> None:
+    nursery = owned()
+    async with on_stage(Stage(tmp_path, ())) as stage:
+        await stage.bus.publish(policy(1))
+        await stage.served(1)
+        nursery.fakes[0].stale_loads = 2
+        await stage.bus.publish(policy(2))
+        fact = await stage.served(2)
+        assert nursery.starts == 2
+        assert fact.url == nursery.fakes[1].url
+        assert len(stage.lost()) == 1
+        assert "canary" in stage.lost()[0].reason
+
+
+async def test_a_server_without_progress_is_replaced(
+    tmp_path: Path, owned: Callable[..., Nursery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nursery = owned()
+    monkeypatch.setattr("roles.server.life.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("roles.server.life.CONTROL_SECONDS", 0.1)
+    async with on_stage(Stage(tmp_path, (), request_seconds=0.2)) as stage:
+        await stage.bus.publish(policy(1))
+        await stage.served(1)
+        nursery.fakes[0].hold.clear()
+        await stage.until(lambda facts: len(facts) == 3)
+        assert "no progress" in stage.lost()[0].reason
+        assert nursery.starts == 2
