@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -62,6 +62,6 @@ async def pool() -> AsyncIterator[SandboxPool]:
 
 
 @pytest.fixture
-def open_files() -> Iterator[Callable[[], int]]:
+def open_files() -> Callable[[], int]:
     """Count of this process's descriptors."""
-    yield lambda: len(os.listdir("/proc/self/fd"))
+    return lambda: len(os.listdir("/proc/self/fd"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
@@ -123,10 +124,11 @@ class TestForgery:
         while True: os.write(3, b"flood" * 1000)
         """
         instance = await pool.spawn(attack(body))
-        with pytest.raises(EnvProtocolError):
-            for _ in range(3):
-                await instance.step("go")
+        # the forged answer may come through; the flood behind it ends the instance
+        with contextlib.suppress(EnvProtocolError):
+            await instance.step("go")
         await asyncio.wait_for(instance.gone.wait(), 5)
+        assert isinstance(instance.error, EnvProtocolError)
 
     async def test_answer_before_its_time(self, pool: SandboxPool) -> None:
         early = """
@@ -135,10 +137,14 @@ class TestForgery:
         """
         source = attack(early + "\n        return 'x'")
         source = source.replace('return "ready"', 'return self.attack("")')
+
         # whether the forged or the true answer is read first, two are one too many
-        with pytest.raises(EnvProtocolError):
+        async def meet() -> None:
             instance = await pool.spawn(source)
             await instance.step("go")
+
+        with pytest.raises(EnvProtocolError):
+            await meet()
 
     async def test_closed_channel(self, pool: SandboxPool) -> None:
         instance = await pool.spawn(attack("os.close(3)\nwhile True: pass"))
@@ -159,10 +165,8 @@ class TestForgery:
     )
     async def test_sabotage_hurts_nobody_else(self, pool: SandboxPool, body: str) -> None:
         async with await pool.spawn(ECHO) as neighbour, await pool.spawn(attack(body)) as instance:
-            try:
+            with contextlib.suppress(EnvFailure):
                 await asyncio.wait_for(instance.step("go"), 10)
-            except EnvFailure:
-                pass
             assert (await neighbour.step("on")).observation == "1 on"
 
 
@@ -201,11 +205,13 @@ class TestValues:
             "('o', 0.0, False, {})",
             "('o', 0.0, False, False, {}, 1)",
             "(Bad(), 0.0, 0, 0, {})",
-        ]
-        + ["('o', Bad(), 0, 0, {})", "('o', 0.0, Bad(), 0, {})", "('o', 0.0, 0, 0, {'k': Bad()})"],
+            "('o', Bad(), 0, 0, {})",
+            "('o', 0.0, Bad(), 0, {})",
+            "('o', 0.0, 0, 0, {'k': Bad()})",
+        ],
     )
     async def test_answers_out_of_shape(self, pool: SandboxPool, answer: str) -> None:
-        bad = "class Bad:\n    def no(self, *a): raise RuntimeError('no')\n    __str__ = __float__ = __bool__ = no\n"
+        bad = "class Bad:\n    def no(self): 1 / 0\n    __str__ = __float__ = __bool__ = no\n"
         source = bad + ECHO.replace('f"{self.t} {a}", 0.5, False, False, {}', answer)
         async with await pool.spawn(source) as instance:
             with pytest.raises(EnvError) as caught:
@@ -213,7 +219,8 @@ class TestValues:
             assert caught.value.phase == "contract"
 
     async def test_tolerated_shapes(self, pool: SandboxPool) -> None:
-        answer = "[None, np.float64(1), np.bool_(True), 0, {'a': np.int64(3), 'b': float('nan'), 4: b'x', 'd': {}}]"
+        info = "{'a': np.int64(3), 'b': float('nan'), 4: b'x', 'd': {}}"
+        answer = f"[None, np.float64(1), np.bool_(True), 0, {info}]"
         source = ECHO.replace('f"{self.t} {a}", 0.5, False, False, {}', answer)
         async with await pool.spawn(source) as instance:
             step = await instance.step("go")
