@@ -73,13 +73,21 @@ class NatsBus(Bus):
 
     async def publish_all(self, messages: Iterable[Message]) -> list[int]:
         entries: list[Entry] = []
+        silent: list[int] = []
         try:
-            for message in messages:
-                entries.append(await self._submit(message))  # noqa: PERF401 (the error path needs them)
+            for number, message in enumerate(messages):
+                if not message.stream:
+                    await self._say(message)
+                    silent.append(number)
+                    continue
+                entries.append(await self._submit(message))
         except BaseException:
             self.publisher.abandon(entries)
             raise
-        return [answer.seq for answer in await self.publisher.collect(entries)]
+        sequences = [answer.seq for answer in await self.publisher.collect(entries)]
+        for number in silent:
+            sequences.insert(number, 0)
+        return sequences
 
     async def _say(self, message: Message) -> None:
         """Send without a promise: what a server that is away would miss is stale when it is back."""

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -59,8 +60,8 @@ class Connection:
         self.inbox = f"_INBOX.{secrets.token_hex(8)}"
         self._token = token
         self.client = Client()
-        self.generation = 0
         self.closed = False
+        self.away_since: float | None = None
         self._state = anyio.Event()
         self._watchers: set[Callable[[], None]] = set()
         self._last_error = ""
@@ -129,9 +130,9 @@ class Connection:
                 await self.wait_connected(awaited)
                 left = scope.deadline - anyio.current_time()
                 try:
-                    return await self.client.request(
-                        subject, payload, timeout=max(0.05, min(left, 3.0)), headers=headers
-                    )
+                    answer = await self._ask(subject, payload, headers, max(0.05, min(left, 3.0)))
+                    if answer is not None:
+                        return answer
                 except nats.errors.NoRespondersError:
                     self._last_error = f"nobody answers {subject}"
                 except (nats.errors.Error, TimeoutError, OSError) as error:
@@ -140,6 +141,17 @@ class Connection:
                 await anyio.sleep(pause)
                 pause = min(2 * pause, 1.0)
         raise BusUnavailable(awaited, seconds, remedy=self._hint())
+
+    async def _ask(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None, seconds: float
+    ) -> Msg | None:
+        """Ask once; None when the connection changed meanwhile, for then no answer comes."""
+        answer: Msg | None = None
+        async with flat_task_group() as group:
+            group.start_soon(self._cancel_when, self._state, group.cancel_scope)
+            answer = await self.client.request(subject, payload, timeout=seconds, headers=headers)
+            group.cancel_scope.cancel()
+        return answer
 
     async def api(
         self, verb: str, body: dict[str, Any] | None = None, *, seconds: float = 20.0
@@ -187,11 +199,12 @@ class Connection:
 
     async def _on_disconnected(self) -> None:
         self._counts["disconnects"] += 1
+        self.away_since = monotonic()
         self._changed()
 
     async def _on_reconnected(self) -> None:
         self._counts["reconnects"] += 1
-        self.generation += 1
+        self.away_since = None
         log.info("bus reconnected to %s", self.url)
         self._changed()
 

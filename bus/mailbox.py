@@ -1,4 +1,4 @@
-"""A queue between a callback that must not wait and one reader that does."""
+"""A queue between a callback that must not wait and readers that do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Mailbox(Generic[T]):
 
     def __init__(self, *, limit: int = 0) -> None:
         self._items: deque[T] = deque(maxlen=limit or None)
-        self._wake = anyio.Event()
+        self._wake: anyio.Event | None = None
         self._end: BaseException | None = None
         self._taken = 0
         self.dropped = 0
@@ -33,13 +33,18 @@ class Mailbox(Generic[T]):
         if self._items.maxlen is not None and len(self._items) == self._items.maxlen:
             self.dropped += 1
         self._items.append(item)
-        self._wake.set()
+        self._call()
 
     def end(self, reason: BaseException | None = None) -> None:
         """Let the reader end after the items there are: by ``reason``, or by StopAsyncIteration."""
         if self._end is None:
             self._end = reason or StopAsyncIteration()
+            self._call()
+
+    def _call(self) -> None:
+        if self._wake is not None:
             self._wake.set()
+            self._wake = None
 
     def take_all(self) -> list[T]:
         """Remove and return what has not been read."""
@@ -57,6 +62,7 @@ class Mailbox(Generic[T]):
         while not self._items:
             if self._end is not None:
                 raise self._end
-            self._wake = anyio.Event()
+            if self._wake is None:
+                self._wake = anyio.Event()
             await self._wake.wait()
         return self._items.popleft()

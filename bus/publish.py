@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from time import monotonic
 
 import anyio
 import msgspec
@@ -24,7 +25,6 @@ FULL = frozenset({10077})
 CONFLICT = 10071
 STORE_FULL = frozenset({10002, 10023, 10028, 10047})
 _ID = "Nats-Msg-Id"
-_STREAM = "Nats-Expected-Stream"
 DISK_REMEDY = "Free disk space or raise bus.store_gb, then start the run again."
 
 
@@ -50,6 +50,7 @@ class _Fault(msgspec.Struct):
 class PubAck(msgspec.Struct):
     """The server's answer: the stream sequence, or an error."""
 
+    stream: str = ""
     seq: int = 0
     duplicate: bool = False
     error: _Fault | None = None
@@ -130,13 +131,14 @@ class Publisher:
         size = len(payload) + 256
         self._check_size(subject, size)
         await self._enter(stream, size)
+        self._check_away(subject)
         self._serial += 1
-        now = anyio.current_time()
+        now = monotonic()
         entry = Entry(
             stream=stream,
             subject=subject,
             payload=payload,
-            headers={_ID: message_id, _STREAM: stream, **headers},
+            headers={_ID: message_id, **headers},
             token=str(self._serial),
             size=size,
             done=asyncio.get_running_loop().create_future(),
@@ -183,6 +185,12 @@ class Publisher:
             self._forget(entry)
             if entry.done.done() and not entry.done.cancelled():
                 entry.done.exception()
+
+    def _check_away(self, subject: str) -> None:
+        """Fail at once when the server has been away for longer than anybody's patience."""
+        away, patience = self._connection.away_since, self._connection.patience
+        if away is not None and monotonic() - away > patience:
+            raise BusUnavailable(f"PubAck of {subject}", patience)
 
     # The window.
 
@@ -242,7 +250,7 @@ class Publisher:
         """Write an entry if there is a server; what is lost on the way falls due again."""
         connection = self._connection
         connection.check_open(f"PubAck of {entry.subject}")
-        now = anyio.current_time()
+        now = monotonic()
         entry.due = now + self.limits.ack_seconds
         if not connection.connected:
             return
@@ -257,16 +265,16 @@ class Publisher:
 
     def _on_state(self) -> None:
         """Freeze the window on a disconnect, write all of it again on a connect."""
-        now = anyio.current_time()
+        now = monotonic()
         for entry in self._entries.values():
             entry.refused, entry.unanswered, entry.absent_since, entry.due = True, 0, 0.0, now
         self._wake.set()
 
     async def _tick(self) -> None:
         self._wake = anyio.Event()
-        now = anyio.current_time()
+        now = monotonic()
         frozen = not self._connection.connected
-        due = [entry for entry in self._entries.values() if entry.due <= now]
+        due = [entry for entry in self._entries.values() if frozen or entry.due <= now]
         for entry in due:
             if self._connection.closed:
                 self._fail(entry, BusUnavailable(f"PubAck of {entry.subject}", now - entry.born))
@@ -274,7 +282,7 @@ class Publisher:
                 self._check_patience(entry, now)
             else:
                 await self._again(entry)
-        now = anyio.current_time()
+        now = monotonic()
         next_due = min((entry.due for entry in self._entries.values()), default=now + 60.0)
         self._planned = now + min(self.limits.ack_seconds / 2, 1.0 if frozen else max(0.005, next_due - now))
         with anyio.move_on_after(self._planned - now):
@@ -320,6 +328,9 @@ class Publisher:
         if answer.error is not None:
             self._on_refusal(entry, answer.error)
             return
+        if answer.stream != entry.stream:
+            self._fail(entry, BusError(f"{entry.subject} went to stream {answer.stream}, not {entry.stream}"))
+            return
         self._counts["stored"] += 1
         self._counts["duplicates"] += answer.duplicate
         if not entry.done.done():
@@ -327,7 +338,7 @@ class Publisher:
         self._forget(entry)
 
     def _on_absent(self, entry: Entry) -> None:
-        now = anyio.current_time()
+        now = monotonic()
         self._counts["absent"] += 1
         entry.absent_since = entry.absent_since or now
         if now - entry.absent_since > self.limits.absent_seconds:
@@ -342,7 +353,7 @@ class Publisher:
         self._later(entry, 0.05, 0.5)
 
     def _on_refusal(self, entry: Entry, fault: _Fault) -> None:
-        now = anyio.current_time()
+        now = monotonic()
         if fault.err_code in FULL:
             self._counts["full"] += 1
             entry.full_since = entry.full_since or now
@@ -364,7 +375,7 @@ class Publisher:
 
     def _later(self, entry: Entry, least: float, most: float) -> None:
         entry.refused, entry.unanswered = True, 0
-        entry.due = anyio.current_time() + random.uniform(least, most)
+        entry.due = monotonic() + random.uniform(least, most)
         if entry.due < self._planned:
             self._wake.set()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import NamedTuple
 
 import anyio
@@ -93,7 +94,7 @@ class Pull:
         self._subscription: Subscription | None = None
         self._stale = True
         self._heard = 0.0
-        self._not_before = 0.0
+        self._not_before = self._linger_until = 0.0
         self._wake = anyio.Event()
         self.requests = 0
         self.resets = 0
@@ -126,7 +127,7 @@ class Pull:
 
     async def _turn(self) -> float:
         """Make a request if one is due; return how long to sleep unless woken."""
-        settings, now = self._settings, anyio.current_time()
+        settings, now = self._settings, monotonic()
         if self._owed > 0 and now - self._heard > 2.5 * settings.heartbeat:
             log.warning("no heartbeat from %s; pulling anew", self._subject)
             self._stale = True
@@ -135,12 +136,14 @@ class Pull:
             return self._not_before - now
         missing = min(self._wanted() - self._owed, settings.most)
         if missing <= 0:
+            self._linger_until = 0.0
             return settings.heartbeat
         if missing < settings.least:
-            await anyio.sleep(settings.linger)
-            missing = min(self._wanted() - self._owed, settings.most)
-        if missing > 0 and not self._stale:
-            await self._request(missing)
+            self._linger_until = self._linger_until or now + settings.linger
+            if now < self._linger_until:
+                return self._linger_until - now
+        self._linger_until = 0.0
+        await self._request(missing)
         return settings.heartbeat
 
     async def _request(self, batch: int) -> None:
@@ -155,7 +158,7 @@ class Pull:
         if settings.max_bytes:
             body["max_bytes"] = settings.max_bytes
         if self._owed == 0:
-            self._heard = anyio.current_time()
+            self._heard = monotonic()
         self._owed += batch
         self.requests += 1
         try:
@@ -195,7 +198,7 @@ class Pull:
     def _receive(self, message: Msg, epoch: int) -> None:
         current = epoch == self._epoch
         if current:
-            self._heard = anyio.current_time()
+            self._heard = monotonic()
         status = status_of(message)
         if not status:
             delivered = parse_reply(message.reply)
@@ -214,7 +217,7 @@ class Pull:
         text = description_of(message)
         if status == "503" or "Consumer Deleted" in text or "Consumer is push based" in text:
             self._owed = 0
-            self._not_before = anyio.current_time() + 0.1
+            self._not_before = monotonic() + 0.1
             self._on_gone(text.strip() or "nobody answers")
             return
         rest = (message.headers or {}).get("Nats-Pending-Messages")
@@ -223,7 +226,7 @@ class Pull:
         else:
             self._owed = max(0, self._owed - int(rest))
         if status == "409" and "MaxBytes" not in text:
-            self._not_before = anyio.current_time() + 0.1
+            self._not_before = monotonic() + 0.1
 
 
 def gone(stream: str, consumer: str, why: str) -> BusError:

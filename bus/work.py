@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 
 import anyio
 import msgspec
@@ -127,15 +128,15 @@ class Work:
     def _on_message(self, message: Msg, delivered: Delivered) -> None:
         sequence = delivered.stream_sequence
         self._counts["redelivered"] += delivered.attempt > 1
+        if sequence not in self._held and sequence not in self._finished:
+            self._accept(message, delivered)
+            return
+        self._counts["suppressed"] += 1
+        self._pull.wake()
         if sequence in self._held:
             self._held[sequence].reply = message.reply
-            self._counts["suppressed"] += 1
-        elif sequence in self._finished:
-            self._counts["suppressed"] += 1
-            self._note_verdict(sequence, message.reply, b"+ACK")
-            self._due.set()
         else:
-            self._accept(message, delivered)
+            self._repeat_verdict(sequence, message.reply)
 
     def _accept(self, message: Msg, delivered: Delivered) -> None:
         held = _Held(delivered.stream_sequence, message.reply)
@@ -178,7 +179,7 @@ class Work:
             await self._end(held, b"+TERM")
 
     def _on_gone(self, why: str) -> None:
-        now = anyio.current_time()
+        now = monotonic()
         if now - self._gone_last > 2.0:
             self._gone_first = now
         self._gone_last = now
@@ -242,6 +243,15 @@ class Work:
         self._verdicts[token] = _Verdict(sequence, reply, payload, due=0.0)
         return token
 
+    def _repeat_verdict(self, sequence: int, reply: str) -> None:
+        """Answer a redelivery of what was finished: its verdict was lost on the way."""
+        known = [verdict for verdict in self._verdicts.values() if verdict.sequence == sequence]
+        for verdict in known:
+            verdict.reply, verdict.due, verdict.tries = reply, 0.0, 0
+        if not known:
+            self._note_verdict(sequence, reply, b"+ACK")
+        self._due.set()
+
     def _on_confirmed(self, message: Msg) -> None:
         verdict = self._verdicts.pop(message.subject[len(self._prefix) :], None)
         if verdict is not None:
@@ -263,7 +273,7 @@ class Work:
             del self._verdicts[token]
             return
         verdict.tries += 1
-        verdict.due = anyio.current_time() + _CONFIRM_SECONDS
+        verdict.due = monotonic() + _CONFIRM_SECONDS
         await self._write(verdict.reply, verdict.payload, self._prefix + token)
 
     async def _write(self, subject: str, payload: bytes, reply: str) -> None:
@@ -277,7 +287,7 @@ class Work:
     async def _confirm_again(self) -> None:
         while True:
             self._due = anyio.Event()
-            now = anyio.current_time()
+            now = monotonic()
             for token in [token for token, verdict in self._verdicts.items() if verdict.due <= now]:
                 if token in self._verdicts:
                     await self._write_verdict(token)

@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import anyio
 
 from bus import Bus, MemoryBus, NatsBus, connect, provision
 from bus.binary import locate
@@ -115,3 +117,22 @@ async def nats_world(url: str, *consumers: Consumer) -> AsyncIterator[World]:
             await bus.connection.api(f"STREAM.DELETE.{bus.names.stream(kind)}")
         for bucket in ("state", "lease"):
             await bus.connection.api(f"STREAM.DELETE.{bus.names.bucket(bucket)}")
+
+
+T = TypeVar("T")
+
+
+async def take(source: AsyncIterator[T], count: int, seconds: float = 10.0) -> list[T]:
+    """Return the next ``count`` items, or fail."""
+    items: list[T] = []
+    with anyio.fail_after(seconds):
+        while len(items) < count:
+            items.append(await anext(source))
+    return items
+
+
+async def nothing_comes(source: AsyncIterator[T], seconds: float = 0.15) -> bool:
+    with anyio.move_on_after(seconds):
+        await anext(source)
+        return False
+    return True
