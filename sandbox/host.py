@@ -19,24 +19,24 @@ def cores() -> int:
 
 def memory() -> dict[str, int]:
     """Return /proc/meminfo in bytes by name."""
-    rows = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    rows = (line.split() for line in _read("/proc/meminfo").splitlines())
     return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if len(row) > 2}
 
 
 def available_share() -> float:
-    """Available memory as a share of the total."""
+    """Available memory as a share of the total; 1 where the host does not tell."""
     known = memory()
-    return known["MemAvailable"] / known["MemTotal"]
+    return known["MemAvailable"] / known["MemTotal"] if {"MemAvailable", "MemTotal"} <= known.keys() else 1.0
 
 
 def max_live() -> int:
     """How many instances this host carries: memory, descriptors, processes (reference spec sandbox 6.7)."""
     known = memory()
-    bounds = [known["MemAvailable"] // 2 // _INSTANCE_BYTES]
+    bounds = [known.get("MemAvailable", 1 << 40) // 2 // _INSTANCE_BYTES]
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files != resource.RLIM_INFINITY:
         bounds.append((files - _RESERVED_FILES) // 2)
-    if _read("/proc/sys/vm/overcommit_memory") == "2":
+    if _read("/proc/sys/vm/overcommit_memory") == "2" and "CommitLimit" in known:
         bounds.append((known["CommitLimit"] - known["Committed_AS"]) // _INSTANCE_COMMIT)
     bounds += [(room - _RESERVED_PIDS) // 2 for room in _pid_rooms()]
     return max(1, min(bounds))

@@ -96,7 +96,7 @@ class Instance:
         self._buffer = bytearray()
         self._unsent = b""
         self._pidfd = -1
-        self._confined = False
+        self._confined = self._calling = False
         self._born = asyncio.Event()
         self._request = 0
         self._answer: asyncio.Future[frames.Reply] | None = None
@@ -108,8 +108,8 @@ class Instance:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is waiting for its answer."""
-        return self._answer is not None
+        """Whether a call is under way, or waiting for its turn."""
+        return self._calling
 
     async def step(self, action: str) -> StepResult:
         """Send the inner text of an action. Raises EnvError and the terminal errors of the package."""
@@ -170,15 +170,19 @@ class Instance:
             raise self.error
 
     async def _call(self, message: dict[str, Any]) -> frames.Reply:
-        if self._answer is not None:
+        if self._calling:
             raise InfraFailure("the instance is answering another call")
-        async with self._pool.turns:
-            if self.error is not None:
-                raise self.error
-            frame = frames.pack({"i": self._request + 1, **message})
-            answer = self._ask(frame, self._settings.cpu_call_seconds)
-            self._start_clock()
-            return await self._wait(answer)
+        frame = frames.pack({"i": self._request + 1, **message})
+        self._calling = True
+        try:
+            async with self._pool.turns:
+                if self.error is not None:
+                    raise self.error
+                answer = self._ask(frame, self._settings.cpu_call_seconds)
+                self._start_clock()
+                return await self._wait(answer)
+        finally:
+            self._calling = False
 
     def _ask(self, frame: bytes, budget: float) -> asyncio.Future[frames.Reply]:
         self._request += 1

@@ -64,7 +64,7 @@ class SandboxPool:
         self._numbers = itertools.count(1)
         self._strikes: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
-        self._waiting = 0
+        self._waiting = self.max_live = 0
         self._fault = ""
         self._closed = True
         self._spawn_seconds: deque[float] = deque(maxlen=_SAMPLES)

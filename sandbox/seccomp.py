@@ -185,15 +185,6 @@ def policy(machine: str) -> bytes:
     return assemble(insns)
 
 
-def override(machine: str, actions: dict[str, int]) -> bytes:
-    """Return a filter that takes ``actions`` by call name and allows all the rest."""
-    table, insns = numbers(machine), [_load(0)]
-    for name, action in actions.items():
-        if name in table:
-            insns += [_jump(_JEQ, table[name], 0, 1), _ret(action)]
-    return assemble([*insns, _ret(ALLOW)])
-
-
 def assemble(insns: Iterable[Insn]) -> bytes:
     """Pack instructions (code, jump true, jump false, k)."""
     return b"".join(struct.pack("=HBBI", *insn) for insn in insns)

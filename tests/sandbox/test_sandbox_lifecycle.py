@@ -304,3 +304,16 @@ async def test_held_pool_reports_failures() -> None:
     with pytest.raises(SandboxUnavailable):
         async with held_pool(SandboxSettings(min_level=5)):
             pass
+
+
+def test_another_event_loop() -> None:
+    async def main() -> None:
+        async with SandboxPool() as pool:
+            async with await pool.spawn(ECHO) as instance:
+                assert (await instance.step("x")).observation == "1 x"
+            spinning = await pool.spawn(SPIN)
+            with anyio.move_on_after(0.1):
+                await spinning.step("x")
+            assert spinning.gone.is_set() or spinning.error is not None
+
+    anyio.run(main, backend_options={"use_uvloop": True})
