@@ -95,7 +95,7 @@ def line(status: Status, config: Config, phase: str) -> str:
     parts = [
         phase,
         f"step {status.step}",
-        f"round {_count(status.round)}/{config.run.steps}",
+        f"round {_rounds(status, config)}/{config.run.steps}",
         f"envs {_live_environments(status)}",
         f"valid {_share(status.valid_share)}",
         f"plain {_number(summary.get('plain'))}",
@@ -138,7 +138,7 @@ def _overview(status: Status, config: Config) -> Table:
     bars = histogram(summary.get("win_histogram") or ())
     living = f"{_live_environments(status)} live, {status.environments_accepted} written"
     rows = [
-        ("step", str(status.step), "round", f"{_count(status.round)} of {config.run.steps}"),
+        ("step", str(status.step), "round", f"{_rounds(status, config)} of {config.run.steps}"),
         ("published", status.version_published_label or "none yet", "serving", serving),
         ("environments", living, "valid", _share(status.valid_share)),
         ("plain return", _number(summary.get("plain")), "hinted return", _number(summary.get("hinted"))),
@@ -180,8 +180,9 @@ def _live_environments(status: Status) -> int:
     return max(status.environments_accepted - status.environments_scored, 0)
 
 
-def _count(value: int | None) -> str:
-    return "-" if value is None else str(value + 1)
+def _rounds(status: Status, config: Config) -> int:
+    """Rounds trained; the last batch of a run flushes windows and is not a round with plays."""
+    return 0 if status.round is None else min(status.round + 1, config.run.steps)
 
 
 def _number(value: float | None) -> str:

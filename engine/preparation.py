@@ -6,6 +6,7 @@ import hashlib
 import json
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,7 @@ from engine.hosting import available
 from engine.inference import launch
 from engine.run import RunDirectory
 
+TELL_SECONDS = 5.0
 MODEL_MARK = "model: "
 """What the line with the model's directory begins with in the output of ``spade warmstart``."""
 
@@ -88,7 +90,13 @@ def resolve_with_progress(config: Config, directory: Path, say: Callable[[str], 
         from engine.training import warmstart
         from engine.training.pretrain import Progress
 
+        told = time.monotonic()
+
         def tell(progress: Progress) -> None:
+            nonlocal told
+            if progress.step < progress.steps and time.monotonic() - told < TELL_SECONDS:
+                return
+            told = time.monotonic()
             say(
                 f"warm start {progress.step}/{progress.steps}  loss {progress.loss:.3f}  "
                 f"{progress.tokens_per_second:,.0f} tok/s  {progress.seconds_left:.0f} s left"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -42,7 +42,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Counts are exact and along the lineage of the surviving weights; shares are None before data.
 
-    ``versions_serving`` has one step a server that is not lost. ``lineage`` lists the forks: each fence
+    ``versions_serving`` has one step a server that is not lost; after an orderly end, those that served
+    when it began. ``lineage`` lists the forks: each fence
     (start of a learner) with the step at which it left its predecessor.
     """
 
@@ -106,6 +107,7 @@ def read(connection: sqlite3.Connection, *, now: float | None = None) -> Status:
     accepted, rejected = counters.get("environments_accepted", 0), counters.get("designs_rejected", 0)
     summary = _one(connection, "SELECT summary FROM rounds ORDER BY round DESC LIMIT 1")
     servers = _servers(connection)
+    notes = {row["name"]: json.loads(row["value"]) for row in _rows(connection, "SELECT * FROM notes")}
     return Status(
         step=max((row["step"] for row in batches), default=policy["step"] if policy else 0),
         round=last["round"] if last else None,
@@ -114,7 +116,8 @@ def read(connection: sqlite3.Connection, *, now: float | None = None) -> Status:
         version_published_label=str(Version.unpack(policy["version"])) if policy else None,
         packed_published=policy["version"] if policy else None,
         lineage=tree.forks,
-        versions_serving=tuple(server.step for server in servers if server.lost is None),
+        versions_serving=_served_at_end(notes)
+        or tuple(server.step for server in servers if server.lost is None),
         servers=servers,
         episodes_finished=counters.get("episodes_finished", 0),
         episodes_failed={"infra": 0, "quarantined": 0} | _named(counters, "episodes_failed:"),
@@ -138,7 +141,7 @@ def read(connection: sqlite3.Connection, *, now: float | None = None) -> Status:
         stale_roles=stale,
         events=history.position(connection),
         last_event_at=_last_at(connection),
-        notes={row["name"]: json.loads(row["value"]) for row in _rows(connection, "SELECT * FROM notes")},
+        notes=notes,
     )
 
 
@@ -210,6 +213,14 @@ def _servers(connection: sqlite3.Connection) -> tuple[Server, ...]:
             )
         )
     return tuple(found)
+
+
+def _served_at_end(notes: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return what was served when the last life of the run began to end; () while it goes on."""
+    started, ended = notes.get("started"), notes.get("ended")
+    if not ended or (started and started["at"] > ended["at"]):
+        return ()
+    return tuple(ended.get("serving", ()))
 
 
 def _evaluations(connection: sqlite3.Connection) -> tuple[Evaluation, ...]:

@@ -75,6 +75,7 @@ class Supervisor:
         self._ended = {name: anyio.Event() for name in config.run.roles}
         self._stop = anyio.Event()
         self._complete = False
+        self._serving: tuple[int, ...] = ()
         self._phase = "starting"
 
     async def run(self) -> Ending:
@@ -162,7 +163,10 @@ class Supervisor:
                     await self._host_all(bus, address, local, shared)
                     if not await recorder.caught_up(RECORD_SECONDS):
                         self.log.warning("recorder.behind", **recorder.statistics())
-                    await recorder.note("ended", {"at": time.time(), "complete": self._complete})
+                    ended = {"at": time.time(), "complete": self._complete, "serving": self._serving}
+                    await recorder.note("ended", ended)
+                    self._phase = "complete" if self._complete else "stopped"
+                    await self._show_end()
                 tasks.cancel_scope.cancel()
         finally:
             recorder.close()
@@ -246,10 +250,19 @@ class Supervisor:
             while True:
                 state = await anyio.to_thread.run_sync(standing.read, connection)
                 self.view.update(state, self._phase)
+                if self._phase == "running":
+                    self._serving = state.versions_serving
                 if standing.complete(state, awaited, servers="server" in self._roles):
                     self._complete = True
                     self._stop.set()
                 await anyio.sleep(TICK_SECONDS)
+        finally:
+            connection.close()
+
+    async def _show_end(self) -> None:
+        connection = history.open_for_reading(self.directory.database)
+        try:
+            self.view.update(await anyio.to_thread.run_sync(standing.read, connection), self._phase)
         finally:
             connection.close()
 

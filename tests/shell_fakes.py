@@ -21,6 +21,7 @@ from bus.messages import (
     PolicyPublished,
     RoundSummary,
     Segment,
+    ServerLost,
     ServerServing,
     Span,
     Turn,
@@ -260,7 +261,7 @@ class FakeLearner(FakeRole):
 
 
 class FakeServer(FakeRole):
-    """Serves what is published."""
+    """Serves what is published, and says when it ends."""
 
     name = "server"
 
@@ -269,6 +270,7 @@ class FakeServer(FakeRole):
             tasks.start_soon(self._serve)
             await super().run()
             tasks.cancel_scope.cancel()
+        await self.context.bus.publish(ServerLost(server="server-0", epoch="e1", reason="drained"))
 
     async def _serve(self) -> None:
         async with self.context.bus.follow("EVENT", tails=["event.learner.published"]) as records:

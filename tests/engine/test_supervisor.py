@@ -81,6 +81,7 @@ async def test_a_run_ends_by_itself_when_all_have_seen_the_final_weights(tmp_pat
     assert state.agent_samples_trained == 4
     assert state.notes["ended"]["complete"] is True
     assert state.gauges["fake/fake-0"] == {"queue": 3.0}
+    assert view.seen[-1][0] == "complete"
     assert view.seen[0][0] in ("starting", "running")
 
 
