@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
-from engine.weights.plugin import BACKEND
+from engine.weights.plugin import BACKEND, LEASH
 
 SERVED_NAME = "policy"
 LOOPBACK = "127.0.0.1"
@@ -67,6 +67,7 @@ def environment(config: Config) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         "VLLM_HOST_IP": LOOPBACK,
+        LEASH: "1",
     }
     if on_cpu():
         values |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ GRACE_SECONDS = 5.0
 _STOP_SECONDS = GRACE_SECONDS + 8.0
 _TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024
+_HARMLESS = re.compile(r"\) (WARNING|INFO) ")
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 
 log = structlog.get_logger("spade.inference")
@@ -94,7 +96,7 @@ def last_words(log_path: Path, lines: int = 1) -> str:
         text = stream.read().decode(errors="replace")
     found = [line.rstrip() for line in text.splitlines() if line.strip()]
     if lines == 1:
-        errors = [line for line in found[-200:] if "Error" in line or "error:" in line]
+        errors = [line for line in found[-200:] if "rror" in line and not _HARMLESS.search(line)]
         return (errors or found or ["no output"])[-1][-400:]
     return "\n".join(found[-lines:])
 

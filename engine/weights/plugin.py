@@ -1,13 +1,26 @@
-"""vLLM's entry point (group ``vllm.general_plugins``): makes the backend ``spade_file`` known to it."""
+"""vLLM's entry point (group ``vllm.general_plugins``), called in each of vLLM's processes.
+
+It makes the weight-transfer backend ``spade_file`` known. In a vLLM that we started it also ties each
+process to its parent: vLLM's engine process outlives a killed API server otherwise, with all its memory.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
 BACKEND = "spade_file"
 REFUSED = "spade_file refuses"  # begins the message of a push that changed nothing
+LEASH = "SPADE_VLLM_LEASH"
+_LEASH_NAME = "spade-leash"
+_LEASH_SECONDS = 1.0
 
 
 def register() -> None:
-    """Register the engine with vLLM's factory; called once in each of vLLM's processes.
+    """Register the engine with vLLM's factory and, where ``SPADE_VLLM_LEASH`` is set, tie the process.
 
     The engine's module is imported only when a server asks for the backend, so that a vLLM that serves
     something else pays nothing.
@@ -21,3 +34,23 @@ def register() -> None:
     except ValueError as error:
         if "already registered" not in str(error):
             raise
+    if os.environ.get(LEASH):
+        tie_to_parent()
+
+
+def tie_to_parent() -> None:
+    """Let this process be killed within about a second of its parent's end, once however often called.
+
+    A thread looks at the parent's id: the kernel's parent-death signal follows the parent's *thread*.
+    """
+    if any(thread.name == _LEASH_NAME for thread in threading.enumerate()):
+        return
+    parent = multiprocessing.parent_process()
+    expected = os.getppid() if parent is None else parent.pid
+    threading.Thread(target=_watch, args=(expected,), name=_LEASH_NAME, daemon=True).start()
+
+
+def _watch(expected: int | None) -> None:
+    while os.getppid() == expected:
+        time.sleep(_LEASH_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
