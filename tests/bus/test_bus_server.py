@@ -296,3 +296,25 @@ async def test_a_store_too_small_for_its_streams_says_so(tmp_path: Path) -> None
         start = time.monotonic()
         await provision(handle.url, run=RUN, token=handle.token, store_gb=0.05)
         assert time.monotonic() - start < 5
+
+
+async def test_new_streams_are_forced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(tmp_path, run=RUN, store_gb=0.25) as handle:
+        await provision(handle.url, run=RUN, token=handle.token, store_gb=0.25)
+        forced: list[str] = []
+        real = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            forced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            real(descriptor)
+
+        monkeypatch.setattr(module.os, "fsync", fsync)
+        known: set[Path] = set()
+        module.force_to_disk(tmp_path / "store", known)
+        streams = [path for path in forced if path.endswith(f"SAMPLE_{RUN}/meta.inf")]
+        assert len(streams) == 1
+        assert str(Path(streams[0]).parent) in forced
+        assert [path for path in forced if path.endswith("obs/agent/meta.inf")]
+        forced.clear()
+        module.force_to_disk(tmp_path / "store", known)
+        assert forced == []
