@@ -28,6 +28,8 @@ TAIL_LINES = 15
 GRACE_SECONDS = 5.0
 REAP_SECONDS = 10.0
 BAD_INPUT = 2
+# A folder of the working directory must not be taken for one of our packages.
+_OURS = {GUARDED: "1", "PYTHONSAFEPATH": "1"}
 
 
 class Budget:
@@ -69,7 +71,7 @@ async def guarded(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if piped else output,
             stderr=output,
-            env={**os.environ, **(environment or {}), GUARDED: "1"},
+            env={**os.environ, **(environment or {}), **_OURS},
             start_new_session=True,
         )
     try:

@@ -127,11 +127,19 @@ def main() -> None:
     except SpadeError as error:
         _fail(error)
     except Exception as error:
-        from engine.faults import explain
-
         if os.environ.get("SPADE_TRACE"):
             raise
-        _fail(explain(error, Path.cwd()))
+        _fail(_explained(error))
+
+
+def _explained(error: Exception) -> SpadeError:
+    try:
+        from engine.faults import explain
+    except ImportError as missing:
+        return SpadeError(
+            f"The installation is broken: {missing}", remedy="Run `make setup`, or install spade again."
+        )
+    return explain(error, Path.cwd())
 
 
 def _fail(error: SpadeError) -> None:

@@ -19,7 +19,7 @@ from engine.status import Status
 LINE_SECONDS = 10.0
 STALL_SECONDS = 120.0
 _BARS = " ▁▂▃▄▅▆▇█"
-_QUEUE_WORDS = ("queue", "waiting", "in_flight", "pending", "active")
+_QUEUE_WORDS = ("queue", "waiting", "in_flight", "in_hand", "pending", "open_", "held")
 
 
 class View(Protocol):

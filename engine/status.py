@@ -103,11 +103,12 @@ def read(connection: sqlite3.Connection, *, now: float | None = None) -> Status:
     ]
     policy = max(published, key=lambda row: Version.unpack(row["version"]), default=None)
     counters = {row["name"]: int(row["value"]) for row in _rows(connection, "SELECT * FROM counters")}
+    notes = {row["name"]: json.loads(row["value"]) for row in _rows(connection, "SELECT * FROM notes")}
+    ended = _orderly_end(notes)
     gauges, stale = _gauges(connection, now)
     accepted, rejected = counters.get("environments_accepted", 0), counters.get("designs_rejected", 0)
     summary = _one(connection, "SELECT summary FROM rounds ORDER BY round DESC LIMIT 1")
     servers = _servers(connection)
-    notes = {row["name"]: json.loads(row["value"]) for row in _rows(connection, "SELECT * FROM notes")}
     return Status(
         step=max((row["step"] for row in batches), default=policy["step"] if policy else 0),
         round=last["round"] if last else None,
@@ -116,8 +117,9 @@ def read(connection: sqlite3.Connection, *, now: float | None = None) -> Status:
         version_published_label=str(Version.unpack(policy["version"])) if policy else None,
         packed_published=policy["version"] if policy else None,
         lineage=tree.forks,
-        versions_serving=_served_at_end(notes)
-        or tuple(server.step for server in servers if server.lost is None),
+        versions_serving=tuple(
+            ended["serving"] if ended else [server.step for server in servers if server.lost is None]
+        ),
         servers=servers,
         episodes_finished=counters.get("episodes_finished", 0),
         episodes_failed={"infra": 0, "quarantined": 0} | _named(counters, "episodes_failed:"),
@@ -138,7 +140,7 @@ def read(connection: sqlite3.Connection, *, now: float | None = None) -> Status:
         regret=_recent_regret(connection),
         evaluations=_evaluations(connection),
         gauges=gauges,
-        stale_roles=stale,
+        stale_roles=() if ended else stale,
         events=history.position(connection),
         last_event_at=_last_at(connection),
         notes=notes,
@@ -215,12 +217,10 @@ def _servers(connection: sqlite3.Connection) -> tuple[Server, ...]:
     return tuple(found)
 
 
-def _served_at_end(notes: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return what was served when the last life of the run began to end; () while it goes on."""
+def _orderly_end(notes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what the supervisor noted when the run ended; None when it runs or was killed."""
     started, ended = notes.get("started"), notes.get("ended")
-    if not ended or (started and started["at"] > ended["at"]):
-        return ()
-    return tuple(ended.get("serving", ()))
+    return None if ended is None or (started and started["at"] > ended["at"]) else ended
 
 
 def _evaluations(connection: sqlite3.Connection) -> tuple[Evaluation, ...]:

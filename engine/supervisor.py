@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 import msgspec
@@ -22,7 +22,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from bus import Bus, connect, provision, serve
-from bus.messages import Control
+from bus.messages import Control, Heartbeat
 from engine import history, hosting
 from engine import status as standing
 from engine.child import keep_running
@@ -159,6 +159,7 @@ class Supervisor:
                 tasks.start_soon(self._watch_run, recorder)
                 tasks.start_soon(self._obey, bus)
                 async with hosting.services(local, bus, self._needs(), tasks) as shared:
+                    tasks.start_soon(self._beat, bus, {**shared, "bus": bus, "recorder": recorder})
                     self._phase = "running"
                     await self._host_all(bus, address, local, shared)
                     if not await recorder.caught_up(RECORD_SECONDS):
@@ -171,13 +172,24 @@ class Supervisor:
         finally:
             recorder.close()
 
+    async def _beat(self, bus: Bus, parts: Mapping[str, Any]) -> None:
+        """Tell once a second about what the roles of this process share: queue depths, counts, rates."""
+        while True:
+            gauges = {
+                f"{name}.{key}": value
+                for name, part in parts.items()
+                for key, value in part.statistics().items()
+            }
+            await bus.publish(
+                Heartbeat(role="supervisor", instance="supervisor", state="running", statistics=gauges)
+            )
+            await anyio.sleep(hosting.BEAT_SECONDS)
+
     def _needs(self) -> frozenset[str]:
         local = [role.needs for role in self._roles.values() if not role.own_process]
         return frozenset().union(*local)
 
-    async def _host_all(
-        self, bus: Bus, address: Address, config: Config, shared: Mapping[str, object]
-    ) -> None:
+    async def _host_all(self, bus: Bus, address: Address, config: Config, shared: Mapping[str, Any]) -> None:
         """Run all roles of this process and its children until the end, then drain them."""
         async with anyio.create_task_group() as roles:
             for name, role in self._roles.items():
@@ -190,7 +202,7 @@ class Supervisor:
             roles.cancel_scope.cancel()
 
     async def _host(
-        self, name: str, role: type[RoleLike], address: Address, config: Config, shared: Mapping[str, object]
+        self, name: str, role: type[RoleLike], address: Address, config: Config, shared: Mapping[str, Any]
     ) -> None:
         instance = f"{name}-0"
         async with connect(

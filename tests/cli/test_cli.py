@@ -90,7 +90,7 @@ def finished_run(tmp_path: Path) -> Iterator[RunDirectory]:
     history.apply(
         connection, events([*messages, evaluation(1), policy(2), batch(1, 2, final=True), serving(2)])
     )
-    history.put_note(connection, "ended", {"at": 1.0, "complete": True})
+    history.put_note(connection, "ended", {"at": 1.0, "complete": True, "serving": [2]})
     connection.close()
     return run
 

@@ -8,6 +8,7 @@ import pytest
 
 from engine import plan, recipe
 from engine.config import Config
+from engine.errors import ConfigError
 from engine.run import RunDirectory
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -66,11 +67,24 @@ def test_parameters_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ALL)
-def test_vllm_accepts_the_servers_command_line(name: str) -> None:
+@pytest.mark.parametrize("name", GAMES)
+def test_vllm_accepts_the_servers_command_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.inference import launch
 
-    launch.check_args(load(name), Path("a-model-that-is-not-here"))
+    monkeypatch.setattr(launch, "on_cpu", lambda: False)
+    model = Path("a-model-that-is-not-here")
+    assert "--enforce-eager" not in launch.command(load(name), model, 1)
+    launch.check_args(load(name), model)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_vllm_refuses_a_flag_it_does_not_know() -> None:
+    from engine.inference import launch
+
+    wrong = recipe.load(CONFIGS / f"{GAMES[0]}.toml", ["server.args.max-num-sequences=3"]).config
+    with pytest.raises(ConfigError, match="max-num-sequences"):
+        launch.check_args(wrong, Path("a-model-that-is-not-here"))
 
 
 @pytest.mark.e2e

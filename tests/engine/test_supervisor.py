@@ -81,6 +81,7 @@ async def test_a_run_ends_by_itself_when_all_have_seen_the_final_weights(tmp_pat
     assert state.agent_samples_trained == 4
     assert state.notes["ended"]["complete"] is True
     assert state.gauges["fake/fake-0"] == {"queue": 3.0}
+    assert state.gauges["supervisor/supervisor"]["recorder.queued"] == 0.0
     assert view.seen[-1][0] == "complete"
     assert view.seen[0][0] in ("starting", "running")
 
@@ -122,6 +123,14 @@ async def test_a_failing_role_ends_the_run_with_a_paragraph(tmp_path: Path) -> N
         await supervise(with_roles(config(tmp_path), "fake", "broken"))
     assert caught.value.exit_code == 1
     assert "Run the same command again" in caught.value.remedy
+    assert children() == before
+
+
+async def test_a_disk_that_fills_up_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    monkeypatch.setattr("engine.supervisor.free_mb", lambda _path: 3)
+    with pytest.raises(SpadeError, match=r"disk under .* is full \(3 MB are free\)"):
+        await supervise(with_roles(config(tmp_path), "fake"))
     assert children() == before
 
 
