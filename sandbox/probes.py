@@ -22,7 +22,7 @@ GARBAGE = ("banana", "", "-1", "999999999", "\\boxed{1}")
 _NUMBER = re.compile(r"-?\d+")
 _RANGE = re.compile(r"(-?\d+)\s*(?:\.\.+|\u2013|-|to|and)\s*(-?\d+)")
 _WORD = re.compile(r"[^\W\d_]{1,24}")
-_MAX_SPAN = 40
+_MAX_SPAN, _MAX_EACH, _MAX_ACTIONS = 40, 12, 64
 
 
 class Transcript(msgspec.Struct, frozen=True):
@@ -72,17 +72,16 @@ async def play(instance: Instance, first: str, actions: Iterator[str]) -> Transc
     return Transcript(first, tuple(taken), tuple(steps))
 
 
-def plausible(observation: str, limit: int = 24) -> tuple[str, ...]:
-    """Return actions that the text suggests: its ranges and numbers, its words, then small numbers."""
-    found: dict[str, None] = {}
+def plausible(observation: str) -> tuple[str, ...]:
+    """Return at most 64 actions that the text suggests: its ranges, numbers and words, then small numbers."""
+    found: list[str] = []
     for low, high in ((int(a), int(b)) for a, b in _RANGE.findall(observation)):
         if 0 < high - low <= _MAX_SPAN:
-            found.update(dict.fromkeys(map(str, range(low, high + 1))))
-    found.update(dict.fromkeys(n for n in _NUMBER.findall(observation) if len(n) <= 6))
-    numbers = list(found)[: limit - limit // 3]
-    words = list(dict.fromkeys(_WORD.findall(observation)))
-    rest = [str(n) for n in range(10) if str(n) not in numbers]
-    return tuple(dict.fromkeys([*numbers, *words[: limit // 3], *rest]))[:limit]
+            found += map(str, range(low, high + 1))
+    found += [number for number in _NUMBER.findall(observation) if len(number) <= 6][:_MAX_EACH]
+    found += list(dict.fromkeys(_WORD.findall(observation)))[:_MAX_EACH]
+    found += map(str, range(10))
+    return tuple(dict.fromkeys(found))[:_MAX_ACTIONS]
 
 
 def constant(_: Sequence[str], turns: int, action: str) -> Iterator[str]:

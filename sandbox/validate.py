@@ -7,6 +7,7 @@ the way (best rate of a policy that does not look) is part of the verdict.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,7 +52,9 @@ _LOADING = {
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
+BLIND = ("random", "constant", "empty")
 _LEAST_EPISODES = 3
+_RETRIES = 5
 _Choose = Callable[[Sequence[str]], Iterator[str]]
 
 
@@ -67,7 +70,7 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     seeds: int = 6
     replays: int = 2
-    probe_steps: int = 400
+    probe_steps: int = 600
     max_observation: int = 8000
     garbage: Literal["tolerate", "strict"] = "tolerate"
     variation: Literal["require", "flag"] = "require"
@@ -80,9 +83,11 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """How far a program came. ``rung`` is where it failed, or ``accepted``.
 
-    ``policies`` maps a blind policy to its win rate, ``trivial_win_rate`` is the best of them and
-    ``degenerate`` says that it reached the threshold. ``ends`` tells whether the program ended an episode
-    within the turns, ``varies`` whether its seed made a difference, ``solvable`` whether anything won.
+    ``policies`` maps a policy to its win rate, ``trivial_win_rate`` is the best of those that do not look
+    (:data:`BLIND`) and ``degenerate`` says that one of them reached the threshold. ``sweep`` tries one
+    plausible action after the other, which may be honest work. ``ends`` tells whether the program ended an
+    episode within the turns, ``varies`` whether its seed made a difference, ``solvable`` whether anything
+    won.
     """
 
     ok: bool
@@ -117,6 +122,7 @@ class _Climb:
     played: dict[str, dict[int, Transcript]] = field(default_factory=dict)
     instance: Instance | None = None
     actions: tuple[str, ...] = ()
+    invalid: set[str] = field(default_factory=set)
     varies: bool = False
     solved: bool = False
 
@@ -216,22 +222,46 @@ class Validator:
             await self._rollout(climb, "random", seed, partial(probes.guess, turns=turns, seed=31 * k + 1))
         winners = Counter(t.actions[-1] for t in climb.transcripts if t.won)
         favourite = winners.most_common(1)[0][0] if winners else climb.actions[0]
-        for seed in self._seeds(fresh=True):
-            await self._rollout(
-                climb, "constant", seed, partial(probes.constant, turns=turns, action=favourite)
-            )
-            await self._rollout(climb, "empty", seed, partial(probes.constant, turns=turns, action=""))
+        constants = {"constant": favourite, "empty": ""}
+        for seed in self._seeds(1):
+            for name, action in constants.items():
+                await self._rollout(climb, name, seed, partial(probes.constant, turns=turns, action=action))
+        for name in self._degenerate(climb):
+            # a few lucky episodes are not a verdict: play as many again
+            for seed in self._seeds(2):
+                choose = partial(probes.guess, turns=turns, seed=seed)
+                if name in constants:
+                    choose = partial(probes.constant, turns=turns, action=constants[name])
+                await self._rollout(climb, name, seed, choose)
+
+    def _degenerate(self, climb: _Climb) -> list[str]:
+        """Blind policies that reached the threshold in enough episodes."""
+        return [
+            name
+            for name in BLIND
+            if len(climb.played.get(name, ())) >= _LEAST_EPISODES
+            and climb.rate(name) >= self.settings.degenerate_rate
+        ]
 
     async def _rollout(self, climb: _Climb, policy: str, seed: int, choose: _Choose) -> None:
-        """Play one episode by ``choose``, which is given the actions that the first observation suggests."""
+        """Play one episode by ``choose``, which is given the actions that the first observation suggests.
+
+        An action that the program calls invalid by raising is taken out, and the episode played again.
+        """
         assert climb.instance is not None
-        if climb.budget <= 0:
-            return
-        first = await self._first(climb, seed)
-        transcript = await probes.play(climb.instance, first, choose(probes.plausible(first)))
-        climb.budget -= len(transcript.actions)
-        climb.played.setdefault(policy, {})[seed] = transcript
-        self._judge_error(policy, transcript)
+        for _ in range(_RETRIES):
+            if climb.budget <= 0:
+                return
+            first = await self._first(climb, seed)
+            known = probes.plausible(first)
+            valid = tuple(action for action in known if action not in climb.invalid)
+            transcript = await probes.play(climb.instance, first, choose(valid or known))
+            climb.budget -= len(transcript.actions)
+            climb.played.setdefault(policy, {})[seed] = transcript
+            self._judge_error(policy, transcript)
+            if not transcript.error or transcript.actions[-1] in climb.invalid:
+                return
+            climb.invalid.add(transcript.actions[-1])
 
     def _judge_error(self, policy: str, transcript: Transcript) -> None:
         """Reject exceptions that are not the program's way to call an action invalid."""
@@ -270,10 +300,13 @@ class Validator:
             if start >= len(climb.actions):
                 break
             name = f"sweep from {start}"
-            for seed in self._seeds():
-                choose = partial(probes.sweep, turns=climb.turns, start=start)
+            choose = partial(probes.sweep, turns=climb.turns, start=start)
+            # twice the seeds: a coin drawn from six of them is the same for all every 32nd time
+            for seed in (*self._seeds(), *self._seeds(3)):
                 await self._rollout(climb, name, seed, choose)
-            climb.varies = _differ(climb.played[name].values())
+                climb.varies = _differ(climb.played[name].values())
+                if climb.varies:
+                    break
         if not climb.varies and self.settings.variation == "require":
             raise _Rejected("variation", "every seed gives the same game; draw something from the seed")
 
@@ -326,26 +359,20 @@ class Validator:
         if leaks == len(seeds):
             raise _Rejected("leak", "the first observation gives the answer away")
 
-    def _seeds(self, *, fresh: bool = False) -> Sequence[int]:
-        first = self.settings.first_seed + (7919 if fresh else 0)
+    def _seeds(self, block: int = 0) -> Sequence[int]:
+        """The seeds of one phase; other blocks are other seeds."""
+        first = self.settings.first_seed + 7919 * block
         return range(first, first + self.settings.seeds)
 
     def _verdict(self, climb: _Climb, rung: str, reason: str) -> Verdict:
-        episodes = {name: len(by_seed) for name, by_seed in climb.played.items()}
-        names = [name for name in ("sweep", "random", "constant", "empty") if climb.played.get(name)]
-        policies = {name: climb.rate(name) for name in names}
-        best = max(policies.values(), default=0.0)
+        policies = {name: climb.rate(name) for name in ("sweep", *BLIND) if climb.played.get(name)}
         instance = climb.instance
         return Verdict(
             ok=rung == "accepted",
             rung=rung,
             reason=reason[:600],
-            trivial_win_rate=best,
-            degenerate=rung == "accepted"
-            and any(
-                rate >= self.settings.degenerate_rate and episodes[name] >= _LEAST_EPISODES
-                for name, rate in policies.items()
-            ),
+            trivial_win_rate=max((policies.get(name, 0.0) for name in BLIND), default=0.0),
+            degenerate=rung == "accepted" and bool(self._degenerate(climb)),
             first_observations=tuple(climb.first.values())[:3],
             max_turns=instance.max_turns if instance else None,
             class_name=instance.class_name if instance else "",
@@ -388,7 +415,19 @@ def leaked(observation: str, action: str) -> bool:
 
 
 def _differ(transcripts: Iterable[Transcript]) -> bool:
-    return len({msgspec.json.encode((t.first, t.steps, t.error)) for t in transcripts}) > 1
+    """Whether two transcripts part although their actions, as far as they are the same, do not."""
+    return any(_parts(one, other) for one, other in itertools.combinations(transcripts, 2))
+
+
+def _parts(one: Transcript, other: Transcript) -> bool:
+    if one.first != other.first:
+        return True
+    for number, (first, second) in enumerate(zip(one.actions, other.actions, strict=False)):
+        if first != second:
+            return False
+        if one.steps[number : number + 1] != other.steps[number : number + 1]:
+            return True
+    return False
 
 
 def _difference(wanted: Transcript, again: Transcript) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from sandbox.probes import GARBAGE, plausible
-from sandbox.validate import leaked, solution_actions
+from sandbox.frames import StepResult
+from sandbox.probes import GARBAGE, Transcript, plausible
+from sandbox.validate import _differ, leaked, solution_actions
 
 
 def test_plausible_actions() -> None:
     assert plausible("kites peak in 0..8, 2 tries")[:9] == tuple("012345678")
     assert "red" in plausible("red blue red ?")
     assert plausible("between 17 and 19")[:3] == ("17", "18", "19")
-    assert len(plausible("1..9000 " + "word " * 100)) <= 24
+    assert len(plausible("0..40 50-90 " + " ".join(map(chr, range(97, 123))))) <= 64
     assert len(set(plausible("5 5 5"))) == len(plausible("5 5 5"))
     assert plausible("")
     assert "banana" in GARBAGE
@@ -29,3 +30,16 @@ def test_leaks() -> None:
     assert not leaked("Choose 5 or 6; the answer matters", "5")
     assert not leaked("the key is 55", "5")
     assert not leaked("anything", "")
+
+
+def played(*pairs: tuple[str, str], first: str = "go") -> Transcript:
+    steps = tuple(StepResult(observation, 0.0, False, False) for _, observation in pairs)
+    return Transcript(first, tuple(action for action, _ in pairs), steps)
+
+
+def test_transcripts_differ_only_for_the_same_actions() -> None:
+    assert not _differ([played(("1", "a"), ("2", "b")), played(("1", "a"), ("2", "b"))])
+    assert not _differ([played(("1", "a"), ("2", "b")), played(("1", "a"), ("3", "c"))])
+    assert not _differ([played(("1", "a")), played(("1", "a"), ("3", "c"))])
+    assert _differ([played(("1", "a"), ("2", "b")), played(("1", "a"), ("2", "c"))])
+    assert _differ([played(), played(), played(first="other")])

@@ -153,14 +153,11 @@ async def test_variation_flagged_only(pair: SandboxPool) -> None:
     [
         ('return f"{a}", 1.0, True, False, {}', "empty"),
         ('return f"{a}", float(a == "7"), True, False, {}', "constant"),
-        (
-            'return f"{a}", float(a == str(self.seed % 3)), self.t > 8 or a == str(self.seed % 3), False, {}',
-            "sweep",
-        ),
+        ('self.seen.add(a); return "", float(len(self.seen) > 1), self.t > 4, False, {}', "random"),
     ],
 )
 async def test_programs_won_blindly_are_degenerate(pair: SandboxPool, step: str, policy: str) -> None:
-    found = await verdict(pair, game(reset='return f"pick 0..7, game {seed}"', step=step))
+    found = await verdict(pair, game(reset='self.seen = set(); return f"pick 0..7, game {seed}"', step=step))
     assert found.ok
     assert found.degenerate
     assert found.policies[policy] == 1.0
@@ -172,7 +169,7 @@ async def test_long_episodes_stay_within_the_budget(pair: SandboxPool) -> None:
     source = game(step='return f"{self.t} {self.seed} {a}", 0.0, False, False, {}')
     found = await validator.validate(source, max_turns=25)
     assert found.ok
-    assert set(found.policies) == {"sweep", "random"}
+    assert set(found.policies) >= {"sweep", "random"}
 
 
 async def test_programs_are_validated_side_by_side(pair: SandboxPool) -> None:
