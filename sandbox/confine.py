@@ -137,13 +137,15 @@ def _filter_probe(program: bytes) -> None:
     """Find out in a child whether the filter can be installed. Raises OSError when not."""
     pid = os.fork()
     if pid == 0:
-        code = 0
+        code = errno.EFAULT
         try:
             kernel.no_new_privileges()
             kernel.install_filter(program)
+            code = 0
         except OSError as error:
-            code = min(error.errno or 1, 254)
-        os._exit(code)
+            code = min(error.errno or code, 254)
+        finally:
+            os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code != 0:
         raise OSError(code if code > 0 else errno.EFAULT, "seccomp probe")

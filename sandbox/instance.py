@@ -202,6 +202,7 @@ class Instance:
             self._stop_clock()
             self._answer = None
             self.used = time.monotonic()
+        self._pool.calls += 1
         self.output = reply.out or ""
         if reply.err is not None:
             kind, message, frames_, phase = reply.err

@@ -91,6 +91,8 @@ class Keeper:
             self._control, theirs = map(stack.enter_context, socket.socketpair(type=socket.SOCK_SEQPACKET))
             self._control.setblocking(False)
             self._process = self._launch(theirs)
+            stack.callback(self._process.wait)
+            stack.callback(self._process.kill)
             theirs.close()
             self._pidfd = os.pidfd_open(self._process.pid)
             stack.pop_all()
@@ -201,7 +203,7 @@ class Keeper:
         """
         if self.lost.is_set():
             return
-        self.reason = reason
+        self.reason = reason + self._last_words()
         self.ready = False
         self._loop.remove_reader(self._control)
         self._want_write(False)
@@ -215,11 +217,9 @@ class Keeper:
             self._kill()
         tenants, self.tenants = self.tenants, {}
         for tenant in tenants.values():
-            tenant.orphaned(reason)
+            tenant.orphaned(self.reason)
         if not self._report.done():
-            self._report.set_exception(
-                SandboxUnavailable(f"zygote {self.index}: {reason}{self._last_words()}")
-            )
+            self._report.set_exception(SandboxUnavailable(f"zygote {self.index}: {self.reason}"))
 
     def _last_words(self) -> str:
         self._errors.seek(0)

@@ -64,7 +64,7 @@ class SandboxPool:
         self._numbers = itertools.count(1)
         self._strikes: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
-        self._waiting = self.max_live = 0
+        self._waiting = self.max_live = self.calls = 0
         self._fault = ""
         self._closed = True
         self._spawn_seconds: deque[float] = deque(maxlen=_SAMPLES)
@@ -154,6 +154,7 @@ class SandboxPool:
             "live": float(len(live)),
             "max_live": float(self.max_live),
             "waiting": float(self._waiting),
+            "calls": float(self.calls),
             "busy": float(sum(instance.busy for instance in live)),
             "zygotes": float(sum(keeper.ready for keeper in self._keepers.values())),
             "spawn_p50_ms": _quantile(self._spawn_seconds, 0.5) * 1e3,
@@ -235,7 +236,8 @@ class SandboxPool:
         self._live[instance.number] = instance
         try:
             await instance.load(frame)
-        except BaseException:
+        except BaseException as error:
+            self._counts["EnvError"] += isinstance(error, EnvError)
             await instance.close()
             raise
         self._counts["spawns"] += 1
