@@ -28,6 +28,7 @@ _OWNED = {
 }
 _SECRETS = ("SPADE_BUS_TOKEN",)
 _VALIDATE_SECONDS = 120.0
+_CPU_BLOCK = 32
 
 
 def command(config: Config, model_path: Path, port: int) -> list[str]:
@@ -46,6 +47,7 @@ def command(config: Config, model_path: Path, port: int) -> list[str]:
                 remedy=_OWNED[flag],
             )
         flags[flag] = value
+    _check_block_size(flags)
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     for flag, value in flags.items():
         if value is False:
@@ -161,11 +163,23 @@ def _defaults(config: Config, model_path: Path, port: int) -> dict[str, str | in
         "disable-uvicorn-access-log": True,
     }
     if on_cpu():
-        flags |= {"distributed-executor-backend": "uni", "enforce-eager": True, "block-size": 32}
+        flags |= {"distributed-executor-backend": "uni", "enforce-eager": True, "block-size": _CPU_BLOCK}
     return flags
 
 
+def _check_block_size(flags: dict[str, str | int | float | bool]) -> None:
+    size = flags.get("block-size")
+    if on_cpu() and isinstance(size, int) and size % _CPU_BLOCK:
+        raise ConfigError(
+            f"[server.args] block-size = {size}: vLLM accepts it, but dies at start on a CPU",
+            where="server.args",
+            remedy=f"Use a multiple of {_CPU_BLOCK}.",
+        )
+
+
 def _reason(text: str) -> str:
+    """Return the error of vLLM's output in one line, without the parser's own ornaments."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or ["no message"])[-1][:500]
+    line = (errors or lines or ["no message"])[-1]
+    return line.split(" [type=")[0].split("error: ", 1)[-1][:500]

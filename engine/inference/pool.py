@@ -245,6 +245,8 @@ class InferencePool:
         if completion is None:
             self._counts["moved"] += 1
             raise ServerGone("the request was moved away from a lost server", where=server.url)
+        if any(span.version < 0 for span in completion.spans):
+            raise ServerGone("its weights carry no version: they were never pushed", where=server.url)
         self._answered(server, completion, in_flight)
         return completion
 

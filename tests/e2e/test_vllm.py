@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -262,3 +263,14 @@ async def test_handshake_agrees_at_any_temperature(world: World) -> None:
 async def test_probe_and_health(world: World) -> None:
     assert await world.client.healthy(deadline=5.0)
     assert 0 < await world.client.probe(deadline=30.0) < 30
+
+
+async def test_a_killed_engine_ends_the_server_and_all_it_started(world: World) -> None:
+    """Last: the server does not survive it."""
+    family = psutil.Process(world.process.pid).children(recursive=True)
+    engine = next(child for child in family if "EngineCore" in " ".join(child.cmdline()))
+    engine.kill()
+    with anyio.fail_after(60):
+        reason = await world.process.wait()
+    assert "vLLM ended" in reason
+    assert not psutil.wait_procs(family, timeout=10)[1]

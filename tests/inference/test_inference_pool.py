@@ -238,6 +238,14 @@ async def test_versions_come_from_spans_and_salt_follows() -> None:
         assert [body["cache_salt"] for body in fake.bodies] == ["1", "2"]
 
 
+async def test_tokens_of_unnamed_weights_are_not_accepted() -> None:
+    async with fake_vllm() as fake, new_pool() as pool:
+        pool.apply(serving(fake))
+        fake.version = "default"
+        with pytest.raises(InferenceUnavailable, match="no version"):
+            await ask(pool)
+
+
 class Facts:
     """The part of the bus that the pool follows."""
 

@@ -71,6 +71,15 @@ def test_flags_of_ours_are_refused(flag: str) -> None:
         command(config(args={flag: "x"}), MODEL, 1)
 
 
+def test_a_block_size_that_dies_at_start_is_refused(on_cpu: bool) -> None:
+    if on_cpu:
+        with pytest.raises(ConfigError, match="block-size = 16"):
+            command(config(args={"block-size": 16}), MODEL, 1)
+    else:
+        command(config(args={"block-size": 16}), MODEL, 1)
+    assert flags(command(config(args={"block-size": 64}), MODEL, 1))["block-size"] == "64"
+
+
 def test_environment(on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPADE_BUS_TOKEN", "secret")
     monkeypatch.setenv("KEPT", "yes")
