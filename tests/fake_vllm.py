@@ -28,7 +28,8 @@ def logprob(token: int, version: str) -> float:
 @dataclass
 class FakeVllm:
     """``hold`` blocks generation while cleared; ``faults`` maps a path to what it does next, in order:
-    an HTTP status, ``drop`` (close the connection) or ``hang``."""
+    an HTTP status, ``drop`` (close the connection) or ``hang``. ``stale_loads`` is how many loads do
+    nothing but change the label; ``sampled_shift`` falsifies the log-probs of sampled tokens."""
 
     url: str = ""
     version: str = "default"
@@ -39,6 +40,7 @@ class FakeVllm:
     healthy: bool = True
     refuse_reason: str = ""
     stale_loads: int = 0
+    sampled_shift: float = 0.0
     tokens: int = 4
     metrics: str = ""
     calls: Counter[str] = field(default_factory=Counter)
@@ -162,7 +164,10 @@ class FakeVllm:
             answer["prompt_logprobs"] = [None] + [
                 {str(token): {"logprob": logprob(token, self.loaded)}} for token in body["token_ids"][1:]
             ]
-        content = [{"token_id": token, "logprob": logprob(token, self.loaded)} for token in tokens]
+        content = [
+            {"token_id": token, "logprob": logprob(token, self.loaded) + self.sampled_shift}
+            for token in tokens
+        ]
         answer["choices"] = [
             {
                 "index": 0,

@@ -21,6 +21,7 @@ from engine.inference.completion import InferenceError
 from engine.inference.vllm import VllmClient
 from engine.weights.update import canary_error
 
+TRAINER_TEMPERATURE = 1.0  # what engine.training divides logits by
 _TOKENS = 16
 _TOKENS_FULL = 4  # with the whole vocabulary in each answer
 
@@ -41,11 +42,12 @@ class Handshake:
 
 def check_sampling(sampling: Sampling, key: str) -> None:
     """Raise ConfigError when the trainer cannot correct for ``sampling`` (``key`` is its table's name)."""
-    if sampling.temperature <= 0:
+    if sampling.temperature != TRAINER_TEMPERATURE:
         raise ConfigError(
-            f"[{key}] temperature = {sampling.temperature}: greedy tokens have no log-probs to train on",
+            f"[{key}] temperature = {sampling.temperature}, but the trainer computes log-probs at "
+            f"temperature {TRAINER_TEMPERATURE}",
             where=key,
-            remedy="Set it to 1.0.",
+            remedy=f"Set it to {TRAINER_TEMPERATURE}.",
         )
     if sampling.top_p < 1 or sampling.top_k > 0:
         raise ConfigError(

@@ -45,12 +45,14 @@ async def test_untempered_logprobs_are_refused_with_the_figure() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(top_p=0.9), Sampling(top_k=5), Sampling(temperature=0.0)], ids=str
+    "sampling",
+    [Sampling(top_p=0.9), Sampling(top_k=5), Sampling(temperature=0.0), Sampling(temperature=0.7)],
+    ids=str,
 )
 def test_sampling_that_cannot_be_corrected_is_refused(sampling: Sampling) -> None:
     with pytest.raises(ConfigError, match=r"agent\.sampling"):
         check_sampling(sampling, "agent.sampling")
-    check_sampling(Sampling(temperature=0.7), "agent.sampling")
+    check_sampling(Sampling(), "agent.sampling")
 
 
 @given(st.lists(st.floats(-20, 20), min_size=2, max_size=30), st.floats(0.2, 3.0))

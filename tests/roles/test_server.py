@@ -181,16 +181,10 @@ async def test_a_wrong_model_ends_the_role_with_figures(tmp_path: Path) -> None:
 
 
 async def test_wrong_logprobs_end_the_role_with_figures(tmp_path: Path) -> None:
-    async with fake_vllm() as fake:
+    async with fake_vllm(sampled_shift=0.125) as fake:
         stage = Stage(tmp_path, (fake.url,))
-        stage.role.config = Config(
-            run=Run(name="t"),
-            model=Model(path="x"),
-            server=stage.config.server,
-            agent=Agent(sampling=Sampling(temperature=0.5)),
-        )
         await stage.bus.publish(policy(1))
-        with pytest.raises(HandshakeRefused, match=r"temperature 0\.5"):
+        with pytest.raises(HandshakeRefused, match=r"softmax\(logits / T\) by 0\.125, 0\.001 is allowed"):
             await stage.role.run()
 
 
