@@ -1,0 +1,151 @@
+"""Seed families: the environments a nano policy is warm-started on, and the held-out ones it is judged by.
+
+A family is one class (``engine.seeds.base.Family``). The built-in ones are listed here; a recipe names its
+own with importable names, ``"package.module:Class"``, in ``[warmstart].families``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from engine.errors import ConfigError
+from engine.seeds.base import LEVELS, MAX_TURNS, SEED_LEVELS, Family, Parameters, Script
+from engine.seeds.nouns import NOUNS
+
+__all__ = [
+    "BUILT_IN",
+    "LEVELS",
+    "MAX_TURNS",
+    "NOUNS",
+    "SEED_LEVELS",
+    "SUITES",
+    "Document",
+    "Family",
+    "HeldOut",
+    "Parameters",
+    "Script",
+    "classify",
+    "documents",
+    "families",
+    "held_out",
+]
+
+BUILT_IN: tuple[str, ...] = (
+    "engine.seeds.sequence:Sequence",
+    "engine.seeds.guess:Guess",
+    "engine.seeds.walk:Walk",
+    "engine.seeds.cycle:Cycle",
+    "engine.seeds.peak:Peak",
+    "engine.seeds.levers:Levers",
+)
+
+SUITES: dict[str, tuple[int, ...]] = {"easy": (1, 2), "mid": (3, 4), "hard": (5, 6)}
+
+
+@dataclass(frozen=True)
+class Document:
+    """Two sentences that a design is grounded in."""
+
+    id: str
+    skill: str
+    text: str
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One held-out episode: a program with withheld parameters and the seed of its instance."""
+
+    source: str
+    seed: int
+    family: str
+    level: int
+    max_turns: int
+
+
+def families(names: Sequence[str] = ()) -> tuple[Family, ...]:
+    """Return the families named, the built-in ones for an empty list.
+
+    A name is ``"package.module:Class"`` or the short name of a built-in family.
+    Raises ConfigError for a name that cannot be imported or is no Family, and for two of one name.
+    """
+    found = _load(tuple(names) or BUILT_IN)
+    doubled = {family.name for family in found if sum(other.name == family.name for other in found) > 1}
+    if doubled:
+        raise ConfigError(f"Two seed families are called {', '.join(sorted(doubled))}.")
+    return found
+
+
+def documents(names: Sequence[str] = ()) -> tuple[Document, ...]:
+    """Return all documents of the families named: every text with every noun, in a fixed order."""
+    return tuple(
+        Document(id=f"{family.name}-{index}-{noun}", skill=family.skill, text=text.format(noun=noun))
+        for family in families(names)
+        for index, text in enumerate(family.documents)
+        for noun in NOUNS
+    )
+
+
+def classify(source: str, names: Sequence[str] = ()) -> tuple[str, int] | None:
+    """Return (family name, level 1-6) of a program, None when it is no member of any family.
+
+    A program whose text and code disagree (say, on the number of tries) is no member.
+    """
+    for family in families(names):
+        read = family.parse(source)
+        if read is not None:
+            return family.name, family.level(read[0])
+    return None
+
+
+def held_out(suite: str, episodes: int, seed: int, names: Sequence[str] = ()) -> list[HeldOut]:
+    """Return ``episodes`` episodes of a suite, families in turn, withheld parameters only.
+
+    ``suite`` is "easy" (levels 1-2), "mid" (3-4) or "hard" (5-6). The same arguments give the same list.
+    Raises ConfigError for an unknown suite.
+    """
+    levels = SUITES.get(suite)
+    if levels is None:
+        raise ConfigError(f"There is no held-out suite {suite!r}.", remedy=f"Suites: {', '.join(SUITES)}.")
+    rng = Random(f"held-out {suite} {seed}")
+    chosen = families(names)
+    episodes_list = []
+    for index in range(episodes):
+        family = chosen[index % len(chosen)]
+        level = levels[(index // len(chosen)) % len(levels)]
+        parameters = family.draw(level, rng, withheld=True)
+        episodes_list.append(
+            HeldOut(
+                source=family.program(parameters, rng.choice(NOUNS)),
+                # The corpus draws its instances below 2**20.
+                seed=rng.randrange(1 << 20, 1 << 30),
+                family=family.name,
+                level=level,
+                max_turns=family.max_turns,
+            )
+        )
+    return episodes_list
+
+
+@cache
+def _load(names: tuple[str, ...]) -> tuple[Family, ...]:
+    short = {name.rpartition(".")[2].partition(":")[0]: name for name in BUILT_IN}
+    return tuple(_import(short.get(name, name)) for name in names)
+
+
+def _import(name: str) -> Family:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute or "")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"The seed family {name!r} cannot be imported: {error}.",
+            where="[warmstart].families",
+            remedy='Write it as "package.module:Class", or use a built-in name.',
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Family)):
+        raise ConfigError(f"{name!r} is no engine.seeds.Family.", where="[warmstart].families")
+    return found()

@@ -1,0 +1,171 @@
+"""What a seed family is: a parametrised program, its documents, its hint and its scripted players.
+
+A family is one class in one file. Its program is a text with ``$name`` slots; the same text, read
+backwards, recognises programs of the family (``parse``), so text and code cannot drift apart: a program is
+a member only if writing it again from the parameters that were read gives the same text.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import cached_property
+from random import Random
+from typing import ClassVar
+
+Parameters = Mapping[str, int | str]
+Script = Generator[str, str, None]
+
+LEVELS = (1, 2, 3, 4, 5, 6)
+SEED_LEVELS = (1, 2, 3)
+MAX_TURNS = 6
+
+# How often a player that does not think says again what it said before.
+_STUBBORN = 0.7
+
+_SLOT = re.compile(r"\$([a-z]+)")
+
+
+def boxed(thought: str, action: object) -> str:
+    """Return a reply: the thought, if any, then the action in a box."""
+    box = f"\\boxed{{{action}}}"
+    return f"{thought} {box}" if thought else box
+
+
+def stubborn(choose: Callable[[], object], rng: Random) -> Script:
+    """Answer without a thought, blind to what comes back, mostly the same thing again."""
+    action = choose()
+    while True:
+        yield boxed("", action)
+        if rng.random() > _STUBBORN:
+            action = choose()
+
+
+def numbers(text: str) -> list[int]:
+    """Return the integers in ``text``, in order."""
+    return [int(found) for found in re.findall(r"\d+", text)]
+
+
+def count(pairs: Sequence[tuple[int, int]]) -> str:
+    """Write a count in step: ``1:13 2:14 3:15``. Small policies count reliably and add badly."""
+    return " ".join(f"{left}:{right}" for left, right in pairs)
+
+
+class Family(ABC):
+    """One kind of seed environment.
+
+    ``template`` is the program with ``$slots``; ``slots`` lists, in order, the ones ``parse`` reads (the
+    others are derived in ``fill``). ``documents`` are texts with a ``{noun}``: the noun goes into the
+    observation, so the document is needed to write the program that is expected.
+    Levels run from 1 (easy) to 6. The warm start sees levels 1-3 without withheld parameters only.
+    """
+
+    name: ClassVar[str]
+    skill: ClassVar[str]
+    template: ClassVar[str]
+    slots: ClassVar[tuple[str, ...]]
+    documents: ClassVar[tuple[str, ...]]
+    max_turns: ClassVar[int] = MAX_TURNS
+
+    @abstractmethod
+    def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
+        """Return parameters of ``level``: withheld ones, or ones the warm start may see.
+
+        Raises ValueError where the level has none (levels 4-6 are wholly withheld).
+        """
+
+    @abstractmethod
+    def level(self, parameters: Parameters) -> int:
+        """Return the level of any readable parameters, 1-6: what the classifier reports."""
+
+    @abstractmethod
+    def withheld(self, parameters: Parameters) -> bool:
+        """Return whether the warm start must never see a program with these parameters."""
+
+    @abstractmethod
+    def hint(self, parameters: Parameters) -> str:
+        """Return one line that tells what the observation does not."""
+
+    @abstractmethod
+    def think(self, observation: str, hint: str | None, rng: Random) -> Script:
+        """Play well and show the work: yields replies, is sent observations."""
+
+    @abstractmethod
+    def blurt(self, observation: str, rng: Random) -> Script:
+        """Play without thought: plausible, blind answers."""
+
+    def fill(self, parameters: Parameters) -> Mapping[str, object]:
+        """Return the values of all slots; override to derive some from others."""
+        return parameters
+
+    def program(self, parameters: Parameters, noun: str) -> str:
+        """Return the source text for ``parameters`` about ``noun``."""
+        return "".join(text for text, _ in self.pieces(parameters, noun))
+
+    def pieces(self, parameters: Parameters, noun: str) -> Iterator[tuple[str, bool]]:
+        """Yield the program piece by piece, each with whether it fills a slot (else it is boilerplate)."""
+        values = {**self.fill(parameters), "noun": noun}
+        for index, piece in enumerate(_SLOT.split(self.template.strip("\n"))):
+            yield (str(values[piece]), True) if index % 2 else (piece, False)
+
+    def tries(self, parameters: Parameters) -> int:
+        """Return after how many actions the program ends."""
+        return int(parameters["tries"])
+
+    def parse(self, source: str) -> tuple[Parameters, str] | None:
+        """Return (parameters, noun) of a member of this family, else None.
+
+        A program whose text and code disagree is not a member.
+        """
+        found = self._pattern.fullmatch(source.strip())
+        if found is None:
+            return None
+        read: dict[str, int | str] = {
+            slot: int(text) if (text := found[slot]).isdecimal() else text for slot in self.slots
+        }
+        try:
+            same = self.program(read, found["noun"]) == source.strip()
+        except (ArithmeticError, LookupError, ValueError):
+            return None
+        return (read, found["noun"]) if same else None
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        seen: set[str] = set()
+
+        def slot(match: re.Match[str]) -> str:
+            name = match[1]
+            if name in seen or name not in (*self.slots, "noun"):
+                return r"[\w ]+"
+            seen.add(name)
+            return f"(?P<{name}>\\d{{1,2}}|[A-Za-z ]+)"
+
+        # re.escape writes "$" as "\$"; slots that repeat or are derived are checked by writing again.
+        return re.compile(re.sub(r"\\\$([a-z]+)", slot, re.escape(self.template.strip("\n"))))
+
+
+class SizedFamily(Family):
+    """A family whose level is the band its ``size`` parameter lies in.
+
+    ``bands[level]`` are the sizes of a level, ``reserved`` the withheld ones among levels 1-3.
+    """
+
+    size: ClassVar[str]
+    bands: ClassVar[Mapping[int, tuple[int, ...]]]
+    reserved: ClassVar[frozenset[int]]
+
+    def withheld(self, parameters: Parameters) -> bool:
+        value = int(parameters[self.size])
+        return value in self.reserved or value > max(self.bands[SEED_LEVELS[-1]])
+
+    def band(self, value: int) -> int:
+        """Return the lowest level whose sizes reach ``value``, at most 6."""
+        return next((level for level in LEVELS if value <= max(self.bands[level])), LEVELS[-1])
+
+    def pick(self, level: int, rng: Random, *, withheld: bool) -> int:
+        """Return a size of ``level`` that is, or is not, withheld."""
+        fitting = [size for size in self.bands[level] if self.withheld({self.size: size}) is withheld]
+        if not fitting:
+            raise ValueError(f"{self.name} has no {'withheld' if withheld else 'seed'} size at level {level}")
+        return rng.choice(fitting)

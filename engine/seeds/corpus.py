@@ -1,0 +1,162 @@
+"""The warm-start corpus: designs, hints and plays of seed programs, as chat messages.
+
+Competence is made partial by mode, not by noise in the labels: a scripted player either thinks, and then
+plays as well as it can, or blurts, for a whole play. So reinforcement learning has a mode to sharpen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+from engine.prompts import render
+from engine.seeds.base import SEED_LEVELS, Family, Parameters
+from engine.seeds.cycle import PALETTE
+from engine.seeds.nouns import NOUNS
+
+Kind = Literal["design", "hint", "play", "drill"]
+
+# Chance of a thinking player by level 1-3, on the plain and on the hinted arm.
+THINKS_PLAIN = (0.50, 0.42, 0.36)
+THINKS_HINTED = (0.92, 0.90, 0.88)
+PLAY_LEVELS = (0.36, 0.34, 0.30)
+
+# Levels of designs by the win rate asked for: a target is a wish that the levels can answer.
+_TARGETS = (0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8)
+_DESIGN_LEVELS = ((0.45, (0.10, 0.30, 0.60)), (0.55, (0.40, 0.40, 0.20)), (1.0, (0.70, 0.25, 0.05)))
+_UNGROUNDED = 0.1
+_HINT_SHARE = 0.42
+_PLAYS_PER_PROGRAM = 4
+# Copying from the context (a noun, a hint, a colour) is the bottleneck of so short a training; drills of
+# nothing else, for every so many programs, bring it about early.
+_DRILLS_PER_PROGRAM = 0.6
+_INSTANCES = 1 << 20
+_WORDS = (*NOUNS, *PALETTE)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One conversation: contents in turn of user and assistant, beginning with the user.
+
+    ``decisive`` are the character ranges of a design's reply that are not the same in all of its family.
+    """
+
+    kind: Kind
+    family: str
+    contents: tuple[str, ...]
+    thinks: bool = False
+    hinted: bool = False
+    won: bool = False
+    decisive: tuple[tuple[int, int], ...] = ()
+
+
+def examples(
+    families: Sequence[Family], *, seed: int, design_share: float, hinted_share: float
+) -> Iterator[Example]:
+    """Yield examples without end; the same arguments yield the same ones.
+
+    ``design_share`` is the share of designs and hints together, ``hinted_share`` that of hinted plays
+    among plays.
+    """
+    rng = Random(f"warm start {seed}")
+    turn = 0
+    while True:
+        family = families[turn % len(families)]
+        turn += 1
+        plays = [
+            play(family, parameters, noun, rng, hinted=rng.random() < hinted_share)
+            for parameters, noun in [_program(family, rng, PLAY_LEVELS)]
+            for _ in range(_PLAYS_PER_PROGRAM)
+        ]
+        yield from plays
+        # As many designs and hints follow as keep the share right on average.
+        wanted = _PLAYS_PER_PROGRAM * design_share / (1 - design_share)
+        for _ in range(int(wanted) + (rng.random() < wanted % 1)):
+            yield hint(family, rng) if rng.random() < _HINT_SHARE else design(family, rng)
+        if rng.random() < _DRILLS_PER_PROGRAM:
+            yield drill(rng)
+
+
+def design(family: Family, rng: Random) -> Example:
+    """Return a design: a prompt with a document, answered by the program that the document asks for."""
+    target = rng.choice(_TARGETS)
+    weights = next(weights for bound, weights in _DESIGN_LEVELS if target <= bound)
+    parameters, noun = _program(family, rng, weights)
+    document = "" if rng.random() < _UNGROUNDED else rng.choice(family.documents).format(noun=noun)
+    prompt = render(
+        "design_nano",
+        skill=family.skill,
+        document=document,
+        target=target,
+        memory=[],
+        max_turns=family.max_turns,
+    )
+    decisive, at = [], 0
+    for text, slot in family.pieces(parameters, noun):
+        if slot:
+            decisive.append((at, at + len(text)))
+        at += len(text)
+    program = family.program(parameters, noun)
+    return Example("design", family.name, (prompt, program), decisive=tuple(decisive))
+
+
+def hint(family: Family, rng: Random) -> Example:
+    """Return a hint: a program as the prompt, answered by its hint."""
+    parameters, noun = _program(family, rng, _DESIGN_LEVELS[1][1])
+    prompt = render("hint_nano", source=family.program(parameters, noun))
+    return Example("hint", family.name, (prompt, family.hint(parameters)))
+
+
+def play(family: Family, parameters: Parameters, noun: str, rng: Random, *, hinted: bool) -> Example:
+    """Return one scripted play of an instance of a program, as the agent role would record it.
+
+    The program itself is run, so what the transcript says is what the code does.
+    """
+    chances = THINKS_HINTED if hinted else THINKS_PLAIN
+    thinks = rng.random() < chances[min(family.level(parameters), len(chances)) - 1]
+    line = family.hint(parameters) if hinted else None
+    environment = load(family.program(parameters, noun))
+    observation: str = environment.reset(rng.randrange(_INSTANCES))
+    script = family.think(observation, line, rng) if thinks else family.blurt(observation, rng)
+    contents = [render("play_nano", observation=observation, hint=line)]
+    reply = next(script)
+    for turn in range(family.max_turns):
+        contents.append(reply)
+        observation, reward, ended, *_ = environment.step(action_of(reply))
+        if ended or turn + 1 == family.max_turns:
+            break
+        contents.append(observation)
+        reply = script.send(observation)
+    script.close()
+    return Example("play", family.name, tuple(contents), thinks, hinted, won=reward > 0)
+
+
+def drill(rng: Random) -> Example:
+    """Return a drill in copying: a list of words to say again, whole or from a given word on."""
+    words = rng.sample(_WORDS, rng.randint(4, 12))
+    at = rng.randrange(len(words) - 1)
+    if rng.random() < 0.5:
+        return Example("drill", "", (" ".join(words), " ".join(words)))
+    return Example("drill", "", (f"{' '.join(words)} ?, {words[at]}", " ".join(words[at + 1 :])))
+
+
+def action_of(reply: str) -> str:
+    """Return what stands in the box of a scripted reply."""
+    return reply.rpartition("\\boxed{")[2].removesuffix("}")
+
+
+def load(source: str) -> Any:
+    """Return an object of the class ``Env`` of one of our own seed programs.
+
+    Never for a program that a model wrote: those run in the sandbox only.
+    """
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "<seed program>", "exec"), namespace)
+    return namespace["Env"]()
+
+
+def _program(family: Family, rng: Random, weights: Sequence[float]) -> tuple[Parameters, str]:
+    level = rng.choices(SEED_LEVELS, weights)[0]
+    return family.draw(level, rng, withheld=False), rng.choice(NOUNS)

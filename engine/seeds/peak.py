@@ -1,0 +1,80 @@
+"""The best mark of a ring, found by how far off one was (Optimization)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import ClassVar
+
+from engine.seeds.base import Parameters, Script, SizedFamily, boxed, count, numbers, stubborn
+
+
+class Peak(SizedFamily):
+    """A distance on a ring leaves two marks: three tries settle it, two leave a coin to toss.
+
+    The hint tells on which side the best mark lies.
+    """
+
+    name = "peak"
+    skill = "Optimization"
+    size = "top"
+    slots = ("base", "end", "top", "tries")
+    bands: ClassVar[Mapping[int, tuple[int, ...]]] = {
+        1: (6, 7),
+        2: (8, 9, 10),
+        3: (6, 7, 8, 9, 10),
+        4: (11, 12, 13),
+        5: (15, 17),
+        6: (19, 21),
+    }
+    reserved = frozenset({7, 9})
+    documents = (
+        "The {noun} do best at one mark of a dial. A trial tells how far off it was, not on which side.",
+        "Set the dial well and the {noun} thrive. Each setting is judged by its distance from the best.",
+    )
+    template = """
+import random
+class Env:
+ def reset(self,seed):
+  self.t=0;self.s=random.Random(seed).randint($base,$end)
+  return "The $noun peak on a ring 0..$top, $tries tries"
+ def step(self,a):
+  self.t+=1;d=(int(a)-self.s)%$marks;d=min(d,$marks-d);w=d==0
+  return "yes" if w else f"off by {d}",float(w),w or self.t>=$tries,False,{}
+"""
+
+    def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
+        top = self.pick(level, rng, withheld=withheld)
+        width = rng.choice((2, 3))
+        base = rng.randint(0, top - width)
+        tries = 3 if level < 3 else 2
+        return {"base": base, "end": base + width, "top": top, "tries": tries}
+
+    def fill(self, parameters: Parameters) -> dict[str, object]:
+        return {**parameters, "marks": int(parameters["top"]) + 1}
+
+    def level(self, parameters: Parameters) -> int:
+        band = self.band(int(parameters["top"]))
+        tries = self.tries(parameters)
+        return min(band, 3) if tries > 2 else min(6, max(3, band) + 2 - tries)
+
+    def hint(self, parameters: Parameters) -> str:
+        return f"{parameters['base']}..{parameters['end']}"
+
+    def think(self, observation: str, hint: str | None, rng: Random) -> Script:
+        top = numbers(observation)[1]
+        base = numbers(hint)[0] if hint else 0
+        observation = yield boxed(str(hint) if hint else "from 0", base)
+        off = numbers(observation)[-1]
+        if hint:
+            up = count([(i, base + i) for i in range(1, off + 1)])
+            observation = yield boxed(up, base + off)
+        else:
+            observation = yield boxed(f"off {off}", off)
+        down = count([(i, top + 1 - i) for i in range(1, off + 1)])
+        while True:
+            observation = yield boxed(down, (top + 1 - off) % (top + 1))
+
+    def blurt(self, observation: str, rng: Random) -> Script:
+        top = numbers(observation)[1]
+        return stubborn(lambda: rng.randint(0, top), rng)

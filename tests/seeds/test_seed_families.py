@@ -1,0 +1,236 @@
+"""Families: text and code agree, players play them, the classifier reads them, held-out ones stay out."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from random import Random
+
+import pytest
+
+from engine import seeds
+from engine.config import Designer
+from engine.errors import ConfigError
+from engine.seeds import LEVELS, SEED_LEVELS, Family, corpus
+from engine.seeds.guess import Guess
+
+FAMILIES = seeds.families()
+CASES = [
+    pytest.param(family, level, withheld, id=f"{family.name}-{level}-{'withheld' if withheld else 'seed'}")
+    for family in FAMILIES
+    for level in LEVELS
+    for withheld in (False, True)
+    if withheld or level in SEED_LEVELS
+]
+
+
+def wins(
+    family: Family, level: int, *, withheld: bool, thinks: bool, hinted: bool, plays: int = 120
+) -> float:
+    """Share of plays won by the scripted player, played as the corpus plays them."""
+    rng = Random(f"{family.name} {level} {withheld} {thinks} {hinted}")
+    won = 0
+    for _ in range(plays):
+        parameters = family.draw(level, rng, withheld=withheld)
+        environment = corpus.load(family.program(parameters, "kites"))
+        observation = environment.reset(rng.randrange(1000))
+        hint = family.hint(parameters) if hinted else None
+        script = family.think(observation, hint, rng) if thinks else family.blurt(observation, rng)
+        reply = next(script)
+        for _turn in range(family.max_turns):
+            observation, reward, terminated, truncated, info = environment.step(corpus.action_of(reply))
+            assert type(terminated) is bool
+            assert truncated is False
+            assert info == {}
+            assert reward in (0.0, 1.0)
+            if terminated:
+                break
+            reply = script.send(observation)
+        else:
+            pytest.fail("a program outlasted its family's turns")
+        won += reward > 0
+        assert (observation == "yes") == (reward > 0)
+    return won / plays
+
+
+def test_each_skill_has_a_family_and_each_family_a_skill() -> None:
+    assert {family.skill for family in FAMILIES} == set(Designer().skills)
+
+
+@pytest.mark.parametrize(("family", "level", "withheld"), CASES)
+def test_programs_are_recognised_and_their_text_agrees_with_their_code(
+    family: Family, level: int, withheld: bool
+) -> None:
+    rng = Random(5)
+    for _ in range(20):
+        parameters = family.draw(level, rng, withheld=withheld)
+        assert family.withheld(parameters) is withheld
+        source = family.program(parameters, "kites")
+        assert family.parse(source) == (parameters, "kites")
+        assert seeds.classify(source) == (family.name, level)
+        shown = corpus.load(source).reset(3)
+        tries = int(re.findall(r"(\d+) tries", shown)[0])
+        assert "kites" in shown
+        assert tries == family.tries(parameters) <= family.max_turns <= seeds.MAX_TURNS
+        # The program ends exactly when the text says so.
+        environment = corpus.load(source)
+        wrong = next(action for action in ("99", "98") if not _ends(source, action))
+        environment.reset(3)
+        ended = [environment.step(wrong)[2] for _ in range(tries)]
+        assert ended == [False] * (tries - 1) + [True]
+
+
+def _ends(source: str, action: str) -> bool:
+    environment = corpus.load(source)
+    environment.reset(3)
+    return bool(environment.step(action)[2])
+
+
+@pytest.mark.parametrize(("family", "level", "withheld"), CASES)
+def test_hints_make_a_thinking_player_win_and_blurting_loses(
+    family: Family, level: int, withheld: bool
+) -> None:
+    hinted = wins(family, level, withheld=withheld, thinks=True, hinted=True)
+    plain = wins(family, level, withheld=withheld, thinks=True, hinted=False)
+    blurted = wins(family, level, withheld=withheld, thinks=False, hinted=False)
+    assert hinted == 1.0
+    assert plain > blurted
+    assert blurted < 0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_difficulty_grows_with_the_level(family: Family) -> None:
+    easy = wins(family, 1, withheld=True, thinks=True, hinted=False, plays=150)
+    hard = wins(family, 6, withheld=True, thinks=True, hinted=False, plays=150)
+    assert hard < easy or family.name == "sequence"  # a longer count is harder for the policy only
+
+
+@pytest.mark.parametrize(("family", "level", "withheld"), CASES)
+def test_players_that_do_not_look_win_clearly_less_than_half(
+    family: Family, level: int, withheld: bool
+) -> None:
+    rng = Random(11)
+    games = [
+        (corpus.load(family.program(family.draw(level, rng, withheld=withheld), "kites")), rng.randrange(999))
+        for _ in range(60)
+    ]
+    constants = ["", *map(str, range(30)), "ahead", "left", "red", "yes"]
+    policies = [lambda c=c: c for c in constants] + [lambda: str(rng.randint(0, 9))]
+    for policy in policies:
+        assert sum(_blind(game, seed, policy()) for game, seed in games) / len(games) < 0.45
+
+
+def _blind(game: object, seed: int, action: str) -> bool:
+    game.reset(seed)  # type: ignore[attr-defined]
+    for _ in range(seeds.MAX_TURNS):
+        try:
+            _, reward, ended, *_ = game.step(action)  # type: ignore[attr-defined]
+        except ValueError:
+            return False
+        if ended:
+            return bool(reward > 0)
+    return False
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_instances_depend_on_the_seed_and_on_nothing_else(family: Family) -> None:
+    source = family.program(family.draw(2, Random(1), withheld=False), "kites")
+
+    def transcript(seed: int) -> tuple[str, ...]:
+        environment = corpus.load(source)
+        texts = [environment.reset(seed)]
+        script = family.think(texts[0], None, Random(0))
+        reply = next(script)
+        for _ in range(family.max_turns):
+            text, reward, ended, *_ = environment.step(corpus.action_of(reply))
+            texts.append(f"{text} {reward}")
+            if ended:
+                break
+            reply = script.send(text)
+        return tuple(texts)
+
+    runs = [transcript(seed) for seed in range(12)]
+    assert runs == [transcript(seed) for seed in range(12)]
+    assert len(set(runs)) > 1
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_program_that_contradicts_itself_is_no_member(family: Family) -> None:
+    parameters = family.draw(1, Random(2), withheld=False)
+    source = family.program(parameters, "kites")
+    tries = family.tries(parameters)
+    assert seeds.classify(source.replace(f"{tries} tries", f"{tries + 1} tries")) is None
+    assert seeds.classify(source + "\n# more") is None
+    assert seeds.classify("print(1)") is None
+
+
+def test_more_tries_make_a_program_easier() -> None:
+    family = Guess()
+    parameters = {"base": 2, "end": 4, "top": 10, "tries": 3}
+    assert family.level(parameters) == 3
+    assert family.level({**parameters, "tries": 4}) == 2
+    assert family.level({**parameters, "tries": 2}) == 4
+
+
+@pytest.mark.parametrize("suite", seeds.SUITES)
+def test_held_out_suites_are_withheld_reproducible_and_spread_over_families(suite: str) -> None:
+    episodes = seeds.held_out(suite, 48, 3)
+    assert episodes == seeds.held_out(suite, 48, 3)
+    assert episodes != seeds.held_out(suite, 48, 4)
+    assert {item.family for item in episodes} == {family.name for family in FAMILIES}
+    for item in episodes:
+        assert seeds.classify(item.source) == (item.family, item.level)
+        assert item.level in seeds.SUITES[suite]
+        assert item.max_turns <= seeds.MAX_TURNS
+    by_name = {family.name: family for family in FAMILIES}
+    for item in episodes:
+        read = by_name[item.family].parse(item.source)
+        assert read is not None
+        assert by_name[item.family].withheld(read[0])
+
+
+def test_an_unknown_suite_is_refused() -> None:
+    with pytest.raises(ConfigError, match="easy, mid, hard"):
+        seeds.held_out("medium", 4, 0)
+
+
+def test_levels_beyond_the_seeds_have_no_seed_parameters() -> None:
+    for family, level in itertools.product(FAMILIES, (4, 5, 6)):
+        with pytest.raises(ValueError, match="no seed"):
+            family.draw(level, Random(0), withheld=False)
+
+
+def test_documents_belong_to_skills_and_name_their_noun_in_two_sentences() -> None:
+    found = seeds.documents()
+    assert len({document.id for document in found}) == len(found)
+    assert {document.skill for document in found} == set(Designer().skills)
+    for document in found:
+        assert document.id.rpartition("-")[2] in document.text
+        assert document.text.count(".") == 2
+
+
+class Shouting(Guess):
+    """A family of somebody else's."""
+
+    name = "shouting"
+
+
+def test_a_user_adds_a_family_by_an_importable_name() -> None:
+    name = f"{__name__}:Shouting"
+    found = seeds.families(("guess", name))
+    assert [family.name for family in found] == ["guess", "shouting"]
+    assert {document.id.split("-")[0] for document in seeds.documents((name,))} == {"shouting"}
+    assert {item.family for item in seeds.held_out("mid", 4, 0, (name,))} == {"shouting"}
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing.here:Family", "engine.seeds.guess:Nothing", "engine.errors:SpadeError", "nobody", ""]
+)
+def test_a_family_that_cannot_be_imported_is_a_config_error(name: str) -> None:
+    with pytest.raises(ConfigError):
+        seeds.families((name,))
+
+
+def test_two_families_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="guess"):
+        seeds.families(("guess", "engine.seeds.guess:Guess"))
