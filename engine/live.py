@@ -17,6 +17,7 @@ from engine.config import Config
 from engine.status import Status
 
 LINE_SECONDS = 10.0
+SHOWN_AT_THE_END = "run.failed"
 STALL_SECONDS = 120.0
 _BARS = " ▁▂▃▄▅▆▇█"
 _QUEUE_WORDS = ("queue", "waiting", "in_flight", "in_hand", "pending", "open_", "held")
@@ -44,6 +45,8 @@ def sink(view: View) -> Callable[[str, MutableMapping[str, Any]], None]:
     def show(level: str, event: MutableMapping[str, Any]) -> None:
         hidden = {"event", "level", "timestamp", "process", "host", "exc_info", "logger"}
         fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in hidden)
+        if event.get("event") == SHOWN_AT_THE_END:
+            return
         view.say(f"{level}: {event.get('event', '')} {fields}".rstrip()[:400])
 
     return show
@@ -133,7 +136,8 @@ def _overview(status: Status, config: Config) -> Table:
     summary = status.summary or {}
     table = Table.grid(padding=(0, 3))
     failed = sum(status.episodes_failed.values())
-    serving = ", ".join(server.version for server in status.servers if server.lost is None) or "none yet"
+    alive = [server.version for server in status.servers if server.lost is None]
+    serving = ", ".join(alive or map(str, status.versions_serving)) or "none yet"
     episodes = f"{status.episodes_finished:,} (failed {failed})"
     bars = histogram(summary.get("win_histogram") or ())
     living = f"{_live_environments(status)} live, {status.environments_accepted} written"
@@ -158,7 +162,7 @@ def _queues(status: Status) -> Text:
         depths = [
             f"{key} {value:g}"
             for key, value in sorted(gauges.items())
-            if value and any(word in key for word in _QUEUE_WORDS)
+            if value and not key.endswith("_ms") and any(word in key for word in _QUEUE_WORDS)
         ]
         if depths:
             parts.append(f"{name.split('/')[0]}: {', '.join(depths[:4])}")

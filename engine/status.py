@@ -134,7 +134,7 @@ def read(connection: sqlite3.Connection, *, now: float | None = None) -> Status:
         max_staleness_seen=max((row["max_staleness"] for row in batches), default=0),
         mean_staleness=last["mean_staleness"] if last else None,
         tokens_sampled=counters.get("tokens_sampled", 0),
-        tokens_per_second=_token_rate(connection, now),
+        tokens_per_second=_token_rate(connection, gauges, now),
         valid_share=accepted / (accepted + rejected) if accepted + rejected else None,
         summary=json.loads(summary["summary"]) if summary else None,
         regret=_recent_regret(connection),
@@ -244,8 +244,13 @@ def _gauges(
     return gauges, tuple(stale)
 
 
-def _token_rate(connection: sqlite3.Connection, now: float) -> float:
-    """Return sampled tokens a second of the plays that ended in the last minute."""
+def _token_rate(
+    connection: sqlite3.Connection, gauges: Mapping[str, Mapping[str, float]], now: float
+) -> float:
+    """Return the tokens a second that this host's pool sampled, else those of the last minute's plays."""
+    for values in gauges.values():
+        if "pool.tokens_per_second" in values:
+            return values["pool.tokens_per_second"]
     row = connection.execute(
         "SELECT SUM(tokens), MIN(at) FROM episodes WHERE at > ?", (now - RECENT_SECONDS,)
     ).fetchone()

@@ -31,7 +31,7 @@ from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.faults import RoleFailed, explain
 from engine.hosting import CONTROL_KEY, TOKEN, Host, Origin, RoleLike
-from engine.live import View
+from engine.live import SHOWN_AT_THE_END, View
 from engine.recorder import Recorder
 from engine.run import RunDirectory, free_mb
 
@@ -92,7 +92,7 @@ class Supervisor:
                         await self._on_bus(bus, address)
                 tasks.cancel_scope.cancel()
         except Exception as error:
-            self.log.error("run.failed", exc_info=error)
+            self.log.error(SHOWN_AT_THE_END, exc_info=error)
             raise explain(error, self.directory.root) from error
         return "complete" if self._complete else "stopped"
 
