@@ -1,8 +1,9 @@
 """From samples to tensors: rows, micro-batches, and the weight of every token in the loss. Pure.
 
 The loss of a step is, for each role, ``weight * sum over samples of (mean over the sample's trained
-tokens) / denominator`` (reference spec 6.3: token mean a sample, sum over samples / B). The denominator
-counts plays or designs without variance too, so that they pull the step down as in a synchronous batch.
+tokens) / B`` with one B for both roles (reference spec 6.3), so that ``advantage_scale`` means what the
+reference's factor means. B counts plays and designs without variance too: they pull the step down as in a
+synchronous batch.
 """
 
 from __future__ import annotations
@@ -62,18 +63,23 @@ class Batch:
         return 1.0 - self.tokens / self.padded if self.padded else 0.0
 
 
+def batch_size(plays: int, designs: int, nominal_plays: int) -> int:
+    """Return B of a round. A batch of designs alone (the last of a run) counts the plays of a usual round,
+    so that its designs weigh no more than those of any other batch."""
+    return (plays or nominal_plays) + designs
+
+
 def policy_rows(
-    samples: Sequence[SampleReady], training: Mapping[Role, RoleTraining], denominators: Mapping[Role, int]
+    samples: Sequence[SampleReady], training: Mapping[Role, RoleTraining], size: int
 ) -> list[Row]:
     """Return one row a segment with a sampled token.
 
-    A sample's token mean runs over all its segments. A role's denominator is at least the number of its
-    samples here, which matters only when a quota carried samples over from an earlier round.
+    A sample's token mean runs over all its segments. B is ``size``, at least the number of samples here,
+    which matters only when a quota carried samples over from an earlier round.
     """
-    counts = {role: sum(sample.role == role for sample in samples) for role in training}
+    denominator = max(size, len(samples))
     rows: list[Row] = []
     for sample in samples:
-        denominator = max(denominators[sample.role], counts[sample.role])
         weight = training[sample.role].weight / (trained_tokens(sample) * denominator)
         for index, segment in enumerate(sample.segments):
             tokens, mask, logprobs = arrays(segment)

@@ -206,13 +206,14 @@ class Learner(Role):
         self._gauges = {**metrics, "round": float(message.round), "round_seconds": self._announced.seconds}
 
     def _batch(self, selection: Selection, message: RoundClosed) -> Batch:
-        from engine.training.batch import build, policy_rows, supervised_rows
+        from engine.training.batch import batch_size, build, policy_rows, supervised_rows
         from engine.training.supervised import draw
         from engine.training.trainer import padding_id
 
         settings = self._settings
-        denominators: dict[Part, int] = {"agent": message.plays, "designer": message.designs}
-        rows = policy_rows(selection.samples, self._training, denominators)
+        table = self.config.curriculum
+        size = batch_size(message.plays, message.designs, table.environments * table.plays_per_round)
+        rows = policy_rows(selection.samples, self._training, size)
         if self._examples:
             seed, step = self.config.run.seed, self._version.step
             examples = draw(self._examples, settings.supervised_samples, seed=seed, step=step)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from learner_fakes import random_samples, sample, segment
 
 from engine.config import RoleTraining
-from engine.training.batch import Example, Row, build, policy_rows, supervised_rows
+from engine.training.batch import Example, Row, batch_size, build, policy_rows, supervised_rows
 
 TRAINING: dict[Any, RoleTraining] = {"agent": RoleTraining(weight=2.0), "designer": RoleTraining()}
 
@@ -27,27 +27,32 @@ def test_a_sample_is_one_token_mean_over_all_its_segments():
     one = sample(
         "a", segments=[segment([1, 2, 3, 4], [0, 1, 1, 0]), segment([5, 6], [0, 1]), segment([7], [0])]
     )
-    rows = policy_rows([one], TRAINING, {"agent": 8, "designer": 0})
+    rows = policy_rows([one], TRAINING, 8)
     assert [(row.name, int(row.mask.sum())) for row in rows] == [("a/0000", 2), ("a/0001", 1)]
     assert {row.weight for row in rows} == {2.0 / (3 * 8)}
 
 
-def test_denominators_count_plays_that_are_not_sent():
+def test_designs_alone_weigh_as_much_as_in_any_other_batch():
+    assert batch_size(144, 36, nominal_plays=144) == batch_size(0, 36, nominal_plays=144) == 180
+    assert batch_size(100, 36, nominal_plays=144) == 136
+
+
+def test_the_denominator_counts_plays_that_are_not_sent():
     samples = random_samples(5, seed=1) + random_samples(3, seed=2, role="designer")
-    rows = policy_rows(samples, TRAINING, {"agent": 20, "designer": 4})
+    rows = policy_rows(samples, TRAINING, 24)
     batch = build(rows, micro_batch_tokens=100, padding=0)
-    assert total_weight(batch, 0) == pytest.approx(2.0 * 5 / 20, rel=1e-6)
-    assert total_weight(batch, 1) == pytest.approx(3 / 4, rel=1e-6)
+    assert total_weight(batch, 0) == pytest.approx(2.0 * 5 / 24, rel=1e-6)
+    assert total_weight(batch, 1) == pytest.approx(3 / 24, rel=1e-6)
 
 
 def test_samples_carried_over_do_not_outweigh_their_round():
-    rows = policy_rows(random_samples(6, seed=1), TRAINING, {"agent": 2, "designer": 0})
+    rows = policy_rows(random_samples(6, seed=1), TRAINING, 2)
     assert total_weight(build(rows, micro_batch_tokens=100, padding=0), 0) == pytest.approx(2.0, rel=1e-6)
 
 
 def test_tensors_are_aligned_with_the_token_they_predict():
     one = sample("a", advantage=3.0, segments=[segment([9, 8, 7, 6], [0, 1, 0, 1], [0.0, -1.0, 0.0, -2.0])])
-    rows = policy_rows([one], TRAINING, {"agent": 1, "designer": 0})
+    rows = policy_rows([one], TRAINING, 1)
     longer = Row(
         "z", 0, np.arange(6, dtype=np.int32), np.zeros(6, np.bool_), np.zeros(6, np.float32), 0.0, 0.0
     )

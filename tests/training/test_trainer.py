@@ -21,11 +21,11 @@ from engine.training.samples import arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
-PLAYS: dict[Any, int] = {"agent": 12, "designer": 6}
+SIZE = 18
 
 
 def batch_of(samples: list[SampleReady], examples: list[Example] | None = None, *, bound: int = 100) -> Batch:
-    rows = policy_rows(samples, ROLES, PLAYS) + supervised_rows(examples or [], 0.1)
+    rows = policy_rows(samples, ROLES, SIZE) + supervised_rows(examples or [], 0.1)
     return build(rows, micro_batch_tokens=bound, padding=VOCABULARY - 2)
 
 
@@ -64,7 +64,7 @@ def naive_loss(model: Any, samples: list[SampleReady], reference: Any, kl: float
             value = -torch.exp(logps - logps.detach()) * one.advantage * weight
             value = value + kl * (torch.exp(start - logps) - (start - logps) - 1)
             losses.append(value[torch.tensor(mask[1:].copy())])
-        total = total + ROLES[one.role].weight * torch.cat(losses).mean() / PLAYS[one.role]
+        total = total + ROLES[one.role].weight * torch.cat(losses).mean() / SIZE
     return total
 
 
@@ -182,7 +182,7 @@ def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path
         )
         for index in range(4)
     ]
-    rows = policy_rows(samples, ROLES, {"agent": 4, "designer": 0})
+    rows = policy_rows(samples, ROLES, 4)
     (micro,) = build(rows, micro_batch_tokens=1000, padding=0).micro_batches
     our_loss = ours.compute_loss(ours.model, micro)
     our_loss.backward()
