@@ -89,6 +89,7 @@ def test_vllm_refuses_a_flag_it_does_not_know() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", ALL)
 def test_trl_accepts_the_learners_settings(name: str, tmp_path: Path) -> None:
     from trl import GRPOConfig
