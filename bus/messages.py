@@ -4,80 +4,27 @@ Evolution is append-only: a field, once released, keeps its name, type and meani
 a default. The wire tag (``kind``) carries the schema version; a reader that does not know a tag sends
 the message to the dead-letter stream.
 
-Arrays travel as raw little-endian bytes: token ids int32, log-probs float32, masks uint8.
-A policy version on the wire is the packed integer of ``engine.lineage.Version``.
+The parts that several of them share are in ``bus.parts``.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from typing import ClassVar, Literal
 
-import msgspec
+from bus.parts import Message as Message
+from bus.parts import Segment as Segment
+from bus.parts import Span as Span
+from bus.parts import Turn as Turn
+from bus.parts import stable_id as stable_id
+from bus.parts import token as token
+from bus.signals import Control as Control
+from bus.signals import DeadLetter as DeadLetter
+from bus.signals import Heartbeat as Heartbeat
 
 Role = Literal["agent", "designer"]
 Arm = Literal["plain", "hinted"]
 FailureKind = Literal["infra", "env", "policy", "quarantined"]
 Outcome = Literal["terminated", "truncated", "failed"]
-
-
-def stable_id(kind: str, *parts: object) -> str:
-    """Return the id of a logical result: the same parts give the same id on every host.
-
-    Returns ``kind`` and 24 hex digits of BLAKE2b over the parts.
-    """
-    text = "\x1f".join(str(part) for part in parts)
-    return f"{kind}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
-
-
-def token(text: str) -> str:
-    """Return ``text`` as one subject token: lower case, ``[a-z0-9_-]`` only."""
-    return re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-") or "none"
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base of all messages. ``key`` is the deterministic id, ``tail`` the subject after the run."""
-
-    stream: ClassVar[str] = "EVENT"
-
-    @property
-    def key(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def tail(self) -> str:
-        raise NotImplementedError
-
-
-class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens ``[start, stop)`` of a segment were sampled by policy ``version``."""
-
-    version: int
-    start: int
-    stop: int
-
-
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of tokens that were really adjacent in the model's context.
-
-    ``tokens`` int32 (T,), ``mask`` uint8 (T,) with 1 on sampled tokens, ``logprobs`` float32 (T,) of
-    the behaviour policy, 0 where the mask is 0. ``spans`` cover exactly the masked positions.
-    """
-
-    tokens: bytes
-    mask: bytes
-    logprobs: bytes
-    spans: tuple[Span, ...]
-
-
-class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """What the agent saw and what it answered, as text, for people."""
-
-    observation: str
-    reply: str
-    action: str
-    reward: float
 
 
 class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
@@ -491,63 +438,6 @@ class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_fin
     @property
     def tail(self) -> str:
         return "event.evaluator.finished"
-
-
-class Control(Message, frozen=True, kw_only=True, tag="control.v1"):
-    """A command to ``roles``, to all when empty (core NATS, not stored; the last value also lies in the
-    state bucket)."""
-
-    stream: ClassVar[str] = ""
-    command: Literal["drain", "pause", "resume"]
-    reason: str = ""
-    roles: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> str:
-        return f"control:{self.command}"
-
-    @property
-    def tail(self) -> str:
-        return "ctl.all"
-
-
-class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
-    """Progress of one role instance, once a second on core NATS: ``statistics`` are its gauges."""
-
-    stream: ClassVar[str] = ""
-    role: str
-    instance: str
-    state: Literal["starting", "running", "draining", "stopped"]
-    statistics: dict[str, float]
-
-    @property
-    def key(self) -> str:
-        return f"heartbeat:{self.role}:{self.instance}"
-
-    @property
-    def tail(self) -> str:
-        return f"hb.{self.role}.{self.instance}"
-
-
-class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
-    """A message that nobody could use, kept with its bytes. ``source`` is the stream it lay in,
-    ``subject`` its tail there, ``frame`` its bytes as stored, ``attempts`` how often it was delivered."""
-
-    stream: ClassVar[str] = "DLQ"
-    source: str
-    sequence: int
-    subject: str
-    reason: str
-    attempts: int
-    frame: bytes
-
-    @property
-    def key(self) -> str:
-        return f"dead:{self.source}:{self.sequence}"
-
-    @property
-    def tail(self) -> str:
-        return f"dlq.{self.source.lower()}"
 
 
 AnyMessage = (

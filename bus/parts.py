@@ -1,0 +1,71 @@
+"""What messages are made of: ids, subject tokens, the base Struct, and the parts that several share.
+
+Arrays travel as raw little-endian bytes: token ids int32, log-probs float32, masks uint8.
+A policy version on the wire is the packed integer of ``engine.lineage.Version``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import ClassVar
+
+import msgspec
+
+
+def stable_id(kind: str, *parts: object) -> str:
+    """Return the id of a logical result: the same parts give the same id on every host.
+
+    Returns ``kind`` and 24 hex digits of BLAKE2b over the parts.
+    """
+    text = "\x1f".join(str(part) for part in parts)
+    return f"{kind}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
+
+
+def token(text: str) -> str:
+    """Return ``text`` as one subject token: lower case, ``[a-z0-9_-]`` only."""
+    return re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-") or "none"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of all messages. ``key`` is the deterministic id, ``tail`` the subject after the run."""
+
+    stream: ClassVar[str] = "EVENT"
+
+    @property
+    def key(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def tail(self) -> str:
+        raise NotImplementedError
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens ``[start, stop)`` of a segment were sampled by policy ``version``."""
+
+    version: int
+    start: int
+    stop: int
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of tokens that were really adjacent in the model's context.
+
+    ``tokens`` int32 (T,), ``mask`` uint8 (T,) with 1 on sampled tokens, ``logprobs`` float32 (T,) of
+    the behaviour policy, 0 where the mask is 0. ``spans`` cover exactly the masked positions.
+    """
+
+    tokens: bytes
+    mask: bytes
+    logprobs: bytes
+    spans: tuple[Span, ...]
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """What the agent saw and what it answered, as text, for people."""
+
+    observation: str
+    reply: str
+    action: str
+    reward: float
