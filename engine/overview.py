@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ def text(run: str | None, directory: Path, *, as_json: bool) -> str:
 
 
 def about(found: RunDirectory, state: Status) -> dict[str, Any]:
-    """Return the run's name, directory, whether it runs now and in which process."""
+    """Return the run's name, directory, whether it runs now and in which other process."""
     holder = found.holder()
+    if holder is not None and holder.get("pid") == os.getpid():
+        holder = None
     ended = state.notes.get("ended") or {}
     how = "running" if holder is not None else "complete" if ended.get("complete") else "stopped"
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -145,25 +146,31 @@ def _held_out(connection: sqlite3.Connection) -> str:
 
 
 def _regret(connection: sqlite3.Connection) -> str:
+    """Draw the mean regret of the windows that closed in a round, with its 95 % interval."""
     rows = _rows(
         connection,
-        "SELECT round, AVG(regret) AS mean, MIN(regret) AS low, MAX(regret) AS high FROM scores "
+        "SELECT round, COUNT(*) AS n, AVG(regret) AS mean, AVG(regret * regret) AS square FROM scores "
         "WHERE regret IS NOT NULL GROUP BY round ORDER BY round",
     )
     if not rows:
         return ""
     x = [row["round"] for row in rows]
+    mean = [row["mean"] for row in rows]
+    wide = [1.96 * math.sqrt(max(row["square"] - row["mean"] ** 2, 0) / row["n"]) for row in rows]
+    above = [middle + half for middle, half in zip(mean, wide, strict=True)]
+    below = [middle - half for middle, half in zip(mean, wide, strict=True)]
     band = {
         "x": x + x[::-1],
-        "y": [row["high"] for row in rows] + [row["low"] for row in reversed(rows)],
+        "y": above + below[::-1],
         "fill": "toself",
+        "mode": "lines",
         "line": {"width": 0},
         "fillcolor": "rgba(37, 99, 168, 0.15)",
-        "name": "lowest to highest",
+        "name": "95 % interval",
         "hoverinfo": "skip",
     }
-    mean = {"x": x, "y": [row["mean"] for row in rows], "name": "mean", "line": {"color": _BLUE}}
-    return _figure("Regret (hinted return - plain return) of closed windows", [band, mean], "round")
+    line = _trace(list(zip(x, mean, strict=True)), _BLUE, "mean")
+    return _figure("Regret (hinted - plain return) of closed windows", [band, *line], "round")
 
 
 def _validity(rounds: Sequence[Row]) -> str:
