@@ -79,8 +79,9 @@ def is_complete(directory: RunDirectory, config: Config) -> bool:
 
 
 async def _prepare(config: Config, directory: RunDirectory, view: View) -> Path:
-    model = await prepare_model(config, directory, view.say)
+    model = directory.starting_model() or await prepare_model(config, directory, view.say)
     await check_flags(config, model)
+    directory.keep_starting_model(model)
     return model
 
 

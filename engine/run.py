@@ -1,6 +1,7 @@
 """The directory of a run: its lock, its layout, what a resume may change, and finding runs again.
 
-Layout: ``run.lock`` (who runs it), ``config.toml`` (the resolved recipe), ``run.db`` (what happened),
+Layout: ``run.lock`` (who runs it), ``config.toml`` (the resolved recipe), ``model.path`` (what it
+started from), ``run.db`` (what happened),
 ``report.html``, ``logs/``, ``bus/`` (the private broker's streams); the learner and the scorer keep their
 own directories beside them.
 """
@@ -50,6 +51,7 @@ class RunDirectory:
         self.config_file = root / "config.toml"
         self.database = root / "run.db"
         self.report = root / "report.html"
+        self.model_file = root / "model.path"
         self.logs = root / "logs"
         self.bus = root / "bus"
 
@@ -107,6 +109,29 @@ class RunDirectory:
         temporary.write_text(recipe.dump(config), encoding="utf-8")
         temporary.replace(self.config_file)
         return resumed
+
+    def starting_model(self) -> Path | None:
+        """Return the directory of the model this run started from, None before it has one.
+
+        A resumed run keeps it, whatever the recipe's warm start would build today. Raises ConfigError when
+        the directory is gone.
+        """
+        if not self.model_file.exists():
+            return None
+        path = Path(self.model_file.read_text(encoding="utf-8"))
+        if not path.is_dir():
+            raise ConfigError(
+                f"The run {self.root.name} started from the model in {path}, which is gone.",
+                where=str(self.model_file),
+                remedy="Bring that directory back, or start another run with run.name=NAME.",
+            )
+        return path
+
+    def keep_starting_model(self, path: Path) -> None:
+        """Write down where the starting model is."""
+        temporary = self.model_file.with_suffix(".tmp")
+        temporary.write_text(str(path.resolve()), encoding="utf-8")
+        temporary.replace(self.model_file)
 
     def config(self) -> Config:
         """Return the resolved recipe of this run."""

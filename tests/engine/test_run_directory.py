@@ -88,3 +88,16 @@ def test_the_newest_run_is_found_when_none_is_named(tmp_path: Path) -> None:
         find("other", tmp_path)
     with pytest.raises(ConfigError, match="Start one"):
         find(None, tmp_path / "empty")
+
+
+def test_a_resumed_run_keeps_the_model_it_started_from(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "toy")
+    model = tmp_path / "model"
+    model.mkdir()
+    with directory.locked():
+        assert directory.starting_model() is None
+        directory.keep_starting_model(model)
+        assert directory.starting_model() == model.resolve()
+        model.rmdir()
+        with pytest.raises(ConfigError, match=r"which is gone.*run\.name=NAME"):
+            directory.starting_model()
