@@ -24,7 +24,7 @@ class Stream:
     """One stream. ``share`` is its part of the store, ``seconds`` its age limit (0 = none).
 
     ``full`` says what a full stream does: ``wait`` refuses, so that publishers wait; ``forget`` drops
-    the oldest message.
+    the oldest message. What a start needs has no age limit: a run may rest for as long as it likes.
     """
 
     kind: str
@@ -63,7 +63,7 @@ STREAMS: Mapping[str, Stream] = {
     stream.kind: stream
     for stream in (
         Stream("TASK", "task", share=0.03, full="wait", work=True),
-        Stream("EVENT", "event", share=0.37, full="forget", seconds=7 * DAY, compress=True),
+        Stream("EVENT", "event", share=0.37, full="forget", compress=True),
         Stream("DESIGN", "design", share=0.12, full="wait", dedupe_seconds=600.0, per_subject=1),
         Stream("SAMPLE", "sample", share=0.37, full="wait"),
         Stream("DLQ", "dlq", share=0.06, full="forget", seconds=30 * DAY, dedupe_seconds=600.0),

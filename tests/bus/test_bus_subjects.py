@@ -15,6 +15,7 @@ from bus.subjects import (
     CONSUMERS,
     STREAMS,
     Names,
+    bucket_config,
     consumer_config,
     matches,
     overlap,
@@ -95,3 +96,13 @@ def test_filters_that_make_no_sense_are_refused(given_tails: list[str]) -> None:
 def test_keys_are_checked(key: str) -> None:
     with pytest.raises(BusError, match="characters"):
         Names("r").key("state", key)
+
+
+def test_a_run_may_rest_for_any_time():
+    """What a start reads has a limit in bytes and none in age: else a run that rested could not go on."""
+    names = Names("t")
+    needed = [stream for kind, stream in STREAMS.items() if kind != "DLQ"]
+    configs = [stream_config(names, stream, task_slots=1, store_bytes=1 << 30) for stream in needed]
+    configs += [bucket_config(names, bucket, store_bytes=1 << 30) for bucket in BUCKETS.values()]
+    assert [config.get("max_age", 0) for config in configs] == [0] * len(configs)
+    assert all(config["max_bytes"] > 0 for config in configs)
