@@ -1,7 +1,7 @@
 """One server, one version: the owned operation that brings new weights into a running server.
 
 start -> check the file -> pause (keep requests) -> load -> finish (label) -> resume -> canary. It may be
-repeated: a server that already carries the version's label is only proved again. Until the load begins
+repeated: a server that samples under the version's label is only proved again. Until the load begins
 nothing is changed; a load that fails, or a version that cannot be proved, leaves the server paused, to be
 restarted, so that no token is sampled by weights that nobody can name.
 """
@@ -68,7 +68,7 @@ async def update(
     started = time.perf_counter()
     paused, error = 0.0, float("inf")
     for attempt in range(1, _ATTEMPTS + 1):
-        if attempt > 1 or await client.version() != policy.version:
+        if attempt > 1 or not await _carries(client, policy.version):
             paused += await _load(client, policy, cache, load_seconds)
         error = await canary_error(client, policy, deadline=CONTROL_SECONDS)
         if error <= tolerance:
@@ -99,6 +99,12 @@ async def canary_error(client: VllmClient, policy: PolicyPublished, *, deadline:
     found = np.asarray(await client.prompt_logprobs(tokens, deadline=deadline))
     error = float(np.max(np.abs(found - expected)))
     return error if np.isfinite(error) else float("inf")
+
+
+async def _carries(client: VllmClient, version: int) -> bool:
+    """Whether the server samples with ``version``. A paused one with that label was left by a role that
+    died before the resume, or by a proof that failed: it has to load again."""
+    return await client.version() == version and not await client.paused()
 
 
 async def _load(client: VllmClient, policy: PolicyPublished, cache: str, load_seconds: float) -> float:

@@ -48,6 +48,15 @@ async def test_repetition_only_proves() -> None:
     assert updated.paused == 0.0
 
 
+async def test_a_server_left_paused_under_its_label_is_loaded_again() -> None:
+    """Its role died between the load and the resume: nobody else would ever resume it."""
+    async with fake_vllm(version="3", loaded="3", paused=True) as fake:
+        updated = await push(fake, policy(3))
+        assert not fake.paused
+    assert tuple(changes(fake)) == WORK
+    assert updated.attempts == 1
+
+
 async def test_refused_push_changes_nothing() -> None:
     async with fake_vllm(version="1", loaded="1", refuse_reason="SHA-256") as fake:
         with pytest.raises(UpdateRefused, match="SHA-256"):
