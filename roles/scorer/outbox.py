@@ -42,8 +42,8 @@ class Outbox:
 
     def remember(self, sequence: int, outcome: EpisodeFinished) -> None:
         """Keep the segments of an outcome that has just been read, until they are asked for."""
+        self._bytes += _size(outcome.segments) - _size(self._segments.pop(sequence, ()))
         self._segments[sequence] = outcome.segments
-        self._bytes += _size(outcome.segments)
         while self._bytes > _CACHE_BYTES:
             self._bytes -= _size(self._segments.popitem(last=False)[1])
 

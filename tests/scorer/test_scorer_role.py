@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from scorer_cast import Cast, scorer, segment, text_of
 from scorer_world import config, finished
@@ -23,6 +24,7 @@ from bus.messages import (
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.lineage import Version
+from roles.scorer.outbox import Outbox
 from roles.scorer.snapshot import SNAPSHOT_KEY
 
 Peer = Callable[[str, str], Awaitable[Bus]]
@@ -292,6 +294,23 @@ async def test_a_run_over_a_real_broker(tmp_path: Path) -> None:
         cast = await complete(RECIPE, bus, tmp_path, [40, 90], peer)
         await check(cast, bus)
         assert (await bus.stream_info("TASK")).messages == 0
+
+
+def test_an_outcome_that_is_read_twice_is_counted_once(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scorer that lost its lease reads again; the size of its cache must not drift away from it."""
+    outbox = Outbox(bus)
+    outcome = msgspec.structs.replace(finished(_request(), 1.0), segments=(segment("text", Version(0, 1)),))
+    outbox.remember(1, outcome)
+    size = outbox.statistics()["cached_bytes"]
+    for _ in range(5):
+        outbox.remember(1, outcome)
+    assert outbox.statistics()["cached_bytes"] == size > 0
+    monkeypatch.setattr("roles.scorer.outbox._CACHE_BYTES", 2 * size)
+    for sequence in range(2, 9):
+        outbox.remember(sequence, outcome)
+    assert outbox.statistics()["cached_plays"] == 2
 
 
 def test_samples_carry_the_version_that_sampled_them() -> None:
