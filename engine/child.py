@@ -118,7 +118,8 @@ async def keep_running(
             logger.info("child.started", child=name, pid=process.pid)
             status = await process.wait()
         if status == 0 or draining.is_set():
-            logger.info("child.ended", child=name, status=status)
+            tell = logger.warning if status else logger.info
+            tell("child.ended", child=name, status=status, log=str(log))
             return
         pause = None if status == BAD_INPUT else budget.crashed(time.monotonic())
         logger.warning("child.crashed", child=name, status=status, restart_in=pause)
