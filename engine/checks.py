@@ -61,7 +61,7 @@ def _addresses(config: Config) -> Iterator[Problem]:
     yield from _least("server.max_concurrency", server.max_concurrency, 1)
     yield from _positive("server.start_seconds", server.start_seconds)
     yield from _positive("server.request_seconds", server.request_seconds)
-    yield from _positive("server.canary_tolerance", server.canary_tolerance)
+    yield from _positive("server.canary_tolerance", config.canary_tolerance)
 
 
 def _trained_sampling(key: str, sampling: Sampling) -> Iterator[Problem]:

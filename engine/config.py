@@ -69,7 +69,8 @@ class Bus(Table, frozen=True, kw_only=True):
 
 class Server(Table, frozen=True, kw_only=True):
     """vLLM servers. ``args`` are vLLM's own flags without dashes (true = bare flag), ``environment`` is
-    added to the child's. ``urls`` adopts running servers instead of starting them."""
+    added to the child's. ``urls`` adopts running servers instead of starting them. ``canary_tolerance``
+    bounds how far the server's log-probs may lie from the learner's (:attr:`Config.canary_tolerance`)."""
 
     count: int = 1
     urls: tuple[str, ...] = ()
@@ -80,7 +81,7 @@ class Server(Table, frozen=True, kw_only=True):
     request_seconds: float = 120.0
     weights: Literal["file"] = "file"
     pause_cache: Literal["recompute", "keep"] = "recompute"
-    canary_tolerance: float = 0.02
+    canary_tolerance: float = 0.0
     max_concurrency: int = 288
 
 
@@ -279,3 +280,13 @@ class Config(Table, frozen=True, kw_only=True):
     learner: Learner = Learner()
     evaluator: Evaluator = Evaluator()
     ui: Ui = Ui()
+
+    @property
+    def canary_tolerance(self) -> float:
+        """The recipe's tolerance. Without one (0): 0.02 where the server computes in float32, else 1.0.
+
+        The learner answers the canary in float32. A bfloat16 of 16 or more has steps of an eighth, so its
+        log-probs of unlikely tokens differ by up to half a nat (SmolLM2: 0.44, a model of two million
+        parameters: 0.22); those of another model differ by several.
+        """
+        return self.server.canary_tolerance or (0.02 if self.model.dtype == "float32" else 1.0)

@@ -81,7 +81,7 @@ async def update(
         f"version {Version.unpack(policy.version)}: the canary's log-probs differ from the learner's by "
         f"{error:.3g}, {tolerance:.3g} is allowed, after {_ATTEMPTS} loads",
         where=client.url,
-        remedy="Server and learner differ in weights, data type or settings.",
+        remedy="Server and learner differ in weights, data type or settings (server.canary_tolerance).",
     )
 
 

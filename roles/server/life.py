@@ -136,7 +136,7 @@ class Life:
                 client,
                 policy,
                 cache=server.pause_cache,
-                tolerance=server.canary_tolerance,
+                tolerance=self._config.canary_tolerance,
                 load_seconds=server.start_seconds,
             )
             if not self._proved:
@@ -170,7 +170,7 @@ class Life:
             client,
             policy,
             self._config.agent.sampling,
-            tolerance=self._config.server.canary_tolerance,
+            tolerance=self._config.canary_tolerance,
             deadline=CONTROL_SECONDS,
         )
         self._proved = True

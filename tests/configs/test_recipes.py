@@ -37,6 +37,16 @@ def test_each_recipe_has_a_plan(name: str, tmp_path: Path) -> None:
     assert "--max-model-len" in text
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_the_canary_allows_for_the_servers_data_type(name: str) -> None:
+    """A bfloat16 server differs from the float32 canary by half a nat: 0.02 would refuse every start."""
+    loaded = load(name)
+    exact = loaded.model.dtype == "float32"
+    assert loaded.canary_tolerance == (0.02 if exact else 1.0)
+    given = recipe.load(CONFIGS / f"{name}.toml", ["server.canary_tolerance=0.3"]).config
+    assert given.canary_tolerance == 0.3
+
+
 @pytest.mark.parametrize("name", GAMES)
 def test_the_games_recipes_have_the_papers_numbers(name: str) -> None:
     games = load(name)
