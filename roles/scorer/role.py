@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 import anyio
@@ -19,15 +19,18 @@ from bus.messages import (
     EpisodeFailed,
     EpisodeFinished,
     EpisodeRequest,
+    Heartbeat,
     Message,
     RoundClosed,
     RoundSummary,
+    ServerLost,
 )
 from engine.errors import SpadeError
 from roles.base import Role, RoleContext
 from roles.scorer import plan
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.outbox import Outbox
+from roles.scorer.presence import TICK_SECONDS, Presence
 from roles.scorer.snapshot import Snapshot, Snapshots
 from roles.scorer.state import Command, Publish, PublishDesigns, PublishGroup
 
@@ -114,6 +117,7 @@ class Scorer(Role):
             async with outbox, anyio.create_task_group() as readers:
                 readers.start_soon(self._pump, caught_up + 1, inbox)
                 readers.start_soon(self._bury)
+                readers.start_soon(self._mourn)
                 async with records:
                     await self._feed(records, outbox)
                     await self._hand_over(outbox, [], keep=True)
@@ -259,6 +263,24 @@ class Scorer(Role):
                     lost = {work.tail: work for work in self._machine.outstanding()}.get(letter.subject)
                     if lost is not None:
                         await self.bus.publish(_failure(lost, f"given up by its queue: {letter.reason}"))
+
+    async def _mourn(self) -> None:
+        """Announce the loss of servers whose role has gone silent: nobody else would."""
+        presence = Presence()
+        async with self.bus.listen("hb.>") as beats, anyio.create_task_group() as tasks:
+            tasks.start_soon(_hear, beats, presence)
+            while True:
+                await anyio.sleep(TICK_SECONDS)
+                for server, epoch in presence.tick(self._machine.state.progress.servers).items():
+                    self.log.warning("server lost with its role", server=server, epoch=epoch)
+                    reason = "nothing is heard of its role any more"
+                    await self.bus.publish(ServerLost(server=server, epoch=epoch, reason=reason))
+
+
+async def _hear(beats: AsyncIterator[Message], presence: Presence) -> None:
+    async for beat in beats:
+        if isinstance(beat, Heartbeat) and beat.state != "stopped":
+            presence.heard(beat.instance)
 
 
 def _waiting(steps: MemoryObjectReceiveStream[_Step]) -> Iterator[_Step]:

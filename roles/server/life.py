@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 import structlog
 
 from bus import Bus
-from bus.messages import Message, PolicyPublished, ServerServing
+from bus.messages import Message, PolicyPublished, ServerLost, ServerServing
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference.completion import InferenceError
@@ -54,22 +55,23 @@ class Newest:
 
 
 class Life:
-    """One epoch of one server. ``serving`` is the announced policy, None before the first proof."""
+    """One life of one server. ``serving`` is the announced policy, None before the first proof; ``epoch``
+    names the life on the bus, and a new one names it after others took it for lost."""
 
     def __init__(
         self,
         name: str,
-        epoch: str,
         config: Config,
         bus: Bus,
         newest: Newest,
         log: structlog.stdlib.BoundLogger,
     ) -> None:
-        self.name, self.epoch = name, epoch
+        self.name, self.epoch = name, uuid.uuid4().hex[:12]
         self._config, self._bus, self._newest = config, bus, newest
-        self._log = log.bind(server=name, epoch=epoch)
+        self._log = log.bind(server=name)
         self._updating = False
         self._proved = False
+        self._url = ""
         self.serving: PolicyPublished | None = None
         self.reason = "it was stopped"
         self.updates = 0
@@ -146,23 +148,34 @@ class Life:
         self.canary_error, self.paused_seconds = updated.canary_error, updated.paused
         self.update_seconds = time.perf_counter() - started
         self.updates += 1
-        self.serving = policy
-        await self._bus.publish(
-            ServerServing(
-                server=self.name,
-                epoch=self.epoch,
-                url=client.url,
-                version=policy.version,
-                canary_error=updated.canary_error,
-                seconds=self.update_seconds,
-            )
-        )
+        self.serving, self._url = policy, client.url
+        await self._announce(policy)
         self._log.info(
             "serving",
             version=str(Version.unpack(policy.version)),
             canary_error=updated.canary_error,
             paused=round(updated.paused, 4),
             seconds=round(self.update_seconds, 4),
+        )
+
+    async def contradict(self, lost: ServerLost) -> None:
+        """Announce the server again, as a new epoch, when somebody took it for lost while it serves."""
+        policy = self.serving
+        if policy is not None and (lost.server, lost.epoch) == (self.name, self.epoch):
+            self._log.warning("taken_for_lost", reason=lost.reason)
+            self.epoch = uuid.uuid4().hex[:12]
+            await self._announce(policy)
+
+    async def _announce(self, policy: PolicyPublished) -> None:
+        await self._bus.publish(
+            ServerServing(
+                server=self.name,
+                epoch=self.epoch,
+                url=self._url,
+                version=policy.version,
+                canary_error=self.canary_error,
+                seconds=self.update_seconds,
+            )
         )
 
     async def _prove(self, client: VllmClient, policy: PolicyPublished) -> None:

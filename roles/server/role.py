@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,7 +23,8 @@ from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
 from roles.server.life import Ended, Life, Newest, adopted_end
 
-_TAILS = ("event.server.serving", "event.server.lost")
+_LOST = "event.server.lost"
+_TAILS = ("event.server.serving", _LOST)
 _PUBLISHED = "event.learner.published"
 _FAILED_STARTS = 5
 LONGEST_BACKOFF = 60.0
@@ -81,12 +81,16 @@ class Server(Role):
         }
 
     async def _follow(self) -> None:
-        """Keep the newest published policy: the last in the stream, whatever its number."""
+        """Keep the newest published policy, the last in the stream, whatever its number; contradict who
+        takes a server of ours for lost."""
         last = await self.bus.last(_PUBLISHED)
         start = last.sequence if last is not None else 1
-        async with self.bus.follow("EVENT", start=start, tails=(_PUBLISHED,)) as records:
+        async with self.bus.follow("EVENT", start=start, tails=(_PUBLISHED, _LOST)) as records:
             async for record in records:
                 self._newest.offer(record.message)
+                if isinstance(record.message, ServerLost):
+                    for life in self._lives.values():
+                        await life.contradict(record.message)
 
     async def _bury(self, session: aiohttp.ClientSession) -> None:
         """Announce the loss of servers that a former life of this run left as serving."""
@@ -111,7 +115,7 @@ class Server(Role):
         name = f"{self.context.instance}-{index}"
         served, barren = False, 0  # barren: starts in a row that did not lead to serving
         while True:
-            life = Life(name, uuid.uuid4().hex[:12], self.config, self.bus, self._newest, self.log)
+            life = Life(name, self.config, self.bus, self._newest, self.log)
             self._lives[index] = life
             try:
                 async with self._open(index, session) as (client, ended):
@@ -135,9 +139,9 @@ class Server(Role):
         """Announce the loss of a server that was announced."""
         if life.serving is None:
             return
+        life.serving = None
         with anyio.CancelScope(shield=True), anyio.move_on_after(_FAREWELL_SECONDS):
             await self.bus.publish(ServerLost(server=life.name, epoch=life.epoch, reason=life.reason))
-        life.serving = None
 
     @asynccontextmanager
     async def _open(

@@ -222,6 +222,21 @@ async def test_servers_of_a_former_life_are_buried(tmp_path: Path) -> None:
             }
 
 
+async def test_a_server_taken_for_lost_is_announced_again(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, on_stage(Stage(tmp_path, (fake.url,))) as stage:
+        await stage.bus.publish(policy(4))
+        first = await stage.served(4)
+        for server, epoch in ((first.server, "older"), ("other-0", first.epoch), (first.server, first.epoch)):
+            await stage.bus.publish(ServerLost(server=server, epoch=epoch, reason="nothing was heard"))
+        await stage.until(lambda facts: sum(isinstance(fact, ServerServing) for fact in facts) == 2)
+        again = stage.facts[-1]
+        assert isinstance(again, ServerServing)
+        assert (again.server, again.url, again.version) == (first.server, first.url, 4)
+        assert again.epoch != first.epoch
+    await stage.until(lambda _: len(stage.lost()) == 4)
+    assert stage.lost()[-1].epoch == again.epoch, "the farewell names the epoch that is known"
+
+
 class Nursery:
     """Stands in for ``serve``: each start is a new fake; ``end`` makes the running one die."""
 
