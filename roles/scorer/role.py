@@ -39,6 +39,7 @@ _BACKLOG = 256
 _SNAPSHOT_EVENTS = 256
 _QUIET_SECONDS = 2.0
 _LOOKUPS = 32
+_BARREN_ROUNDS = 2
 
 
 class _Step(NamedTuple):
@@ -64,6 +65,7 @@ class Scorer(Role):
         self._outbox = Outbox(self.bus)
         self._machine = Curriculum(self.config)
         self._since_snapshot = self._queued = 0
+        self._barren = 0
         self._leading = False
         self._patience: anyio.CancelScope | None = None
 
@@ -218,7 +220,32 @@ class Scorer(Role):
                     return
                 continue
             self._remember(record)
-            await self._hand_over(outbox, self._machine.apply(record.sequence, record.message))
+            commands = self._machine.apply(record.sequence, record.message)
+            await self._hand_over(outbox, commands)
+            self._stop_when_barren(commands)
+
+    def _stop_when_barren(self, commands: list[Command]) -> None:
+        """Raise SpadeError after two rounds without an outcome because of infrastructure faults.
+
+        Such rounds pass in seconds: an outage would run through the rest of a run and train nothing.
+        """
+        for command in commands:
+            if not isinstance(command, Publish) or not isinstance(command.message, RoundSummary):
+                continue
+            summary = command.message
+            faults = sum(summary.failures.get(kind, 0) for kind in ("infra", "design_infra"))
+            if summary.plain is not None or summary.hinted is not None:
+                self._barren = 0
+            elif faults:
+                self._barren += 1
+                self.log.warning("round without an outcome", round=summary.round, faults=faults)
+            if self._barren >= _BARREN_ROUNDS:
+                raise SpadeError(
+                    f"{self._barren} rounds had no outcome at all, the last one with {faults} faults of the "
+                    "inference servers or of the sandbox",
+                    where=f"round {summary.round}",
+                    remedy="The logs say what failed. Mend it and run the same command again.",
+                )
 
     def _remember(self, record: Record) -> None:
         message = record.message

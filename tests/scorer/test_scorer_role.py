@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 from scorer_cast import Cast, scorer, segment, text_of
-from scorer_world import config, finished
+from scorer_world import config, finished, lost
 
 from bus import Bus, MemoryBus, connect, provision, serve
 from bus.messages import (
@@ -247,6 +247,32 @@ async def test_facts_that_are_gone_are_an_error(bus: MemoryBus, tmp_path: Path) 
     with pytest.raises(ExceptionGroup) as caught:
         await scorer(RECIPE, cast.bus, tmp_path).run()
     assert caught.group_contains(SpadeError, match="facts 1 to 1")
+
+
+class Outage(Cast):
+    """Nothing can be played: the sandbox is gone."""
+
+    async def _agent(self) -> None:
+        async with self.bus.consume("agent", limit=8) as deliveries:
+            async for delivery in deliveries:
+                assert isinstance(delivery.message, EpisodeRequest)
+                await self.bus.publish(lost(delivery.message, "infra"))
+                await delivery.ack()
+
+
+async def test_an_outage_ends_the_run_instead_of_its_rounds(bus: MemoryBus, tmp_path: Path) -> None:
+    recipe = config(steps=30, designer={"attempts": 9})
+    cast = Outage(recipe, bus.peer("cast", "0"))
+    closed: list[int] = []
+    for start in range(2):  # the second one goes on behind the lost rounds, and loses two more
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cast.run)
+            with anyio.fail_after(20), pytest.raises(ExceptionGroup) as caught:
+                await scorer(recipe, bus.peer("scorer", str(start)), tmp_path).run()
+            tasks.cancel_scope.cancel()
+        assert caught.group_contains(SpadeError, match="2 rounds had no outcome")
+        closed.append(sum([r.tail.startswith("sample.round") async for r in bus.replay("SAMPLE")]))
+    assert closed[0] < closed[1] <= 4
 
 
 def _request(episode: str = "e") -> EpisodeRequest:
