@@ -23,7 +23,6 @@ from sandbox import frames, host, probes, protection
 from sandbox.errors import (
     EnvError,
     EnvFailure,
-    EnvMemory,
     EnvQuarantined,
     InstanceClosed,
     SandboxError,
@@ -288,7 +287,9 @@ class SandboxPool:
             live = [instance for instance in self._live.values() if instance.pid]
             if live:
                 largest = max(live, key=lambda instance: host.resident(instance.pid))
-                largest.expire(EnvMemory("the host is short of memory and this was the largest instance"))
+                # Its own limit it has kept: what the host lacks is not the program's fault, nor its reward.
+                largest.expire(InstanceClosed("the host is short of memory and this was the largest one"))
+                self._counts["memory_evictions"] += 1
 
 
 def _quantile(values: deque[float], share: float) -> float:

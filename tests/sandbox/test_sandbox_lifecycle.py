@@ -20,6 +20,7 @@ from sandbox_programs import ECHO, PEAK
 from sandbox import (
     EnvQuarantined,
     EnvTimeout,
+    InfraFailure,
     Instance,
     InstanceClosed,
     SandboxError,
@@ -260,10 +261,12 @@ async def test_idle_instances_are_closed() -> None:
 
 async def test_memory_shortage_stops_admission_and_takes_the_largest() -> None:
     greedy = ECHO.replace("self.t = 0", "self.t = 0; self.keep = bytearray(60 << 20)")
-    async with SandboxPool(SandboxSettings(low_memory_share=1.1, queue_seconds=0.1, zygotes=1)) as pool:
+    async with SandboxPool(SandboxSettings(low_memory_share=1.1, queue_seconds=0.1, zygotes=1, strikes=1)) as pool:
         small, large = await pool.spawn(ECHO), await pool.spawn(greedy)
         await asyncio.wait_for(large.gone.wait(), 5)
-        assert large.error is not None
+        assert isinstance(large.error, InfraFailure), "a fault of the host has no reward and is no strike"
+        assert pool.statistics()["memory_evictions"] == 1
+        assert pool.statistics()["quarantined_programs"] == 0
         assert not small.gone.is_set()
         with pytest.raises(SpawnRefused, match="memory"):
             await pool.spawn(ECHO)
