@@ -261,7 +261,9 @@ async def test_idle_instances_are_closed() -> None:
 
 async def test_memory_shortage_stops_admission_and_takes_the_largest() -> None:
     greedy = ECHO.replace("self.t = 0", "self.t = 0; self.keep = bytearray(60 << 20)")
-    async with SandboxPool(SandboxSettings(low_memory_share=1.1, queue_seconds=0.1, zygotes=1, strikes=1)) as pool:
+    async with SandboxPool(
+        SandboxSettings(low_memory_share=1.1, queue_seconds=0.1, zygotes=1, strikes=1)
+    ) as pool:
         small, large = await pool.spawn(ECHO), await pool.spawn(greedy)
         await asyncio.wait_for(large.gone.wait(), 5)
         assert isinstance(large.error, InfraFailure), "a fault of the host has no reward and is no strike"
