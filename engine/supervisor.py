@@ -221,8 +221,7 @@ class Supervisor:
                 await Host(role(context), context).run()
             except Exception as error:
                 raise RoleFailed(name) from error
-        self._ended[name].set()
-        self.log.info("role.ended", role=name)
+        self._note_end(name)
 
     async def _keep_child(self, name: str, address: Address) -> None:
         await keep_running(
@@ -233,7 +232,15 @@ class Supervisor:
             draining=self._draining[name],
             environment={TOKEN: address.token},
         )
+        self._note_end(name)
+
+    def _note_end(self, name: str) -> None:
+        """A role may be drained alone, to go on elsewhere; that the run is without it must be seen."""
         self._ended[name].set()
+        if self._stop.is_set() or self._draining[name].is_set():
+            self.log.info("role.ended", role=name)
+        else:
+            self.log.warning("role.ended_alone", role=name, remedy=f"spade role {name} takes its place")
 
     async def _drain(self, bus: Bus) -> None:
         """Ask the roles to finish, stage by stage; return when all have or the time is up."""

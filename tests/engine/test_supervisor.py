@@ -22,7 +22,7 @@ from shell_fakes import (
     with_roles,
 )
 
-from engine import history
+from engine import history, telemetry
 from engine import status as standing
 from engine.config import Config
 from engine.errors import SpadeError
@@ -35,12 +35,26 @@ ROLES: dict[str, type[RoleLike]] = {
 }
 
 
+class HastyRole(FakeRole):
+    """Ends before anybody asked it to."""
+
+    name = "hasty"
+
+    async def run(self) -> None:
+        pass
+
+
+ROLES[HastyRole.name] = HastyRole
+
+
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     FakeRole.ended.clear()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    telemetry.close()
+    structlog.reset_defaults()
 
 
 async def _model() -> Path:
@@ -113,6 +127,18 @@ async def test_a_role_that_does_not_heed_the_drain_is_cancelled(tmp_path: Path) 
         with anyio.fail_after(20):
             assert await supervise(recipe, view) == "stopped"
         tasks.cancel_scope.cancel()
+
+
+async def test_a_role_that_ends_alone_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    telemetry.configure(tmp_path, "test")
+    view = RememberingView()
+    with caplog.at_level("INFO"):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_interrupt_when_running, view)
+            assert await supervise(with_roles(config(tmp_path), "fake", "hasty"), view) == "stopped"
+            tasks.cancel_scope.cancel()
+    ended = {r.msg["role"]: r.levelname for r in caplog.records if "role.ended" in str(r.msg)}
+    assert ended == {"hasty": "WARNING", "fake": "INFO"}
 
 
 async def test_a_failing_role_ends_the_run_with_a_paragraph(tmp_path: Path) -> None:
