@@ -132,6 +132,7 @@ def _override(source: _Source, text: str) -> None:
         fields = _fields(kind)
         if fields is None:
             if _is_mapping(kind) and index == len(keys) - 1:
+                kind = get_args(kind)[1]
                 break
             raise ConfigError(
                 f"{'.'.join(keys[:index])} is not a table, so {dotted} cannot be set.", where=COMMAND_LINE

@@ -25,6 +25,8 @@ GRACE_SECONDS = 5.0
 _STOP_SECONDS = GRACE_SECONDS + 8.0
 _TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024
+_CAUSE_BYTES = 256 * 1024
+_EXCEPTION = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w+(?:Error|Exception): .+)$", re.MULTILINE)
 _HARMLESS = re.compile(r"\) (WARNING|INFO) ")
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 
@@ -101,6 +103,13 @@ def last_words(log_path: Path, lines: int = 1) -> str:
     return "\n".join(found[-lines:])
 
 
+def causes(log_path: Path) -> str:
+    """Return the exceptions that a server's log names, each once, without their tracebacks; at most two."""
+    text = log_path.read_text(errors="replace")[-_CAUSE_BYTES:]
+    found = [match.group(1)[:400] for match in _EXCEPTION.finditer(text)]
+    return " ".join(list(dict.fromkeys(found))[:2])
+
+
 async def _healthy(server: VllmProcess, client: VllmClient, seconds: float) -> None:
     """Return when the server answers; raise ServerFailed when it ends first or takes too long."""
     if await client.until_healthy(seconds=seconds, alive=lambda: server.process.returncode is None):
@@ -110,9 +119,10 @@ async def _healthy(server: VllmProcess, client: VllmClient, seconds: float) -> N
         remedy = "Raise [server] start_seconds, or look for what it waits for in the log."
     else:
         what = f"vLLM ended with status {server.process.returncode} before it was ready"
-        remedy = "Its last lines above name the cause; [server.args] and [server.environment] are its flags."
-    tail = last_words(server.log_path, _TAIL_LINES)
-    raise ServerFailed(f"{what}. The end of its log:\n{tail}\n", where=str(server.log_path), remedy=remedy)
+        remedy = "[server.args] and [server.environment] are its flags."
+    named = causes(server.log_path)
+    said = named or f"The end of its log:\n{last_words(server.log_path, _TAIL_LINES)}\n"
+    raise ServerFailed(f"{what}. {said}", where=str(server.log_path), remedy=remedy)
 
 
 async def _stop(process: anyio.abc.Process) -> None:

@@ -167,3 +167,10 @@ def test_no_override_escapes_as_another_error(key: str, value: str) -> None:
         pass
     else:
         assert source.values
+
+
+def test_a_text_table_takes_a_number_as_text(tmp_path: Path) -> None:
+    recipe_file = tmp_path / "recipe.toml"
+    recipe_file.write_text('[run]\nname = "toy"\n[model]\npath = "somewhere"\n')
+    found = recipe.load(recipe_file, ["server.environment.OMP_NUM_THREADS=2"]).config
+    assert found.server.environment == {"OMP_NUM_THREADS": "2"}

@@ -12,7 +12,7 @@ import pytest
 from engine.config import Config, Model, Run, Server
 from engine.errors import SpadeError
 from engine.inference import process as module
-from engine.inference.process import ServerFailed, last_words, serve
+from engine.inference.process import ServerFailed, causes, last_words, serve
 from engine.inference.vllm import open_session
 
 HEALTHY = """
@@ -127,3 +127,16 @@ def test_last_words_prefer_the_error(tmp_path: Path) -> None:
     assert last_words(path, 2) == "RuntimeError: the cause\nINFO shutting down"
     path.write_text("")
     assert last_words(path) == "no output"
+
+
+def test_causes_are_the_exceptions_without_their_tracebacks(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(
+        "(APIServer pid=1) WARNING 11-29 [a.py:1] errors like `OSError: [Errno 24] too many`.\n"
+        "(EngineCore pid=2) ERROR 11-29 18:12:36 [core.py:1510]     raise ValueError(\n"
+        "(EngineCore pid=2) ERROR 11-29 18:12:36 [core.py:1510] ValueError: too little memory\n"
+        "ValueError: too little memory\n"
+        "RuntimeError: Engine core initialization failed.\n"
+        "RuntimeError: a third\n"
+    )
+    assert causes(path) == "ValueError: too little memory RuntimeError: Engine core initialization failed."
