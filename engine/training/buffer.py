@@ -132,10 +132,6 @@ class Buffer:
         self._ledger.close(message.round, [one.sample for one in trained] + [one for one, _ in dropped])
         return Selection(trained, tuple(old for _, old in chosen), dropped, missing)
 
-    def oldest_sequence(self) -> int | None:
-        """Return the lowest stream sequence that is still needed, None when nothing is held."""
-        return min((entry.sequence for entry in self._all()), default=None)
-
     def state(self) -> BufferState:
         """Return what a checkpoint keeps."""
         return BufferState(

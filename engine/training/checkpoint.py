@@ -42,6 +42,11 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     buffer: BufferState = BufferState()
     announced: BatchTrained | None = None
 
+    @property
+    def needs(self) -> int:
+        """The lowest SAMPLE sequence that a learner which starts from here reads."""
+        return min([self.cursor + 1, *(sequence for sequence, _ in self.buffer.kept)])
+
 
 class Checkpoint(NamedTuple):
     """A complete checkpoint on the disk."""
@@ -112,6 +117,22 @@ def newest(directory: Path) -> Checkpoint | None:
             remedy="Move them away to start from the starting model again; trained steps are lost then.",
         )
     return None
+
+
+def needed(directory: Path) -> int | None:
+    """Return the lowest SAMPLE sequence that some checkpoint needs, None without one.
+
+    The older ones count too: a damaged checkpoint costs the steps since the one before it, not samples.
+    """
+    lowest: list[int] = []
+    for place in _places(directory):
+        try:
+            state = msgspec.msgpack.decode((place / _STATE).read_bytes(), type=LearnerState)
+        except (OSError, ValueError) as error:
+            _log.warning("checkpoint.unreadable", path=str(place), reason=str(error))
+            continue
+        lowest.append(state.needs)
+    return min(lowest, default=None)
 
 
 def _write(directory: Path, state: LearnerState, capsule: Capsule) -> None:

@@ -38,7 +38,7 @@ class Learner(Role):
     """Follows the sample stream from its checkpoint on; a closed round is one batch.
 
     Order of effects: optimiser step, checkpoint (when due), weights on the disk, ``PolicyPublished``,
-    ``BatchTrained``, purge of what the checkpoint no longer needs. With ``checkpoint_every`` = 1 no version
+    ``BatchTrained``, purge of what no checkpoint needs. With ``checkpoint_every`` = 1 no version
     is published that a resume would not have; otherwise a resume forks the lineage.
 
     State keys: ``lineage`` holds the forks (JSON of ``engine.lineage.Lineage``); ``learner`` the holder,
@@ -266,9 +266,11 @@ class Learner(Role):
         await self.bus.publish(policy)
 
     async def _purge(self) -> None:
-        oldest = self._buffer.oldest_sequence()
-        below = self._cursor + 1
-        await self.bus.purge("SAMPLE", below=below if oldest is None else min(below, oldest))
+        from engine.training.checkpoint import needed
+
+        below = await self._in_thread(lambda: needed(self._home / "checkpoints"), "look at the checkpoints")
+        if below is not None:
+            await self.bus.purge("SAMPLE", below=below)
 
     async def _sample(self, sequence: int) -> SampleReady | None:
         try:

@@ -160,7 +160,7 @@ async def test_it_announces_the_starting_policy_and_trains_rounds(world: World):
     kinds = [type(record.message) async for record in world.bus.replay("EVENT")]
     trained = [PolicyPublished, BatchTrained]
     assert kinds == [PolicyPublished, *trained, BatchTrained, *trained]
-    assert (await world.bus.stream_info("SAMPLE")).messages == 0
+    assert (await world.bus.stream_info("SAMPLE")).messages == 1 + 5, "what the older checkpoint needs"
     canaries = [np.frombuffer(one.canary_logprobs, "<f4") for one in policies]
     assert [len(one) for one in canaries] == [47, 47, 47]
     assert not np.array_equal(canaries[0], canaries[1])
@@ -287,6 +287,22 @@ async def test_between_checkpoints_a_restart_forks_the_lineage(world: World):
     assert policies[3].sha256 == policies[5].sha256
 
 
+async def test_a_damaged_checkpoint_costs_steps_and_no_samples(world: World):
+    """The older checkpoint is there to go back to: the stream still holds what came after it."""
+    for number in range(3):
+        await world.round(number)
+    await world.interrupted(world.role(), lambda: world.until(lambda batch: batch.round == 2))
+    damaged = max((world.directory / "learner" / "checkpoints").iterdir())
+    (damaged / "model.safetensors").write_bytes(b"torn")
+    await world.round(3, final=True)
+    async with world.running(world.role()):
+        await world.until(lambda batch: batch.final)
+    batches = await world.surviving()
+    assert [batch.round for batch in batches] == [0, 1, 2, 3]
+    names = [name for batch in batches for name in batch.trained]
+    assert len(names) == len(set(names)) == 16
+
+
 async def test_a_drain_keeps_what_waits_for_its_round(world: World):
     early = random_samples(3, seed=9, round_=1)
     async with world.running(world.role()):
@@ -300,7 +316,7 @@ async def test_a_drain_keeps_what_waits_for_its_round(world: World):
         batch = await world.until(lambda batch: batch.final)
     assert set(batch.trained) == {one.sample for one in early}
     assert Version.unpack(batch.version) == (0, 2)
-    assert (await world.bus.stream_info("SAMPLE")).messages == 0
+    assert (await world.bus.stream_info("SAMPLE")).messages == 3 + 1, "what the older checkpoint needs"
 
 
 async def test_a_displaced_learner_cannot_publish(world: World):

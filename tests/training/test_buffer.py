@@ -75,7 +75,7 @@ def test_the_final_round_leaves_nothing_behind():
     selection = buffer.close(round_closed(0, final=True), Version(0, 0), Lineage())
     assert names(selection) == ["a"]
     assert selection.dropped == (("b", "quota"),)
-    assert buffer.oldest_sequence() is None
+    assert buffer.state().kept == ()
 
 
 def test_repeated_deliveries_change_nothing():
@@ -244,7 +244,7 @@ def test_every_sample_has_one_terminal_state_and_a_bounded_age(events: list[Even
             assert sum(one.role == "agent" for one in selection.samples) <= quota
     sent = {event.sample for event in events if isinstance(event, SampleReady)}
     assert ends == Counter(dict.fromkeys(sent, 1))
-    assert buffer.oldest_sequence() is None
+    assert buffer.state().kept == ()
 
 
 @settings(max_examples=100, deadline=None)

@@ -16,7 +16,7 @@ from engine.lineage import Lineage, Version
 from engine.training import checkpoint
 from engine.training.buffer import BufferState
 from engine.training.capsule import Capsule
-from engine.training.checkpoint import LearnerState, newest, save
+from engine.training.checkpoint import LearnerState, needed, newest, save
 from engine.training.ledger import LedgerState
 
 
@@ -142,3 +142,16 @@ def test_remains_of_a_killed_writer_are_ignored_and_cleared(tmp_path: Path, monk
     assert newest(tmp_path) is None
     save(tmp_path, state(1), capsule(1.0), keep=2)
     assert [path.name for path in tmp_path.iterdir()] == ["000000-0000000001-000000000000"]
+
+
+def test_the_stream_is_needed_from_the_oldest_checkpoint_on(tmp_path: Path):
+    assert needed(tmp_path) is None
+    save(tmp_path, state(1, cursor=20), capsule(1.0), keep=2)
+    assert needed(tmp_path) == 21
+    waiting = BufferState(kept=((7, "c"), (9, "d")))
+    save(tmp_path, LearnerState(version=Version(0, 2), cursor=30, buffer=waiting), capsule(1.0), keep=2)
+    assert needed(tmp_path) == 7
+    save(tmp_path, state(3, cursor=40), capsule(1.0), keep=1)
+    assert needed(tmp_path) == 41
+    (next(tmp_path.iterdir()) / "state.msgpack").write_bytes(b"torn")
+    assert needed(tmp_path) is None
