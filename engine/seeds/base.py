@@ -47,9 +47,20 @@ def numbers(text: str) -> list[int]:
     return [int(found) for found in re.findall(r"\d+", text)]
 
 
+def within(parameters: Parameters) -> Parameters:
+    """Return parameters with ``base``, ``end`` and ``top``; ValueError unless 0 <= base <= end <= top."""
+    if not int(parameters["base"]) <= int(parameters["end"]) <= int(parameters["top"]):
+        raise ValueError("what is hidden lies outside of what is shown")
+    return parameters
+
+
 def count(pairs: Sequence[tuple[int, int]]) -> str:
-    """Write a count in step: ``1:13 2:14 3:15``. Small policies count reliably and add badly."""
-    return " ".join(f"{left}:{right}" for left, right in pairs)
+    """Write a count of (left, right) in step, right first: ``13:1 14:2 15:3``.
+
+    Small policies count reliably and add badly. The left number comes last in its pair, because that is
+    where the policy must see that it has reached the number it counts to.
+    """
+    return " ".join(f"{right}:{left}" for left, right in pairs)
 
 
 class Family(ABC):

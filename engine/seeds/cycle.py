@@ -22,21 +22,21 @@ class Cycle(Family):
 
     name = "cycle"
     skill = "Pattern Recognition"
-    slots = ("words", "least", "most", "tries")
+    slots = ("words", "tries", "least", "most")
     documents = (
         "The {noun} are painted in turn, and the colours come round again. A keen eye knows what follows.",
         "Colours of the {noun} repeat in one fixed order. The start of it is seen, the rest is inferred.",
     )
     template = """
 import random
+C,T,A,B="$words",$tries,$least,$most
 class Env:
  def reset(self,seed):
-  r=random.Random(seed);self.t=0
-  self.c=("$words".split()*9)[r.randint(0,9):];self.n=r.randint($least,$most)
-  return f"The $noun run {' '.join(self.c[:self.n])} ?, $tries tries"
+  r=random.Random(seed);self.t=0;self.c=(C.split()*9)[r.randint(0,9):];self.n=r.randint(A,B)
+  return f"The $noun run {' '.join(self.c[:self.n])} ?, {T} tries"
  def step(self,a):
   s=self.c[self.n+self.t];self.t+=1;w=a==s
-  return "yes" if w else f"no, {s} ?",float(w),w or self.t>=$tries,False,{}
+  return "yes" if w else f"no, {s} ?",float(w),w or self.t>=T,False,{}
 """
     seed_periods = (3, 5, 6)
     withheld_periods = (4, 7)
@@ -52,8 +52,8 @@ class Env:
 
     def fill(self, parameters: Parameters) -> Parameters:
         words = str(parameters["words"]).split()
-        if not 1 < len(words) == len(set(words)) or not set(words) <= set(PALETTE):
-            raise ValueError("a cycle is of distinct colours")
+        if len(words) < 2 or not set(words) <= set(PALETTE):
+            raise ValueError("a cycle is of colours")
         if not 1 <= int(parameters["least"]) <= int(parameters["most"]) <= 12:
             raise ValueError("a run has at least one colour and at most twelve")
         return parameters

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.seeds.base import Parameters, Script, SizedFamily, boxed, numbers, stubborn
+from engine.seeds.base import Parameters, Script, SizedFamily, boxed, numbers, stubborn, within
 
 
 class Guess(SizedFamily):
@@ -15,7 +15,7 @@ class Guess(SizedFamily):
     name = "guess"
     skill = "Logical Deduction"
     size = "top"
-    slots = ("base", "end", "top", "tries")
+    slots = ("top", "tries", "base", "end")
     bands: ClassVar[Mapping[int, tuple[int, ...]]] = {
         1: (5, 6),
         2: (7, 8, 9),
@@ -32,13 +32,14 @@ class Guess(SizedFamily):
     )
     template = """
 import random
+N,T,A,B=$top,$tries,$base,$end
 class Env:
  def reset(self,seed):
-  self.t=0;self.s=random.Random(seed).randint($base,$end)
-  return "The $noun hide in 0..$top, $tries tries"
+  self.t=0;self.s=random.Random(seed).randint(A,B)
+  return f"The $noun hide in 0..{N}, {T} tries"
  def step(self,a):
   self.t+=1;a=int(a);w=a==self.s
-  return "yes" if w else f"{'over' if a<self.s else 'under'} {a}",float(w),w or self.t>=$tries,False,{}
+  return "yes" if w else f"{'over' if a<self.s else 'under'} {a}",float(w),w or self.t>=T,False,{}
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
@@ -49,6 +50,9 @@ class Env:
 
     def level(self, parameters: Parameters) -> int:
         return min(6, max(1, self.band(int(parameters["top"])) + 3 - self.tries(parameters)))
+
+    def fill(self, parameters: Parameters) -> Parameters:
+        return within(parameters)
 
     def hint(self, parameters: Parameters) -> str:
         return f"{parameters['base']}..{parameters['end']}"

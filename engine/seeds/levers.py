@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.seeds.base import Parameters, Script, SizedFamily, boxed, numbers, stubborn
+from engine.seeds.base import Parameters, Script, SizedFamily, boxed, numbers, stubborn, within
 
 
 class Levers(SizedFamily):
@@ -15,7 +15,7 @@ class Levers(SizedFamily):
     name = "levers"
     skill = "Causal Inference"
     size = "top"
-    slots = ("base", "end", "top", "tries")
+    slots = ("top", "tries", "base", "end")
     bands: ClassVar[Mapping[int, tuple[int, ...]]] = {
         1: (5, 6),
         2: (7, 8, 9),
@@ -32,13 +32,14 @@ class Levers(SizedFamily):
     )
     template = """
 import random
+N,T,A,B=$top,$tries,$base,$end
 class Env:
  def reset(self,seed):
-  self.t=0;self.k=random.Random(seed).randint($base,$end)
-  return "The $noun have levers 0..$top, $tries tries"
+  self.t=0;self.k=random.Random(seed).randint(A,B)
+  return f"The $noun have levers 0..{N}, {T} tries"
  def step(self,a):
   self.t+=1;d=abs(int(a)-self.k);w=d==0
-  return "yes" if w else f"{a} hums" if d<2 else f"{a} is dead",float(w),w or self.t>=$tries,False,{}
+  return "yes" if w else f"{a} hums" if d<2 else f"{a} is dead",float(w),w or self.t>=T,False,{}
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
@@ -48,6 +49,9 @@ class Env:
 
     def level(self, parameters: Parameters) -> int:
         return min(6, max(1, self.band(int(parameters["top"])) + 3 - self.tries(parameters)))
+
+    def fill(self, parameters: Parameters) -> Parameters:
+        return within(parameters)
 
     def hint(self, parameters: Parameters) -> str:
         return f"{parameters['base']}..{parameters['end']}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.seeds.base import Parameters, Script, SizedFamily, boxed, count, numbers, stubborn
+from engine.seeds.base import Parameters, Script, SizedFamily, boxed, count, numbers, stubborn, within
 
 
 class Peak(SizedFamily):
@@ -18,7 +18,7 @@ class Peak(SizedFamily):
     name = "peak"
     skill = "Optimization"
     size = "top"
-    slots = ("base", "end", "top", "tries")
+    slots = ("top", "tries", "base", "end")
     bands: ClassVar[Mapping[int, tuple[int, ...]]] = {
         1: (6, 7),
         2: (8, 9, 10),
@@ -34,13 +34,14 @@ class Peak(SizedFamily):
     )
     template = """
 import random
+N,T,A,B=$top,$tries,$base,$end
 class Env:
  def reset(self,seed):
-  self.t=0;self.s=random.Random(seed).randint($base,$end)
-  return "The $noun peak on a ring 0..$top, $tries tries"
+  self.t=0;self.s=random.Random(seed).randint(A,B)
+  return f"The $noun peak on a ring 0..{N}, {T} tries"
  def step(self,a):
-  self.t+=1;d=(int(a)-self.s)%$marks;d=min(d,$marks-d);w=d==0
-  return "yes" if w else f"off by {d}",float(w),w or self.t>=$tries,False,{}
+  self.t+=1;d=(int(a)-self.s)%(N+1);d=min(d,N+1-d);w=d==0
+  return "yes" if w else f"off by {d}",float(w),w or self.t>=T,False,{}
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
@@ -50,8 +51,8 @@ class Env:
         tries = 3 if level < 3 else 2
         return {"base": base, "end": base + width, "top": top, "tries": tries}
 
-    def fill(self, parameters: Parameters) -> dict[str, object]:
-        return {**parameters, "marks": int(parameters["top"]) + 1}
+    def fill(self, parameters: Parameters) -> Parameters:
+        return within(parameters)
 
     def level(self, parameters: Parameters) -> int:
         band = self.band(int(parameters["top"]))

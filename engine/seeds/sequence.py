@@ -1,4 +1,4 @@
-"""A number grows by the same hidden step: say the next one (Mathematical Reasoning)."""
+"""A number grows by the same hidden step: say where it stands next (Mathematical Reasoning)."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.seeds.base import Parameters, Script, SizedFamily, boxed, count, numbers, stubborn
+from engine.seeds.base import Family, Parameters, Script, boxed, count, numbers, stubborn
 
 
-class Sequence(SizedFamily):
-    """The step is in no first observation: it shows only after a wrong try, or in the hint."""
+class Sequence(Family):
+    """The step is in no first observation: it shows only after a wrong try, or in the hint.
+
+    Steps are shown as the numbers passed, and thoughts count along them: a policy of this size tabulates
+    additions otherwise. Withheld are the starts 7, 17, 27 and from 37 on, so that held-out plays begin at
+    numbers where no seed play begins. The step makes levels 1-3, larger numbers those beyond.
+    """
 
     name = "sequence"
     skill = "Mathematical Reasoning"
-    size = "step"
-    slots = ("high", "step", "tries")
-    bands: ClassVar[Mapping[int, tuple[int, ...]]] = {
-        1: (1, 2, 3),
-        2: (4, 5, 6),
-        3: (7, 8, 9),
-        4: (10, 11),
-        5: (12, 13),
-        6: (14, 15),
+    slots = ("step", "tries", "start")
+    steps: ClassVar[Mapping[int, tuple[int, ...]]] = {1: (1, 2), 2: (3, 4, 5), 3: (6, 7)}
+    seed_starts = (2, 12, 22, 32)
+    withheld_starts: ClassVar[Mapping[int, tuple[int, ...]]] = {
+        1: (7, 17, 27),
+        2: (7, 17, 27),
+        3: (7, 17, 27),
+        4: (37,),
+        5: (47,),
+        6: (57,),
     }
-    reserved = frozenset({2, 5, 8})
     documents = (
         "Every day the {noun} grow in number by the same amount. "
         "Who knows today's count can tell tomorrow's.",
@@ -32,43 +37,52 @@ class Sequence(SizedFamily):
     )
     template = """
 import random
+K,T,S=$step,$tries,$start
 class Env:
  def reset(self,seed):
-  self.t=0;self.x=random.Random(seed).randint(2,$high)
-  return f"The $noun go {self.x} ?, $tries tries"
+  self.t=0;self.x=S+random.Random(seed).randint(0,4)
+  return f"The $noun go {self.x}?, {T} tries"
  def step(self,a):
-  self.t+=1;self.x+=$step;w=int(a)==self.x
-  return "yes" if w else f"no, {self.x} ?",float(w),w or self.t>=$tries,False,{}
+  s=" ".join(str(self.x+i+1) for i in range(K));self.t+=1;self.x+=K;w=int(a)==self.x
+  return "yes" if w else f"no, {s}?",float(w),w or self.t>=T,False,{}
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
-        return {
-            "high": rng.randint(12, 30),
-            "step": self.pick(level, rng, withheld=withheld),
-            "tries": 2,
-        }
+        if not withheld and level not in self.steps:
+            raise ValueError(f"sequence has no seed start at level {level}")
+        starts = self.withheld_starts[level] if withheld else self.seed_starts
+        step = rng.choice(self.steps[min(level, max(self.steps))])
+        return {"step": step, "tries": 2, "start": rng.choice(starts)}
+
+    def fill(self, parameters: Parameters) -> Parameters:
+        if int(parameters["step"]) < 1:
+            raise ValueError("a sequence grows")
+        return parameters
 
     def level(self, parameters: Parameters) -> int:
-        return min(6, max(1, self.band(int(parameters["step"])) + 2 - self.tries(parameters)))
+        step, start = int(parameters["step"]), int(parameters["start"])
+        level = next((level for level, steps in self.steps.items() if step <= max(steps)), 4)
+        beyond = sum(start >= bound for bound in (37, 47, 57))
+        return min(6, max(1, (max(level, 3) + beyond if beyond else level) + 2 - self.tries(parameters)))
+
+    def withheld(self, parameters: Parameters) -> bool:
+        return int(parameters["start"]) not in self.seed_starts
 
     def hint(self, parameters: Parameters) -> str:
-        return f"add {parameters['step']}"
+        return f"count {' '.join(str(i) for i in range(1, int(parameters['step']) + 1))}"
 
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         now = numbers(observation)[0]
-        step = numbers(hint)[0] if hint else 0
+        passed = numbers(hint) if hint else []
         while True:
-            if hint:
-                thought = count([(i, now + i) for i in range(1, step + 1)])
-                observation = yield boxed(thought, now + step)
-            elif not step:
-                observation = yield boxed("guess", now + rng.randint(1, 9))
+            if passed:
+                # Count on from where it stands, in step with the numbers passed, until they end.
+                thought = count([(left, now + i) for i, left in enumerate(passed, start=1)])
+                observation = yield boxed(thought, now + len(passed))
             else:
-                # Both terms are counted up together until the older one reaches the newer one.
-                thought = count([(now - step + i, now + i) for i in range(1, step + 1)])
-                observation = yield boxed(thought, now + step)
-            before, now = now, numbers(observation)[0]
-            step = now - before
+                observation = yield boxed("guess", now + rng.randint(1, 7))
+            passed = numbers(observation)
+            now = passed[-1]
 
     def blurt(self, observation: str, rng: Random) -> Script:
         now = numbers(observation)[0]

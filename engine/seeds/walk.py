@@ -27,14 +27,15 @@ class Walk(Family):
     )
     template = """
 import random
+N,T,D=$steps,$tries,"$way"
 class Env:
  def reset(self,seed):
-  self.t=self.n=0;self.d=random.Random(seed).randint(0,3)
-  return f"The $noun lie $steps steps off, you face {'nesw'[self.d]}, $tries tries"
+  self.t=self.n=0;self.d=random.Random(seed).choice("nesw")
+  return f"The $noun lie {N} steps off, you face {self.d}, {T} tries"
  def step(self,a):
-  g=a=="ahead right back left".split()[($way-self.d)%4]
-  self.t+=1;self.n+=g;w=self.n>=$steps
-  return "yes" if w else "step" if g else "wall",float(w),w or self.t>=$tries,False,{}
+  g=a=="ahead right back left".split()["nesw".index(D)-"nesw".index(self.d)]
+  self.t+=1;self.n+=g;w=self.n>=N
+  return "yes" if w else "step" if g else "wall",float(w),w or self.t>=T,False,{}
 """
     courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]] = {
         1: ((2, 5), (3, 6)),
@@ -53,7 +54,7 @@ class Env:
         ]
         if not fitting:
             raise ValueError(f"walk has no {'withheld' if withheld else 'seed'} course at level {level}")
-        return {**rng.choice(fitting), "way": rng.randint(0, 3)}
+        return {**rng.choice(fitting), "way": rng.choice(_COMPASS)}
 
     def level(self, parameters: Parameters) -> int:
         steps = int(parameters["steps"])
@@ -66,10 +67,10 @@ class Env:
         return int(parameters["steps"]) in (3, 5)
 
     def hint(self, parameters: Parameters) -> str:
-        return f"go {_COMPASS[int(parameters['way'])]}"
+        return f"go {parameters['way']}"
 
     def fill(self, parameters: Parameters) -> Parameters:
-        if not 0 <= int(parameters["way"]) < len(_COMPASS):
+        if str(parameters["way"]) not in tuple(_COMPASS):
             raise ValueError("a way is one of four")
         return parameters
 

@@ -23,10 +23,11 @@ _FLOOR = 0.03
 _CLIP = 1.0
 _POOL = 96
 _TRIAL_STEPS = 4
+_COLLAPSE = 2.0
 
 # The drills come first, until their loss (nats a token) is this low or this share of the steps is used up.
-_DRILLED = 0.6
-DRILL_SHARE = 0.15
+_DRILLED = 0.3
+DRILL_SHARE = 0.25
 _DRILL_WINDOW = 5
 
 
@@ -58,6 +59,11 @@ class Schedule:
     rows: int
     muon_learning_rate: float
     adamw_learning_rate: float
+
+    @property
+    def drill_rows(self) -> int:
+        """Rows of a drill step. Copying is found after a number of steps, not of tokens: half suffice."""
+        return max(1, self.rows // 2)
 
     def factor(self, step: int) -> float:
         """Return the learning-rate factor of ``step``, counted from 0."""
@@ -96,9 +102,7 @@ def pack(sequences: Sequence[Tokens], rows: int, *, pad: int, seed: int) -> Iter
         filled = 0
         for row in range(rows):
             at, index = 0, 0
-            while (
-                found := next((i for i, s in enumerate(pool) if at + len(s.tokens) <= ROW), None)
-            ) is not None:
+            while (found := _longest(pool, ROW - at)) is not None:
                 item, pool[found] = pool[found], next(stream)
                 index += 1
                 end = at + len(item.tokens)
@@ -115,6 +119,14 @@ def pack(sequences: Sequence[Tokens], rows: int, *, pad: int, seed: int) -> Iter
             torch.from_numpy(weights),
             filled,
         )
+
+
+def _longest(pool: Sequence[Tokens], room: int) -> int | None:
+    """Return the place of the longest example that fits, but of the first one in an empty row."""
+    if room == ROW:
+        return 0
+    fitting = [(len(item.tokens), place) for place, item in enumerate(pool) if len(item.tokens) <= room]
+    return max(fitting)[1] if fitting else None
 
 
 def _shuffled(sequences: Sequence[Tokens], rng: Random) -> Iterator[Tokens]:
@@ -220,7 +232,11 @@ def _optimizers(model: Any, schedule: Schedule) -> list[tuple[torch.optim.Optimi
 
 
 class _Pace:
-    """Chooses between all threads and one by timing a few steps of each; restores nothing itself."""
+    """Chooses between all threads and one, by timing steps of each in turn; restores nothing itself.
+
+    Where other processes hold the cores, threads that wait for each other make a step ten times slower, so
+    the trial ends at the first clear sign, and a later collapse ends the use of several threads for good.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -230,16 +246,22 @@ class _Pace:
         torch.set_num_threads(threads)
 
     def before(self, step: int) -> None:
-        # The first step compiles kernels and is not counted; then the two settings take turns.
-        if self._many > 1 and 1 <= step <= 2 * _TRIAL_STEPS:
-            self._use(self._many if step % 2 else 1)
-        elif self._many > 1 and step == 2 * _TRIAL_STEPS + 1:
-            self._use(min(self._spent, key=lambda threads: min(self._spent[threads])))
+        # The first step compiles kernels and is not counted.
+        if self._many > 1 and step:
+            self._use(self._choice(step))
         self._began = time.monotonic()
 
     def after(self, step: int) -> None:
         if step:
             self._spent[self.threads].append(time.monotonic() - self._began)
+
+    def _choice(self, step: int) -> int:
+        many, one = self._spent[self._many], self._spent[1]
+        if step <= 2 * _TRIAL_STEPS and not (len(many) > 1 and min(many) > _COLLAPSE * min(one)):
+            return self._many if step % 2 == 0 else 1
+        if len(many) > 1 and max(many[-2:]) > _COLLAPSE * min(one) and min(many[-2:]) > min(one):
+            return 1
+        return self._many if min(many) < min(one) else 1
 
     def _use(self, threads: int) -> None:
         self.threads = threads

@@ -141,13 +141,13 @@ def _build(config: Config, key: str, work: Path, progress: Callable[[Progress], 
         sequences.append(encode(item))
         wanted -= len(sequences[-1].tokens)
     rng = Random(f"drills {warm.seed}")
-    room = schedule.steps * pretrain.DRILL_SHARE * schedule.rows * pretrain.ROW
+    room = schedule.steps * pretrain.DRILL_SHARE * schedule.drill_rows * pretrain.ROW
     drills = [encode(corpus.drill(rng)) for _ in range(200 + round(room / _DRILL_TOKENS))]
     model = _model(config, tokenizer)
     try:
         metrics = pretrain.train(
             model,
-            pretrain.pack(drills, schedule.rows, pad=tokenizer.pad_token_id, seed=warm.seed),
+            pretrain.pack(drills, schedule.drill_rows, pad=tokenizer.pad_token_id, seed=warm.seed),
             pretrain.pack(sequences, schedule.rows, pad=tokenizer.pad_token_id, seed=warm.seed),
             schedule,
             threads=warm.threads or _usable_cores(),

@@ -159,9 +159,20 @@ def test_a_program_that_contradicts_itself_is_no_member(family: Family) -> None:
     parameters = family.draw(1, Random(2), withheld=False)
     source = family.program(parameters, "kites")
     tries = family.tries(parameters)
-    assert seeds.classify(source.replace(f"{tries} tries", f"{tries + 1} tries")) is None
+    assert "{T} tries" in source
+    assert seeds.classify(source.replace("{T} tries", f"{tries} tries")) is None
+    assert seeds.classify(source.replace(">=T", f">={tries + 1}")) is None
     assert seeds.classify(source + "\n# more") is None
     assert seeds.classify("print(1)") is None
+
+
+def test_what_is_hidden_must_lie_within_what_is_shown() -> None:
+    family = Guess()
+    parameters = {"base": 2, "end": 4, "top": 10, "tries": 3}
+    source = family.program(parameters, "kites")
+    assert seeds.classify(source) == ("guess", 3)
+    assert seeds.classify(source.replace("=10,3,2,4", "=10,3,2,11")) is None
+    assert seeds.classify(source.replace("=10,3,2,4", "=10,3,5,4")) is None
 
 
 def test_more_tries_make_a_program_easier() -> None:

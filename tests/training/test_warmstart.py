@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -134,7 +135,7 @@ def test_the_export_suits_vllm(built: tuple[Path, list[Progress]], chat: Any) ->
 
 
 def test_the_chat_template_only_appends(chat: Any) -> None:
-    turns = ("The kites go 5 ?, 2 tries", "guess \\boxed{9}", "no, 7 ?", "6:8 7:9 \\boxed{9}", "no, 9 ?")
+    turns = ("The kites go 5?, 2 tries", "guess \\boxed{9}", "no, 6 7?", "8:6 9:7 \\boxed{9}", "no, 8 9?")
     for count in range(1, len(turns)):
         shorter, longer = ids(chat, turns[:count]), ids(chat, turns[: count + 1])
         assert longer[: len(shorter)] == shorter
@@ -182,7 +183,7 @@ def test_literals_of_a_design_weigh_more_than_its_boilerplate(chat: Any) -> None
     assert read is not None
     parameters, noun = read
     assert {"import", " random"} <= set(light)
-    assert "".join(heavy).count(str(parameters["tries"])) >= 2
+    assert [str(parameters[slot]) for slot in family.slots] == [text for text in heavy if text.isdigit()]
     assert noun in "".join(heavy)
     assert heavy[-1] == "<|end|>"
 
@@ -248,21 +249,44 @@ def test_the_rate_rises_stays_and_falls() -> None:
 
 def test_drills_end_when_they_are_learned_or_have_had_their_share() -> None:
     assert not pretrain._drilled([0.1] * 4, steps=1000)
-    assert pretrain._drilled([3.0, *[0.5] * 5], steps=1000)
-    assert not pretrain._drilled([3.0] * 149, steps=1000)
-    assert pretrain._drilled([3.0] * 150, steps=1000)
+    assert pretrain._drilled([3.0, *[0.2] * 5], steps=1000)
+    assert not pretrain._drilled([3.0] * 249, steps=1000)
+    assert pretrain._drilled([3.0] * 250, steps=1000)
+
+
+def _threads_used(monkeypatch: pytest.MonkeyPatch, cost: Callable[[int, int], float]) -> list[int]:
+    """Threads of each of 60 steps, when a step costs ``cost(step, threads)`` seconds."""
+    clock = [0.0]
+    monkeypatch.setattr(pretrain.torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(pretrain.time, "monotonic", lambda: clock[0])
+    pace = pretrain._Pace(2)
+    used = []
+    for step in range(60):
+        pace.before(step)
+        clock[0] += cost(step, pace.threads)
+        used.append(pace.threads)
+        pace.after(step)
+    return used
 
 
 def test_the_faster_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for slow, kept in ((2, 1), (1, 2)):
-        clock = [0.0]
-        used: list[int] = []
-        monkeypatch.setattr(pretrain.torch, "set_num_threads", used.append)
-        monkeypatch.setattr(pretrain.time, "monotonic", lambda clock=clock: clock[0])
-        pace = pretrain._Pace(2)
-        for step in range(20):
-            pace.before(step)
-            clock[0] += 3.0 if pace.threads == slow else 1.0
-            pace.after(step)
-        assert pace.threads == kept
-        assert set(used) == {1, 2}
+    used = _threads_used(monkeypatch, lambda step, threads: 1.0 / threads)
+    assert set(used[10:]) == {2}
+    assert 1 in used[:10]
+    assert set(_threads_used(monkeypatch, lambda step, threads: 1.0 + threads / 8)[10:]) == {1}
+
+
+def test_threads_that_wait_for_each_other_are_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = _threads_used(monkeypatch, lambda step, threads: 9.0 if threads == 2 else 1.0)
+    assert used.count(2) <= 3  # the step that compiles, and two to be sure
+
+
+def test_a_collapse_later_on_is_noticed_and_a_single_slow_step_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def collapse(step: int, threads: int) -> float:
+        return 1.0 if threads == 1 else (9.0 if step >= 30 else 0.6)
+
+    assert _threads_used(monkeypatch, collapse)[35:] == [1] * 25
+    used = _threads_used(monkeypatch, lambda step, threads: 9.0 if step == 30 else 1.0 / threads)
+    assert used[35:] == [2] * 25
