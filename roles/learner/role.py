@@ -135,6 +135,7 @@ class Learner(Role):
         for sequence, name in state.buffer.kept:
             self._buffer.restore(sequence, name, await self._sample(sequence))
         self._cursor, self._announced = state.cursor, state.announced
+        await self._look_for_a_gap()
         await self._settle_version(state)
         await self._publish_policy(await self._in_thread(self._export, "export of the weights"))
         if self._announced is not None:
@@ -143,6 +144,12 @@ class Learner(Role):
         if checkpoint is not None:
             await self._purge()
         self.log.info("learner.ready", version=str(self._version), cursor=self._cursor)
+
+    async def _look_for_a_gap(self) -> None:
+        """Say what is gone behind the cursor: it was trained on a branch that no checkpoint leads to."""
+        first = (await self.bus.stream_info("SAMPLE")).first
+        if first > self._cursor + 1:
+            self.log.error("learner.samples_gone", first=self._cursor + 1, last=first - 1)
 
     async def _settle_version(self, state: LearnerState) -> None:
         stored = await self.bus.state_get(_LINEAGE)

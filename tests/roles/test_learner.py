@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import structlog
 from learner_fakes import make_policy, random_samples, round_closed, sample, segment
+from structlog.testing import capture_logs
 
 from bus import MemoryBus
 from bus.messages import BatchTrained, Message, PolicyPublished
@@ -301,6 +302,17 @@ async def test_a_damaged_checkpoint_costs_steps_and_no_samples(world: World):
     assert [batch.round for batch in batches] == [0, 1, 2, 3]
     names = [name for batch in batches for name in batch.trained]
     assert len(names) == len(set(names)) == 16
+
+
+async def test_samples_that_are_gone_are_told(world: World):
+    await world.round(0)
+    await world.round(1, final=True)
+    await world.bus.purge("SAMPLE", below=6)
+    with capture_logs() as logs:
+        async with world.running(world.role()):
+            await world.until(lambda batch: batch.final)
+    (told,) = [entry for entry in logs if entry["event"] == "learner.samples_gone"]
+    assert (told["log_level"], told["first"], told["last"]) == ("error", 1, 5)
 
 
 async def test_a_drain_keeps_what_waits_for_its_round(world: World):
