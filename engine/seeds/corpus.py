@@ -27,7 +27,7 @@ PLAY_LEVELS = (0.36, 0.34, 0.30)
 _TARGETS = (0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8)
 _DESIGN_LEVELS = ((0.45, (0.10, 0.30, 0.60)), (0.55, (0.40, 0.40, 0.20)), (1.0, (0.70, 0.25, 0.05)))
 _UNGROUNDED = 0.1
-_HINT_SHARE = 0.4
+_HINT_SHARE = 0.42
 _PLAYS_PER_PROGRAM = 4
 # Copying from the context (a noun, a hint, a colour) is what so short a training learns last; drills of
 # nothing else bring it about early.

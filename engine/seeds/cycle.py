@@ -29,7 +29,6 @@ class Cycle(Family):
     )
     template = """
 import random
-C,T,A,B="$words",$tries,$least,$most
 class Env:
  def reset(self,seed):
   r=random.Random(seed);self.t=0;self.c=(C.split()*9)[r.randint(0,9):];self.n=r.randint(A,B)
@@ -37,6 +36,7 @@ class Env:
  def step(self,a):
   s=self.c[self.n+self.t];self.t+=1;w=a==s
   return "yes" if w else f"no, {s} ?",float(w),w or self.t>=T,False,{}
+C="$words";T=$tries;A=$least;B=$most
 """
     seed_periods = (3, 5, 6)
     withheld_periods = (4, 7)

@@ -32,7 +32,6 @@ class Guess(SizedFamily):
     )
     template = """
 import random
-N,T,A,B=$top,$tries,$base,$end
 class Env:
  def reset(self,seed):
   self.t=0;self.s=random.Random(seed).randint(A,B)
@@ -40,6 +39,7 @@ class Env:
  def step(self,a):
   self.t+=1;a=int(a);w=a==self.s
   return "yes" if w else f"{'over' if a<self.s else 'under'} {a}",float(w),w or self.t>=T,False,{}
+N=$top;T=$tries;A=$base;B=$end
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:

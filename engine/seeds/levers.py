@@ -32,7 +32,6 @@ class Levers(SizedFamily):
     )
     template = """
 import random
-N,T,A,B=$top,$tries,$base,$end
 class Env:
  def reset(self,seed):
   self.t=0;self.k=random.Random(seed).randint(A,B)
@@ -40,6 +39,7 @@ class Env:
  def step(self,a):
   self.t+=1;d=abs(int(a)-self.k);w=d==0
   return "yes" if w else f"{a} hums" if d<2 else f"{a} is dead",float(w),w or self.t>=T,False,{}
+N=$top;T=$tries;A=$base;B=$end
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:

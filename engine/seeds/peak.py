@@ -34,7 +34,6 @@ class Peak(SizedFamily):
     )
     template = """
 import random
-N,T,A,B=$top,$tries,$base,$end
 class Env:
  def reset(self,seed):
   self.t=0;self.s=random.Random(seed).randint(A,B)
@@ -42,6 +41,7 @@ class Env:
  def step(self,a):
   self.t+=1;d=(int(a)-self.s)%(N+1);d=min(d,N+1-d);w=d==0
   return "yes" if w else f"off by {d}",float(w),w or self.t>=T,False,{}
+N=$top;T=$tries;A=$base;B=$end
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:

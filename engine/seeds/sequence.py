@@ -8,27 +8,30 @@ from typing import ClassVar
 
 from engine.seeds.base import Family, Parameters, Script, boxed, count, numbers, stubborn
 
+# Starts from which on a program is of level 4, 5 and 6.
+_LARGE = (35, 44, 53)
+
 
 class Sequence(Family):
     """The step is in no first observation: it shows only after a wrong try, or in the hint.
 
     Steps are shown as the numbers passed, and thoughts count along them: a policy of this size tabulates
-    additions otherwise. Withheld are the starts 7, 17, 27 and from 37 on, so that held-out plays begin at
-    numbers where no seed play begins. The step makes levels 1-3, larger numbers those beyond.
+    additions otherwise. Plays begin at one of three numbers from the start on; some starts are withheld, so
+    held-out plays begin where no seed play begins. The step makes levels 1-3, larger numbers those beyond.
     """
 
     name = "sequence"
     skill = "Mathematical Reasoning"
     slots = ("step", "tries", "start")
     steps: ClassVar[Mapping[int, tuple[int, ...]]] = {1: (1, 2), 2: (3, 4, 5), 3: (6, 7)}
-    seed_starts = (2, 12, 22, 32)
+    seed_starts = (2, 5, 11, 14, 20, 23, 29, 32)
     withheld_starts: ClassVar[Mapping[int, tuple[int, ...]]] = {
-        1: (7, 17, 27),
-        2: (7, 17, 27),
-        3: (7, 17, 27),
-        4: (37,),
-        5: (47,),
-        6: (57,),
+        1: (8, 17, 26),
+        2: (8, 17, 26),
+        3: (8, 17, 26),
+        4: (35, 38),
+        5: (44, 47),
+        6: (53, 56),
     }
     documents = (
         "Every day the {noun} grow in number by the same amount. "
@@ -37,14 +40,14 @@ class Sequence(Family):
     )
     template = """
 import random
-K,T,S=$step,$tries,$start
 class Env:
  def reset(self,seed):
-  self.t=0;self.x=S+random.Random(seed).randint(0,4)
+  self.t=0;self.x=S+random.Random(seed).randint(0,2)
   return f"The $noun go {self.x}?, {T} tries"
  def step(self,a):
   s=" ".join(str(self.x+i+1) for i in range(K));self.t+=1;self.x+=K;w=int(a)==self.x
   return "yes" if w else f"no, {s}?",float(w),w or self.t>=T,False,{}
+K=$step;T=$tries;S=$start
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
@@ -62,7 +65,7 @@ class Env:
     def level(self, parameters: Parameters) -> int:
         step, start = int(parameters["step"]), int(parameters["start"])
         level = next((level for level, steps in self.steps.items() if step <= max(steps)), 4)
-        beyond = sum(start >= bound for bound in (37, 47, 57))
+        beyond = sum(start >= bound for bound in _LARGE)
         return min(6, max(1, (max(level, 3) + beyond if beyond else level) + 2 - self.tries(parameters)))
 
     def withheld(self, parameters: Parameters) -> bool:

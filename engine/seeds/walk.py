@@ -27,7 +27,6 @@ class Walk(Family):
     )
     template = """
 import random
-N,T,D=$steps,$tries,"$way"
 class Env:
  def reset(self,seed):
   self.t=self.n=0;self.d=random.Random(seed).choice("nesw")
@@ -36,6 +35,7 @@ class Env:
   g=a=="ahead right back left".split()["nesw".index(D)-"nesw".index(self.d)]
   self.t+=1;self.n+=g;w=self.n>=N
   return "yes" if w else "step" if g else "wall",float(w),w or self.t>=T,False,{}
+N=$steps;T=$tries;D="$way"
 """
     courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]] = {
         1: ((2, 5), (3, 6)),
