@@ -5,18 +5,50 @@ Each rule yields (dotted key, complaint). A complaint says why the value cannot 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
 
 from engine.config import Config, Sampling
 
 Problem = tuple[str, str]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
+_CORPORA = ("seeds:", "jsonl:", "dir:", "pydoc:")
+_LEVELS = ("seeds:easy", "seeds:mid", "seeds:hard")
+_LARGEST_SEED = 2**32 - 1
 
 
 def check(config: Config) -> list[Problem]:
     """Return every problem of a decoded recipe, in the order of its tables; [] when it can run."""
-    return [problem for rule in _RULES for problem in rule(config)]
+    unusable = list(_numbers("", msgspec.to_builtins(config)))
+    return unusable or [problem for rule in _RULES for problem in rule(config)]
+
+
+def is_bus_url(url: str) -> bool:
+    """Whether ``url`` names a host, and a port if any, in a scheme that the bus speaks."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _numbers(prefix: str, values: Any) -> Iterator[Problem]:
+    """Refuse what no comparison below would catch: not a number, infinite, or beyond 64 bits."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from _numbers(f"{prefix}.{key}" if prefix else key, value)
+    elif isinstance(values, (list, tuple)):
+        for index, value in enumerate(values):
+            yield from _numbers(f"{prefix}[{index}]", value)
+    elif isinstance(values, float) and not math.isfinite(values):
+        yield prefix, "must be a finite number"
+    elif isinstance(values, int) and abs(values) >= 2**63:
+        yield prefix, "must fit into 64 bits"
 
 
 def _least(key: str, value: float, least: float) -> Iterator[Problem]:
@@ -38,6 +70,9 @@ def _run(config: Config) -> Iterator[Problem]:
     if not _NAME.fullmatch(config.run.name):
         yield "run.name", "must be 1 to 48 of a-z, 0-9, - and _ (it names streams and a directory)"
     yield from _least("run.steps", config.run.steps, 1)
+    yield from _within("run.seed", config.run.seed, 0, _LARGEST_SEED)
+    if not config.run.roles:
+        yield "run.roles", "must name at least one role"
     yield from _positive("run.drain_seconds", config.run.drain_seconds)
     if len(set(config.run.roles)) != len(config.run.roles):
         yield "run.roles", "names a role twice"
@@ -49,8 +84,8 @@ def _addresses(config: Config) -> Iterator[Problem]:
     yield from _within("server.port", config.server.port, 0, 65535)
     if config.bus.port and config.bus.port == config.server.port:
         yield "server.port", "is the port of bus.port too; 0 picks a free one"
-    if config.bus.url and not config.bus.url.startswith(("nats://", "tls://", "ws://", "wss://")):
-        yield "bus.url", 'must start with "nats://" or "tls://", or be empty for a private broker'
+    if config.bus.url and not is_bus_url(config.bus.url):
+        yield "bus.url", 'must be like "nats://HOST:PORT" or "tls://HOST:PORT", or empty for a private broker'
     yield from _positive("bus.store_gb", config.bus.store_gb)
     yield from _within("bus.max_payload_mb", config.bus.max_payload_mb, 1, 64)
     server = config.server
@@ -58,10 +93,22 @@ def _addresses(config: Config) -> Iterator[Problem]:
         yield from _least("server.count", server.count, 1)
     if server.urls and not all(url.startswith(("http://", "https://")) for url in server.urls):
         yield "server.urls", 'each must start with "http://" or "https://"'
+    if server.port and not server.urls and server.port + server.count - 1 > 65535:
+        yield "server.port", f"leaves no room for server.count = {server.count} ports up to 65535"
     yield from _least("server.max_concurrency", server.max_concurrency, 1)
     yield from _positive("server.start_seconds", server.start_seconds)
     yield from _positive("server.request_seconds", server.request_seconds)
     yield from _positive("server.canary_tolerance", config.canary_tolerance)
+
+
+def _sandbox(config: Config) -> Iterator[Problem]:
+    sandbox = config.sandbox
+    yield from _within("sandbox.min_level", sandbox.min_level, 0, 4)
+    for name in ("zygotes", "max_live"):
+        yield from _least(f"sandbox.{name}", getattr(sandbox, name), 0)
+    yield from _least("sandbox.memory_mb", sandbox.memory_mb, 1)
+    for name in ("cpu_call_seconds", "cpu_load_seconds", "wall_call_seconds", "cpu_life_seconds"):
+        yield from _positive(f"sandbox.{name}", getattr(sandbox, name))
 
 
 def _trained_sampling(key: str, sampling: Sampling) -> Iterator[Problem]:
@@ -107,6 +154,10 @@ def _designer(config: Config) -> Iterator[Problem]:
     yield from _least("designer.max_turns", designer.max_turns, 1)
     if designer.prompt not in ("nano", "full"):
         yield "designer.prompt", 'must be "nano" or "full"'
+    if designer.corpus and not designer.corpus.startswith(_CORPORA):
+        yield "designer.corpus", f"must be empty or begin with {', '.join(_CORPORA[:-1])} or {_CORPORA[-1]}"
+    for name in ("corpus_tokens", "memory_records", "memory_positive", "memory_negative"):
+        yield from _least(f"designer.{name}", getattr(designer, name), 0)
 
 
 def _agent(config: Config) -> Iterator[Problem]:
@@ -205,10 +256,10 @@ def _quotas(config: Config) -> Iterator[Problem]:
     plays = plan.environments * (plan.plays_per_round + hinted)
     yield from _least("learner.agent.quota", learner.agent.quota, 0)
     yield from _least("learner.designer.quota", learner.designer.quota, 0)
-    if learner.agent.quota > plays:
+    if 0 <= plays < learner.agent.quota:
         yield "learner.agent.quota", f"can never be filled: a round has at most {plays} plays; 0 takes all"
     designs = plan.environments * (config.designer.attempts if config.designer.invalid == "penalise" else 1)
-    if learner.designer.quota > designs:
+    if 0 <= designs < learner.designer.quota:
         yield (
             "learner.designer.quota",
             f"can never be filled: a round has at most {designs} designs; 0 takes all",
@@ -266,11 +317,8 @@ def _evaluator(config: Config) -> Iterator[Problem]:
         if names.index(suite.name) != index:
             yield f"{key}.name", "is the name of another suite too"
         yield from _least(f"{key}.episodes", suite.episodes, 1)
-        if not suite.source:
-            yield (
-                f"{key}.source",
-                'must be "seeds:easy", "seeds:mid", "seeds:hard" or a directory of programs',
-            )
+        if suite.source not in _LEVELS and not re.match(r"dir:.", suite.source):
+            yield f"{key}.source", 'must be "seeds:easy", "seeds:mid", "seeds:hard" or "dir:PATH"'
 
 
 def _warmstart(config: Config) -> Iterator[Problem]:
@@ -291,6 +339,11 @@ def _warmstart(config: Config) -> Iterator[Problem]:
         yield from _least(f"warmstart.{name}", getattr(warm, name), 1)
     if warm.heads > 0 and warm.hidden_size % (2 * warm.heads):
         yield "warmstart.hidden_size", f"must be a multiple of twice warmstart.heads = {warm.heads}"
+    yield from _within("warmstart.seed", warm.seed, 0, _LARGEST_SEED)
+    yield from _least("warmstart.threads", warm.threads, 0)
+    for name in ("muon_learning_rate", "adamw_learning_rate"):
+        yield from _positive(f"warmstart.{name}", getattr(warm, name))
+    yield from _least("warmstart.design_weight", warm.design_weight, 0)
     for name in ("design_share", "hinted_share"):
         yield from _within(f"warmstart.{name}", getattr(warm, name), 0, 1)
 
@@ -298,6 +351,7 @@ def _warmstart(config: Config) -> Iterator[Problem]:
 _RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _run,
     _addresses,
+    _sandbox,
     _lengths,
     _designer,
     _agent,

@@ -37,7 +37,9 @@ class Model(Table, frozen=True, kw_only=True):
 
 
 class Warmstart(Table, frozen=True, kw_only=True):
-    """How the nano policy is built (nano.md section 5)."""
+    """How the nano policy is built. ``families`` empty takes the built-in seed families, one a skill; your
+    own are written "package.module:Class". ``design_share`` and ``hinted_share`` are shares of the examples,
+    ``design_weight`` weighs the boilerplate of a program in the loss. ``threads`` 0 decides by itself."""
 
     families: tuple[str, ...] = ()
     hidden_size: int = 192
@@ -86,7 +88,11 @@ class Server(Table, frozen=True, kw_only=True):
 
 
 class Sandbox(Table, frozen=True, kw_only=True):
-    """Walls and limits for generated programs (sandbox.md 6.4, 6.7)."""
+    """Walls and limits for generated programs. ``min_level`` 1 closes files and network, 2 does it by
+    seccomp, 3 adds a second wall around files, 4 namespaces; a host that does less is refused.
+    ``zygotes`` 0 takes one for two cores, ``max_live`` 0 what memory and process limits allow. The seconds
+    are those of one call, of loading a program, and of its whole life; ``preload`` names modules that are
+    imported once, before programs run."""
 
     min_level: int = 2
     allow_unsafe: bool = False
@@ -110,7 +116,9 @@ class Sampling(Table, frozen=True, kw_only=True):
 
 
 class Designer(Table, frozen=True, kw_only=True):
-    """The designer role: tickets in, environments out."""
+    """The designer role: tickets in, environments out. ``corpus`` is empty (no documents), ``seeds:`` (those
+    of the seed families), ``jsonl:PATH`` (objects with ``text``), ``dir:PATH`` (text files below it) or
+    ``pydoc:a,b.c`` (documentation of Python modules). ``skills_per_cohort`` 0 takes all skills."""
 
     skills: tuple[str, ...] = (
         "Mathematical Reasoning",
@@ -169,8 +177,8 @@ class Curriculum(Table, frozen=True, kw_only=True):
 
 
 class Reward(Table, frozen=True, kw_only=True):
-    """The designer's reward (architecture section 5). ``reference_parity`` takes the formulas of the public
-    implementation with all their edge cases, for comparison."""
+    """The designer's reward. ``reference_parity`` takes the formulas of the public implementation
+    with all their edge cases, for comparison."""
 
     variant: Literal["blend", "regret", "solve_rate", "learning_potential", "micro_lp", "frontier"] = "blend"
     plateau_weight: float = 0.6
@@ -244,7 +252,7 @@ class Learner(Table, frozen=True, kw_only=True):
 
 
 class Suite(Table, frozen=True, kw_only=True):
-    """One held-out suite: ``source`` names a generator (``seeds:mid``) or a directory of programs."""
+    """One held-out suite: ``source`` names a generator (``seeds:mid``) or programs (``dir:PATH``)."""
 
     name: str
     source: str

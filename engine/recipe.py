@@ -74,10 +74,17 @@ def _read(path: Path, above: tuple[Path, ...]) -> _Source:
             f"extends goes round in a circle: {chain}", where=str(path), remedy="Cut one of them."
         )
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise _unreadable(path, above, error) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not a text in UTF-8: its byte {error.start} is {error.object[error.start]:#04x}.",
+            remedy="A recipe is a TOML file; save it in UTF-8.",
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply for a recipe.") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.", remedy="Mend that line.") from error
     parent = raw.pop("extends", None)
     if parent is not None and not isinstance(parent, str):
@@ -91,10 +98,12 @@ def _read(path: Path, above: tuple[Path, ...]) -> _Source:
 
 def _unreadable(path: Path, above: tuple[Path, ...], error: OSError) -> ConfigError:
     """Explain a recipe that cannot be read, with the recipes that can."""
-    near = path.parent if path.parent.is_dir() else Path("configs")
+    near = next((place for place in (path, path.parent) if place.is_dir()), Path("configs"))
     names = sorted(item.name for item in near.glob("*.toml"))
     asked = f", which {above[-1]} extends," if above else ""
-    remedy = f"Recipes in {near}: {', '.join(names)}." if names else f"There is no recipe in {near}."
+    remedy = (
+        f"Recipes in {near}: {', '.join(names)}." if names else f"There is no recipe in {near.resolve()}."
+    )
     close = difflib.get_close_matches(path.name, names, 1, 0.4)
     if close:
         remedy = f"Did you mean {near / close[0]}? {remedy}"
@@ -194,9 +203,9 @@ def _unknown(key: str, table: str, fields: Mapping[str, Any], value: Any, origin
     dotted = f"{table}.{key}" if table else key
     close = difflib.get_close_matches(key, list(fields), 1, 0.6)
     nearest = f"{table}.{close[0]}" if close and table else (close[0] if close else "")
-    if not nearest:
-        elsewhere = [name for name in _all_keys(Config, "") if name.rpartition(".")[2] == key]
-        nearest = elsewhere[0] if elsewhere else ""
+    elsewhere = [name for name in _all_keys(Config, "") if name.rpartition(".")[2] == key]
+    inside = [name for name in elsewhere if name.startswith(f"{table}." if table else "")]
+    nearest = next(iter([*inside, nearest, *elsewhere] if nearest else elsewhere), "")
     guess = f"Did you mean {nearest}? " if nearest else ""
     where = f"[{table}]" if table else "the top level"
     return ConfigError(
@@ -223,12 +232,15 @@ def _misfit(message: str, source: _Source) -> ConfigError:
     """Turn msgspec's message (``... - at `$.run.steps` ``) into file, key, value and what is allowed."""
     path = re.search(r" - at `\$\.?(.*?)`$", message)
     dotted = path[1] if path else ""
+    if dotted.endswith("[...]"):
+        dotted = _culprit(source, dotted.removesuffix("[...]"))
     what = message[: path.start()] if path else message
     missing = re.search(r"missing required field `(.*?)`", what)
     if missing:
         key = f"{dotted}.{missing[1]}" if dotted else missing[1]
         return ConfigError(
-            f"{key} is missing in {source.files[-1]} and has no default.",
+            f"{key} is missing in {source.origins.get(dotted.split('[')[0], source.files[-1])} "
+            "and has no default.",
             remedy=f"Give it: {_allowed(_type_at(key))}.",
         )
     value = _value_at(source.values, dotted)
@@ -237,6 +249,17 @@ def _misfit(message: str, source: _Source) -> ConfigError:
         f"{dotted or 'the recipe'} = {_show(value)} in {origin} does not fit.",
         remedy=f"Allowed: {_allowed(_type_at(dotted))}.",
     )
+
+
+def _culprit(source: _Source, dotted: str) -> str:
+    """Return the key below the free table at ``dotted`` whose value does not fit, else ``dotted``."""
+    kind = get_args(_type_at(dotted))[-1]
+    for key, value in _value_at(source.values, dotted).items():
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            return f"{dotted}.{key}"
+    return dotted
 
 
 def _conflicts(problems: Sequence[tuple[str, str]], source: _Source, config: Config) -> ConfigError:

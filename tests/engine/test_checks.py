@@ -29,6 +29,21 @@ def test_the_toy_recipe_has_no_problem() -> None:
         (["run.name=Spade Run"], "run.name"),
         (["run.steps=0"], "run.steps"),
         (["run.roles=agent,agent"], "run.roles"),
+        (["run.roles="], "run.roles"),
+        (["run.seed=-1"], "run.seed"),
+        ([f"run.steps={2**63}"], "run.steps"),
+        (["reward.plateau_weight=nan"], "reward.plateau_weight"),
+        (["learner.optimizer.learning_rate=inf"], "learner.optimizer.learning_rate"),
+        (["bus.url=nats://host:port"], "bus.url"),
+        (["server.port=65535", "server.count=2"], "server.port"),
+        (["sandbox.min_level=5"], "sandbox.min_level"),
+        (["sandbox.memory_mb=-5"], "sandbox.memory_mb"),
+        (["sandbox.max_live=-1"], "sandbox.max_live"),
+        (["sandbox.cpu_call_seconds=0"], "sandbox.cpu_call_seconds"),
+        (["designer.corpus=documents"], "designer.corpus"),
+        (["designer.memory_records=-1"], "designer.memory_records"),
+        (['evaluator.suites=[{name = "a", source = "seeds:odd"}]'], "evaluator.suites[0].source"),
+        (['evaluator.suites=[{name = "a", source = "programs/"}]'], "evaluator.suites[0].source"),
         (["bus.port=70000"], "bus.port"),
         (["bus.port=5000", "server.port=5000"], "server.port"),
         (["bus.url=localhost:4222"], "bus.url"),
@@ -71,7 +86,7 @@ def test_the_toy_recipe_has_no_problem() -> None:
         (["model.path=warmstart:", "warmstart.hidden_size=100"], "warmstart.hidden_size"),
         (['evaluator.suites=[{name = "a b", source = "seeds:mid"}]'], "evaluator.suites[0].name"),
         (
-            ['evaluator.suites=[{name = "a", source = "x"}, {name = "a", source = "y"}]'],
+            ['evaluator.suites=[{name = "a", source = "dir:x"}, {name = "a", source = "dir:y"}]'],
             "evaluator.suites[1].name",
         ),
     ],
@@ -85,3 +100,9 @@ def test_a_contradiction_is_found(toy: Path, overrides: list[str], key: str) -> 
 def test_designs_may_be_too_old_only_when_the_bound_says_so(toy: Path) -> None:
     longest = ["curriculum.design_ahead=3", "curriculum.lead=1", "learner.designer.max_staleness=6"]
     assert recipe.load(toy, longest).config.learner.designer.max_staleness == 6
+
+
+def test_one_wrong_number_is_one_complaint(toy: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe.load(toy, ["curriculum.plays_per_round=-2", "curriculum.hinted_plays=0"])
+    assert "quota" not in str(caught.value)

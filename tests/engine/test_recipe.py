@@ -174,3 +174,35 @@ def test_a_text_table_takes_a_number_as_text(tmp_path: Path) -> None:
     recipe_file.write_text('[run]\nname = "toy"\n[model]\npath = "somewhere"\n')
     found = recipe.load(recipe_file, ["server.environment.OMP_NUM_THREADS=2"]).config
     assert found.server.environment == {"OMP_NUM_THREADS": "2"}
+
+
+def test_a_recipe_that_is_no_text_names_the_byte(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b'[run]\nname = "\xff"\n')
+    text = refused(path)
+    assert "UTF-8" in text
+    assert "byte 14 is 0xff" in text
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "mark.toml"
+    path.write_text(BASE, encoding="utf-8-sig")
+    assert recipe.load(path).config == recipe.load(write(tmp_path / "plain.toml", BASE)).config
+
+
+def test_a_directory_lists_its_recipes(base: Path) -> None:
+    text = refused(base.parent)
+    assert "Is a directory" in text
+    assert f"Recipes in {base.parent}: {base.name}" in text
+
+
+def test_a_recipe_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    assert "nested" in refused(write(tmp_path / "deep.toml", f"a = {'[' * 5000}{']' * 5000}"))
+
+
+def test_a_wrong_value_of_a_free_table_is_named(base: Path) -> None:
+    assert "server.args.odd = " in refused(base, "server.args.odd={a = 1}")
+
+
+def test_a_key_at_the_top_level_is_found_in_its_table(base: Path) -> None:
+    assert "Did you mean learner.optimizer.learning_rate?" in refused(base, "learning_rate=1e-4")
