@@ -32,9 +32,7 @@ def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     steps: Annotated[int | None, typer.Option(help="Rounds to play (run.steps).")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and the resolved recipe.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Run a recipe, or resume its run."""
     from engine import job
@@ -106,6 +104,7 @@ def role(
 
     hosting.die_with_parent()
     os.environ.pop("SPADE_BUS_TOKEN", None)
+    hosting.require(name, connect)
 
     async def work() -> None:
         await hosting.serve_role(

@@ -52,8 +52,13 @@ def explain(error: BaseException, directory: Path) -> SpadeError:
         return SpadeError(f"{who}the run's database failed: {leaf}.", remedy=_AGAIN)
     return SpadeError(
         f"{who}{type(leaf).__name__}: {leaf}",
-        remedy=f"This is a defect or an unknown fault; the trace is in {directory / 'logs'}. {_AGAIN}",
+        remedy=f"This is a defect or an unknown fault; {_trace(directory)}. {_AGAIN}",
     )
+
+
+def _trace(directory: Path) -> str:
+    logs = directory / "logs"
+    return f"the trace is in {logs}" if logs.is_dir() else "SPADE_TRACE=1 shows the trace"
 
 
 def _leaves(error: BaseException, role: str | None) -> Iterator[tuple[BaseException, str | None]]:

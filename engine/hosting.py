@@ -25,6 +25,7 @@ from bus import Bus, connect
 from bus.connection import open_connection
 from bus.messages import Control, Heartbeat, token
 from engine import telemetry
+from engine.checks import is_bus_url
 from engine.config import Config, Sandbox
 from engine.context import RoleContext
 from engine.errors import ConfigError, SpadeError
@@ -76,8 +77,17 @@ def available() -> Mapping[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-def load(name: str) -> type[RoleLike]:
-    """Import a role's class. Raises ConfigError when it is not registered or cannot be imported."""
+def require(name: str, url: str) -> None:
+    """Check what ``spade role`` was given before it waits for a bus. Raises ConfigError."""
+    _entry(name)
+    if not is_bus_url(url):
+        raise ConfigError(
+            f"--connect {url!r} is not the URL of a bus.",
+            remedy="Example: nats://127.0.0.1:4222. Those of a private broker stand in runs/NAME/bus.json.",
+        )
+
+
+def _entry(name: str) -> EntryPoint:
     known = available()
     if name not in known:
         raise ConfigError(
@@ -85,11 +95,17 @@ def load(name: str) -> type[RoleLike]:
             where="run.roles",
             remedy=f"Registered in the entry-point group {GROUP}: {', '.join(sorted(known)) or 'none'}.",
         )
+    return known[name]
+
+
+def load(name: str) -> type[RoleLike]:
+    """Import a role's class. Raises ConfigError when it is not registered or cannot be imported."""
+    entry = _entry(name)
     try:
-        role: type[RoleLike] = known[name].load()
+        role: type[RoleLike] = entry.load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"The role {name!r} ({known[name].value}) cannot be imported: {error}.",
+            f"The role {name!r} ({entry.value}) cannot be imported: {error}.",
             where="run.roles",
             remedy="Install what it needs, or take it out of run.roles.",
         ) from error

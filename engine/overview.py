@@ -57,7 +57,9 @@ def _read(found: RunDirectory) -> Status:
         raise SpadeError(
             f"The database of run {found.root.name} cannot be read: {error}.",
             where=str(found.database),
-            remedy="It is written once the run's broker is up; look into logs/ when it stays away.",
+            remedy="It is written once the run's broker is up; look into logs/ when it stays away."
+            if isinstance(error, sqlite3.OperationalError)
+            else "It is damaged: bring the file back, or start another run with run.name=NAME.",
         ) from error
 
 

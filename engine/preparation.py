@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import socket
 import sys
 import time
@@ -28,15 +29,41 @@ MODEL_MARK = "model: "
 
 
 def check_start(config: Config) -> None:
-    """Check what needs no process: roles, ports, a model directory. Raises ConfigError or SpadeError."""
+    """Check what needs no process: roles, ports, programs, files, a model. Raises ConfigError."""
     for name in config.run.roles:
         if name not in available():
             known = ", ".join(sorted(available()))
             raise ConfigError(f"run.roles names {name!r}, which is not a role.", remedy=f"Roles: {known}.")
     for key, port in ports(config):
         _require_free(key, port)
-    if not config.model.path.startswith((models.WARMSTART, models.PACKAGE)):
+    if config.model.path.startswith(models.PACKAGE):
+        models.packaged_gguf(config.model.path.removeprefix(models.PACKAGE))
+    elif not config.model.path.startswith(models.WARMSTART):
         models.resolve(config, Path())
+    program = next(iter(config.learner.launch), "python")
+    if "learner" in config.run.roles and not (
+        shutil.which(program) or (Path(sys.executable).parent / program).exists()
+    ):
+        raise ConfigError(
+            f"learner.launch begins with {program!r}, which is no program here.",
+            remedy="It takes the place of the Python interpreter: give a command that ends with one.",
+        )
+    for key, source in _files(config):
+        scheme, _, path = source.partition(":")
+        if scheme in ("dir", "jsonl") and not Path(path).exists():
+            raise ConfigError(
+                f"{key} = {source!r}: {path} does not exist.",
+                remedy="A relative path starts at the working directory.",
+            )
+
+
+def _files(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what the roles of this host will read, with the key that names each."""
+    if "designer" in config.run.roles:
+        yield "designer.corpus", config.designer.corpus
+    if "evaluator" in config.run.roles:
+        for index, suite in enumerate(config.evaluator.suites):
+            yield f"evaluator.suites[{index}].source", suite.source
 
 
 def ports(config: Config) -> Iterator[tuple[str, int]]:

@@ -96,19 +96,24 @@ class RunDirectory:
 
         Raises ConfigError when the run was started with settings that a resume may not change.
         """
-        resumed = self.config_file.exists()
-        if resumed:
-            changed = list(_changes(recipe.load(self.config_file).config, config))
-            if changed:
-                raise ConfigError(
-                    f"The run {config.run.name} in {self.root} was started with other settings: "
-                    f"{'; '.join(changed)}.",
-                    remedy="A resumed run keeps these. Undo the change, or start another with run.name=NAME.",
-                )
+        resumed = self.require_same(config)
         temporary = self.config_file.with_suffix(".tmp")
         temporary.write_text(recipe.dump(config), encoding="utf-8")
         temporary.replace(self.config_file)
         return resumed
+
+    def require_same(self, config: Config) -> bool:
+        """Return whether the run existed before. Raises ConfigError when ``config`` cannot resume it."""
+        if not self.config_file.exists():
+            return False
+        changed = list(_changes(recipe.load(self.config_file).config, config))
+        if changed:
+            raise ConfigError(
+                f"The run {config.run.name} in {self.root} was started with other settings: "
+                f"{'; '.join(changed)}.",
+                remedy="A resumed run keeps these. Undo the change, or start another with run.name=NAME.",
+            )
+        return True
 
     def starting_model(self) -> Path | None:
         """Return the directory of the model this run started from, None before it has one.
@@ -139,6 +144,14 @@ class RunDirectory:
 
     def require_space(self, least_mb: int = LEAST_FREE_MB) -> None:
         """Raise ConfigError when the disk under the run has less than ``least_mb`` MB free."""
+        place = self.root
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir() or not os.access(place, os.W_OK) or not shutil.disk_usage(place).total:
+            raise ConfigError(
+                f"The run directory {self.root} cannot be created: nothing can be written in {place}.",
+                remedy="Make it writable, or put the run elsewhere with run.directory=PATH.",
+            )
         free = free_mb(self.root)
         if free < least_mb:
             raise ConfigError(

@@ -19,12 +19,12 @@ LOOPBACK = "127.0.0.1"
 SPARE_SEQUENCES = 32  # canaries and probes must not wait behind a full batch
 
 _OWNED = {
-    "model": "set [model] path",
-    "port": "set [server] port",
-    "weight-transfer-config": "set [server] weights",
-    "served-model-name": "the servers' clients rely on it",
-    "api-key": "servers listen on loopback and take no key",
-    "uds": "servers listen on TCP",
+    "model": "Set model.path instead.",
+    "port": "Set server.port instead.",
+    "weight-transfer-config": "Set server.weights instead.",
+    "served-model-name": "The servers' clients rely on it.",
+    "api-key": "Servers listen on loopback and take no key.",
+    "uds": "Servers listen on TCP.",
 }
 _SECRETS = ("SPADE_BUS_TOKEN",)
 _VALIDATE_SECONDS = 120.0
@@ -42,7 +42,7 @@ def command(config: Config, model_path: Path, port: int) -> list[str]:
         flag = key.lstrip("-").replace("_", "-")
         if flag in _OWNED:
             raise ConfigError(
-                f"[server.args] {key} = {value!r} is not yours to set",
+                f"server.args.{key} = {value!r} is not yours to set",
                 where="server.args",
                 remedy=_OWNED[flag],
             )

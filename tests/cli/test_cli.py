@@ -17,8 +17,8 @@ import msgspec
 import pytest
 from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving
 
-from engine import cli, history, recipe
-from engine.config import Bus, Config
+from engine import cli, history, job, recipe
+from engine.config import Bus, Config, Model
 from engine.run import RunDirectory
 
 HEAVY = ("torch", "vllm", "transformers", "trl", "plotly", "scipy", "nats", "aiohttp", "numpy")
@@ -230,3 +230,43 @@ def children_of_session(parent: int) -> Sequence[int]:
         if int(fields[1]) == parent:
             found.append(int(stat.parent.name))
     return found
+
+
+@pytest.mark.parametrize("url", ["", "host", "http://127.0.0.1:1", "nats://127.0.0.1:port"])
+def test_a_role_is_not_started_on_what_is_no_bus(spade: Spade, url: str) -> None:
+    refused(spade("role", "agent", "--connect", url), "--connect", "nats://")
+
+
+def test_a_role_that_is_not_there_is_refused_before_a_bus_is_sought(spade: Spade) -> None:
+    refused(spade("role", "nosuch", "--connect", "nats://127.0.0.1:1"), "nosuch", "designer")
+
+
+def test_a_dry_run_tells_what_a_resume_would_refuse(spade: Spade, tmp_path: Path, model: Path) -> None:
+    path = write(tmp_path, config(tmp_path, model=Model(path=str(model))))
+    RunDirectory.of(recipe.load(path).config).root.mkdir(parents=True)
+    RunDirectory.of(recipe.load(path).config).adopt(recipe.load(path).config)
+    result = spade("run", str(path), "--dry-run", "run.seed=99")
+    refused(result, "run.seed was", "is 99")
+
+
+@pytest.mark.parametrize(
+    "setting", ["learner.launch=nosuch", "designer.corpus=dir:nosuch", "model.path=package:nosuch"]
+)
+def test_what_a_run_needs_is_looked_for_first(
+    spade: Spade, tmp_path: Path, model: Path, setting: str
+) -> None:
+    path = write(tmp_path, config(tmp_path, model=Model(path=str(model))))
+    refused(spade("run", str(path), "--dry-run", setting), "nosuch")
+
+
+def test_a_database_that_was_cut_short_does_not_stop_a_resume(tmp_path: Path) -> None:
+    settings = config()
+    directory = RunDirectory(tmp_path)
+    directory.database.touch()
+    assert not job.is_complete(directory, settings)
+
+
+def test_a_damaged_database_is_one_paragraph(spade: Spade, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "bad").mkdir(parents=True)
+    (tmp_path / "runs" / "bad" / "run.db").write_text("no database")
+    refused(spade("status", "bad"), "damaged", code=1)

@@ -50,5 +50,8 @@ def test_the_database_is_named(tmp_path: Path) -> None:
 def test_a_defect_points_to_the_logs(tmp_path: Path) -> None:
     told = explain(failing("scorer", KeyError("round")), tmp_path)
     assert told.what == "The role scorer failed: KeyError: 'round'"
+    assert "SPADE_TRACE=1" in told.remedy
+    (tmp_path / "logs").mkdir()
+    told = explain(failing("scorer", KeyError("round")), tmp_path)
     assert str(tmp_path / "logs") in told.remedy
     assert told.exit_code == 1

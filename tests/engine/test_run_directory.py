@@ -101,3 +101,9 @@ def test_a_resumed_run_keeps_the_model_it_started_from(tmp_path: Path) -> None:
         model.rmdir()
         with pytest.raises(ConfigError, match=r"which is gone.*run\.name=NAME"):
             directory.starting_model()
+
+
+def test_a_place_that_takes_no_files_is_not_called_full(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be created"):
+        RunDirectory(tmp_path / "file" / "x").require_space()

@@ -47,7 +47,7 @@ def test_each_fault_names_the_key_and_a_remedy(model: Path, tmp_path: Path, spoi
     with pytest.raises(ConfigError, match=says) as caught:
         models.resolve(config(str(model)), tmp_path)
     assert str(model) in str(caught.value)
-    assert "[model] path" in str(caught.value)
+    assert "model.path" in str(caught.value)
     assert caught.value.remedy
 
 
@@ -82,7 +82,7 @@ def test_a_package_is_unpacked_once_and_whole(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPADE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(models, "_packaged_gguf", lambda name: (tmp_path / "x.gguf", "1.2"))
+    monkeypatch.setattr(models, "packaged_gguf", lambda name: (tmp_path / "x.gguf", "1.2"))
     calls = []
 
     def unpack(source: Path, target: Path) -> None:
