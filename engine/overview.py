@@ -71,7 +71,7 @@ def _lines(facts: dict[str, Any], state: Status) -> str:
         ("directory", facts["directory"]),
         ("step", state.step),
         ("version published", state.version_published_label or "none yet"),
-        ("versions serving", serving or "none"),
+        ("versions serving", serving or ", ".join(map(str, state.versions_serving)) or "none"),
         ("episodes finished", state.episodes_finished),
         ("episodes failed", failed),
         ("environments accepted", state.environments_accepted),
