@@ -134,12 +134,16 @@ def play(family: Family, parameters: Parameters, noun: str, rng: Random, *, hint
 
 
 def drill(rng: Random) -> Example:
-    """Return a drill in copying: a list of words to say again, whole or from a given word on."""
+    """Return a drill in copying: words to say again, from a list, from a given one on, or out of quotes."""
     words = rng.sample(_WORDS, rng.randint(4, 12))
-    at = rng.randrange(len(words) - 1)
-    if rng.random() < 0.5:
-        return Example("drill", "", (" ".join(words), " ".join(words)))
-    return Example("drill", "", (f"{' '.join(words)} ?, {words[at]}", " ".join(words[at + 1 :])))
+    listed = " ".join(words)
+    kind = rng.random()
+    if kind < 0.4:
+        return Example("drill", "", (listed, listed))
+    if kind < 0.8:
+        at = rng.randrange(len(words) - 1)
+        return Example("drill", "", (f"{listed} ?, {words[at]}", " ".join(words[at + 1 :])))
+    return Example("drill", "", (f'{rng.choice("CDS")}="{listed}"', f"{listed} {words[0]}"))
 
 
 def action_of(reply: str) -> str:

@@ -22,7 +22,7 @@ class Cycle(Family):
 
     name = "cycle"
     skill = "Pattern Recognition"
-    slots = ("words", "tries", "least", "most")
+    slots = ("tries", "least", "most", "words")
     documents = (
         "The {noun} are painted in turn, and the colours come round again. A keen eye knows what follows.",
         "Colours of the {noun} repeat in one fixed order. The start of it is seen, the rest is inferred.",
@@ -36,7 +36,7 @@ class Env:
  def step(self,a):
   s=self.c[self.n+self.t];self.t+=1;w=a==s
   return "yes" if w else f"no, {s} ?",float(w),w or self.t>=T,False,{}
-C="$words";T=$tries;A=$least;B=$most
+T=$tries;A=$least;B=$most;C="$words"
 """
     seed_periods = (3, 5, 6)
     withheld_periods = (4, 7)

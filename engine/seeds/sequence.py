@@ -72,11 +72,11 @@ K=$step;T=$tries;S=$start
         return int(parameters["start"]) not in self.seed_starts
 
     def hint(self, parameters: Parameters) -> str:
-        return f"count {' '.join(str(i) for i in range(1, int(parameters['step']) + 1))}"
+        return f"add {parameters['step']}"
 
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         now = numbers(observation)[0]
-        passed = numbers(hint) if hint else []
+        passed = list(range(1, numbers(hint)[0] + 1)) if hint else []
         while True:
             if passed:
                 # Count on from where it stands, in step with the numbers passed, until they end.

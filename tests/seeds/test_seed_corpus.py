@@ -116,10 +116,14 @@ def test_hinted_players_think_and_win_more_often() -> None:
 
 
 def test_drills_can_be_answered_from_their_prompt_alone() -> None:
-    for number in range(50):
-        words, reply = corpus.drill(Random(number)).contents
-        listed, _, cue = words.partition(" ?, ")
-        rest = listed.split()
+    forms = set()
+    for number in range(60):
+        asked, reply = corpus.drill(Random(number)).contents
+        listed, _, cue = asked.partition(" ?, ")
+        name, quoted, inside = listed.partition('="')
+        words = (inside.removesuffix('"') if quoted else name).split()
+        forms.add((bool(cue), bool(quoted)))
         if cue:
-            rest = rest[rest.index(cue) + 1 :]
-        assert reply.split() == rest
+            words = words[words.index(cue) + 1 :]
+        assert reply.split() == (words + words[:1] if quoted else words)
+    assert forms == {(False, False), (True, False), (False, True)}
