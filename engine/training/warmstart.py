@@ -79,6 +79,9 @@ def build(config: Config, *, progress: Callable[[Progress], None] | None = None)
     with _locked(root / f"nano-{key}.lock"):
         if _complete(target):
             return target
+        for leftover in root.glob(f"nano-{key}-*"):
+            # Only a builder that was killed leaves one: the lock is ours now.
+            shutil.rmtree(leftover, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f"nano-{key}-", dir=root))
         try:
             _build(config, key, work, progress)

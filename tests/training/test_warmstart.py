@@ -85,6 +85,7 @@ def test_a_second_call_finds_it_and_a_half_built_one_is_rebuilt(
     assert warmstart.build(config()) == path
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
     (path / "warmstart.json").unlink()
+    (path.parent / f"{path.name}-killed").mkdir()
     again: list[Progress] = []
     assert warmstart.build(config(), progress=again.append) == path
     assert len(again) == 12
