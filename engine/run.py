@@ -1,9 +1,8 @@
 """The directory of a run: its lock, its layout, what a resume may change, and finding runs again.
 
-Layout: ``run.lock`` (who runs it), ``config.toml`` (the resolved recipe), ``model.path`` (what it
-started from), ``run.db`` (what happened),
-``report.html``, ``logs/``, ``bus/`` (the private broker's streams); the learner and the scorer keep their
-own directories beside them.
+Layout: ``run.lock`` (who runs it), ``config.toml`` (the resolved recipe), ``model.path`` (what it started
+from), ``run.db`` (what happened), ``report.html``, ``logs/``, ``bus/`` (the private broker's streams); the
+learner and the scorer keep their own directories beside them.
 """
 
 from __future__ import annotations
