@@ -27,7 +27,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 test-fast: setup
-	$(BIN)/python -m pytest -m "not e2e and not chaos" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e and not chaos" $(PYTEST_ARGS)
 
 test-e2e: setup
 	$(BIN)/python -m pytest -m "e2e and not chaos" $(PYTEST_ARGS)
