@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from engine.commands import bus as bus_commands
 from engine.errors import SpadeError
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bus_commands.app)
 
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe file (TOML).", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides: key=value, keys dotted.")]
