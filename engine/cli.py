@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from engine.commands import bench as bench_commands
 from engine.commands import bus as bus_commands
 from engine.errors import SpadeError
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bus_commands.app)
+app.add_typer(bench_commands.app)
 
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe file (TOML).", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides: key=value, keys dotted.")]

@@ -1,0 +1,143 @@
+"""The machine under a measurement: what it is, and how much of it others used meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import resource
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+import psutil
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What ran the measurement. ``cores`` are those this process may use, ``memory_gb`` is in GiB."""
+
+    system: str
+    processor: str
+    cores: int
+    memory_gb: float
+    python: str
+    versions: dict[str, str]
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Who used the machine during ``seconds`` of measuring, in cores.
+
+    ``own`` is this process with all its children, ``others`` everybody else, ``steal`` what the host took
+    away. ``average`` is the load average (1, 5, 15 minutes) at the end.
+    """
+
+    seconds: float
+    own: float
+    others: float
+    steal: float
+    average: tuple[float, float, float]
+
+
+def describe(packages: Iterable[str] = ()) -> Machine:
+    """Return what this machine is, with the installed versions of ``packages`` (absent ones left out)."""
+    return Machine(
+        system=f"{platform.system()} {platform.release()}",
+        processor=_processor(),
+        cores=len(cores()),
+        memory_gb=round(psutil.virtual_memory().total / (1 << 30), 1),
+        python=platform.python_version(),
+        versions=versions(packages),
+    )
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found: dict[str, str] = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cores() -> list[int]:
+    """Return the numbers of the cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def pin(pid: int, allowed: Sequence[int]) -> bool:
+    """Tie a process to some cores; False where the system offers no such thing."""
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+    os.sched_setaffinity(pid, allowed)
+    return True
+
+
+def fingerprint(settings: Any) -> str:
+    """Return 12 hex digits over ``settings`` (anything msgspec encodes): same settings, same digits."""
+    return hashlib.sha256(msgspec.json.encode(settings, order="deterministic")).hexdigest()[:12]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+class Meter:
+    """Measures a :class:`Load` between :meth:`start` (made at creation) and :meth:`stop`."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew."""
+        self._begin = (monotonic(), *_busy(), _own_seconds())
+
+    def stop(self) -> Load:
+        """Return the load since the start; may be called again."""
+        began, busy, steal, own = self._begin
+        seconds = max(monotonic() - began, 1e-9)
+        busy_now, steal_now = _busy()
+        mine = max(0.0, _own_seconds() - own) / seconds
+        return Load(
+            seconds=round(seconds, 3),
+            own=round(mine, 3),
+            others=round(max(0.0, (busy_now - busy) / seconds - mine), 3),
+            steal=round((steal_now - steal) / seconds, 3),
+            average=psutil.getloadavg(),
+        )
+
+
+def _busy() -> tuple[float, float]:
+    """Return the seconds all cores spent working since boot, and those the host took away."""
+    times = psutil.cpu_times()
+    steal = float(getattr(times, "steal", 0.0))
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    # The kernel counts guest time as user time as well.
+    guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return sum(times) - idle - steal - guest, steal
+
+
+def _own_seconds() -> float:
+    """Return the CPU seconds of this process, its ended children and all its living descendants."""
+    total = sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+    for child in psutil.Process().children(recursive=True):
+        try:
+            times = child.cpu_times()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
