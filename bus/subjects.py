@@ -63,9 +63,10 @@ STREAMS: Mapping[str, Stream] = {
     stream.kind: stream
     for stream in (
         Stream("TASK", "task", share=0.03, full="wait", work=True),
-        Stream("EVENT", "event", share=0.37, full="forget", compress=True),
+        Stream("EVENT", "event", share=0.32, full="forget", compress=True),
         Stream("DESIGN", "design", share=0.12, full="wait", dedupe_seconds=600.0, per_subject=1),
-        Stream("SAMPLE", "sample", share=0.37, full="wait"),
+        Stream("SAMPLE", "sample", share=0.32, full="wait"),
+        Stream("BLOB", "blob", share=0.1, full="wait", per_subject=1),
         Stream("DLQ", "dlq", share=0.06, full="forget", seconds=30 * DAY, dedupe_seconds=600.0),
     )
 }
@@ -74,7 +75,12 @@ CONSUMERS: Mapping[str, Consumer] = {
     for consumer in (Consumer("designer", "task.designer.>"), Consumer("agent", "task.agent.>"))
 }
 BUCKETS: Mapping[str, Bucket] = {
-    bucket.kind: bucket for bucket in (Bucket("state", history=16), Bucket("lease", expires=True))
+    bucket.kind: bucket
+    for bucket in (
+        Bucket("state", history=16),
+        Bucket("lease", expires=True),
+        Bucket("presence", expires=True),
+    )
 }
 _HEADS = {stream.head: stream.kind for stream in STREAMS.values()}
 
@@ -116,7 +122,11 @@ class Names:
         """Return the subject of a key. Raises BusError when the key has characters NATS refuses."""
         if not _KEY.fullmatch(key):
             raise BusError(f"key {key!r} has characters outside [A-Za-z0-9_=/.-]")
-        return f"$KV.spade_{self.run}_{kind}.{key}"
+        return self.keys(kind) + key
+
+    def keys(self, kind: str) -> str:
+        """Return what the subjects of a bucket's keys begin with."""
+        return f"$KV.spade_{self.run}_{kind}."
 
 
 def stream_of(tail: str) -> str:
@@ -151,14 +161,16 @@ def overlap(first: str, second: str) -> bool:
     return len(one) == len(two)
 
 
-def stream_config(names: Names, stream: Stream, *, task_slots: int, store_bytes: int) -> dict[str, Any]:
-    """Return the server's configuration of ``stream``."""
+def stream_config(
+    names: Names, stream: Stream, *, task_slots: int, store_bytes: int, replicas: int = 1
+) -> dict[str, Any]:
+    """Return the server's configuration of ``stream``, kept on ``replicas`` servers of a cluster."""
     return {
         "name": names.stream(stream.kind),
         "subjects": [names.subject(f"{stream.head}.>")],
         "retention": "workqueue" if stream.work else "limits",
         "storage": "file",
-        "num_replicas": 1,
+        "num_replicas": replicas,
         "discard": "new" if stream.full == "wait" else "old",
         "max_msgs": max(20_000, 4 * task_slots) if stream.work else -1,
         "max_msgs_per_subject": stream.per_subject,
@@ -170,15 +182,15 @@ def stream_config(names: Names, stream: Stream, *, task_slots: int, store_bytes:
     }
 
 
-def bucket_config(names: Names, bucket: Bucket, *, store_bytes: int) -> dict[str, Any]:
-    """Return the server's configuration of a bucket."""
+def bucket_config(names: Names, bucket: Bucket, *, store_bytes: int, replicas: int = 1) -> dict[str, Any]:
+    """Return the server's configuration of a bucket, kept on ``replicas`` servers of a cluster."""
     name = names.bucket(bucket.kind)
     return {
         "name": name,
         "subjects": [f"$KV.{name.removeprefix('KV_')}.>"],
         "retention": "limits",
         "storage": "file",
-        "num_replicas": 1,
+        "num_replicas": replicas,
         "discard": "new",
         "max_msgs_per_subject": bucket.history,
         "max_bytes": int(bucket.share * store_bytes),

@@ -17,7 +17,7 @@ import anyio
 
 from bus import Bus, MemoryBus, NatsBus, connect, provision
 from bus.binary import locate
-from bus.subjects import CONSUMERS, Consumer
+from bus.subjects import BUCKETS, CONSUMERS, STREAMS, Consumer
 
 TOKEN = "a token of the tests"
 
@@ -113,9 +113,9 @@ async def nats_world(url: str, *consumers: Consumer) -> AsyncIterator[World]:
     async with peer("tester", "one") as bus:
         yield World(bus, peer)
         assert isinstance(bus, NatsBus)
-        for kind in ("TASK", "EVENT", "DESIGN", "SAMPLE", "DLQ"):
+        for kind in STREAMS:
             await bus.connection.api(f"STREAM.DELETE.{bus.names.stream(kind)}")
-        for bucket in ("state", "lease"):
+        for bucket in BUCKETS:
             await bus.connection.api(f"STREAM.DELETE.{bus.names.bucket(bucket)}")
 
 
