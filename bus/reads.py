@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
 import anyio
 import msgspec
@@ -20,6 +22,30 @@ _SECONDS = 20.0
 _SILENCE_SECONDS = 3.0
 _BATCH = 256
 _BATCH_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as it lies in a stream, read or not: its bytes, the id it was stored under (empty when
+    it had none), and when, in seconds since the epoch."""
+
+    sequence: int
+    tail: str
+    frame: bytes
+    id: str
+    at: float
+
+
+def stored_of(names: Names, message: Msg) -> Stored:
+    """Return what a direct answer holds, without looking into it."""
+    headers = message.headers or {}
+    return Stored(
+        sequence=int(headers["Nats-Sequence"]),
+        tail=names.tail(headers["Nats-Subject"]),
+        frame=message.data,
+        id=headers.get("Nats-Msg-Id", ""),
+        at=datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp(),
+    )
 
 
 def record_of(names: Names, message: Msg) -> Record:
@@ -107,9 +133,11 @@ class _Source:
             "batch": _BATCH,
             "max_bytes": _BATCH_BYTES,
         }
-        await self._connection.send(
-            f"$JS.API.DIRECT.GET.{self._stream}", msgspec.json.encode(request), reply=inbox
-        )
+        # A server that went away meanwhile is noticed by whoever collects the answers.
+        with contextlib.suppress(nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError):
+            await self._connection.send(
+                f"$JS.API.DIRECT.GET.{self._stream}", msgspec.json.encode(request), reply=inbox
+            )
 
     async def _collect(self, answers: Mailbox[Msg]) -> list[Msg]:
         """Return what arrives until the end mark or a silence; the next fetch goes on from there."""
@@ -139,10 +167,10 @@ def _sequence(message: Msg) -> int:
     return int((message.headers or {})["Nats-Sequence"])
 
 
-async def replay(
+async def _messages(
     connection: Connection, names: Names, stream: str, *, start: int, tails: Sequence[str], last: int
-) -> AsyncIterator[Record | Undecodable]:
-    """Yield what lies in ``start`` .. ``last``, merged over the filters; Undecodable in its place."""
+) -> AsyncIterator[Msg]:
+    """Yield what lies in ``start`` .. ``last``, merged over the filters."""
     name = names.stream(stream)
     subjects = [names.subject(tail) for tail in tails] or [">"]
     sources = [_Source(connection, name, subject, max(1, start), last) for subject in subjects]
@@ -152,7 +180,23 @@ async def replay(
             return
         (_, message), source = min(heads, key=lambda pair: pair[0][0])
         source.take()
+        yield message
+
+
+async def replay(
+    connection: Connection, names: Names, stream: str, *, start: int, tails: Sequence[str], last: int
+) -> AsyncIterator[Record | Undecodable]:
+    """Yield what lies in ``start`` .. ``last``, merged over the filters; Undecodable in its place."""
+    async for message in _messages(connection, names, stream, start=start, tails=tails, last=last):
         try:
             yield record_of(names, message)
         except Undecodable as error:
             yield error
+
+
+async def raw(
+    connection: Connection, names: Names, stream: str, *, start: int, tails: Sequence[str], last: int
+) -> AsyncIterator[Stored]:
+    """Yield what lies in ``start`` .. ``last`` as it was stored, also what nobody can decode."""
+    async for message in _messages(connection, names, stream, start=start, tails=tails, last=last):
+        yield stored_of(names, message)
