@@ -2,13 +2,16 @@
 
 A program defines a class whose name ends in ``Env`` with ``reset(seed) -> str | (str, dict)`` and
 ``step(action: str) -> (observation, reward, terminated, truncated, info)``; ``max_turns`` (attribute or
-constructor argument) and ``solution()`` are optional. Of several classes the last one counts. Shapes are
-read tolerantly, rewards strictly: a finite number in [-10, 10].
+constructor argument), ``solution()`` and declared metadata are optional. Of several classes the last one
+counts. Shapes are read tolerantly; what decides about money strictly: a reward is a finite number in
+[-10, 10], the two flags are booleans, of Python or of numpy, and nothing that merely counts as one.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +21,14 @@ from typing import Any
 MODULE = "environment"
 FILENAME = "<environment>"
 REWARD_BOUND = 10.0
-CALLABLE = ("reset", "step", "get_tools", "execute_tool", "render", "solution")
+CALLABLE = ("reset", "step", "get_tools", "execute_tool", "render", "solution", "criteria_met")
 MAX_INFO_KEYS = 64
 MAX_INFO_TEXT = 256
+MAX_METADATA = 4096
+
+# What a program may declare about itself, in METADATA or in the lines of a docstring.
+DECLARED = ("title", "goal", "skill", "difficulty", "max_turns", "idea", "win")
+TURN_KEYS = ("max_turns", "turns", "turn_budget", "budget")
 
 _words = str.split
 
@@ -51,12 +59,15 @@ INJECTED = (
     *("random", "math", "re", "string", "json", "copy", "itertools", "functools", "collections", "heapq"),
     *("bisect", "statistics"),
 )
+INJECTED_TOOLS = ("ToolEnv", "ToolError")
 INJECTED_TYPING = (
+    "Annotated",
     "Any",
     "Callable",
     "Dict",
     "Iterable",
     "List",
+    "Literal",
     "Optional",
     "Sequence",
     "Set",
@@ -71,9 +82,12 @@ class ContractError(Exception):
 
 def namespace(module: ModuleType) -> None:
     """Put the injected names into ``module``."""
-    names = {name: sys.modules[name] for name in INJECTED if name in sys.modules}
+    names: dict[str, Any] = {name: sys.modules[name] for name in INJECTED if name in sys.modules}
     if "numpy" in sys.modules:
         names["numpy"] = names["np"] = sys.modules["numpy"]
+    # not at the top: the base class itself stands on this module
+    tools = importlib.import_module("sandbox.tools")
+    names |= {name: getattr(tools, name) for name in INJECTED_TOOLS}
     typing = sys.modules["typing"]
     module.__dict__.update(names, **{name: getattr(typing, name) for name in INJECTED_TYPING})
 
@@ -142,7 +156,18 @@ def read_step(answer: object) -> tuple[str, float, bool, bool, object]:
         raise ContractError(f"step must return 5 values, not {len(answer)}")
     observation, reward, terminated, truncated, info = answer
     text = "" if observation is None else str(observation)
-    return text, read_reward(reward), bool(terminated), bool(truncated), info
+    ended, cut = exact_bool(terminated, "terminated"), exact_bool(truncated, "truncated")
+    return text, read_reward(reward), ended, cut, info
+
+
+def exact_bool(value: Any, what: str) -> bool:
+    """Return a boolean of Python or of numpy; a value that merely counts as true is refused."""
+    if isinstance(value, bool):
+        return value
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.bool_):
+        return bool(value)
+    raise ContractError(f"{what} must be True or False, not {type(value).__name__}")
 
 
 def read_reward(reward: Any) -> float:
@@ -155,6 +180,50 @@ def read_reward(reward: Any) -> float:
     if abs(value) > REWARD_BOUND:
         raise ContractError(f"reward {value:g} is outside [-10, 10]")
     return value
+
+
+def declaration(module: ModuleType, cls: type) -> dict[str, Any]:
+    """Return ``{"source": "METADATA" | "docstring", "fields": {...}}``, or {} when nothing is declared.
+
+    A dict ``METADATA`` of the class or of the module counts before the lines ``key: value`` of a docstring;
+    what is no dict of JSON values has ``error`` in place of ``fields``.
+    """
+    for scope in (vars(cls), vars(module)):
+        if "METADATA" in scope:
+            return {"source": "METADATA"} | _as_json(scope["METADATA"])
+    fields: dict[str, Any] = {}
+    for scope in (vars(module), vars(cls)):
+        for line in str(scope.get("__doc__") or "").splitlines():
+            key, colon, value = line.strip().partition(":")
+            key = key.strip().lower().replace(" ", "_")
+            key = "max_turns" if key in TURN_KEYS else key
+            if colon and value.strip() and key in DECLARED:
+                fields.setdefault(key, value.strip())
+    return {"source": "docstring", "fields": fields} if fields else {}
+
+
+def _as_json(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {"error": f"METADATA must be a dict, not {type(value).__name__}"}
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return {"error": f"METADATA must hold plain values only: {error}"}
+    if len(text) > MAX_METADATA:
+        return {"error": f"METADATA has {len(text)} characters, at most {MAX_METADATA} are taken"}
+    return {"fields": json.loads(text)}
+
+
+def budgeted(kwargs: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``kwargs`` with ``max_turns`` lowered to the declared budget, so that both can be kept."""
+    made, fields = dict(kwargs), declared.get("fields", {})
+    try:
+        budget = int(fields.get("max_turns", 0))
+    except (TypeError, ValueError):
+        return made
+    if budget > 0 and "max_turns" in made:
+        made["max_turns"] = min(made["max_turns"], budget)
+    return made
 
 
 def clean(info: object) -> dict[str, str | int | float | bool | None]:

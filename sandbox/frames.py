@@ -21,11 +21,14 @@ class Malformed(ValueError):
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the loaded program is: class name, its ``max_turns``, the methods that may be called."""
+    """What the loaded program is: class name, its ``max_turns``, the methods that may be called, whether
+    it is a tool environment, and as JSON what it declares about itself ("" for nothing)."""
 
     cls: str
     turns: int | None
     calls: tuple[str, ...]
+    tools: bool = False
+    meta: str = ""
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

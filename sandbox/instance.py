@@ -74,9 +74,10 @@ def cause_of_death(status: int, cpu: float, life: int) -> SandboxError:
 class Instance:
     """A seeded object of a program in its own process. Made by :meth:`SandboxPool.spawn`.
 
-    ``first`` is the first observation, ``info`` its info, ``class_name``, ``max_turns`` and ``calls``
-    describe the program, ``output`` is what it printed during the last call, ``cpu`` the CPU seconds of its
-    whole life, known at its end.
+    ``first`` is the first observation, ``info`` its info, ``class_name``, ``max_turns``, ``calls``,
+    ``tools`` (is it a tool environment?) and ``declared`` (JSON, see contract.declaration) describe the
+    program, ``output`` is what it printed during the last call, ``cpu`` the CPU seconds of its whole life,
+    known at its end.
     """
 
     def __init__(self, pool: SandboxPool, keeper: Keeper, number: int, program: str) -> None:
@@ -86,6 +87,7 @@ class Instance:
         self.class_name = ""
         self.max_turns: int | None = None
         self.calls: tuple[str, ...] = ()
+        self.tools, self.declared = False, ""
         self.used = time.monotonic()
         self.cpu = 0.0
         self.pid = 0
@@ -158,6 +160,7 @@ class Instance:
             raise error
         self.first, self.info = reply.o, reply.f
         self.class_name, self.max_turns, self.calls = reply.m.cls, reply.m.turns, reply.m.calls
+        self.tools, self.declared = reply.m.tools, reply.m.meta
 
     async def _birth(self) -> None:
         """Wait for the zygote's word, which may come after the child's; without it nobody could be killed."""

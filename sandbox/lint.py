@@ -61,6 +61,8 @@ def _bound(node: ast.AST) -> tuple[str, ...]:
 
 
 def _import(node: ast.AST, allowed: frozenset[str]) -> str:
+    if isinstance(node, ast.ImportFrom) and node.module == "sandbox.tools":
+        return ""
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from sandbox import contract, determinism, lint
+from sandbox import contract, determinism, lint, tools
 
 CHANNEL = 3
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -71,6 +71,7 @@ class Runner:
         self.numpy = False
         self.takes_seed: bool | None = None
         self.limits: dict[str, int] = {}
+        self.declared: dict[str, Any] = {}
 
     def serve(self) -> None:
         """Answer requests until the engine closes the channel."""
@@ -110,7 +111,8 @@ class Runner:
         determinism.seed(self.seed, numpy=self.numpy)
         cls = self._define(source, request["lint"])
         with _faults("init"):
-            self.env = contract.construct(cls, request["kwargs"])
+            self.declared = contract.declaration(sys.modules[contract.MODULE], cls)
+            self.env = contract.construct(cls, contract.budgeted(request["kwargs"], self.declared))
             self.takes_seed = contract.takes_seed(self.env.reset)
         return self._reset(request) | {"m": self._about(cls)}
 
@@ -144,6 +146,8 @@ class Runner:
                 "cls": cls.__name__[:128],
                 "turns": turns if known else None,
                 "calls": [name for name in contract.CALLABLE if callable(getattr(self.env, name, None))],
+                "tools": isinstance(self.env, tools.ToolEnv),
+                "meta": _encode(self.declared) if self.declared else "",
             }
 
     def _reset(self, request: dict[str, Any]) -> dict[str, Any]:

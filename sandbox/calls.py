@@ -1,0 +1,116 @@
+"""Tool calls and final answers in an action's text. Pure, stdlib only.
+
+An action is one JSON object ``{"name": ..., "arguments": {...}}``, a list of such objects, or a text with
+``<tool_call>`` blocks that hold them (the form in which Qwen and Hermes models write). The final answer is
+``{"answer": ...}`` or ``<answer>...</answer>``; it may follow calls in the same action.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple, NoReturn
+
+MAX_CALLS = 16
+HOW = (
+    'Call a tool with {"name": "...", "arguments": {...}}, several with a list of such objects; '
+    'end with {"answer": "..."}.'
+)
+_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
+_CALL_KEYS = frozenset(("name", "arguments", "parameters", "id", "type"))
+
+
+class Unreadable(ValueError):
+    """An action that is neither a tool call nor a final answer; the message says what one looks like."""
+
+
+class Call(NamedTuple):
+    name: str
+    arguments: dict[str, Any]
+
+
+class Turn(NamedTuple):
+    """What a player does in one turn: ``calls`` in order, then perhaps the final ``answer``."""
+
+    calls: tuple[Call, ...]
+    answer: str | None
+
+
+def parse(action: str) -> Turn:
+    """Read ``action``. Raises Unreadable; then nothing of it is to be carried out."""
+    text = action.strip()
+    blocks, rest = _BLOCK.findall(text), _BLOCK.sub("", text)
+    if "<tool_call>" in rest:
+        raise Unreadable("A <tool_call> is not closed by </tool_call>. " + HOW)
+    answers = _ANSWER.findall(rest)
+    if not blocks and not answers:
+        fenced = _FENCE.fullmatch(text)
+        blocks = [fenced[1] if fenced else text]
+        if not blocks[0].startswith(("{", "[")):
+            raise Unreadable("This is neither a tool call nor a final answer. " + HOW)
+    calls: list[Call] = []
+    answer = answers[-1].strip() if answers else None
+    for block in blocks:
+        for item in _items(block):
+            if isinstance(item, dict) and set(item) == {"answer"}:
+                answer = _answer(item["answer"])
+            else:
+                calls.append(_call(item))
+    if len(calls) > MAX_CALLS:
+        raise Unreadable(f"{len(calls)} calls in one turn, at most {MAX_CALLS} are carried out.")
+    return Turn(tuple(calls), answer)
+
+
+def load(text: str) -> Any:
+    """Decode JSON without its usual leniency: no NaN, no key twice. Raises Unreadable."""
+    try:
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+    except RecursionError:
+        raise Unreadable("The JSON is nested too deeply.") from None
+    except Unreadable:
+        raise
+    except ValueError as error:
+        raise Unreadable(f"This is not valid JSON: {error}. " + HOW) from None
+
+
+def _items(block: str) -> list[Any]:
+    value = load(block.strip())
+    items = value if isinstance(value, list) else [value]
+    if not items:
+        raise Unreadable("The list of calls is empty. " + HOW)
+    return items
+
+
+def _call(item: Any) -> Call:
+    if isinstance(item, dict) and isinstance(item.get("function"), dict):
+        item = item["function"]
+    if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+        raise Unreadable('A call is an object with "name" and "arguments". ' + HOW)
+    unknown = sorted(set(item) - _CALL_KEYS)
+    if unknown:
+        raise Unreadable(f'A call has "name" and "arguments", not {unknown[0]!r}. ' + HOW)
+    arguments = item.get("arguments", item.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = load(arguments)
+    if not isinstance(arguments, dict):
+        raise Unreadable('"arguments" must be an object. ' + HOW)
+    return Call(item["name"], arguments)
+
+
+def _answer(value: Any) -> str:
+    if isinstance(value, dict | list) or value is None:
+        raise Unreadable("A final answer is a text or a number. " + HOW)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise Unreadable(f"{name} is not valid JSON.")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise Unreadable("A key occurs twice in one object.")
+    return made

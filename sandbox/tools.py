@@ -1,0 +1,288 @@
+"""The base class of tool environments. Stdlib only: it runs beside the program.
+
+A design supplies a state from a seed, tools, instructions with predicates, and a plan; the base class owns
+the order of the instructions, the turns, the arguments' schemas, the criteria, the final answer and the
+reward. Unlike the reference's base class (reference spec 9.1, 9.2), every action counts as a turn, calls
+in one action are carried out in order, and progress is never the design's own code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from sandbox import calls, schema
+from sandbox.contract import ContractError, exact_bool
+
+OWNED = ("reset", "step", "get_tools", "execute_tool", "criteria_met", "solution")
+PREFIX = "tool_"
+MAX_INSTRUCTIONS, MAX_TOOLS, MAX_RESULT = 12, 24, 4000
+Predicate = Callable[[Any], bool]
+
+
+class ToolError(Exception):
+    """A tool tells the player why it did not work."""
+
+
+class Tool(NamedTuple):
+    name: str
+    function: Callable[..., Any]
+    description: str
+    parameters: dict[str, Any]
+
+    def signature(self) -> str:
+        """One line for the player."""
+        required = self.parameters.get("required", ())
+        parts = [
+            f"{name}: {schema.wanted(inner)}" + ("" if name in required else " (optional)")
+            for name, inner in self.parameters.get("properties", {}).items()
+        ]
+        return f"{self.name}({', '.join(parts)})"
+
+
+class ToolEnv:
+    """Derive from it, in a class whose name ends in ``Env``.
+
+    ``setup(rng)`` returns the state of a new instance; methods ``tool_<name>`` with type hints are the
+    tools (``schemas[name]`` replaces the schema of their arguments); ``instructions()`` returns pairs of a
+    text and a predicate over the state, in order; ``plan()`` returns the calls that fulfil them;
+    ``answer()``, asked once after ``setup``, returns the expected final answer or None. ``scoring`` pays
+    for all of them together or each its share, at the end of the episode only.
+
+    A tool that cannot do what it is asked raises ToolError, ValueError or LookupError: the player sees the
+    text. Any other exception is a fault of the program.
+    """
+
+    max_turns: int = 10
+    scoring: Literal["all", "share"] = "all"
+    intro: str = ""
+    schemas: ClassVar[Mapping[str, Any]] = {}
+
+    state: Any
+    _show_tools = True
+    _tools: dict[str, Tool] | None = None
+    _steps: tuple[tuple[str, Predicate], ...] = ()
+    _expected: str | int | float | None = None
+    _turn = _done = 0
+    _over = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        taken = [name for name in OWNED if name in vars(cls)]
+        if taken:
+            raise ContractError(f"{cls.__name__} defines {taken[0]}, which ToolEnv owns")
+
+    def __init__(self, max_turns: int | None = None, *, show_tools: bool = True, **_: Any) -> None:
+        """``max_turns`` can only lower the design's own; ``show_tools`` False leaves the tools to a
+        template of the model's own."""
+        if max_turns is not None:
+            self.max_turns = min(self.max_turns, max_turns)
+        self._show_tools = show_tools
+        self._tools = self._collect()
+
+    def setup(self, rng: random.Random) -> Any:
+        """Return the state of a new instance, drawn from ``rng``."""
+        raise ContractError("a tool environment needs setup(rng), which returns its state")
+
+    def instructions(self) -> Iterable[tuple[str, Predicate]]:
+        """Return pairs of an instruction and the predicate over the state that says it is done."""
+        raise ContractError("a tool environment needs instructions(): pairs of a text and a predicate")
+
+    def plan(self) -> Iterable[Any]:
+        """Return the calls that fulfil all instructions: pairs (name, arguments), or lists of such pairs
+        for several calls in one turn."""
+        raise ContractError("a tool environment needs plan(): the calls that fulfil its instructions")
+
+    def answer(self) -> str | int | float | None:
+        """Return the expected final answer; None when none is asked for."""
+        return None
+
+    def reset(self, seed: int = 0) -> tuple[str, dict[str, Any]]:
+        """Draw a new instance; the observation holds the first instruction only."""
+        if self._tools is None:
+            self._tools = self._collect()
+        if self.scoring not in ("all", "share"):
+            raise ContractError(f'scoring must be "all" or "share", not {self.scoring!r}')
+        state = self.setup(random.Random(seed))
+        if state is None and "state" not in vars(self):
+            raise ContractError("setup(rng) must return the state")
+        self.state = vars(self)["state"] if state is None else state
+        self._steps = _read_steps(self.instructions())
+        self._expected = _read_expected(self.answer())
+        self._turn = self._done = 0
+        self._over = False
+        return self._opening(), self._info()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Carry out the calls of ``action`` in order, then judge its final answer, if it has one."""
+        if self._over:
+            return "The episode is over.", 0.0, False, True, self._info()
+        self._turn += 1
+        before = self._done
+        given: str | None = None
+        try:
+            turn = calls.parse(action)
+        except calls.Unreadable as error:
+            lines = [f"Error: {error}"]
+        else:
+            lines = [self._run(call) for call in turn.calls]
+            given = turn.answer
+        if given is not None:
+            return self._finish(lines, given)
+        if self._done == len(self._steps) and self._expected is None:
+            return self._finish(lines, None)
+        lines += self._news(before)
+        if self._turn >= self.max_turns:
+            self._over = True
+            return "\n".join([*lines, "No turns are left."]), 0.0, False, True, self._info()
+        lines.append(f"Turn {self._turn} of {self.max_turns}.")
+        return "\n".join(lines), 0.0, False, False, self._info()
+
+    def get_tools(self) -> list[dict[str, Any]]:
+        """Return the tools as chat templates take them."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.parameters,
+                },
+            }
+            for tool in (self._tools or {}).values()
+        ]
+
+    def execute_tool(self, name: str, arguments: dict[str, Any] | None = None) -> str:
+        """Carry out one call and return its text. Counts no turn and never ends the episode."""
+        return self._run(calls.Call(name, {} if arguments is None else arguments))
+
+    def criteria_met(self) -> list[bool]:
+        """Evaluate every predicate on the present state, in order."""
+        return [self._holds(number) for number in range(len(self._steps))]
+
+    def solution(self) -> list[str]:
+        """Return the actions of :meth:`plan`, one a turn, and the final answer where one is expected."""
+        actions = []
+        for entry in self.plan():
+            made = [_planned(one) for one in (entry if isinstance(entry, list) else [entry])]
+            actions.append(json.dumps(made[0] if len(made) == 1 else made, ensure_ascii=False))
+        if self._expected is not None:
+            actions.append(json.dumps({"answer": self._expected}, ensure_ascii=False))
+        return actions
+
+    def _collect(self) -> dict[str, Tool]:
+        found: dict[str, Tool] = {}
+        for attribute in dir(type(self)):
+            function = getattr(self, attribute)
+            if not attribute.startswith(PREFIX) or not callable(function):
+                continue
+            name = attribute.removeprefix(PREFIX)
+            try:
+                parameters = dict(self.schemas[name] if name in self.schemas else schema.of_function(function))
+                schema.require_sound(parameters)
+            except schema.SchemaError as error:
+                raise ContractError(f"{attribute}: {error}") from None
+            lines = (function.__doc__ or name.replace("_", " ")).strip().splitlines()
+            found[name] = Tool(name, function, lines[0].strip(), parameters)
+        stray = sorted(set(self.schemas) - set(found))
+        if stray:
+            raise ContractError(f"schemas names {stray[0]!r}, but there is no method {PREFIX}{stray[0]}")
+        if not 0 < len(found) <= MAX_TOOLS:
+            raise ContractError(f"{len(found)} methods {PREFIX}*; a tool environment has 1 to {MAX_TOOLS}")
+        return found
+
+    def _run(self, call: calls.Call) -> str:
+        tools = self._tools or {}
+        tool = tools.get(call.name)
+        if tool is None:
+            return f"Error: there is no tool {call.name!r}; the tools are {', '.join(tools)}."
+        wrong = schema.problems(call.arguments, tool.parameters, "")
+        if wrong:
+            return f"Error in {call.name}: {'; '.join(wrong[:3])}. Use {tool.signature()}."
+        try:
+            result = tool.function(**call.arguments)
+        except (ToolError, ValueError, LookupError) as error:
+            return f"Error in {call.name}: {str(error)[:MAX_RESULT] or type(error).__name__}"
+        while self._done < len(self._steps) and self._holds(self._done):
+            self._done += 1
+        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        return f"{call.name}: {text[:MAX_RESULT]}"
+
+    def _holds(self, number: int) -> bool:
+        try:
+            return exact_bool(self._steps[number][1](self.state), "its value")
+        except ContractError as error:
+            raise ContractError(f"criterion {number + 1}: {error}") from None
+
+    def _opening(self) -> str:
+        parts = [self.intro.strip(), f"Instruction 1 of {len(self._steps)}: {self._steps[0][0]}"]
+        if self._show_tools:
+            lines = [f"- {tool.signature()}: {tool.description}" for tool in (self._tools or {}).values()]
+            parts.append("\n".join(["Tools:", *lines]))
+            parts.append(calls.HOW)
+        parts.append(f"There are {self.max_turns} turns.")
+        return "\n\n".join(part for part in parts if part)
+
+    def _news(self, before: int) -> list[str]:
+        """What became of the instructions in this turn."""
+        lines = [f"Instruction {number + 1} is done." for number in range(before, self._done)]
+        if self._done == len(self._steps):
+            return [*lines, 'All instructions are done. Give the final answer: {"answer": "..."}']
+        if lines:
+            text = self._steps[self._done][0]
+            lines.append(f"Instruction {self._done + 1} of {len(self._steps)}: {text}")
+        return lines
+
+    def _finish(self, lines: list[str], given: str | None) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._over = True
+        total, got = len(self._steps), self._done
+        lines.append(f"{got} of {total} instructions are done.")
+        if self._expected is not None:
+            right = given is not None and same_answer(self._expected, given)
+            lines.append("The final answer is right." if right else "The final answer is wrong.")
+            total, got = total + 1, got + right
+        reward = got / total if self.scoring == "share" else float(got == total)
+        return "\n".join(lines), reward, True, False, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        return {"turn": self._turn, "done": self._done, "of": len(self._steps)}
+
+
+def same_answer(expected: str | int | float, given: str) -> bool:
+    """Equal as finite numbers, or as texts but for case and white space."""
+    try:
+        one, other = float(expected), float(given)
+    except ValueError:
+        return str(expected).casefold().split() == given.casefold().split()
+    if math.isfinite(one) and math.isfinite(other):
+        return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
+    return str(expected).casefold() == given.casefold()
+
+
+def _read_steps(value: Iterable[Any]) -> tuple[tuple[str, Predicate], ...]:
+    steps = tuple(value)
+    if not 0 < len(steps) <= MAX_INSTRUCTIONS:
+        raise ContractError(f"{len(steps)} instructions; there must be 1 to {MAX_INSTRUCTIONS}")
+    for number, step in enumerate(steps, 1):
+        if not isinstance(step, tuple | list) or len(step) != 2:
+            raise ContractError(f"instruction {number} must be a pair of a text and a predicate")
+        if not isinstance(step[0], str) or not step[0].strip() or not callable(step[1]):
+            raise ContractError(f"instruction {number} must be a pair of a text and a predicate")
+    return tuple((text, predicate) for text, predicate in steps)
+
+
+def _read_expected(value: object) -> str | int | float | None:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ContractError(f"answer() must return text, a number or None, not {type(value).__name__}")
+
+
+def _planned(entry: Any) -> dict[str, Any]:
+    if isinstance(entry, Mapping):
+        return dict(entry)
+    if isinstance(entry, tuple) and len(entry) == 2:
+        return {"name": entry[0], "arguments": dict(entry[1])}
+    raise ContractError("plan() must return pairs (name, arguments), or lists of such pairs")
