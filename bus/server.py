@@ -27,6 +27,7 @@ import anyio
 
 from bus.binary import locate
 from bus.connection import open_connection
+from bus.credentials import write_private
 from bus.errors import BusError, BusUnavailable
 from bus.scopes import flat_task_group
 from bus.subjects import Names
@@ -108,17 +109,6 @@ class _Files:
         return "".join(lines).strip()
 
 
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, all of it or nothing."""
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-
-
 @contextmanager
 def _locked(files: _Files) -> Iterator[int]:
     """Own the directory. The descriptor is inherited by the server, so the lock outlives us with it."""
@@ -189,7 +179,7 @@ def _choose_token(files: _Files, token: str) -> str:
     if not token and files.token.exists():
         token = files.token.read_text().strip()
     token = token or secrets.token_urlsafe(24)
-    _write_private(files.token, token)
+    write_private(files.token, token)
     return token
 
 
@@ -200,6 +190,11 @@ class _Settings:
     sync: str
     payload_mb: int
     store_gb: float
+
+
+def sync_interval(sync: str) -> str:
+    """Return the server's value of a recipe's ``bus.sync``: the profile "paranoid" is "always"."""
+    return "always" if sync == "paranoid" else sync
 
 
 def _configuration(files: _Files, settings: _Settings, port: int) -> str:
@@ -213,6 +208,8 @@ logfile_max_num: 2
 max_payload: {settings.payload_mb}MB
 max_pending: {max(64, 2 * settings.payload_mb)}MB
 write_deadline: "10s"
+lame_duck_duration: "30s"
+lame_duck_grace_period: "2s"
 jetstream {{
   store_dir: {quote(str(files.store))}
   max_mem: 268435456
@@ -237,7 +234,7 @@ class _Server:
 
     async def start(self, port: int) -> str:
         """Start and return the URL once the server answers with our token. Raises BusError."""
-        _write_private(self._files.config, _configuration(self._files, self._settings, port))
+        write_private(self._files.config, _configuration(self._files, self._settings, port))
         for stale in self._files.ports():
             stale.unlink(missing_ok=True)
         self._log_start = self._log_read = self._files.log.stat().st_size if self._files.log.exists() else 0
@@ -436,19 +433,22 @@ async def serve(
     """Run a private nats-server in ``directory`` on 127.0.0.1 and keep it running.
 
     ``port`` 0 takes the port of the last start, or any; ``sync`` is how often acknowledged messages are
-    forced to disk ("always" loses none at a power failure). Must be entered in the main thread. Raises
-    BusError: no program, directory in use, port in use, full disk, too many crashes (each with a remedy).
+    forced to disk ("always", also called "paranoid", loses none at a power failure). Must be entered in
+    the main thread. Raises BusError: no program, directory in use, port in use, full disk, too many
+    crashes (each with a remedy).
     """
     Names(run)
     files = _prepare(Path(directory))
     program = await anyio.to_thread.run_sync(locate, binary)
     with _locked(files) as lock:
         secret = _choose_token(files, token)
-        server = _Server(files, program, lock, _Settings(run, secret, sync, max_payload_mb, store_gb))
+        server = _Server(
+            files, program, lock, _Settings(run, secret, sync_interval(sync), max_payload_mb, store_gb)
+        )
         try:
             url = await server.start(_choose_port(files, port))
             actual = int(url.rsplit(":", 1)[1])
-            _write_private(files.port, str(actual))
+            write_private(files.port, str(actual))
             assert server.process is not None
             handle = ServerHandle(url, secret, server.process.pid)
             async with flat_task_group() as group:

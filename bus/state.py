@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from bus.connection import ApiError, Connection
-from bus.errors import BusError, BusUnavailable, Conflict, NotFound
+from bus.connection import Connection
+from bus.errors import BusError, BusUnavailable, Conflict
 from bus.face import Lease
 from bus.publish import Publisher
 from bus.reads import direct
@@ -21,6 +21,8 @@ log = logging.getLogger("spade.bus")
 _EXPECT = "Nats-Expected-Last-Subject-Sequence"
 _TTL = "Nats-TTL"
 _ID = "Nats-Msg-Id"
+_FREE = b""
+_LEAST_TTL = 1.0
 
 
 class State:
@@ -74,22 +76,11 @@ class State:
         headers = answer.headers or {}
         return int(headers["Nats-Sequence"]), answer.data, headers.get(_ID, "")
 
-    async def remove(self, bucket: str, revision: int) -> None:
-        """Remove exactly this revision; without effect when another one has replaced it."""
-        try:
-            await self._connection.api(
-                f"STREAM.MSG.DELETE.{self._names.bucket(bucket)}",
-                {"seq": revision, "no_erase": True},
-                seconds=2.0,
-            )
-        except (ApiError, NotFound, BusUnavailable) as error:
-            log.debug("revision %d of %s stays until it expires: %s", revision, bucket, error)
-
     @asynccontextmanager
     async def lease(self, name: str, holder: str, *, ttl: float, wait: float) -> AsyncIterator[Lease]:
         """Hold ``name``. See :meth:`bus.face.Bus.lease`."""
-        if ttl < 1.0:
-            raise BusError(f"lease {name}: ttl {ttl:g} s is below the server's 1 s")
+        if ttl < _LEAST_TTL:
+            raise BusError(f"lease {name}: ttl {ttl:g} s is below the server's {_LEAST_TTL:g} s")
         sent, revision = await self._acquire(name, holder, ttl, wait)
         lease = Lease(revision)
         keeper = _Keeper(self, name, holder, ttl, lease, sent)
@@ -106,14 +97,16 @@ class State:
                     await self._release(name, holder)
 
     async def _release(self, name: str, holder: str) -> None:
-        """Remove the lease if it is still ours, whichever renewal was the last to arrive."""
+        """Mark the lease as free if it is still ours, whichever renewal was the last to arrive.
+
+        A deletion would take a right on the whole bucket, others' leases included.
+        """
         try:
             found = await self.get("lease", name)
+            if found is not None and found[1] == holder.encode():
+                await self.update("lease", name, _FREE, found[0], ttl=_LEAST_TTL)
         except BusError as error:
             log.debug("lease %s stays until it expires: %s", name, error)
-            return
-        if found is not None and found[1] == holder.encode():
-            await self.remove("lease", found[0])
 
     async def _acquire(self, name: str, holder: str, ttl: float, wait: float) -> tuple[float, int]:
         with anyio.move_on_after(wait):
@@ -122,10 +115,23 @@ class State:
                 try:
                     return sent, await self.update("lease", name, holder.encode(), 0, ttl=ttl)
                 except Conflict:
+                    taken = await self._take_free(name, holder, ttl)
+                    if taken is not None:
+                        return sent, taken
                     await anyio.sleep(min(1.0, ttl / 10))
         found = await self.get("lease", name)
-        other = found[1].decode(errors="replace") if found else "nobody now"
+        other = found[1].decode(errors="replace") if found and found[1] != _FREE else "nobody now"
         raise BusUnavailable(f"lease {name}, held by {other},", wait, remedy="Does another one run?")
+
+    async def _take_free(self, name: str, holder: str, ttl: float) -> int | None:
+        """Return the revision with which a lease that was given back became ours, None when it is held."""
+        found = await self.get("lease", name)
+        if found is None or found[1] != _FREE:
+            return None
+        try:
+            return await self.update("lease", name, holder.encode(), found[0], ttl=ttl)
+        except Conflict:
+            return None
 
 
 class _Keeper:

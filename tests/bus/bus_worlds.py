@@ -85,7 +85,8 @@ class World:
         assert isinstance(self.bus, NatsBus)
         found = await self.bus._state.get("lease", name)
         assert found is not None
-        await self.bus._state.remove("lease", found[0])
+        bucket = self.bus.names.bucket("lease")
+        await self.bus.connection.api(f"STREAM.MSG.DELETE.{bucket}", {"seq": found[0], "no_erase": True})
 
 
 @asynccontextmanager

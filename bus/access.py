@@ -1,0 +1,159 @@
+"""Who may do what: one allow-list a role, as data (reference nats section 6).
+
+A role may publish its own facts, read the streams it follows, pull its own queue, and nothing else. What
+a list allows is written in terms of the bus (streams, tails, keys); :func:`permissions` turns it into
+subjects of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bus.errors import BusError
+from bus.parts import token
+from bus.subjects import BUCKETS, CONSUMERS, Consumer, Names
+
+ADMIN = "supervisor"
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one role may do.
+
+    ``publishes`` are subject tails, ``follows`` streams it reads in order and by number, ``looks``
+    streams it reads single messages of, ``works`` durables it pulls from, ``purges`` streams, ``leases``
+    and ``keys`` (of the state bucket) what it writes, ``listens`` tails without a stream. Every role may
+    also read the state, say its heartbeat and hear commands.
+    """
+
+    publishes: tuple[str, ...] = ()
+    follows: tuple[str, ...] = ()
+    looks: tuple[str, ...] = ()
+    works: tuple[str, ...] = ()
+    purges: tuple[str, ...] = ()
+    leases: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    listens: tuple[str, ...] = ()
+
+
+ROLES: Mapping[str, Access] = {
+    "designer": Access(
+        publishes=("design.>", "event.designer.*"), follows=("EVENT",), looks=("DESIGN",), works=("designer",)
+    ),
+    "agent": Access(publishes=("event.agent.*",), follows=("EVENT",), works=("agent",)),
+    "scorer": Access(
+        # It also speaks for those who cannot any more: servers that vanished, work that was given up.
+        publishes=(
+            "task.>",
+            "sample.>",
+            "event.scorer.*",
+            "event.server.lost",
+            "event.designer.failed",
+            "event.agent.failed",
+        ),
+        follows=("EVENT", "DLQ"),
+        looks=("TASK", "DESIGN"),
+        purges=("DESIGN",),
+        leases=("leader.scorer",),
+        keys=("scorer.flushed", "scorer.snapshot"),
+        listens=("hb.>",),
+    ),
+    "learner": Access(
+        publishes=("event.learner.*",),
+        follows=("SAMPLE",),
+        looks=("EVENT",),
+        purges=("SAMPLE",),
+        leases=("leader.learner",),
+        keys=("lineage", "learner"),
+    ),
+    "server": Access(publishes=("event.server.*",), follows=("EVENT",)),
+    "evaluator": Access(publishes=("event.evaluator.*",), follows=("EVENT",)),
+}
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """Subjects that a user of the server may publish to and subscribe to."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def access_of(role: str) -> Access:
+    """Return the allow-list of a role. One that is not built in may read all facts, publish its own
+    (``event.ROLE.>``), keep state under ``ROLE.>`` and pull the durable that bears its name."""
+    return ROLES.get(role) or Access(
+        publishes=(f"event.{role}.>",), follows=("EVENT",), works=(role,), keys=(f"{role}.>",)
+    )
+
+
+def consumer_of(role: str) -> Consumer:
+    """Return the durable of a role that is not built in: work for it lies under ``task.ROLE.>``."""
+    return CONSUMERS.get(role) or Consumer(role, f"task.{role}.>")
+
+
+def check_role(role: str) -> str:
+    """Return ``role`` if it can be part of a subject. Raises BusError."""
+    if not role or token(role) != role:
+        raise BusError(f"role {role!r} cannot be part of a subject", remedy="Use a-z, 0-9, '-' and '_'.")
+    return role
+
+
+def permissions(names: Names, role: str) -> Permissions:
+    """Return what ``role`` may do in the run of ``names``. The supervisor may do everything in it."""
+    check_role(role)
+    inbox = f"_INBOX.{role}.>"
+    if role == ADMIN:
+        mine = ("$JS.API.>", "$JS.ACK.>", names.subject(">"))
+        keys = tuple(names.keys(kind) + ">" for kind in BUCKETS)
+        return Permissions((*mine, *keys), (inbox, names.subject(">"), "$JS.EVENT.ADVISORY.>"))
+    access = access_of(role)
+    publish = [
+        "$JS.API.INFO",
+        "$JS.API.STREAM.NAMES",
+        f"$JS.API.DIRECT.GET.{names.bucket('state')}",
+        names.subject(f"hb.{role}.*"),
+        *(names.subject(tail) for tail in access.publishes),
+        *_reading(names, access),
+        *_working(names, access),
+        *(f"$JS.API.STREAM.PURGE.{names.stream(kind)}" for kind in access.purges),
+        *(names.keys("state") + key for key in access.keys),
+        *_leasing(names, access),
+    ]
+    listens = [names.subject(tail) for tail in ("ctl.>", *access.listens)]
+    return Permissions(tuple(dict.fromkeys(publish)), (inbox, *listens))
+
+
+def _reading(names: Names, access: Access) -> list[str]:
+    """Following takes a short-lived consumer; its name is random, so one reader cannot meet another's."""
+    subjects = [f"$JS.API.DIRECT.GET.{names.stream(kind)}" for kind in (*access.follows, *access.looks)]
+    for kind in access.follows:
+        stream = names.stream(kind)
+        subjects += [
+            f"$JS.API.STREAM.INFO.{stream}",
+            f"$JS.API.CONSUMER.CREATE.{stream}.*",
+            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
+            f"$JS.API.CONSUMER.DELETE.{stream}.*",
+        ]
+        if kind != "DLQ":
+            subjects.append(names.subject(f"dlq.{kind.lower()}"))
+    return subjects
+
+
+def _working(names: Names, access: Access) -> list[str]:
+    subjects = []
+    for name in access.works:
+        stream = names.stream(consumer_of(name).stream)
+        subjects += [
+            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}",
+            f"$JS.ACK.{stream}.{name}.>",
+            f"$JS.ACK.*.*.{stream}.{name}.>",
+            names.subject("dlq.task"),
+        ]
+    return subjects
+
+
+def _leasing(names: Names, access: Access) -> list[str]:
+    subjects = [names.key("lease", name) for name in access.leases]
+    return [*subjects, f"$JS.API.DIRECT.GET.{names.bucket('lease')}"] if subjects else []
