@@ -19,12 +19,15 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from bus.connection import Connection, status_of
-from bus.errors import BusError, BusUnavailable, Conflict
+from bus.errors import BusError, BusUnavailable, Conflict, Denied, NotFound
 
-FULL = frozenset({10077})
+# "Store failed" has one code for all its causes; a limit that was reached says "maximum ... exceeded".
+STORE_FAILED = 10077
+UNREADY = frozenset({10008, 10009})
 CONFLICT = 10071
 STORE_FULL = frozenset({10002, 10023, 10028, 10047})
 _ID = "Nats-Msg-Id"
+_DIAGNOSIS_SECONDS = 2.0
 DISK_REMEDY = "Free disk space or raise bus.store_gb, then start the run again."
 
 
@@ -105,11 +108,13 @@ class Publisher:
     async def run(self) -> None:
         """Write again what is due, for ever."""
         unwatch = self._connection.watch(self._on_state)
+        unwatch_denied = self._connection.watch_denied(self._on_denied)
         try:
             while True:
                 await self._tick()
         finally:
             unwatch()
+            unwatch_denied()
 
     async def send(
         self, stream: str, subject: str, payload: bytes, headers: dict[str, str], *, message_id: str
@@ -131,7 +136,6 @@ class Publisher:
         size = len(payload) + 256
         self._check_size(subject, size)
         await self._enter(stream, size)
-        self._check_away(subject)
         self._serial += 1
         now = monotonic()
         entry = Entry(
@@ -147,6 +151,7 @@ class Publisher:
         )
         self._entries[entry.token] = entry
         try:
+            self._check_away(subject)
             await self._write(entry)
         except BaseException:
             self._forget(entry)
@@ -237,6 +242,7 @@ class Publisher:
         """Take an entry out of its window; without effect the second time."""
         if self._entries.pop(entry.token, None) is None:
             return
+        entry.payload = b""  # whoever collects many answers keeps the entries
         window = self._windows[entry.stream]
         window.messages -= 1
         window.bytes -= entry.size
@@ -270,6 +276,12 @@ class Publisher:
             entry.refused, entry.unanswered, entry.absent_since, entry.due = True, 0, 0.0, now
         self._wake.set()
 
+    def _on_denied(self, error: Denied) -> None:
+        """End what the server does not let us publish; it names the subject, nothing else answers."""
+        for entry in list(self._entries.values()):
+            if error.action == "publish" and error.concerns(entry.subject):
+                self._fail(entry, Denied("publish", entry.subject))
+
     async def _tick(self) -> None:
         self._wake = anyio.Event()
         now = monotonic()
@@ -280,8 +292,9 @@ class Publisher:
                 self._fail(entry, BusUnavailable(f"PubAck of {entry.subject}", now - entry.born))
             elif frozen:
                 self._check_patience(entry, now)
-            else:
+            elif entry.token in self._entries:
                 await self._again(entry)
+        await self._give_up()
         now = monotonic()
         next_due = min((entry.due for entry in self._entries.values()), default=now + 60.0)
         self._planned = now + min(self.limits.ack_seconds / 2, 1.0 if frozen else max(0.005, next_due - now))
@@ -289,8 +302,10 @@ class Publisher:
             await self._wake.wait()
 
     def _check_patience(self, entry: Entry, now: float) -> None:
-        patience = self._connection.patience
-        if now - entry.born > patience:
+        """Fail what waits for a server that has been away for longer than the patience; how long an
+        entry had waited before, in a full stream for instance, does not count."""
+        away, patience = self._connection.away_since, self._connection.patience
+        if away is not None and now - away > patience:
             self._fail(entry, BusUnavailable(f"PubAck of {entry.subject}", patience))
 
     async def _again(self, entry: Entry) -> None:
@@ -299,17 +314,38 @@ class Publisher:
         elif entry.tries:
             entry.unanswered += 1
             self._counts["unanswered"] += 1
-        if entry.unanswered > self.limits.unanswered:
-            waited = self.limits.unanswered * self.limits.ack_seconds
-            self._fail(
-                entry,
-                BusError(
-                    f"the server does not store {entry.subject}: {waited:g} s without an answer",
-                    remedy=f"A full disk does this; its log says more. {DISK_REMEDY}",
-                ),
-            )
-        else:
+        if entry.unanswered <= self.limits.unanswered:
             await self._write(entry)
+
+    async def _give_up(self) -> None:
+        """Fail what the server leaves unanswered though it is there, after a look at the stream."""
+        silent = [entry for entry in self._entries.values() if entry.unanswered > self.limits.unanswered]
+        for stream in dict.fromkeys(entry.stream for entry in silent):
+            missing = await self._is_missing(stream)
+            for entry in silent:
+                if entry.stream == stream and entry.unanswered > self.limits.unanswered:
+                    self._fail(entry, self._unanswered(entry, missing))
+
+    async def _is_missing(self, stream: str) -> bool:
+        try:
+            await self._connection.api(f"STREAM.INFO.{stream}", seconds=_DIAGNOSIS_SECONDS)
+        except NotFound:
+            return True
+        except BusError:
+            return False
+        return False
+
+    def _unanswered(self, entry: Entry, missing: bool) -> BusError:
+        if missing:
+            return BusError(
+                f"no stream takes {entry.subject}, though somebody listens on it",
+                remedy="Has the run been provisioned?",
+            )
+        waited = self.limits.unanswered * self.limits.ack_seconds
+        return BusError(
+            f"the server does not store {entry.subject}: {waited:g} s without an answer",
+            remedy=f"A full disk does this; its log says more. {DISK_REMEDY}",
+        )
 
     # Answers.
 
@@ -318,7 +354,7 @@ class Publisher:
         if entry is None:
             return
         if status_of(message) == "503":
-            self._on_absent(entry)
+            self._on_absent(entry, f"no stream takes {entry.subject}")
             return
         try:
             answer = self._ack_decoder.decode(message.data)
@@ -337,24 +373,23 @@ class Publisher:
             entry.done.set_result(answer)
         self._forget(entry)
 
-    def _on_absent(self, entry: Entry) -> None:
+    def _on_absent(self, entry: Entry, what: str) -> None:
+        """Try again for a while: a server that starts, ends or elects a leader has no stream."""
         now = monotonic()
         self._counts["absent"] += 1
         entry.absent_since = entry.absent_since or now
         if now - entry.absent_since > self.limits.absent_seconds:
             self._fail(
                 entry,
-                BusError(
-                    f"no stream takes {entry.subject}",
-                    remedy="Has the run been provisioned? A full disk can switch JetStream off.",
-                ),
+                BusError(what, remedy="Has the run been provisioned? A full disk can switch JetStream off."),
             )
             return
         self._later(entry, 0.05, 0.5)
 
     def _on_refusal(self, entry: Entry, fault: _Fault) -> None:
         now = monotonic()
-        if fault.err_code in FULL:
+        full = fault.err_code == STORE_FAILED and "maximum" in fault.description
+        if full:
             self._counts["full"] += 1
             entry.full_since = entry.full_since or now
             if now - entry.full_since <= self.limits.full_seconds:
@@ -363,6 +398,9 @@ class Publisher:
             error: BusError = BusUnavailable(
                 f"room in stream {entry.stream}", self.limits.full_seconds, remedy="Does its reader run?"
             )
+        elif fault.err_code == STORE_FAILED or fault.err_code in UNREADY:
+            self._on_absent(entry, f"the server cannot store {entry.subject}: {fault.description}")
+            return
         elif fault.err_code == CONFLICT:
             error = Conflict(f"{entry.subject}: {fault.description}")
         elif fault.err_code in STORE_FULL:

@@ -16,15 +16,16 @@ from typing import NamedTuple
 import anyio
 import msgspec
 import nats.errors
-from anyio.lowlevel import checkpoint
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from bus.connection import Connection, description_of, status_of
-from bus.errors import BusError
+from bus.errors import BusError, Denied
 from bus.subjects import SECOND
 
 log = logging.getLogger("spade.bus")
+_PAUSE_SECONDS = 0.1
+_OVERHEAD_BYTES = 64 << 10
 
 
 class Delivered(NamedTuple):
@@ -95,7 +96,9 @@ class Pull:
         self._stale = True
         self._heard = 0.0
         self._not_before = self._linger_until = 0.0
+        self._fruitful = False
         self._wake = anyio.Event()
+        self._denied: Denied | None = None
         self.requests = 0
         self.resets = 0
 
@@ -109,10 +112,13 @@ class Pull:
         self._wake.set()
 
     async def run(self) -> None:
-        """Request for ever; on cancellation the inbox is given up."""
+        """Request for ever; on cancellation the inbox is given up. Raises Denied."""
         unwatch = self._connection.watch(self._on_state)
+        unwatch_denied = self._connection.watch_denied(self._on_denied)
         try:
             while True:
+                if self._denied is not None:
+                    raise self._denied
                 self._wake = anyio.Event()
                 await self._connection.wait_connected("connection to pull through")
                 if self._stale:
@@ -122,6 +128,7 @@ class Pull:
                     await self._wake.wait()
         finally:
             unwatch()
+            unwatch_denied()
             with anyio.CancelScope(shield=True):
                 await self._leave()
 
@@ -156,7 +163,9 @@ class Pull:
             "idle_heartbeat": int(settings.heartbeat * SECOND),
         }
         if settings.max_bytes:
-            body["max_bytes"] = settings.max_bytes
+            # One that is larger than the bound would stay at the head for ever.
+            largest = self._connection.client.max_payload + _OVERHEAD_BYTES
+            body["max_bytes"] = max(settings.max_bytes, largest)
         if self._owed == 0:
             self._heard = monotonic()
         self._owed += batch
@@ -184,12 +193,13 @@ class Pull:
 
     async def _leave(self) -> None:
         subscription, self._subscription = self._subscription, None
-        if subscription is None:
-            return
-        with anyio.move_on_after(1.0):
-            while subscription.pending_msgs and not self._connection.closed:
-                await checkpoint()
-        await self._connection.unsubscribe(subscription)
+        if subscription is not None:
+            await self._connection.retire(subscription)
+
+    def _on_denied(self, error: Denied) -> None:
+        if error.concerns(self._subject) or error.concerns(self._inbox):
+            self._denied = Denied(error.action, self._subject)
+            self._wake.set()
 
     def _on_state(self) -> None:
         self._stale = True
@@ -207,6 +217,7 @@ class Pull:
                 return
             if current:
                 self._owed = max(0, self._owed - 1)
+                self._fruitful = True
             self._on_message(message, delivered)
         elif status != "100" and current:
             self._on_status(status, message)
@@ -217,7 +228,7 @@ class Pull:
         text = description_of(message)
         if status == "503" or "Consumer Deleted" in text or "Consumer is push based" in text:
             self._owed = 0
-            self._not_before = monotonic() + 0.1
+            self._not_before = monotonic() + _PAUSE_SECONDS
             self._on_gone(text.strip() or "nobody answers")
             return
         rest = (message.headers or {}).get("Nats-Pending-Messages")
@@ -225,8 +236,10 @@ class Pull:
             self._stale = True
         else:
             self._owed = max(0, self._owed - int(rest))
-        if status == "409" and "MaxBytes" not in text:
-            self._not_before = monotonic() + 0.1
+        ended = status in ("404", "408") or ("MaxBytes" in text and self._fruitful)
+        self._fruitful = False
+        if not ended:
+            self._not_before = monotonic() + _PAUSE_SECONDS
 
 
 def gone(stream: str, consumer: str, why: str) -> BusError:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from time import monotonic
 
 import anyio
 import msgspec
+import nats.errors
 from nats.aio.msg import Msg
 
 from bus import codec
 from bus.connection import Connection, status_of
-from bus.errors import BusError, NotFound, Undecodable
+from bus.errors import BusError, BusUnavailable, NotFound, Undecodable
 from bus.face import Record, StreamInfo
 from bus.mailbox import Mailbox
 from bus.subjects import Names
 
 _SECONDS = 20.0
 _SILENCE_SECONDS = 3.0
+_PAUSE_SECONDS = 0.25
+# The server that answers in a cluster may be a moment behind the one that stored.
+_BEHIND_SECONDS = (0.05, 0.2, 1.0)
 _BATCH = 256
 _BATCH_BYTES = 16 << 20
 
@@ -80,6 +86,11 @@ async def get(connection: Connection, names: Names, stream: str, sequence: int) 
     """Return one record. Raises NotFound or Undecodable."""
     what = f"message {sequence} of {stream}"
     answer = await direct(connection, names.stream(stream), {"seq": sequence}, what)
+    for pause in _BEHIND_SECONDS if connection.clustered else ():
+        if answer is not None:
+            break
+        await anyio.sleep(pause)
+        answer = await direct(connection, names.stream(stream), {"seq": sequence}, what)
     headers = (answer.headers or {}) if answer is not None else {}
     if answer is None or int(headers["Nats-Sequence"]) != sequence:
         raise NotFound(f"no {what}")
@@ -94,6 +105,7 @@ class _Source:
         self._position, self._last = position, last
         self._ready: list[Msg] = []
         self._ended = False
+        self._silence = 0.0
 
     async def head(self) -> tuple[int, Msg] | None:
         """Return the next message with its sequence without taking it, None at the end."""
@@ -113,18 +125,24 @@ class _Source:
             self._ended = True
             return
         await self._connection.wait_connected(f"connection to replay {self._stream}")
+        began = monotonic()
         inbox = f"{self._connection.inbox}.replay.{secrets.token_hex(6)}"
         answers: Mailbox[Msg] = Mailbox()
-        subscription = await self._connection.subscribe(inbox, answers.put)
         unwatch = self._connection.watch(answers.end)
         try:
-            await self._ask(inbox)
-            self._ready = await self._collect(answers)
+            subscription = await self._connection.subscribe(inbox, answers.put)
+            try:
+                await self._ask(inbox)
+                self._ready = await self._collect(answers)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._connection.unsubscribe(subscription)
         finally:
             unwatch()
-            with anyio.CancelScope(shield=True):
-                await self._connection.unsubscribe(subscription)
         self._ready.reverse()
+        self._silence = 0.0 if self._ready or self._ended else self._silence + monotonic() - began
+        if self._silence > _SECONDS:
+            raise BusUnavailable(f"answer of stream {self._stream} to a replay", _SECONDS)
 
     async def _ask(self, inbox: str) -> None:
         request = {
@@ -156,7 +174,8 @@ class _Source:
                 self._ended = status == "404" or pending == 0
                 return got
             if status == "503":
-                raise NotFound(f"stream {self._stream} does not answer", remedy="Was the run provisioned?")
+                await anyio.sleep(_PAUSE_SECONDS)  # it starts, or elects a leader
+                return got
             if status:
                 raise BusError(f"replay of {self._stream}: the server answers status {status}")
             got.append(message)

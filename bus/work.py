@@ -33,18 +33,22 @@ _GONE_SECONDS = 15.0
 _REMEMBERED = 10_000
 
 
+# Sequence and subject: a stream that was made anew, or lost its end, counts from there again.
+_Place = tuple[int, str]
+
+
 @dataclass(slots=True, eq=False)
 class _Held:
     """A message the server thinks we work on. ``reply`` is where its verdict goes."""
 
-    sequence: int
+    place: _Place
     reply: str
     delivery: Delivery | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Verdict:
-    sequence: int
+    place: _Place
     reply: str
     payload: bytes
     due: float
@@ -61,15 +65,17 @@ class Work:
         self._limit = limit
         self.arrivals: Mailbox[Delivery] = Mailbox()
         self._poison: Mailbox[tuple[_Held, DeadLetter]] = Mailbox()
-        self._held: dict[int, _Held] = {}
-        self._finished: dict[int, None] = {}
+        self._surplus: Mailbox[str] = Mailbox()
+        self._held: dict[_Place, _Held] = {}
+        self._finished: dict[_Place, None] = {}
         self._verdicts: dict[str, _Verdict] = {}
         self._due, self._quiet = anyio.Event(), anyio.Event()
         self._prefix = f"{connection.inbox}.verdict.{id(self):x}."
         self._serial = 0
         self._gone_first = self._gone_last = 0.0
         self._counts = dict.fromkeys(
-            ("delivered", "redelivered", "suppressed", "poison", "acked", "naked", "unconfirmed"), 0.0
+            ("delivered", "redelivered", "suppressed", "surplus", "poison", "acked", "naked", "unconfirmed"),
+            0.0,
         )
         self._pull = Pull(
             connection,
@@ -98,6 +104,8 @@ class Work:
         with anyio.move_on_after(_LEAVE_SECONDS, shield=True):
             for held in list(self._held.values()):
                 await self._hand_back(held, 0.0)
+            for reply in self._surplus.take_all():
+                await self._write(reply, b"-NAK", "")
             self._quiet = anyio.Event()
             while self._verdicts and self._connection.connected:
                 await self._quiet.wait()
@@ -112,6 +120,7 @@ class Work:
                 group.start_soon(self._pull.run)
                 group.start_soon(self._keep_alive)
                 group.start_soon(self._bury_all)
+                group.start_soon(self._return_surplus)
                 group.start_soon(self._confirm_again)
                 try:
                     yield self
@@ -126,21 +135,25 @@ class Work:
     # Arrivals.
 
     def _on_message(self, message: Msg, delivered: Delivered) -> None:
-        sequence = delivered.stream_sequence
+        place = (delivered.stream_sequence, message.subject)
         self._counts["redelivered"] += delivered.attempt > 1
-        if sequence not in self._held and sequence not in self._finished:
-            self._accept(message, delivered)
+        if place not in self._held and place not in self._finished:
+            self._accept(place, message, delivered)
             return
         self._counts["suppressed"] += 1
         self._pull.wake()
-        if sequence in self._held:
-            self._held[sequence].reply = message.reply
+        if place in self._held:
+            self._held[place].reply = message.reply
         else:
-            self._repeat_verdict(sequence, message.reply)
+            self._repeat_verdict(place, message.reply)
 
-    def _accept(self, message: Msg, delivered: Delivered) -> None:
-        held = _Held(delivered.stream_sequence, message.reply)
-        self._held[held.sequence] = held
+    def _accept(self, place: _Place, message: Msg, delivered: Delivered) -> None:
+        if len(self._held) >= self._limit:
+            # A request from before a reconnect may be served beside the one that replaced it.
+            self._surplus.put(message.reply)
+            return
+        held = _Held(place, message.reply)
+        self._held[place] = held
         try:
             envelope, content = codec.decode(message.data)
         except Undecodable as error:
@@ -152,7 +165,7 @@ class Work:
         self._counts["delivered"] += 1
         held.delivery = Delivery(
             message=content,
-            sequence=held.sequence,
+            sequence=delivered.stream_sequence,
             tail=self._names.tail(message.subject),
             attempt=delivered.attempt,
             envelope=envelope,
@@ -163,7 +176,7 @@ class Work:
     def _set_aside(self, held: _Held, message: Msg, delivered: Delivered, reason: str) -> None:
         letter = DeadLetter(
             source=self._consumer.stream,
-            sequence=held.sequence,
+            sequence=delivered.stream_sequence,
             subject=self._names.tail(message.subject),
             reason=reason,
             attempts=delivered.attempt - 1 if reason == "delivered too often" else delivered.attempt,
@@ -171,6 +184,11 @@ class Work:
         )
         log.error("%s %d cannot be used: %s", letter.source, letter.sequence, reason)
         self._poison.put((held, letter))
+
+    async def _return_surplus(self) -> None:
+        async for reply in self._surplus:
+            self._counts["surplus"] += 1
+            await self._write(reply, b"-NAK", "")
 
     async def _bury_all(self) -> None:
         async for held, letter in self._poison:
@@ -190,14 +208,18 @@ class Work:
     # Verdicts.
 
     async def _settle(self, delivery: Delivery, verdict: Verdict, delay: float, reason: str) -> None:
-        held = self._held.get(delivery.sequence)
+        held = self._held.get((delivery.sequence, self._names.subject(delivery.tail)))
         if held is None or held.delivery is not delivery:
             return
         if verdict == "nak":
             await self._hand_back(held, delay)
             return
         if verdict == "term":
-            await self._bury(self._letter(delivery, reason))
+            try:
+                await self._bury(self._letter(delivery, reason))
+            except BaseException:
+                delivery.settled = False  # or its place would stay taken
+                raise
             self._counts["poison"] += 1
         self._counts["acked"] += verdict == "ack"
         await self._end(held, b"+ACK" if verdict == "ack" else b"+TERM")
@@ -223,39 +245,39 @@ class Work:
 
     async def _hand_back(self, held: _Held, delay: float) -> None:
         """Nak once: a lost one ends with the lease, and a late second one could hit another's lease."""
-        self._held.pop(held.sequence, None)
+        self._held.pop(held.place, None)
         self._counts["naked"] += 1
         self._pull.wake()
         payload = b"-NAK" if delay <= 0 else b"-NAK " + msgspec.json.encode({"delay": int(delay * SECOND)})
         await self._write(held.reply, payload, "")
 
     async def _end(self, held: _Held, payload: bytes) -> None:
-        self._held.pop(held.sequence, None)
-        self._finished[held.sequence] = None
+        self._held.pop(held.place, None)
+        self._finished[held.place] = None
         if len(self._finished) > _REMEMBERED:
             del self._finished[next(iter(self._finished))]
         self._pull.wake()
-        await self._write_verdict(self._note_verdict(held.sequence, held.reply, payload))
+        await self._write_verdict(self._note_verdict(held.place, held.reply, payload))
 
-    def _note_verdict(self, sequence: int, reply: str, payload: bytes) -> str:
+    def _note_verdict(self, place: _Place, reply: str, payload: bytes) -> str:
         self._serial += 1
         token = str(self._serial)
-        self._verdicts[token] = _Verdict(sequence, reply, payload, due=0.0)
+        self._verdicts[token] = _Verdict(place, reply, payload, due=0.0)
         return token
 
-    def _repeat_verdict(self, sequence: int, reply: str) -> None:
+    def _repeat_verdict(self, place: _Place, reply: str) -> None:
         """Answer a redelivery of what was finished: its verdict was lost on the way."""
-        known = [verdict for verdict in self._verdicts.values() if verdict.sequence == sequence]
+        known = [verdict for verdict in self._verdicts.values() if verdict.place == place]
         for verdict in known:
             verdict.reply, verdict.due, verdict.tries = reply, 0.0, 0
         if not known:
-            self._note_verdict(sequence, reply, b"+ACK")
+            self._note_verdict(place, reply, b"+ACK")
         self._due.set()
 
     def _on_confirmed(self, message: Msg) -> None:
         verdict = self._verdicts.pop(message.subject[len(self._prefix) :], None)
         if verdict is not None:
-            self._finished.pop(verdict.sequence, None)
+            self._finished.pop(verdict.place, None)
         if not self._verdicts:
             self._quiet.set()
 
