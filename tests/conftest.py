@@ -1,7 +1,16 @@
 """Settings of all tests."""
 
+import pytest
 from hypothesis import settings
 
 # A shared machine can be slow at any moment: the timeout of each test bounds them, not hypothesis.
 settings.register_profile("spade", deadline=None)
 settings.load_profile("spade")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the tests marked ``chaos``."""
+    group = parser.getgroup("spade")
+    group.addoption("--chaos-kills", type=int, default=12, help="kill -9 so many processes (default 12)")
+    group.addoption("--chaos-seed", type=int, default=0, help="repeat the schedule of this seed")
+    group.addoption("--soak-seconds", type=float, default=0.0, help="length of the soak test (default: none)")

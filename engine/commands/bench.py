@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 app = typer.Typer(name="bench", help="Measure parts of the engine on this machine.", no_args_is_help=True)
@@ -10,3 +12,93 @@ app = typer.Typer(name="bench", help="Measure parts of the engine on this machin
 @app.callback()
 def _group() -> None:
     """Keep subcommands by name even while there is only one."""
+
+
+@app.command()
+def bus(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Length of a case.")] = 2.0,
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions; medians and ranges are over them.")] = 5,
+    pin: Annotated[bool, typer.Option("--pin/--no-pin", help="Tie producer and consumer to a core.")] = True,
+    peers: Annotated[
+        str | None, typer.Option(help="Other transports to measure, with commas; default: all there are.")
+    ] = None,
+) -> None:
+    """Measure the bus from a producer process to a consumer's acknowledgement, beside other transports."""
+    import sys
+
+    import anyio
+    import msgspec
+    from rich.console import Console
+
+    from engine.bench import bus as bench
+    from engine.bench.bus_table import show
+
+    chosen = None if peers is None else tuple(filter(None, map(str.strip, peers.split(","))))
+    settings = bench.Settings(seconds=seconds, repeat=repeat, pin=pin, peers=chosen)
+    report = anyio.run(
+        bench.measure,
+        settings,
+        lambda text: print(text, file=sys.stderr, flush=True),
+        backend_options={"use_uvloop": True},
+    )
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        show(report, Console())
+
+
+@app.command()
+def soak(
+    seconds: Annotated[float, typer.Option(help="How long the load lasts.")] = 600.0,
+    rate: Annotated[float, typer.Option(help="Messages a second.")] = 500.0,
+    size: Annotated[int, typer.Option(help="Bytes of a message.")] = 36_000,
+    warm_up: Annotated[
+        float | None, typer.Option(help="Seconds left out of the slope; default: 150, at most half.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Load the bus steadily and see whether server or clients grow. Status 1 when the target is missed."""
+    import msgspec
+
+    from engine.bench import soak as bench
+
+    result = bench.run(seconds, rate, size, warm_up)
+    print(msgspec.json.encode(result).decode() if as_json else bench.text(result))
+    if not result.within_target:
+        raise typer.Exit(1)
+
+
+@app.command()
+def sandbox(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    spawns: Annotated[int, typer.Option(min=10, help="Spawns measured one after another.")] = 300,
+    live: Annotated[int, typer.Option(min=1, help="Live instances whose memory is measured.")] = 500,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each throughput.")] = 3.0,
+) -> None:
+    """Measure spawns, steps, memory and kills of the sandbox, and of other ways to run a program."""
+    import anyio
+
+    from engine.bench.sandbox import Work, measure
+    from engine.commands.sandbox import figures
+
+    work = Work(spawns=spawns, live=live, seconds=seconds)
+    found = anyio.run(measure, work, backend_options={"use_uvloop": True})
+    print(figures(found, as_json=as_json))
+
+
+@app.command()
+def sandbox_soak(
+    live: Annotated[int, typer.Option(min=1, help="Instances that play at the same time.")] = 1000,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Duration.")] = 600.0,
+    think: Annotated[float, typer.Option(min=0.0, help="Mean seconds before an action.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Play at random in many live instances; report the loop's lag, memory slopes and what is left over."""
+    import sys
+
+    from engine.bench.sandbox_soak import run
+    from engine.commands.sandbox import figures
+
+    found = run(live, seconds, think, lambda text: print(text, file=sys.stderr, flush=True))
+    print(figures(found, as_json=as_json))

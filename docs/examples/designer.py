@@ -1,0 +1,40 @@
+"""A designer without a model: it answers tickets with the programs of a directory, in turn."""
+
+import asyncio
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgpack
+import nats
+
+
+async def main(url: str, run: str, programs: list[str]) -> None:
+    connection = await nats.connect(url, token=os.environ["SPADE_BUS_TOKEN"], max_reconnect_attempts=-1)
+    stream = connection.jetstream()
+    queue = await stream.pull_subscribe_bind("designer", stream=f"TASK_{run}")
+    while True:
+        try:
+            (work,) = await queue.fetch(1, timeout=5)
+            kind, ticket = msgpack.unpackb(work.data)[1:9:7]
+            if kind != "design_ticket.v1":
+                await work.nak(delay=30)  # not for us; too often handed back, it becomes a dead letter
+                continue
+            source = programs[ticket["slot"] % len(programs)]
+            answer = {key: ticket[key] for key in ("design", "cohort", "slot", "skill")}
+            answer |= {"kind": "environment_ready.v1", "attempt": 0, "source": source, "hint": None}
+            answer |= {"environment": hashlib.sha256(source.encode()).hexdigest(), "document": ""}
+            answer |= {"title": "from a file", "trivial_win_rate": 0.0, "degenerate": False}
+            key = f"ready:{ticket['design']}"
+            frame = [1, answer["kind"], key, run, "designer", "files", time.time_ns(), 0, answer]
+            headers = {"Nats-Msg-Id": key, "Nats-Expected-Stream": f"EVENT_{run}"}
+            await stream.publish(f"spade.{run}.event.designer.ready", msgpack.packb(frame), headers=headers)
+            await work.ack_sync()
+        except (TimeoutError, nats.errors.Error):
+            continue  # no work, or the server is away: unacknowledged work is delivered again
+
+
+files = sorted(Path(sys.argv[3]).glob("*.py"))
+asyncio.run(main(sys.argv[1], sys.argv[2], [file.read_text() for file in files]))

@@ -1,0 +1,149 @@
+"""The role in docs/examples: a stranger to our code that our scorer takes for a designer."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from bus import Bus, ServerHandle, connect, provision, serve
+from bus.messages import (
+    DesignTicket,
+    EnvironmentReady,
+    EpisodeRequest,
+    Message,
+    PolicyPublished,
+    ServerServing,
+)
+from engine import recipe
+from engine.lineage import Version
+from roles.scorer.curriculum import Curriculum
+from roles.scorer.state import Publish
+from sandbox import SandboxPool, SandboxSettings, Validator
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLE = ROOT / "docs" / "examples" / "designer.py"
+PROGRAMS = ROOT / "docs" / "examples" / "programs"
+RUN = "forty-lines"
+
+
+def imported(source: str) -> set[str]:
+    """Return the top-level packages a program imports, without the standard library."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    return names - sys.stdlib_module_names
+
+
+def test_it_is_forty_lines_of_nats_and_msgpack() -> None:
+    source = EXAMPLE.read_text()
+    assert len(source.splitlines()) <= 40
+    assert imported(source) == {"nats", "msgpack"}
+
+
+async def test_its_program_is_a_valid_environment() -> None:
+    async with SandboxPool(SandboxSettings(zygotes=1)) as pool:
+        for path in PROGRAMS.glob("*.py"):
+            verdict = await Validator(pool).validate(path.read_text())
+            assert (verdict.ok, verdict.rung) == (True, "accepted"), verdict.reason
+
+
+@asynccontextmanager
+async def run_of(directory: Path) -> AsyncIterator[tuple[ServerHandle, Bus]]:
+    """The bus of a run, and a client."""
+    async with serve(directory, run=RUN, store_gb=0.25) as handle:
+        await provision(handle.url, run=RUN, token=handle.token, store_gb=0.25)
+        async with connect(handle.url, run=RUN, role="scorer", instance="1", token=handle.token) as bus:
+            yield handle, bus
+
+
+@contextlib.contextmanager
+def stranger(handle: ServerHandle, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the example in a process that cannot import anything of ours."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    with (directory / "stranger.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", str(EXAMPLE), handle.url, RUN, str(PROGRAMS)],
+            env={**environment, "SPADE_BUS_TOKEN": handle.token},
+            cwd=directory,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def ticket(number: int) -> DesignTicket:
+    """Return a ticket."""
+    return DesignTicket(
+        design=f"d{number}", cohort=0, slot=number, skill="x", seed=1, attempts=1, target=0.5, round=0
+    )
+
+
+def curriculum() -> Curriculum:
+    """Return the scorer's machine for the nano recipe."""
+    return Curriculum(recipe.load(ROOT / "configs" / "nano.toml", [f"run.name={RUN}"]).config)
+
+
+def served() -> list[Message]:
+    """Return the facts without which the scorer asks for nothing: weights exist and are served."""
+    version = Version(1, 0).pack()
+    return [
+        PolicyPublished(
+            version=version, step=0, uri="", sha256="", size=0, canary_tokens=b"", canary_logprobs=b""
+        ),
+        ServerServing(server="s-0", epoch="1", url="", version=version, canary_error=0.0, seconds=0.0),
+    ]
+
+
+async def test_the_scorer_issues_plays_of_what_it_designed(tmp_path: Path) -> None:
+    """Tickets of the nano recipe's curriculum are answered, and the answers are played."""
+    machine = curriculum()
+    asked: set[str] = set()
+    played: dict[str, str] = {}
+    async with run_of(tmp_path / "bus") as (handle, bus):
+        await bus.publish_all(served())
+        with stranger(handle, tmp_path), anyio.fail_after(40):
+            async with bus.follow("EVENT") as records:
+                while not asked or not played:
+                    record = await anext(records)
+                    if isinstance(record.message, EnvironmentReady):
+                        assert (record.envelope.id, record.tail) == (record.message.key, record.message.tail)
+                        assert (record.envelope.run, record.envelope.role) == (RUN, "designer")
+                    commands = machine.apply(record.sequence, record.message)
+                    wanted = [command.message for command in commands if isinstance(command, Publish)]
+                    await bus.publish_all(wanted)
+                    asked |= {work.design for work in wanted if isinstance(work, DesignTicket)}
+                    played |= {
+                        work.design: work.source for work in wanted if isinstance(work, EpisodeRequest)
+                    }
+        assert (await bus.stream_info("DLQ")).messages == 0
+    assert set(played) <= asked
+    assert set(played.values()) <= {path.read_text() for path in PROGRAMS.glob("*.py")}
+
+
+async def test_it_goes_on_when_its_server_died(tmp_path: Path) -> None:
+    async with run_of(tmp_path / "bus") as (handle, bus):
+        with stranger(handle, tmp_path) as process, anyio.fail_after(40):
+            async with bus.follow("EVENT") as records:
+                await bus.publish(ticket(1))
+                first = await anext(records)
+                os.kill(handle.pid, signal.SIGKILL)
+                await bus.publish(ticket(2))
+                second = await anext(records)
+            assert process.poll() is None
+        assert [first.message.design, second.message.design] == ["d1", "d2"]
