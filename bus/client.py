@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import logging
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import nats.errors
 from nats.aio.msg import Msg
 
 from bus import codec, reads
+from bus.blobstore import NatsStore
+from bus.claims import INLINE, Claims, Opening
+from bus.codec import BlobRef
 from bus.connection import Connection, open_connection
-from bus.errors import BusError, Undecodable
-from bus.face import Bus, Delivery, Lease, Record, StreamInfo, check_tails
+from bus.errors import BusError, Denied, Undecodable
+from bus.face import (
+    Announcement,
+    Blobs,
+    Bus,
+    Delivery,
+    Lease,
+    Present,
+    Record,
+    StreamInfo,
+    check_followed,
+    check_tails,
+    letter_of,
+)
 from bus.follow import Reader, check_position
 from bus.mailbox import Mailbox
-from bus.messages import DeadLetter, Message
-from bus.publish import Entry, Limits, Publisher
+from bus.messages import DeadLetter, Message, RoleHello
+from bus.presence import NatsPresence, announced, who_is_there
+from bus.publish import Entry, Limits, PubAck, Publisher
 from bus.scopes import flat_task_group
 from bus.state import State
-from bus.subjects import CONSUMERS, STREAMS, Consumer, stream_of
+from bus.subjects import CONSUMERS, Consumer, stream_of
 from bus.work import Work
 
 log = logging.getLogger("spade.bus")
@@ -29,8 +47,19 @@ _LISTEN_LIMIT = 4096
 _LETTER_ROOM = 4096
 
 
+class _Sent(NamedTuple):
+    """A message on its way: its entry, and the blob with its body if that travels beside it."""
+
+    entry: Entry
+    stream: str
+    blob: BlobRef | None
+
+
 class NatsBus(Bus):
-    """The bus over one NATS connection. Made by :func:`connect`."""
+    """The bus over one NATS connection. Made by :func:`connect`.
+
+    A message whose frame is larger than ``inline`` bytes travels as a reference to a blob.
+    """
 
     def __init__(
         self,
@@ -41,12 +70,16 @@ class NatsBus(Bus):
         instance: str,
         limits: Limits | None = None,
         consumers: Mapping[str, Consumer] = CONSUMERS,
+        inline: int = INLINE,
     ) -> None:
         super().__init__(run=run, role=role, instance=instance)
         self.connection = connection
         self.publisher = Publisher(connection, limits)
         self._consumers = consumers
         self._state = State(connection, self.publisher, self.names)
+        self._inline = min(inline, connection.client.max_payload - _LETTER_ROOM)
+        self.claims = Claims(NatsStore(connection, self.publisher, self.names), background=True)
+        self._presence = NatsPresence(connection, self._state, self.names)
         self._open: dict[str, Work | Reader] = {}
         self._counts = dict.fromkeys(
             ("core_dropped", "listen_dropped", "listen_undecodable", "dead_letters"), 0.0
@@ -55,24 +88,40 @@ class NatsBus(Bus):
     def _encode(self, message: Message) -> bytes:
         return codec.encode(message, run=self.run, role=self.role, instance=self.instance)
 
-    async def _submit(self, message: Message) -> Entry:
-        return await self.publisher.submit(
-            self.names.stream(message.stream),
-            self.names.subject(message.tail),
-            self._encode(message),
-            {},
-            message_id=message.key,
-        )
+    async def _submit(self, message: Message) -> _Sent:
+        frame, blob = self._encode(message), None
+        if len(frame) > self._inline and not isinstance(message, DeadLetter):
+            blob = await self.claims.store(message)
+            frame = codec.encode_claim(codec.envelope_of(frame), blob)
+        stream, subject = self.names.stream(message.stream), self.names.subject(message.tail)
+        entry = await self.publisher.submit(stream, subject, frame, {}, message_id=message.key)
+        return _Sent(entry, message.stream, blob)
+
+    async def _collect(self, sent: list[_Sent]) -> list[int]:
+        answers = await self.publisher.collect([one.entry for one in sent])
+        for one, answer in zip(sent, answers, strict=True):
+            if one.blob is not None:
+                await self._confirm(one.blob, one.stream, answer)
+        return [answer.seq for answer in answers]
+
+    async def _confirm(self, blob: BlobRef, stream: str, answer: PubAck) -> None:
+        """Let the stored message claim its blob; one that was stored before has another, or none."""
+        if answer.duplicate:
+            request: dict[str, object] = {"seq": answer.seq}
+            found = await reads.direct(self.connection, self.names.stream(stream), request, "a duplicate")
+            if found is None or codec.claim_in(found.data) != blob:
+                await self.claims.forget(blob)
+                return
+        await self.claims.confirm(blob, stream, answer.seq)
 
     async def publish(self, message: Message) -> int:
         if not message.stream:
             await self._say(message)
             return 0
-        entry = await self._submit(message)
-        return (await self.publisher.collect([entry]))[0].seq
+        return (await self._collect([await self._submit(message)]))[0]
 
     async def publish_all(self, messages: Iterable[Message]) -> list[int]:
-        entries: list[Entry] = []
+        sent: list[_Sent] = []
         silent: list[int] = []
         try:
             for number, message in enumerate(messages):
@@ -80,11 +129,11 @@ class NatsBus(Bus):
                     await self._say(message)
                     silent.append(number)
                     continue
-                entries.append(await self._submit(message))
+                sent.append(await self._submit(message))
         except BaseException:
-            self.publisher.abandon(entries)
+            self.publisher.abandon([one.entry for one in sent])
             raise
-        sequences = [answer.seq for answer in await self.publisher.collect(entries)]
+        sequences = await self._collect(sent)
         for number in silent:
             sequences.insert(number, 0)
         return sequences
@@ -111,8 +160,9 @@ class NatsBus(Bus):
                 attempts=letter.attempts,
                 frame=letter.frame[:room],
             )
-        await self.publish(letter)
+        sequence = await self.publish(letter)
         self._counts["dead_letters"] += 1
+        await self.claims.keep_for_letter(letter, sequence)
 
     @asynccontextmanager
     async def consume(self, consumer: str, *, limit: int) -> AsyncIterator[AsyncIterator[Delivery]]:
@@ -122,23 +172,33 @@ class NatsBus(Bus):
             raise BusError(f"limit {limit} takes no work")
         work = Work(self.connection, self.names, self._consumers[consumer], limit=limit, bury=self._bury)
         async with self._listed(f"consume_{consumer}", work), work.running():
-            yield work.arrivals
+            yield Opening(work.arrivals, self._open_delivery, work.arrivals.put_back)
 
     @asynccontextmanager
     async def follow(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AsyncIterator[AsyncIterator[Record]]:
-        if stream in STREAMS and STREAMS[stream].work:
-            raise BusError(f"stream {stream} is a work queue", remedy="Use consume, or replay to look.")
+        check_followed(stream)
         reader = Reader(
             self.connection, self.names, stream, start=start, tails=check_tails(tails), bury=self._bury
         )
         async with self._listed(f"follow_{stream.lower()}", reader), flat_task_group() as group:
             await group.start(reader.run)
             try:
-                yield reader
+                yield Opening(reader, lambda record: self._open_record(stream, record))
             finally:
                 group.cancel_scope.cancel()
+
+    async def _open_delivery(self, delivery: Delivery) -> Delivery | None:
+        return delivery if await self.claims.open_delivery(delivery) else None
+
+    async def _open_record(self, stream: str, record: Record) -> Record | None:
+        try:
+            return await self.claims.open_record(record)
+        except Undecodable as error:
+            log.error("%s %d is skipped: %s", stream, record.sequence, error)
+            await self._bury(letter_of(stream, record, error.reason))
+            return None
 
     async def replay(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
@@ -148,10 +208,14 @@ class NatsBus(Bus):
         check_position(stream, start, last)
         found = reads.replay(self.connection, self.names, stream, start=start, tails=patterns, last=last)
         async for record in found:
-            if isinstance(record, Undecodable):
-                log.error("replay of %s skips a message: %s", stream, record)
+            try:
+                if isinstance(record, Undecodable):
+                    raise record
+                opened = await self.claims.open_record(record)
+            except Undecodable as error:
+                log.error("replay of %s skips a message: %s", stream, error)
                 continue
-            yield record
+            yield opened
 
     @asynccontextmanager
     async def listen(self, tail: str) -> AsyncIterator[AsyncIterator[Message]]:
@@ -164,18 +228,26 @@ class NatsBus(Bus):
                 self._counts["listen_undecodable"] += 1
                 log.warning("on %s: %s", message.subject, error)
 
+        def refuse(error: Denied) -> None:
+            if error.action == "subscribe" and error.concerns(subject):
+                arrivals.end(Denied("subscribe", subject))
+
+        subject = self.names.subject(tail)
         await self.connection.wait_connected(f"connection to listen to {tail}")
-        subscription = await self.connection.subscribe(self.names.subject(tail), receive)
-        # An answered request proves that the server has read the subscription written before it.
-        await self.connection.api("INFO")
+        unwatch = self.connection.watch_denied(refuse)
+        subscription = await self.connection.subscribe(subject, receive)
         try:
+            # An answered request proves that the server has read the subscription written before it.
+            await self.connection.api("INFO")
             yield arrivals
         finally:
+            unwatch()
             self._counts["listen_dropped"] += arrivals.dropped
             await self.connection.unsubscribe(subscription)
 
     async def get(self, stream: str, sequence: int) -> Message:
-        return (await reads.get(self.connection, self.names, stream, sequence)).message
+        record = await reads.get(self.connection, self.names, stream, sequence)
+        return (await self.claims.open_record(record)).message
 
     async def last(self, tail: str) -> Record | None:
         answer = await reads.direct(
@@ -184,7 +256,9 @@ class NatsBus(Bus):
             {"last_by_subj": self.names.subject(tail)},
             f"last message on {tail}",
         )
-        return None if answer is None else reads.record_of(self.names, answer)
+        if answer is None:
+            return None
+        return await self.claims.open_record(reads.record_of(self.names, answer))
 
     async def purge(self, stream: str, *, below: int | None = None, tail: str | None = None) -> int:
         if below is not None and below <= 1:
@@ -195,6 +269,8 @@ class NatsBus(Bus):
         if tail is not None:
             body["filter"] = self.names.subject(tail)
         answer = await self.connection.api(f"STREAM.PURGE.{self.names.stream(stream)}", body)
+        if answer["purged"]:
+            await self.claims.after_purge(stream, whole=tail is None)
         return int(answer["purged"])
 
     async def stream_info(self, stream: str) -> StreamInfo:
@@ -215,8 +291,22 @@ class NatsBus(Bus):
         async with self._state.lease(name, holder, ttl=ttl, wait=wait) as lease:
             yield lease
 
+    @property
+    def blobs(self) -> Blobs:
+        return self.claims.blobs
+
+    @asynccontextmanager
+    async def announce(self, hello: RoleHello) -> AsyncIterator[Announcement]:
+        async with announced(self, self._presence, hello) as announcement:
+            yield announcement
+
+    async def present(self) -> list[Present]:
+        return await who_is_there(self._presence)
+
     def statistics(self) -> dict[str, float]:
-        figures = {**self.connection.statistics(), **self.publisher.statistics(), **self._counts}
+        parts = (self.connection, self.publisher, self.claims)
+        figures = {name: value for part in parts for name, value in part.statistics().items()}
+        figures.update(self._counts)
         for name, part in self._open.items():
             figures.update({f"{name}_{key}": value for key, value in part.statistics().items()})
         return figures
@@ -243,26 +333,38 @@ async def connect(
     role: str,
     instance: str,
     token: str = "",
+    seed_file: Path | str | None = None,
+    tls: ssl.SSLContext | Path | str | None = None,
     patience: float = 900.0,
     connect_seconds: float = 10.0,
     limits: Limits | None = None,
 ) -> AsyncIterator[NatsBus]:
     """Join a run as one instance of a role.
 
+    ``url`` may name several servers of a cluster, separated by commas. ``token`` or ``seed_file`` (the
+    nkey of the role) say who we are; ``tls`` is a file of CA certificates to trust, or a context.
     ``patience`` is how many seconds a call waits for a server that went away. Raises BusUnavailable when
-    no server answers within ``connect_seconds``, BusError when it refuses the token.
+    no server answers within ``connect_seconds``, BusError when it refuses us, Denied when the key is
+    another role's.
     """
     async with open_connection(
         url,
         name=f"spade.{run}.{role}.{instance}",
+        role=role,
         token=token,
+        seed_file=seed_file,
+        tls=tls,
         patience=patience,
         connect_seconds=connect_seconds,
     ) as connection:
         bus = NatsBus(connection, run=run, role=role, instance=instance, limits=limits)
         await bus.publisher.open()
+        if seed_file:
+            # Answers to another role's inbox would be denied; here that is an error, later a silence.
+            await connection.api("INFO", seconds=connect_seconds)
         async with flat_task_group() as group:
             group.start_soon(bus.publisher.run)
+            group.start_soon(bus.claims.run)
             try:
                 yield bus
             finally:

@@ -3,12 +3,17 @@
 Wire form: one msgpack array ``[v, kind, id, run, role, instance, ts, attempt, body]``. ``body`` is the
 message as a msgpack map. Fields may be appended after ``body``; readers ignore what they do not know.
 ``v`` changes only when a reader must not guess.
+
+A body that is too large to travel lies in the BLOB stream. Its frame has ``body`` nil and one field more,
+the reference ``[id, size, sha256, chunk]``; :func:`decode` gives a :class:`Claim` for it.
 """
 
 from __future__ import annotations
 
+import re
 import time
 import typing
+from typing import ClassVar
 
 import msgspec
 
@@ -32,8 +37,35 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
 
 
+class BlobRef(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes that lie in the BLOB stream: ``size`` bytes in pieces of ``chunk``, ``sha256`` (32 bytes) over
+    all of them."""
+
+    id: str
+    size: int
+    sha256: bytes
+    chunk: int
+
+    @property
+    def count(self) -> int:
+        """Return the number of pieces; an empty blob has none."""
+        return -(-self.size // self.chunk)
+
+
+class Claim(messages.Message, frozen=True, kw_only=True, tag="claim"):
+    """Stands for a message whose body lies elsewhere, until it is fetched. Never leaves this package."""
+
+    stream: ClassVar[str] = ""
+    envelope: Envelope
+    ref: BlobRef
+
+    @property
+    def key(self) -> str:
+        return self.envelope.id
+
+
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """An envelope and its body, flat in one array."""
+    """An envelope and its body, flat in one array; ``blob`` says where the body is if it is nil."""
 
     v: int
     kind: str
@@ -44,6 +76,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     ts: int
     attempt: int
     body: msgspec.Raw
+    blob: BlobRef | None = None
 
     @property
     def envelope(self) -> Envelope:
@@ -56,6 +89,7 @@ def _kinds() -> dict[str, type[messages.Message]]:
 
 
 KINDS: dict[str, type[messages.Message]] = _kinds()
+_NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 _encoder = msgspec.msgpack.Encoder()
 _frames = msgspec.msgpack.Decoder(Frame)
 _bodies: dict[str, msgspec.msgpack.Decoder[messages.Message]] = {
@@ -72,25 +106,64 @@ def encode(
     message: messages.Message, *, run: str, role: str, instance: str, ts: int | None = None, attempt: int = 0
 ) -> bytes:
     """Return the frame of ``message``. ``ts`` (ns) defaults to the wall clock."""
+    if isinstance(message, Claim):
+        return encode_claim(message.envelope, message.ref)
     body = msgspec.Raw(_encoder.encode(message))
     stamp = time.time_ns() if ts is None else ts
     return _encoder.encode(
-        Frame(VERSION, kind_of(message), message.key, run, role, instance, stamp, attempt, body)
+        (VERSION, kind_of(message), message.key, run, role, instance, stamp, attempt, body)
     )
 
 
+def encode_body(message: messages.Message) -> bytes:
+    """Return what a frame of ``message`` holds as its body."""
+    return _encoder.encode(message)
+
+
+def encode_claim(envelope: Envelope, ref: BlobRef) -> bytes:
+    """Return the frame of a message whose body lies in the blob ``ref``."""
+    return _encoder.encode((*msgspec.structs.astuple(envelope), None, ref))
+
+
 def decode(data: bytes) -> tuple[Envelope, messages.Message]:
-    """Return the envelope and the message. Raises Undecodable, and nothing else, on any bytes."""
+    """Return the envelope and the message, or its :class:`Claim`.
+
+    Raises Undecodable, and nothing else, on any bytes.
+    """
     try:
         frame = _frames.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Undecodable(f"no frame: {error}") from error
     if frame.v != VERSION:
         raise Undecodable(f"envelope version {frame.v}, this build reads {VERSION}", kind=frame.kind)
-    decoder = _bodies.get(frame.kind)
-    if decoder is None:
+    if frame.kind not in _bodies:
         raise Undecodable("unknown kind or version", kind=frame.kind)
+    if frame.blob is None:
+        return frame.envelope, decode_body(frame.kind, frame.body)
+    if not _NAME.fullmatch(frame.blob.id) or len(frame.blob.sha256) != 32:
+        raise Undecodable("its body lies nowhere: the reference makes no sense", kind=frame.kind)
+    if frame.blob.chunk < 1 or frame.blob.size < 0:
+        raise Undecodable("the sizes of its reference make no sense", kind=frame.kind)
+    return frame.envelope, Claim(envelope=frame.envelope, ref=frame.blob)
+
+
+def decode_body(kind: str, body: bytes | msgspec.Raw) -> messages.Message:
+    """Return the message of ``kind`` that ``body`` holds. Raises Undecodable."""
     try:
-        return frame.envelope, decoder.decode(frame.body)
+        return _bodies[kind].decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise Undecodable(str(error), kind=frame.kind) from error
+        raise Undecodable(str(error), kind=kind) from error
+
+
+def envelope_of(frame: bytes) -> Envelope:
+    """Return the envelope of a frame that this build wrote."""
+    return _frames.decode(frame).envelope
+
+
+def claim_in(frame: bytes) -> BlobRef | None:
+    """Return the reference in a frame, None when it has none or is no frame."""
+    try:
+        _, message = decode(frame)
+    except Undecodable:
+        return None
+    return message.ref if isinstance(message, Claim) else None

@@ -6,27 +6,31 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import anyio
 
-from bus.codec import Envelope
+from bus.codec import Envelope, encode
 from bus.errors import BusError
-from bus.messages import Message
-from bus.subjects import Names, overlap
+from bus.messages import DeadLetter, Message, RoleHello
+from bus.subjects import STREAMS, Names, overlap
 
 Verdict = Literal["ack", "nak", "term"]
 Settle = Callable[["Delivery", Verdict, float, str], Awaitable[None]]
+Source = bytes | bytearray | memoryview | Path
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One stored message: its ``sequence`` in the stream (from 1), its subject ``tail``."""
+    """One stored message: its ``sequence`` in the stream (from 1), its subject ``tail``. ``blob`` is the
+    size of a body that travelled beside its message, 0 otherwise."""
 
     sequence: int
     message: Message
     tail: str
     envelope: Envelope
+    blob: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Delivery:
     """One piece of work. Settle it once with :meth:`ack`, :meth:`nak` or :meth:`term`.
 
     Until then the bus keeps it alive. ``attempt`` counts deliveries from 1. A second settlement does
-    nothing.
+    nothing. ``blob`` is the size of a body that travelled beside its message, 0 otherwise.
     """
 
     message: Message
@@ -63,6 +67,7 @@ class Delivery:
     envelope: Envelope
     settle: Settle = field(repr=False)
     settled: bool = False
+    blob: int = 0
 
     async def ack(self) -> None:
         """Say that the result is stored: the work is never delivered again.
@@ -85,6 +90,65 @@ class Delivery:
         if not self.settled:
             self.settled = True
             await self.settle(self, verdict, delay, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A role instance that is there now: what it last said, when (seconds since the epoch) and how many
+    seconds ago, both by the broker's clock."""
+
+    hello: RoleHello
+    seen: float
+    age: float
+
+
+class Announcement(ABC):
+    """A role instance's own entry among those present."""
+
+    @abstractmethod
+    def update(self, hello: RoleHello) -> None:
+        """Replace what is said at the next beat; never waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlobInfo:
+    """A stored blob: ``size`` in bytes, ``sha256`` in hex digits, ``id`` new with each put."""
+
+    name: str
+    size: int
+    sha256: str
+    id: str
+
+
+class Blobs(ABC):
+    """Named bytes of any size beside the messages of a run (weights, archives). Kept until removed.
+
+    They move in pieces of 1 MB through a window of 16 MB, so memory does not grow with the size, and are
+    checked by SHA-256. A name is dotted tokens of ``[A-Za-z0-9_=/-]``. Calls may be cancelled: a put that
+    did not return has changed nothing, and what it had written is removed within hours.
+    """
+
+    @abstractmethod
+    async def put(self, name: str, source: Source) -> BlobInfo:
+        """Store bytes or a file under ``name`` in the place of what was there; readers see the old or the
+        new, never a mixture. Waits while the store is full. Raises OSError for the file."""
+
+    @abstractmethod
+    async def get(self, name: str) -> bytes:
+        """Return the bytes. Raises NotFound, or Undecodable when pieces are missing or damaged."""
+
+    @abstractmethod
+    async def save(self, name: str, path: Path) -> BlobInfo:
+        """Write the bytes to ``path``, which appears complete or not at all (it is not flushed to the
+        disk). Raises NotFound, Undecodable or OSError."""
+
+    @abstractmethod
+    async def info(self, name: str) -> BlobInfo | None:
+        """Return what is stored under ``name``, None when there is nothing."""
+
+    @abstractmethod
+    async def remove(self, name: str) -> bool:
+        """Remove a blob; returns whether there was one."""
 
 
 class Bus(ABC):
@@ -179,6 +243,24 @@ class Bus(ABC):
         Waits up to ``wait`` seconds for another holder to go, then raises BusUnavailable that names it.
         """
 
+    @property
+    @abstractmethod
+    def blobs(self) -> Blobs:
+        """Return the named blobs of the run."""
+
+    @abstractmethod
+    def announce(self, hello: RoleHello) -> AbstractAsyncContextManager[Announcement]:
+        """Be among those present while the context is open: renewed every 5 s, gone 15 s after the last.
+
+        Also says ``hello`` on ``hello.ROLE.INSTANCE`` and, at the end, RoleBye on ``bye.ROLE.INSTANCE``
+        (without a promise). A broker that is away is no error here: it is said again when it is back.
+        """
+
+    @abstractmethod
+    async def present(self) -> list[Present]:
+        """Return the role instances that are there now, by role and instance. Those that were killed
+        stay for up to 15 s; an entry of a version that this build cannot read is left out."""
+
     @abstractmethod
     def statistics(self) -> dict[str, float]:
         """Return gauges and counters: queue depths, retries, duplicates, redeliveries, reconnects."""
@@ -196,3 +278,20 @@ def check_tails(tails: Sequence[str] | None) -> list[str]:
             if overlap(first, second):
                 raise BusError(f"the filters {first!r} and {second!r} overlap")
     return patterns
+
+
+def check_followed(stream: str) -> None:
+    """Raise BusError for a stream whose messages are not for reading in order."""
+    if stream == "BLOB":
+        raise BusError("stream BLOB holds pieces, no messages", remedy="Use bus.blobs.")
+    if stream in STREAMS and STREAMS[stream].work:
+        raise BusError(f"stream {stream} is a work queue", remedy="Use consume, or replay to look.")
+
+
+def letter_of(stream: str, record: Record, reason: str) -> DeadLetter:
+    """Return the dead letter of a stored message whose body cannot be fetched."""
+    envelope = record.envelope
+    frame = encode(record.message, run=envelope.run, role=envelope.role, instance=envelope.instance)
+    return DeadLetter(
+        source=stream, sequence=record.sequence, subject=record.tail, reason=reason, attempts=1, frame=frame
+    )

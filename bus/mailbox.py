@@ -35,6 +35,11 @@ class Mailbox(Generic[T]):
         self._items.append(item)
         self._call()
 
+    def put_back(self, item: T) -> None:
+        """Let an item that was taken be the next one again."""
+        self._items.appendleft(item)
+        self._call()
+
     def end(self, reason: BaseException | None = None) -> None:
         """Let the reader end after the items there are: by ``reason``, or by StopAsyncIteration."""
         if self._end is None:

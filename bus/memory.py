@@ -8,105 +8,44 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import anyio
 import anyio.lowlevel
 
 from bus import codec
+from bus.blobstore import MemoryStore
+from bus.broker import Broker, Log, Right, Stored
+from bus.claims import INLINE, Claims, Opening
 from bus.errors import BusError, BusUnavailable, Conflict, NotFound, Undecodable
-from bus.face import Bus, Delivery, Lease, Record, StreamInfo, Verdict, check_tails
+from bus.face import (
+    Announcement,
+    Blobs,
+    Bus,
+    Delivery,
+    Lease,
+    Present,
+    Record,
+    StreamInfo,
+    Verdict,
+    check_followed,
+    check_tails,
+    letter_of,
+)
 from bus.follow import check_position
 from bus.mailbox import Mailbox
-from bus.messages import DeadLetter, Message
+from bus.messages import DeadLetter, Message, RoleHello
+from bus.presence import announced, who_is_there
 from bus.scopes import flat_task_group
 from bus.subjects import CONSUMERS, STREAMS, Consumer, matches, stream_of
 
 _LISTEN_LIMIT = 4096
 
 
-class _Signal:
-    """Wakes everybody who waits for a change."""
-
-    def __init__(self) -> None:
-        self._event = anyio.Event()
-
-    def fire(self) -> None:
-        self._event.set()
-        self._event = anyio.Event()
-
-    async def wait(self, seconds: float = math.inf) -> None:
-        with anyio.move_on_after(seconds):
-            await self._event.wait()
-
-
-@dataclass(slots=True)
-class _Stored:
-    tail: str
-    frame: bytes
-    ready_at: float = 0.0
-    attempts: int = 0
-    holder: object | None = None
-
-
-@dataclass(slots=True)
-class _Log:
-    """One stream."""
-
-    kind: str
-    most: int
-    last: int = 0
-    messages: dict[int, _Stored] = field(default_factory=dict)
-    ids: dict[str, int] = field(default_factory=dict)
-
-    def first(self) -> int:
-        return next(iter(self.messages), self.last + 1)
-
-    def append(self, tail: str, frame: bytes, key: str) -> int:
-        if STREAMS[self.kind].per_subject == 1:
-            for sequence in [number for number, stored in self.messages.items() if stored.tail == tail]:
-                del self.messages[sequence]
-        self.last += 1
-        self.messages[self.last] = _Stored(tail, frame)
-        self.ids[key] = self.last
-        return self.last
-
-
-@dataclass(slots=True)
-class _Right:
-    holder: object
-    who: str
-    revision: int
-    expires: float
-
-
-class _Broker:
-    """What the peers of one MemoryBus share."""
-
-    def __init__(self, task_limit: int) -> None:
-        self.logs = {
-            kind: _Log(kind, task_limit if stream.work else 1 << 62) for kind, stream in STREAMS.items()
-        }
-        self.values: dict[str, tuple[int, bytes]] = {}
-        self.rights: dict[str, _Right] = {}
-        self.revision = 0
-        self.changed = _Signal()
-        self.listeners: dict[Mailbox[Message], str] = {}
-
-    def log(self, stream: str) -> _Log:
-        if stream not in self.logs:
-            raise BusError(f"unknown stream {stream!r}", remedy=f"One of {', '.join(self.logs)}.")
-        return self.logs[stream]
-
-    def next_revision(self) -> int:
-        self.revision += 1
-        return self.revision
-
-
 class MemoryBus(Bus):
     """A bus whose streams live in this process. ``peer`` makes further clients of the same bus.
 
-    ``task_limit`` is how much work may wait before publishers do.
+    ``task_limit`` is how much work may wait before publishers do. A message whose frame is larger than
+    ``inline`` bytes is stored as a reference to a blob, as over NATS.
     """
 
     def __init__(
@@ -116,17 +55,20 @@ class MemoryBus(Bus):
         role: str,
         instance: str,
         task_limit: int = 20_000,
-        broker: _Broker | None = None,
+        inline: int = INLINE,
+        broker: Broker | None = None,
     ) -> None:
         super().__init__(run=run, role=role, instance=instance)
-        self._broker = broker or _Broker(task_limit)
+        self._broker = broker or Broker(task_limit)
+        self._inline = inline
+        self.claims = Claims(MemoryStore(self._broker), background=False)
         self._counts = dict.fromkeys(
             ("stored", "duplicates", "delivered", "redelivered", "naked", "dead_letters", "undecodable"), 0.0
         )
 
     def peer(self, role: str, instance: str) -> MemoryBus:
         """Return another client of the same bus."""
-        return MemoryBus(run=self.run, role=role, instance=instance, broker=self._broker)
+        return MemoryBus(run=self.run, role=role, instance=instance, inline=self._inline, broker=self._broker)
 
     def inject(self, stream: str, tail: str, frame: bytes, key: str) -> int:
         """Store raw bytes, as a client of another version would. Returns the sequence."""
@@ -143,12 +85,29 @@ class MemoryBus(Bus):
         log = self._broker.log(message.stream)
         while message.key not in log.ids and len(log.messages) >= log.most:
             await self._broker.changed.wait()
+        if message.key not in log.ids and len(frame) > self._inline and not isinstance(message, DeadLetter):
+            return await self._publish_large(log, message, codec.envelope_of(frame))
+        return self._append(log, message, frame)
+
+    def _append(self, log: Log, message: Message, frame: bytes) -> int:
         if message.key in log.ids:
             self._counts["duplicates"] += 1
             return log.ids[message.key]
         self._counts["stored"] += 1
         sequence = log.append(message.tail, frame, message.key)
         self._broker.changed.fire()
+        return sequence
+
+    async def _publish_large(self, log: Log, message: Message, envelope: codec.Envelope) -> int:
+        blob = await self.claims.store(message)
+        known = message.key in log.ids
+        sequence = self._append(log, message, codec.encode_claim(envelope, blob))
+        if known:
+            await self.claims.forget(blob)
+        else:
+            await self.claims.confirm(blob, message.stream, sequence)
+        if STREAMS[message.stream].per_subject == 1:
+            await self.claims.after_purge(message.stream, whole=False)
         return sequence
 
     def _say(self, tail: str, frame: bytes) -> None:
@@ -167,19 +126,30 @@ class MemoryBus(Bus):
             raise BusError(f"limit {limit} takes no work")
         work = _Work(self, self._broker, CONSUMERS[consumer], limit)
         try:
-            yield work
+            yield Opening(work, self._open_delivery)
         finally:
             work.leave()
+
+    async def _open_delivery(self, delivery: Delivery) -> Delivery | None:
+        return delivery if await self.claims.open_delivery(delivery) else None
+
+    async def _open_record(self, stream: str, record: Record) -> Record | None:
+        try:
+            return await self.claims.open_record(record)
+        except Undecodable as error:
+            self._counts["undecodable"] += 1
+            await self._write_letter(letter_of(stream, record, error.reason))
+            return None
 
     @asynccontextmanager
     async def follow(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AsyncIterator[AsyncIterator[Record]]:
         patterns = check_tails(tails)
-        if stream in STREAMS and STREAMS[stream].work:
-            raise BusError(f"stream {stream} is a work queue", remedy="Use consume, or replay to look.")
+        check_followed(stream)
         check_position(stream, start, self._broker.log(stream).last)
-        yield _Reader(self, self._broker, stream, start, patterns, None)
+        reader = _Reader(self, self._broker, stream, start, patterns, None)
+        yield Opening(reader, lambda record: self._open_record(stream, record))
 
     async def replay(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
@@ -187,14 +157,15 @@ class MemoryBus(Bus):
         patterns, last = check_tails(tails), self._broker.log(stream).last
         check_position(stream, start, last)
         async for record in _Reader(self, self._broker, stream, start, patterns, last):
-            yield record
+            opened = await self._open_record(stream, record)
+            if opened is not None:
+                yield opened
 
-    async def bury(self, stream: str, sequence: int, stored: _Stored, reason: str) -> None:
+    async def bury(self, stream: str, sequence: int, stored: Stored, reason: str) -> None:
         """Copy a message that nobody can use to the dead-letter stream."""
         if stream == "DLQ":
             return
-        self._counts["dead_letters"] += 1
-        await self.publish(
+        await self._write_letter(
             DeadLetter(
                 source=stream,
                 sequence=sequence,
@@ -204,6 +175,10 @@ class MemoryBus(Bus):
                 frame=stored.frame,
             )
         )
+
+    async def _write_letter(self, letter: DeadLetter) -> None:
+        self._counts["dead_letters"] += 1
+        await self.claims.keep_for_letter(letter, await self.publish(letter))
 
     def count(self, name: str) -> None:
         """Count one event of this client."""
@@ -223,14 +198,15 @@ class MemoryBus(Bus):
         stored = self._broker.log(stream).messages.get(sequence)
         if stored is None:
             raise NotFound(f"no message {sequence} of {stream}")
-        return codec.decode(stored.frame)[1]
+        envelope, message = codec.decode(stored.frame)
+        return (await self.claims.open_record(Record(sequence, message, stored.tail, envelope))).message
 
     async def last(self, tail: str) -> Record | None:
         await anyio.lowlevel.checkpoint()
         for sequence, stored in reversed(self._broker.log(stream_of(tail)).messages.items()):
             if stored.tail == tail:
                 envelope, message = codec.decode(stored.frame)
-                return Record(sequence, message, tail, envelope)
+                return await self.claims.open_record(Record(sequence, message, tail, envelope))
         return None
 
     async def purge(self, stream: str, *, below: int | None = None, tail: str | None = None) -> int:
@@ -244,6 +220,8 @@ class MemoryBus(Bus):
         for sequence in gone:
             del log.messages[sequence]
         self._broker.changed.fire()
+        if gone:
+            await self.claims.after_purge(stream, whole=tail is None)
         return len(gone)
 
     async def stream_info(self, stream: str) -> StreamInfo:
@@ -284,13 +262,13 @@ class MemoryBus(Bus):
             if self._broker.rights.get(name) is right:
                 del self._broker.rights[name]
 
-    async def _acquire(self, name: str, ttl: float, wait: float) -> _Right:
+    async def _acquire(self, name: str, ttl: float, wait: float) -> Right:
         deadline = anyio.current_time() + wait
         while True:
             now, other = anyio.current_time(), self._broker.rights.get(name)
             if other is None or other.expires <= now:
                 who = f"{self.role}/{self.instance}"
-                right = _Right(object(), who, self._broker.next_revision(), now + ttl)
+                right = Right(object(), who, self._broker.next_revision(), now + ttl)
                 self._broker.rights[name] = right
                 return right
             if now >= deadline:
@@ -299,14 +277,27 @@ class MemoryBus(Bus):
                 )
             await anyio.sleep(min(ttl / 10, max(0.0, deadline - now)))
 
-    async def _renew(self, name: str, right: _Right, lease: Lease, ttl: float) -> None:
+    async def _renew(self, name: str, right: Right, lease: Lease, ttl: float) -> None:
         while self._broker.rights.get(name) is right and anyio.current_time() < right.expires:
             right.expires = anyio.current_time() + ttl
             await anyio.sleep(ttl / 3)
         lease.lost.set()
 
+    @property
+    def blobs(self) -> Blobs:
+        return self.claims.blobs
+
+    @asynccontextmanager
+    async def announce(self, hello: RoleHello) -> AsyncIterator[Announcement]:
+        async with announced(self, self._broker, hello) as announcement:
+            yield announcement
+
+    async def present(self) -> list[Present]:
+        return await who_is_there(self._broker)
+
     def statistics(self) -> dict[str, float]:
         figures = {f"memory_{name}": value for name, value in self._counts.items()}
+        figures.update(self.claims.statistics())
         for kind, log in self._broker.logs.items():
             figures[f"memory_{kind.lower()}_messages"] = float(len(log.messages))
         return figures
@@ -316,7 +307,7 @@ class _Reader:
     """One ``follow``, or one ``replay`` up to ``last``."""
 
     def __init__(
-        self, bus: MemoryBus, broker: _Broker, stream: str, start: int, patterns: list[str], last: int | None
+        self, bus: MemoryBus, broker: Broker, stream: str, start: int, patterns: list[str], last: int | None
     ) -> None:
         self._bus, self._broker, self._log = bus, broker, broker.log(stream)
         self._patterns, self._position, self._last = patterns, max(1, start), last
@@ -350,7 +341,7 @@ class _Reader:
 class _Work:
     """One ``consume`` of a MemoryBus."""
 
-    def __init__(self, bus: MemoryBus, broker: _Broker, consumer: Consumer, limit: int) -> None:
+    def __init__(self, bus: MemoryBus, broker: Broker, consumer: Consumer, limit: int) -> None:
         self._bus, self._broker, self._consumer, self._limit = bus, broker, consumer, limit
         self._log = broker.log(consumer.stream)
 
@@ -377,10 +368,10 @@ class _Work:
                 self._bus.count("redelivered")
             return Delivery(message, sequence, stored.tail, stored.attempts, envelope, self._settle)
 
-    def _next_ready(self) -> tuple[tuple[int, _Stored] | None, float]:
+    def _next_ready(self) -> tuple[tuple[int, Stored] | None, float]:
         """Return the first message that may be delivered now, or how long until there may be one."""
         now, pause, held = anyio.current_time(), math.inf, 0
-        ready: tuple[int, _Stored] | None = None
+        ready: tuple[int, Stored] | None = None
         for sequence, stored in self._log.messages.items():
             held += stored.holder is self
             if stored.holder is not None or not matches(self._consumer.tails, stored.tail):
@@ -391,7 +382,7 @@ class _Work:
                 ready = (sequence, stored)
         return (None, math.inf) if held >= self._limit else (ready, pause)
 
-    async def _set_aside(self, sequence: int, stored: _Stored, reason: str) -> None:
+    async def _set_aside(self, sequence: int, stored: Stored, reason: str) -> None:
         await self._bus.bury(self._consumer.stream, sequence, stored, reason)
         self._remove(sequence)
 

@@ -20,6 +20,8 @@ from bus.parts import token as token
 from bus.signals import Control as Control
 from bus.signals import DeadLetter as DeadLetter
 from bus.signals import Heartbeat as Heartbeat
+from bus.signals import RoleBye as RoleBye
+from bus.signals import RoleHello as RoleHello
 
 Role = Literal["agent", "designer"]
 Arm = Literal["plain", "hinted"]
@@ -460,5 +462,7 @@ AnyMessage = (
     | EvaluationFinished
     | Control
     | Heartbeat
+    | RoleHello
+    | RoleBye
     | DeadLetter
 )

@@ -25,6 +25,10 @@ _FREE = b""
 _LEAST_TTL = 1.0
 
 
+def _expiring(ttl: float | None) -> dict[str, str]:
+    return {} if ttl is None else {_TTL: f"{max(1, round(ttl * 1000))}ms"}
+
+
 class State:
     """The buckets of a run. Keys are dotted tokens of ``[A-Za-z0-9_=/-]``."""
 
@@ -36,11 +40,11 @@ class State:
         found = await self._last(bucket, key)
         return None if found is None else found[:2]
 
-    async def put(self, bucket: str, key: str, value: bytes) -> int:
-        """Write and return the revision."""
-        subject = self._names.key(bucket, key)
+    async def put(self, bucket: str, key: str, value: bytes, *, ttl: float | None = None) -> int:
+        """Write and return the revision. The server forgets the key after ``ttl`` seconds."""
+        subject, headers = self._names.key(bucket, key), _expiring(ttl)
         answer = await self._publisher.send(
-            self._names.bucket(bucket), subject, value, {}, message_id=secrets.token_hex(12)
+            self._names.bucket(bucket), subject, value, headers, message_id=secrets.token_hex(12)
         )
         return answer.seq
 
@@ -51,9 +55,7 @@ class State:
 
         Raises Conflict. A conflict with our own earlier write, whose answer was lost, is success.
         """
-        headers = {_EXPECT: str(revision)}
-        if ttl is not None:
-            headers[_TTL] = f"{max(1, round(ttl * 1000))}ms"
+        headers = {_EXPECT: str(revision), **_expiring(ttl)}
         subject, mine = self._names.key(bucket, key), secrets.token_hex(12)
         try:
             answer = await self._publisher.send(

@@ -101,7 +101,7 @@ def test_newer_envelope_is_refused_not_guessed() -> None:
 def test_appended_fields_are_ignored() -> None:
     parts = _parts(_frame("round_closed.v1"))
     parts[8]["later"] = 1
-    parts.append("traceparent")
+    parts += [None, "traceparent"]
     envelope, message = codec.decode(msgspec.msgpack.encode(parts))
     assert message == example(codec.KINDS["round_closed.v1"])
     assert envelope.kind == "round_closed.v1"
