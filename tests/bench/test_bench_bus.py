@@ -1,0 +1,156 @@
+"""``spade bench bus`` at tiny sizes: every key is there, nothing is lost, what is absent is said."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from engine.bench import bus as bench
+from engine.bench import bus_cases, bus_load, bus_peers, bus_table
+from engine.bench.bus_load import Job, Outcome
+from engine.errors import SpadeError
+
+PEERS = ("files_rename", "carrier_pigeon")
+
+
+@pytest.fixture(scope="module")
+def command() -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "engine.cli", "bench", "bus", "--json"]
+    line += ["--seconds", "0.05", "--repeat", "1", "--no-pin", "--peers", ",".join(PEERS)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=50)
+
+
+@pytest.fixture
+def result(command: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert command.returncode == 0, command.stderr
+    found: dict[str, Any] = json.loads(command.stdout)
+    return found
+
+
+def test_the_figures_asked_for_are_there(result: dict[str, Any]) -> None:
+    for key in (
+        "acked_1k_per_s",
+        "acked_36k_mb_per_s",
+        "publish_ack_p50_ms",
+        "publish_ack_p99_ms",
+        "age_p99_ms_at_500",
+    ):
+        assert result[key] > 0, key
+    assert result["publish_ack_p50_ms"] <= result["publish_ack_p99_ms"]
+    assert {name.partition("_")[0] for name in result["ceiling"]} == {"memcpy", "tcp", "raw", "fsync"}
+    assert all(0 < share < 1 for share in result["efficiency"].values())
+    assert set(result["paths"]) == {"sample", "work", "sample_always"}
+    assert result["server"]["version"].startswith("2.")
+    assert len(result["server"]["config_hash"]) == 12
+    assert result["load"]["whole"]["seconds"] > 0
+    assert result["headline"].startswith("sample stream")
+
+
+def test_nothing_is_lost_or_counted_twice(result: dict[str, Any]) -> None:
+    assert (result["lost"], result["duplicates"]) == (0, 0)
+
+
+def test_transports_say_what_they_promise(result: dict[str, Any]) -> None:
+    found = {**result["paths"], **result["peers"]}
+    assert found["sample"]["durability"] == "<= 0.1 s at a power cut"
+    assert found["sample_always"]["durability"] == "full"
+    assert found["files_rename"]["durability"] == "process crash"
+    assert found["files_rename"]["acked_1k_per_s"]["median"] > 0
+
+
+def test_a_peer_that_does_not_exist_is_reported_as_absent(result: dict[str, Any]) -> None:
+    assert result["peers"]["carrier_pigeon"] == {
+        "what": "",
+        "durability": "",
+        "absent": "there is no such peer",
+    }
+    assert set(result["peers"]) == set(PEERS)
+
+
+def test_the_table_shows_every_transport(result: dict[str, Any]) -> None:
+    report = msgspec.convert(result, bench.Report)
+    console = Console(width=240, record=True, file=io.StringIO())
+    bus_table.show(report, console)
+    text = console.export_text()
+    for word in ("sample_always", "files_rename", "there is no such peer", "raw_1k_per_s", "Others used"):
+        assert word in text
+
+
+def test_what_is_not_installed_is_absent() -> None:
+    no_module = bus_cases.Transport("x", "zmq", "none", "x", needs=("no_module_of_this_name",))
+    no_program = bus_cases.Transport("x", "redis", "none", "x", program="no-program-of-this-name")
+    assert no_module.absent() == "not installed: Python module no_module_of_this_name"
+    assert no_program.absent() == "not installed: no-program-of-this-name"
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_a_peer_that_fails_is_noted_and_one_of_our_paths_is_an_error(
+    ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = bench._Bench(bench.Settings(seconds=0.05), setups=_Broken(), say=lambda text: None)  # type: ignore[arg-type]
+    transport = bus_cases.Transport("broken", "zmq", "none", "an address that is none", ours=ours)
+    if ours:
+        with pytest.raises(SpadeError, match="consume side of zmq"):
+            await found.transport(transport)
+        return
+    await found.transport(transport)
+    assert "consume side of zmq" in found.failed["broken"]
+    monkeypatch.delattr(bench, "_side")
+    await found.transport(transport)
+
+
+class _Broken(bus_cases.Setups):
+    """Gives every case an address at which nobody can listen."""
+
+    def __init__(self) -> None:
+        super().__init__({}, scratch=None)  # type: ignore[arg-type]
+
+    def of(self, transport: bus_cases.Transport) -> Any:
+        return self.address("tcp://no such address")
+
+    def address(self, url: str) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext({"url": url})
+
+
+def test_frames_have_the_size_asked_for() -> None:
+    for size in (bus_cases.SMALL, bus_cases.LARGE):
+        for work in (True, False):
+            frame = bus_load.encode(bus_load.Supply(size, work=work).make())
+            assert abs(len(frame) - size) < 32
+
+
+def test_a_sink_counts_losses_and_duplicates() -> None:
+    supply = bus_load.Supply(512, work=False)
+    messages = [supply.make() for _ in range(4)] + [supply.make(last=True)]
+    sink = bus_load.Sink(ages=True)
+    for number in (0, 1, 1, 4):
+        sink.take(*bus_peers.codec.decode(bus_load.encode(messages[number])))
+    assert not sink.done
+    outcome = sink.outcome()
+    assert (outcome.messages, outcome.lost, outcome.duplicates) == (3, 2, 1)
+    assert len(outcome.milliseconds) == 4
+    for number in (2, 3):
+        sink.take(*bus_peers.codec.decode(bus_load.encode(messages[number])))
+    assert sink.done
+
+
+def test_quantiles_are_of_the_nearest_rank() -> None:
+    assert bus_load.quantile([], 0.5) == 0
+    assert bus_load.quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert bus_load.quantile([float(number) for number in range(100)], 0.99) == 99.0
+
+
+def test_jobs_and_outcomes_pass_between_processes() -> None:
+    job = Job(transport="zmq", side="produce", size=8, seconds=0.1, where={"url": "x"}, cores=(0,))
+    assert msgspec.json.decode(msgspec.json.encode(job), type=Job) == job
+    outcome = Outcome(messages=3, milliseconds=[0.5])
+    assert msgspec.json.decode(msgspec.json.encode(outcome), type=Outcome) == outcome
