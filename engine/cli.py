@@ -11,6 +11,7 @@ import typer
 
 from engine.commands import bench as bench_commands
 from engine.commands import bus as bus_commands
+from engine.commands import sandbox as sandbox_commands
 from engine.errors import SpadeError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(bus_commands.app)
 app.add_typer(bench_commands.app)
+app.add_typer(sandbox_commands.app)
 
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe file (TOML).", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides: key=value, keys dotted.")]
@@ -98,6 +100,13 @@ def role(
     connect: Annotated[str, typer.Option(help="URL of the run's bus.", show_default=False)],
     run: Annotated[str, typer.Option(envvar="SPADE_RUN", help="Run; not needed when the bus has one.")] = "",
     token: Annotated[str, typer.Option(envvar="SPADE_BUS_TOKEN", help="Token of the bus.")] = "",
+    credentials: Annotated[
+        str,
+        typer.Option(envvar="SPADE_BUS_CREDENTIALS", help="Key file of the role, or a directory of keys."),
+    ] = "",
+    ca: Annotated[
+        str, typer.Option(envvar="SPADE_BUS_CA", help="Certificates to trust when the bus speaks TLS.")
+    ] = "",
     instance: Annotated[str, typer.Option(help="Name of this instance; default: role, host, process.")] = "",
     directory: Annotated[Path | None, typer.Option(help="Directory to work in.")] = None,
 ) -> None:
@@ -114,8 +123,10 @@ def role(
         await hosting.serve_role(
             name,
             url=connect,
-            run=run or await hosting.only_run(connect, token),
+            run=run or await hosting.only_run(connect, token, role=name, credentials=credentials, ca=ca),
             secret=token,
+            credentials=credentials,
+            ca=ca,
             instance=instance or hosting.instance_name(name),
             directory=directory,
         )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
+import select
+from collections.abc import Iterator
 from pathlib import Path
 
+_GROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
 _INSTANCE_BYTES = 3 << 20
 _INSTANCE_COMMIT = 64 << 20
 _RESERVED_FILES = 256
@@ -24,32 +28,78 @@ def memory() -> dict[str, int]:
 
 
 def available_share() -> float:
-    """Available memory as a share of the total; 1 where the host does not tell."""
-    known = memory()
-    return known["MemAvailable"] / known["MemTotal"] if {"MemAvailable", "MemTotal"} <= known.keys() else 1.0
+    """Available memory as a share of what we may use: the host's, or the tightest control group's.
+
+    1 where the host does not tell.
+    """
+    known, shares = memory(), [1.0]
+    if {"MemAvailable", "MemTotal"} <= known.keys():
+        shares.append(known["MemAvailable"] / known["MemTotal"])
+    shares += [free / limit for limit, free in _memory_groups()]
+    return min(shares)
 
 
-def max_live() -> int:
-    """How many instances this host carries: memory, descriptors, processes (reference spec sandbox 6.7)."""
+def raise_file_limit() -> None:
+    """Lift our soft limit on open files to the hard one: an instance takes two descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def bounds() -> dict[str, int]:
+    """How many instances each scarce thing of this host carries, by name (reference spec sandbox 6.7)."""
     known = memory()
-    bounds = [known.get("MemAvailable", 1 << 40) // 2 // _INSTANCE_BYTES]
+    found = {"memory": known.get("MemAvailable", 1 << 40) // 2 // _INSTANCE_BYTES}
+    groups = [free // 2 // _INSTANCE_BYTES for _, free in _memory_groups()]
+    if groups:
+        found["memory of the control group"] = min(groups)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files != resource.RLIM_INFINITY:
-        bounds.append((files - _RESERVED_FILES) // 2)
+        found["open files"] = (files - _RESERVED_FILES) // 2
     if _read("/proc/sys/vm/overcommit_memory") == "2" and "CommitLimit" in known:
-        bounds.append((known["CommitLimit"] - known["Committed_AS"]) // _INSTANCE_COMMIT)
-    bounds += [(room - _RESERVED_PIDS) // 2 for room in _pid_rooms()]
-    return max(1, min(bounds))
+        found["committed memory"] = (known["CommitLimit"] - known["Committed_AS"]) // _INSTANCE_COMMIT
+    found["processes"] = min((room - _RESERVED_PIDS) // 2 for room in _pid_rooms())
+    return found
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started, 0 if it does not tell."""
+    rows = (line.split() for line in _read("/proc/vmstat").splitlines())
+    return next((int(row[1]) for row in rows if row[0] == "oom_kill"), 0)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield the directories of the control groups we are in, each with the ones above it."""
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = _GROUPS / controllers
+        group = top / path.lstrip("/")
+        yield group
+        # inside a container the path may be the host's: what is mounted at the top is ours then
+        yield from (above for above in group.parents if above.is_relative_to(top))
+
+
+def _memory_groups() -> list[tuple[int, int]]:
+    """Return (limit, free) in bytes of each control group that limits memory; page cache counts as free."""
+    found = []
+    for group in _groups("memory"):
+        limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
+        used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
+        if not limit.isdigit() or not used.isdigit() or int(limit) >= _UNLIMITED:
+            continue
+        rows = (line.split() for line in _read(group / "memory.stat").splitlines())
+        stat = {row[0]: int(row[1]) for row in rows if len(row) == 2}
+        cache = stat.get("file", stat.get("cache", 0)) - stat.get("shmem", 0)
+        found.append((int(limit), max(0, int(limit) - int(used) + cache)))
+    return found
 
 
 def _pid_rooms() -> list[int]:
     """Free process ids of the kernel and of the control groups we are in."""
     rooms = [int(_read("/proc/sys/kernel/pid_max") or 32768)]
-    for line in _read("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "pids"):
-            continue
-        group = Path("/sys/fs/cgroup") / controllers / path.lstrip("/")
+    for group in _groups("pids"):
         limit, current = _read(group / "pids.max"), _read(group / "pids.current")
         if limit.isdigit() and current.isdigit():
             rooms.append(int(limit) - int(current))
@@ -70,6 +120,13 @@ def pid_of(pidfd: int) -> int:
         if line.startswith("Pid:"):
             return max(0, int(line.split()[1]))
     return 0
+
+
+def ended(pidfd: int) -> bool:
+    """Whether the process behind ``pidfd`` has ended, reaped or not."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def sleeping(pid: int) -> bool:

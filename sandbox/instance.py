@@ -55,10 +55,9 @@ def overdue(
         return "cpu"
     if elapsed >= hard or (elapsed >= soft and (asleep or cpu is None)):
         return "wall"
-    if elapsed >= soft:
-        return min(_TICK, hard - elapsed)
     left = budget - (cpu or 0.0)
-    return max(_LEAST_DELAY, min(left, soft - elapsed))
+    wall = min(_TICK, hard - elapsed) if elapsed >= soft else soft - elapsed
+    return max(_LEAST_DELAY, min(left, wall))
 
 
 def cause_of_death(status: int, cpu: float, life: int) -> SandboxError:
@@ -268,13 +267,23 @@ class Instance:
                 self._answer.set_result(reply)
 
     def _hung_up(self) -> None:
-        """End of file: kill, and let the exit notice say why, for a moment."""
+        """End of file: let the exit notice say why, for a moment.
+
+        A signal of ours now would hide the one that the process may be dying of.
+        """
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        self._signal()
         if self.error is None and not self.gone.is_set():
             self._stop_clock()
-            self._timer = self._loop.call_later(_EXIT_GRACE, self._end, EnvCrashed())
+            self._timer = self._loop.call_later(_EXIT_GRACE, self._hung_up_for_long)
+
+    def _hung_up_for_long(self) -> None:
+        """Kill what closed its channel and lives on; of a dead process only the notice is late."""
+        self._timer = None
+        if self._pidfd >= 0 and not host.ended(self._pidfd):
+            self._end(EnvCrashed())
+        elif self._watch is None:
+            self._suspect_zygote("reap a child")
 
     def _start_clock(self) -> None:
         if self._timer is not None or self._answer is None or self._answer.done():
@@ -337,7 +346,11 @@ class Instance:
         self.cpu = cpu
         if self.error is None and not self._confined and os.waitstatus_to_exitcode(status) == UNCONFINED:
             self._end(SpawnRefused("a child could not take the walls that its zygote reported"))
-        self._end(cause_of_death(status, cpu, self._settings.cpu_life_seconds))
+        if self.error is None:
+            cause = cause_of_death(status, cpu, self._settings.cpu_life_seconds)
+            if isinstance(cause, EnvCrashed) and cause.signal == signal.SIGKILL:
+                cause = self._pool.killed_from_outside() or cause
+            self._end(cause)
         self._depart()
 
     def orphaned(self, reason: str) -> None:

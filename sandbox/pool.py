@@ -39,6 +39,7 @@ _WATCH_SECONDS = 1.0
 _STRIKES_KEPT = 4096
 _SAMPLES = 512
 _MAX_LIVE = 4096
+_FILTERED = 2  # the least level at which a program cannot send signals
 
 
 class SandboxPool:
@@ -73,7 +74,10 @@ class SandboxPool:
         if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
             raise SandboxUnavailable("generated programs can be confined on Linux 5.3 or newer only")
         settings, cores = self.settings, host.cores()
-        self.max_live = min(settings.max_live or _MAX_LIVE, host.max_live(), _MAX_LIVE)
+        host.raise_file_limit()
+        self.bounds_of_live = {**host.bounds(), "sandbox.max_live": settings.max_live or _MAX_LIVE}
+        self.max_live = max(1, min(*self.bounds_of_live.values(), _MAX_LIVE))
+        self._oom_kills = (host.oom_kills(),) * 2
         self._places = asyncio.Semaphore(self.max_live)
         self._loads = asyncio.Semaphore(2 * cores)
         self.turns = asyncio.Semaphore(settings.in_flight or 4 * cores)
@@ -173,6 +177,21 @@ class SandboxPool:
             if len(self._strikes) > _STRIKES_KEPT:
                 del self._strikes[next(iter(self._strikes))]
 
+    def killed_from_outside(self) -> SandboxError | None:
+        """Judge a SIGKILL that is not ours: None when the program may have sent it. For the instance.
+
+        Behind the filter a program cannot kill itself, and its limits keep it from exhausting a host: then
+        it is the host's doing, with no verdict on the program.
+        """
+        # a notice may be overtaken by the watch's look, so the count is compared with the look before it
+        if host.oom_kills() > self._oom_kills[0]:
+            self._counts["oom_kills"] += 1
+            return InstanceClosed("the host ran out of memory and its kernel killed this instance")
+        if self.report.level >= _FILTERED:
+            self._counts["outside_kills"] += 1
+            return InstanceClosed("somebody outside the sandbox killed this instance")
+        return None
+
     def departed(self, instance: Instance) -> None:
         """An instance's process is reaped: its place is free. For the instance."""
         if self._live.pop(instance.number, None) is not None:
@@ -251,7 +270,7 @@ class SandboxPool:
                 self.settings, index, os.getpid(), self.max_live, self._launcher
             )
             try:
-                found = protection.report(await keeper.start(), self.max_live)
+                found = protection.report(await keeper.start(), self.max_live, self.bounds_of_live)
                 protection.require(found, self.settings)
                 self._fault = ""
                 self._standing.set()
@@ -280,6 +299,7 @@ class SandboxPool:
             for instance in list(self._live.values()):
                 if not instance.busy and instance.used < oldest:
                     instance.expire(InstanceClosed(f"idle for {self.settings.idle_seconds:g} s"))
+            self._oom_kills = (self._oom_kills[1], host.oom_kills())
             if host.available_share() >= self.settings.low_memory_share:
                 self._roomy.set()
                 continue

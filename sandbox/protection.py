@@ -27,7 +27,8 @@ _NAMESPACES = ("mount_ns", "empty_root", "net_ns", "pid_ns")
 class ProtectionReport(msgspec.Struct, frozen=True):
     """What a pool observed of its walls. ``walls`` say what was installed, the canaries what it did.
 
-    ``base_vm`` is the zygote's address space in bytes, ``reasons`` say what is missing for level 4.
+    ``base_vm`` is the zygote's address space in bytes, ``reasons`` say what is missing for level 4,
+    ``bounds`` how many live instances each scarce thing allows; ``max_live`` is what came of them.
     """
 
     level: int
@@ -39,9 +40,10 @@ class ProtectionReport(msgspec.Struct, frozen=True):
     base_vm: int
     max_live: int
     reasons: tuple[str, ...]
+    bounds: dict[str, int] = {}
 
 
-def report(ready: Ready, max_live: int) -> ProtectionReport:
+def report(ready: Ready, max_live: int, bounds: Mapping[str, int] | None = None) -> ProtectionReport:
     """Judge one zygote's report."""
     level, reasons = judge(ready.walls, ready.canary, ready.bare)
     return ProtectionReport(
@@ -54,6 +56,7 @@ def report(ready: Ready, max_live: int) -> ProtectionReport:
         base_vm=ready.base_vm,
         max_live=max_live,
         reasons=tuple(reasons),
+        bounds=dict(bounds or {}),
     )
 
 
@@ -94,6 +97,43 @@ def require(found: ProtectionReport, settings: SandboxSettings) -> None:
         "Run where seccomp is allowed, lower sandbox.min_level, or set sandbox.allow_unsafe.",
         found,
     )
+
+
+_SECCOMP = (
+    "Allow seccomp filters: a kernel with CONFIG_SECCOMP_FILTER on x86_64 or aarch64, and no outer filter "
+    "that refuses seccomp(2)."
+)
+_LANDLOCK = (
+    "Use Linux 5.13 or newer with Landlock switched on (`lsm=landlock,...` on the kernel's command line)."
+)
+_USERNS = (
+    "Allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, "
+    "kernel.apparmor_restrict_unprivileged_userns=0), or run as root with CAP_SYS_ADMIN."
+)
+_NAMESPACE = (
+    "Allow namespaces and mounts: in a container add CAP_SYS_ADMIN and a seccomp and AppArmor profile that "
+    "permits unshare, mount and pivot_root, or run as another user where user namespaces are allowed."
+)
+_UID = "Keep CAP_SETUID and CAP_SETGID, so that each instance gets a uid of its own."
+
+
+def advice(found: ProtectionReport) -> tuple[str, ...]:
+    """What to change on the host for a higher level; nothing at level 4."""
+    walls = found.walls
+    if found.level >= 4:
+        return ()
+    if found.level < 2:
+        return (_SECCOMP,)
+    advised = []
+    if found.level == 2 and walls.get("landlock") != "on":
+        advised.append(_LANDLOCK)
+    if walls.get("user_ns", "n/a") not in ("on", "n/a"):
+        advised.append(_USERNS)
+    elif any(walls.get(name) != "on" for name in _NAMESPACES):
+        advised.append(_NAMESPACE)
+    if walls.get("own_uid", "n/a") not in ("on", "n/a"):
+        advised.append(_UID)
+    return tuple(advised)
 
 
 def _denied(results: Mapping[str, str], name: str) -> bool:

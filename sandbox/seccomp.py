@@ -90,7 +90,7 @@ _MADVICE = (0, 1, 2, 3, 4, 8, 14, 15)
 _X32 = 0x40000000
 _PROT_EXEC, _MAP_TYPE, _MAP_PRIVATE = 4, 3, 2
 
-_LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_LOAD, _JA, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x05, 0x15, 0x35, 0x45, 0x54, 0x06
 
 
 def numbers(machine: str) -> dict[str, int]:
@@ -167,22 +167,49 @@ def _header(arch: Arch) -> list[Insn]:
 
 
 def policy(machine: str) -> bytes:
-    """Return the filter for an instance as raw ``sock_filter`` records (8 bytes each)."""
+    """Return the filter for an instance as raw ``sock_filter`` records (8 bytes each).
+
+    Calls whose arguments count come first; the rest is a search tree over numbers, because the kernel runs
+    the filter for every number once when it is installed, which is at every spawn.
+    """
     arch, table, conditions = ARCHES[machine], numbers(machine), _conditions()
     insns = _header(arch)
     for name in ("read", "write", "mmap", "mprotect", "madvise", "prlimit64"):
         body = conditions[name]
         insns += [_jump(_JEQ, table[name], 0, len(body)), *body]
-    actions = [(name, ALLOW) for name in _PLAIN]
-    actions += [(name, refuse(errno.EACCES)) for name in _HONEST]
-    actions += [(name, KILL_PROCESS) for name in _HOSTILE]
+    return assemble([*insns, *_tree(_ranges(_actions(table), arch.top))])
+
+
+def _actions(table: dict[str, int]) -> dict[int, int]:
+    """Return what happens to a call, by number; all others are refused with EPERM."""
+    named = dict.fromkeys(_PLAIN, ALLOW)
+    named |= dict.fromkeys(_HONEST, refuse(errno.EACCES))
+    named |= dict.fromkeys(_HOSTILE, KILL_PROCESS)
     # glibc falls back from clone3 to clone only on ENOSYS
-    actions += [("clone3", refuse(errno.ENOSYS))]
-    for name, action in actions:
-        if name in table:
-            insns += [_jump(_JEQ, table[name], 0, 1), _ret(action)]
-    insns += [_jump(_JGE, arch.top + 1, 0, 1), _ret(refuse(errno.ENOSYS)), _ret(refuse(errno.EPERM))]
-    return assemble(insns)
+    named["clone3"] = refuse(errno.ENOSYS)
+    return {table[name]: action for name, action in named.items() if name in table}
+
+
+def _ranges(actions: dict[int, int], top: int) -> list[tuple[int, int]]:
+    """Return (first number, action) of each run of numbers with one action; beyond ``top`` is ENOSYS."""
+    found: list[tuple[int, int]] = []
+    for number in range(top + 1):
+        action = actions.get(number, refuse(errno.EPERM))
+        if not found or found[-1][1] != action:
+            found.append((number, action))
+    return [*found, (top + 1, refuse(errno.ENOSYS))]
+
+
+def _tree(ranges: list[tuple[int, int]]) -> list[Insn]:
+    """Search ``ranges`` for the accumulator by halves."""
+    if len(ranges) == 1:
+        return [_ret(ranges[0][1])]
+    middle = len(ranges) // 2
+    below, above = _tree(ranges[:middle]), _tree(ranges[middle:])
+    # a conditional jump reaches no farther than 255 instructions
+    if len(below) > 255:
+        return [_jump(_JGE, ranges[middle][0], 0, 1), (_JA, 0, 0, len(below)), *below, *above]
+    return [_jump(_JGE, ranges[middle][0], len(below), 0), *below, *above]
 
 
 def assemble(insns: Iterable[Insn]) -> bytes:

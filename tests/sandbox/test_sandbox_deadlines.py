@@ -17,6 +17,10 @@ def test_overdue_judges_by_cpu_first() -> None:
     assert overdue(9.9, 0.0, False, **limits) == pytest.approx(0.1)
     assert overdue(10.0, 0.1, True, **limits) == "wall"
     assert overdue(10.0, 0.1, False, **limits) == pytest.approx(0.25)
+    # a starved program is looked at often, yet not later than its budget ends
+    assert overdue(10.0, 1.9, False, **limits) == pytest.approx(0.1)
+    assert overdue(10.0, 1.9999, False, **limits) == pytest.approx(0.002)
+    assert overdue(29.9, 0.1, False, **limits) == pytest.approx(0.1)
     assert overdue(10.0, None, False, **limits) == "wall"
     assert overdue(30.0, 0.1, False, **limits) == "wall"
 

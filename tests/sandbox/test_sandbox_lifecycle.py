@@ -18,6 +18,7 @@ from conftest import alive, held_pool
 from sandbox_programs import ECHO, PEAK
 
 from sandbox import (
+    EnvCrashed,
     EnvQuarantined,
     EnvTimeout,
     InfraFailure,
@@ -28,6 +29,7 @@ from sandbox import (
     SandboxSettings,
     SandboxUnavailable,
     SpawnRefused,
+    host,
 )
 
 SPIN = ECHO.replace("self.t += 1", "while True: pass")
@@ -172,6 +174,38 @@ asyncio.run(main())
     await engine.wait()
     await until_dead(pids)
     assert not any(map(alive, pids))
+
+
+async def test_a_kill_from_outside_is_no_verdict_on_the_program() -> None:
+    async with SandboxPool(SandboxSettings(strikes=1)) as pool:
+        instance = await pool.spawn(SPIN)
+        task = asyncio.create_task(instance.step("x"))
+        await begun(task, instance)
+        os.kill(instance.pid, signal.SIGKILL)
+        with pytest.raises(InstanceClosed, match="outside"):
+            await task
+        assert pool.statistics()["outside_kills"] == 1
+        assert pool.statistics()["quarantined_programs"] == 0
+
+
+async def test_the_kernels_kill_for_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with SandboxPool() as pool:
+        idle = await pool.spawn(ECHO)
+        monkeypatch.setattr(host, "oom_kills", lambda: 1 << 40)
+        os.kill(idle.pid, signal.SIGKILL)
+        await asyncio.wait_for(idle.gone.wait(), 5)
+        with pytest.raises(InstanceClosed, match="ran out of memory"):
+            await idle.step("x")
+        assert pool.statistics()["oom_kills"] == 1
+
+
+async def test_a_program_that_closes_its_channel_and_lives_on_is_ended() -> None:
+    closing = ECHO.replace("self.t += 1", "import os; os.close(3)\n        while True: pass")
+    async with SandboxPool() as pool:
+        instance = await pool.spawn(closing)
+        with pytest.raises(EnvCrashed):
+            await instance.step("x")
+        await asyncio.wait_for(instance.gone.wait(), 5)
 
 
 async def test_cancelled_step_kills_the_instance() -> None:

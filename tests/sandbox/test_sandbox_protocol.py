@@ -220,7 +220,7 @@ class TestValues:
 
     async def test_tolerated_shapes(self, pool: SandboxPool) -> None:
         info = "{'a': np.int64(3), 'b': float('nan'), 4: b'x', 'd': {}}"
-        answer = f"[None, np.float64(1), np.bool_(True), 0, {info}]"
+        answer = f"[None, np.float64(1), np.bool_(True), False, {info}]"
         source = ECHO.replace('f"{self.t} {a}", 0.5, False, False, {}', answer)
         async with await pool.spawn(source) as instance:
             step = await instance.step("go")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from engine.config import Sandbox
 from sandbox import SandboxSettings, host
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_recipes_table_is_taken_as_it_is() -> None:
@@ -20,7 +26,14 @@ def test_the_recipes_table_is_taken_as_it_is() -> None:
 def test_figures_of_this_host() -> None:
     assert host.cores() >= 1
     assert 0 < host.available_share() <= 1
-    assert 1 <= host.max_live() < 1 << 20
+    bounds = host.bounds()
+    assert {"memory", "processes"} <= bounds.keys()
+    assert all(0 < bound < 1 << 30 for bound in bounds.values())
+    assert host.oom_kills() >= 0
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, texts: dict[str, str]) -> None:
+    monkeypatch.setattr(host, "_read", lambda path: texts.get(str(path), ""))
 
 
 @pytest.mark.parametrize("overcommit", ["0", "2"])
@@ -34,9 +47,69 @@ def test_live_instances_are_bounded_by_what_is_scarce(
         "/sys/fs/cgroup/pod/pids.max": "300",
         "/sys/fs/cgroup/pod/pids.current": "36",
     }
-    monkeypatch.setattr(host, "_read", lambda path: texts.get(str(path), ""))
-    # 100 by process ids and 97 by memory; 15 where memory has to be committed
-    assert host.max_live() == (97 if overcommit == "0" else 15)
+    pretend(monkeypatch, texts)
+    found = host.bounds()
+    found.pop("open files", None)
+    assert found == {"memory": 97, "processes": 100} | ({"committed memory": 15} if overcommit == "2" else {})
+
+
+@pytest.mark.parametrize(
+    ("group", "texts"),
+    [
+        (
+            "0::/pod/run",
+            {
+                # the limit is on the group above; 700 MB are used, of which 300 are page cache
+                "/sys/fs/cgroup/pod/memory.max": "1048576000",
+                "/sys/fs/cgroup/pod/memory.current": "734003200",
+                "/sys/fs/cgroup/pod/memory.stat": "anon 1\nfile 419430400\nshmem 104857600",
+                "/sys/fs/cgroup/pod/run/memory.max": "max",
+                "/sys/fs/cgroup/pod/run/memory.current": "734003200",
+            },
+        ),
+        (
+            "4:memory,cpu:/docker/abc",
+            {
+                # the host's path does not exist in the container: its own group is at the top
+                "/sys/fs/cgroup/memory,cpu/memory.limit_in_bytes": "1048576000",
+                "/sys/fs/cgroup/memory,cpu/memory.usage_in_bytes": "734003200",
+                "/sys/fs/cgroup/memory,cpu/memory.stat": "cache 419430400\nshmem 104857600",
+            },
+        ),
+    ],
+)
+def test_a_containers_memory_counts(
+    monkeypatch: pytest.MonkeyPatch, group: str, texts: dict[str, str]
+) -> None:
+    about = {"/proc/self/cgroup": group, "/proc/meminfo": "MemAvailable: 900000 kB\nMemTotal: 1000000 kB"}
+    pretend(monkeypatch, about | texts)
+    # 600 of 1000 MB are free
+    assert host.bounds()["memory of the control group"] == 100
+    assert host.available_share() == pytest.approx(0.6)
+
+
+def test_groups_without_a_limit_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "/proc/self/cgroup": "4:memory:/",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes": "1",
+    }
+    pretend(monkeypatch, texts)
+    assert "memory of the control group" not in host.bounds()
+    assert host.available_share() == 1.0
+
+
+def test_open_files_are_not_the_bound_where_the_hard_limit_is_higher() -> None:
+    script = (
+        "import resource as r\nfrom sandbox import host\n"
+        "r.setrlimit(r.RLIMIT_NOFILE, (300, r.getrlimit(r.RLIMIT_NOFILE)[1]))\n"
+        "a = host.bounds()['open files']; host.raise_file_limit()\n"
+        "print(a, host.bounds().get('open files', 1 << 30))"
+    )
+    got = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    before, after = map(int, got.stdout.split())
+    assert before == 22
+    assert after > before
 
 
 def test_vanished_processes_are_not_seen() -> None:

@@ -1,0 +1,267 @@
+"""How fast the sandbox is, and how fast other ways of running generated programs are, in one sitting."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from engine.bench.machine import Load, Machine, Meter, describe
+from engine.bench.sandbox_peers import Peer, measure_peers
+
+if TYPE_CHECKING:
+    from sandbox import Instance, SandboxPool
+
+_SPINNER = """class SpinEnv:
+    def reset(self, seed):
+        return "ready"
+    def step(self, action):
+        while True:
+            pass
+"""
+_SLEEPER = """import ctypes
+class SleepEnv:
+    def reset(self, seed):
+        return "ready"
+    def step(self, action):
+        ctypes.CDLL(None).sleep(1000)
+"""
+_DEADLINE = 0.25
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured: spawns one after another, seconds of each throughput, live instances, kills."""
+
+    spawns: int = 300
+    steps: int = 1000
+    seconds: float = 3.0
+    live: int = 500
+    kills: int = 10
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sandbox did. Milliseconds, counts a second, MB (2**20 bytes).
+
+    ``spawn_*`` is from the call to the first observation, one after another; ``spawns_per_s`` counts
+    spawn, reset and kill with several at once. ``step_*`` is a round trip to an instance that was just used,
+    ``step_cold_*`` to one of ``live`` others in turn. ``pss_mb_per_env`` is None where the kernel hides it;
+    ``mb_per_env`` is what the host's available memory fell by. ``kill_after_deadline_ms`` is from the
+    deadline of a sleeping program, on the wall clock, to the moment its process was reaped;
+    ``kill_over_budget_ms`` the CPU time that a spinning program got beyond its budget.
+    """
+
+    level: int
+    spawn_p50_ms: float
+    spawn_p99_ms: float
+    spawns_per_s: float
+    step_p50_ms: float
+    step_p99_ms: float
+    step_cold_p50_ms: float
+    steps_per_s: float
+    live: int
+    pss_mb_per_env: float | None
+    mb_per_env: float
+    kill_after_deadline_ms: float
+    kill_after_deadline_max_ms: float
+    kill_over_budget_ms: float
+    peers: dict[str, Peer]
+    machine: Machine
+    load: Load
+
+
+def sample() -> list[tuple[str, str]]:
+    """Return (program, plausible action) pairs of ours: small games such as a model writes."""
+    from engine import seeds
+    from sandbox import probes
+
+    return [
+        (episode.source, probes.plausible(episode.source)[0])
+        for suite in seeds.SUITES
+        for episode in seeds.held_out(suite, 2 * len(seeds.BUILT_IN), 20)
+    ]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the empirical quantile of at least one value."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def proportional(pid: int) -> int | None:
+    """Return the bytes of memory that count for ``pid``, shared pages divided; None where it is hidden."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), None)
+
+
+async def measure(work: Work | None = None) -> Figures:
+    """Measure the sandbox with its usual settings, then its peers. Raises SandboxUnavailable."""
+    from sandbox import SandboxPool, SandboxSettings, host
+
+    work = work or Work()
+    programs = sample()
+    meter = Meter()
+    async with SandboxPool(SandboxSettings(max_live=work.live + 64)) as pool:
+        level = pool.report.level
+        spawn = await _spawn_times(pool, programs, work.spawns)
+        rate = await _spawn_rate(pool, programs, work.seconds)
+        steps, steps_rate = await _step_times(pool, work)
+        before = host.memory()["MemAvailable"]
+        crowd = await _crowd(pool, programs, min(work.live, pool.max_live))
+        fallen = (before - host.memory()["MemAvailable"]) / len(crowd)
+        shares = [share for one in crowd[:: max(1, len(crowd) // 50)] if (share := proportional(one.pid))]
+        cold = await _cold_steps(crowd)
+        async with anyio.create_task_group() as group:
+            for one in crowd:
+                group.start_soon(one.close)
+    late, over = await _kills(work.kills)
+    peers = await measure_peers([source for source, _ in programs], spawns=max(10, work.spawns // 10))
+    return Figures(
+        level=level,
+        spawn_p50_ms=_ms(quantile(spawn, 0.5)),
+        spawn_p99_ms=_ms(quantile(spawn, 0.99)),
+        spawns_per_s=round(rate, 1),
+        step_p50_ms=_ms(quantile(steps, 0.5)),
+        step_p99_ms=_ms(quantile(steps, 0.99)),
+        step_cold_p50_ms=_ms(quantile(cold, 0.5)),
+        steps_per_s=round(steps_rate, 1),
+        live=len(crowd),
+        pss_mb_per_env=round(statistics.mean(shares) / (1 << 20), 2) if shares else None,
+        mb_per_env=round(fallen / (1 << 20), 2),
+        kill_after_deadline_ms=_ms(statistics.median(late)),
+        kill_after_deadline_max_ms=_ms(max(late)),
+        kill_over_budget_ms=_ms(statistics.median(over)),
+        peers=peers,
+        machine=describe(("numpy", "uvloop")),
+        load=meter.stop(),
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+async def _spawn_times(pool: SandboxPool, programs: Sequence[tuple[str, str]], count: int) -> list[float]:
+    times = []
+    for number, (source, _) in zip(range(count), itertools.cycle(programs), strict=False):
+        began = time.perf_counter()
+        instance = await pool.spawn(source, reset_seed=number)
+        times.append(time.perf_counter() - began)
+        await instance.close()
+    return times
+
+
+async def _spawn_rate(pool: SandboxPool, programs: Sequence[tuple[str, str]], seconds: float) -> float:
+    """Spawn, reset and close by several tasks at once."""
+    done = 0
+    began = time.perf_counter()
+    numbers = itertools.count()
+
+    async def work() -> None:
+        nonlocal done
+        while time.perf_counter() - began < seconds:
+            number = next(numbers)
+            source, _ = programs[number % len(programs)]
+            await (await pool.spawn(source, reset_seed=number)).close()
+            done += 1
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4 * len(os.sched_getaffinity(0))):
+            group.start_soon(work)
+    return done / (time.perf_counter() - began)
+
+
+_ECHO = """class EchoEnv:
+    def reset(self, seed):
+        return "say something"
+    def step(self, action):
+        return action, 0.5, False, False, {}
+"""
+
+
+async def _step_times(pool: SandboxPool, work: Work) -> tuple[list[float], float]:
+    """Return round trips one after another, and steps a second with 64 instances at once."""
+    times = []
+    async with await pool.spawn(_ECHO) as instance:
+        for _ in range(work.steps):
+            began = time.perf_counter()
+            await instance.step("7")
+            times.append(time.perf_counter() - began)
+    crowd = [await pool.spawn(_ECHO) for _ in range(64)]
+    done = 0
+    began = time.perf_counter()
+
+    async def play(instance: Instance) -> None:
+        nonlocal done
+        while time.perf_counter() - began < work.seconds:
+            await instance.step("7")
+            done += 1
+
+    async with anyio.create_task_group() as group:
+        for instance in crowd:
+            group.start_soon(play, instance)
+    rate = done / (time.perf_counter() - began)
+    for instance in crowd:
+        await instance.close()
+    return times, rate
+
+
+async def _crowd(pool: SandboxPool, programs: Sequence[tuple[str, str]], live: int) -> list[Instance]:
+    return await asyncio.gather(
+        *(pool.spawn(programs[k % len(programs)][0], reset_seed=k) for k in range(live))
+    )
+
+
+async def _cold_steps(crowd: Sequence[Instance]) -> list[float]:
+    """Step every instance once, in turn; what the program thinks of the action does not matter."""
+    from sandbox import EnvError
+
+    times = []
+    for instance in crowd:
+        began = time.perf_counter()
+        try:
+            await instance.step("1")
+        except EnvError:
+            continue
+        finally:
+            times.append(time.perf_counter() - began)
+    return times
+
+
+async def _kills(count: int) -> tuple[list[float], list[float]]:
+    """Return seconds from the wall deadline to the reaped process, and CPU seconds beyond the budget."""
+    from sandbox import EnvTimeout, SandboxPool, SandboxSettings
+
+    late, over = [], []
+    settings = SandboxSettings(cpu_call_seconds=_DEADLINE, wall_call_seconds=_DEADLINE, strikes=0)
+    async with SandboxPool(settings) as pool:
+        for source, number in itertools.product((_SLEEPER, _SPINNER), range(count)):
+            instance = await pool.spawn(source, reset_seed=number)
+            used = _cpu(instance.pid)
+            began = time.perf_counter()
+            try:
+                await instance.step("go")
+            except EnvTimeout:
+                await instance.gone.wait()
+            ended = time.perf_counter() - began
+            if source is _SLEEPER:
+                late.append(ended - _DEADLINE)
+            else:
+                over.append(max(0.0, instance.cpu - used - _DEADLINE))
+    return late, over
+
+
+def _cpu(pid: int) -> float:
+    from sandbox import kernel
+
+    return kernel.cpu_seconds(pid)

@@ -1,0 +1,221 @@
+"""Playing an environment by hand: lines in, observations and rewards out. A terminal or a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+if TYPE_CHECKING:
+    from sandbox import Instance, SandboxSettings, StepResult
+
+_HELP = """  TEXT               an action, as it would stand inside \\boxed{}
+  :reset [SEED]      another episode (the seed counts up when left out)
+  :info              class, seed, turn, limits and the last info
+  :tools             the tools of a tool environment
+  :call NAME {JSON}  call one of them
+  :solution          what the program holds for a solution
+  :help              this
+  :quit              leave (or end of input)"""
+
+
+class _Quit(Exception):
+    pass
+
+
+class Table:
+    """One player at one instance. ``say`` prints a line."""
+
+    def __init__(self, instance: Instance, seed: int, say: Callable[[str], None]) -> None:
+        self.instance, self.seed, self.say = instance, seed, say
+        self.turn, self.over, self.total = 0, False, 0.0
+        self.info: dict[str, Any] = dict(instance.info)
+
+    def opening(self) -> None:
+        """Show where the episode stands before the first action."""
+        self.say(f"--- episode with seed {self.seed}; :help for more ---")
+        self.say(self.instance.first)
+        self._printed()
+
+    async def line(self, text: str) -> None:
+        """Do what one line asks. Raises _Quit, and the terminal errors of the sandbox."""
+        from sandbox import EnvError
+
+        try:
+            if text.startswith(":"):
+                await self._command(text[1:])
+            elif self.over:
+                self.say("(the episode is over: :reset plays another one, :quit leaves)")
+            else:
+                await self._act(text)
+        except EnvError as error:
+            self._printed()
+            self.say(f"! {error}" + (f"\n! {error.traceback}" if error.traceback else ""))
+
+    async def _act(self, text: str) -> None:
+        result: StepResult = await self.instance.step(text)
+        self.turn += 1
+        self.total += result.reward
+        self.info = dict(result.info)
+        self.say(result.observation)
+        self._printed()
+        ends = [
+            word for word, on in (("terminated", result.terminated), ("truncated", result.truncated)) if on
+        ]
+        self.say(f"reward {result.reward:g}, turn {self.turn}" + (f", {' and '.join(ends)}" if ends else ""))
+        budget = self.instance.max_turns
+        if result.done:
+            self.over = True
+            self.say(f"--- end of the episode: {self.turn} turns, {self.total:g} in all ---")
+        elif budget is not None and self.turn >= budget:
+            self.say(f"(the program's {budget} turns are spent; a run would cut here)")
+
+    async def _command(self, text: str) -> None:
+        name, _, rest = text.strip().partition(" ")
+        rest = rest.strip()
+        if name in ("quit", "q"):
+            raise _Quit
+        if name == "reset":
+            await self._reset(rest)
+        elif name == "info":
+            self._info()
+        elif name == "tools":
+            await self._tools()
+        elif name == "call":
+            await self._call(rest)
+        elif name == "solution":
+            await self._value("solution")
+        else:
+            self.say(_HELP)
+
+    async def _reset(self, rest: str) -> None:
+        try:
+            seed = int(rest) if rest else self.seed + 1
+        except ValueError:
+            self.say(f"! {rest!r} is no seed")
+            return
+        begun = await self.instance.reset(seed)
+        self.seed, self.turn, self.over, self.total = seed, 0, False, 0.0
+        self.info = dict(begun.info)
+        self.say(f"--- episode with seed {seed} ---")
+        self.say(begun.observation)
+        self._printed()
+
+    def _info(self) -> None:
+        one = self.instance
+        turns = "not given" if one.max_turns is None else one.max_turns
+        self.say(f"class {one.class_name}, max_turns {turns}, methods {', '.join(one.calls)}")
+        self.say(f"seed {self.seed}, turn {self.turn}, reward so far {self.total:g}")
+        self.say(f"info {json.dumps(self.info, ensure_ascii=False)}")
+
+    async def _tools(self) -> None:
+        if "get_tools" not in self.instance.calls:
+            self.say("(this environment has no tools)")
+            return
+        for tool in _tools(await self.instance.call("get_tools")):
+            self.say(tool)
+
+    async def _call(self, rest: str) -> None:
+        name, _, text = rest.partition(" ")
+        if not name or "execute_tool" not in self.instance.calls:
+            self.say("(this environment has no tools)" if name else "! :call NAME {JSON object}")
+            return
+        try:
+            arguments = json.loads(text or "{}")
+        except ValueError as error:
+            self.say(f"! arguments are a JSON object: {error}")
+            return
+        await self._value("execute_tool", name, arguments)
+
+    async def _value(self, method: str, *arguments: Any) -> None:
+        if method not in self.instance.calls:
+            self.say(f"(this environment has no {method})")
+            return
+        value = await self.instance.call(method, *arguments)
+        self.say(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1))
+        self._printed()
+
+    def _printed(self) -> None:
+        for line in self.instance.output.splitlines():
+            self.say(f"| {line}")
+
+
+def _tools(listed: Any) -> Iterable[str]:
+    """Name the tools of an answer to ``get_tools``: function objects, bare or wrapped, or names."""
+    for entry in listed if isinstance(listed, list) else [listed]:
+        function = entry.get("function", entry) if isinstance(entry, dict) else {"name": str(entry)}
+        parameters = function.get("parameters") or {}
+        properties = parameters.get("properties", parameters) if isinstance(parameters, dict) else {}
+        text = f"  {function.get('name', '?')}({', '.join(map(str, properties))})"
+        description = " ".join(str(function.get("description") or "").split())
+        yield f"{text}: {description}" if description else text
+
+
+async def play(source: str, seed: int, kwargs: dict[str, Any], settings: SandboxSettings) -> int:
+    """Play ``source`` on standard input and output; return the exit status, 1 when the program failed.
+
+    Raises the infra errors of the sandbox.
+    """
+    import msgspec
+
+    from sandbox import EnvFailure, SandboxPool
+
+    # a person thinks for as long as they like
+    patient = msgspec.structs.replace(settings, zygotes=1, idle_seconds=86400.0)
+    async with SandboxPool(patient) as pool:
+        try:
+            instance = await pool.spawn(source, kwargs=kwargs, seed=seed, reset_seed=seed)
+        except EnvFailure as error:
+            _complain("The program does not start", error)
+            return 1
+        async with instance:
+            table = Table(instance, seed, _say)
+            table.opening()
+            lines = _Lines()
+            try:
+                while (text := await lines.next()) is not None:
+                    await table.line(text)
+            except _Quit:
+                return 0
+            except EnvFailure as error:
+                _complain("The program is gone", error)
+                return 1
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _complain(what: str, error: Exception) -> None:
+    frames = getattr(error, "traceback", "")
+    print(f"{what}: {error}" + (f"\n{frames}" if frames else ""), file=sys.stderr, flush=True)
+
+
+class _Lines:
+    """Lines of standard input: a terminal, a pipe or a file."""
+
+    def __init__(self) -> None:
+        self.descriptor = sys.stdin.fileno()
+        self.prompt = "> " if sys.stdin.isatty() else ""
+        self.data, self.open = b"", True
+
+    async def next(self) -> str | None:
+        """The next line without its end, None at the end of input."""
+        print(self.prompt, end="", flush=True)
+        while self.open and b"\n" not in self.data:
+            # not in a thread: a blocked one would hold up our exit after Ctrl-C
+            with contextlib.suppress(PermissionError):  # a plain file cannot be polled, and need not be
+                await anyio.wait_readable(self.descriptor)
+            part = os.read(self.descriptor, 1 << 16)
+            self.open = bool(part)
+            self.data += part
+        if not self.data:
+            return None
+        line, _, self.data = self.data.partition(b"\n")
+        return line.decode("utf-8", "replace").rstrip("\r")

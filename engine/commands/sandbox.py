@@ -1,0 +1,278 @@
+"""``spade sandbox``: how well programs are confined here, playing one by hand, validating files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from engine.config import Sandbox
+    from sandbox import ProtectionReport, SandboxSettings, Verdict
+
+app = typer.Typer(
+    name="sandbox",
+    help="Look at the sandbox of this host, play or validate environment programs in it.",
+    no_args_is_help=True,
+)
+
+RecipeOption = Annotated[Path | None, typer.Option(help="Recipe whose [sandbox] table applies.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+MinLevel = Annotated[int | None, typer.Option(min=0, max=4, help="Least level accepted.")]
+Turns = Annotated[int, typer.Option(min=1, help="Turns of an episode.")]
+
+_LEVELS = {
+    4: "filter, limits, own uid or user namespace, empty root, no network, own processes",
+    3: "filter, limits and a second wall around files",
+    2: "filter of system calls, and limits",
+    1: "files and network closed, but not by a filter of system calls",
+    0: "limits only",
+}
+_CANARY = {
+    "open": "open a file",
+    "listdir": "list a directory",
+    "tcp": "connect by TCP",
+    "udp": "send by UDP",
+    "fork": "start a process",
+    "kill": "signal the zygote",
+    "trace": "be traced",
+    "shared_memory": "map shared memory",
+    "executable_memory": "map executable memory",
+    "memfd": "make a memory file",
+    "memory": "take twice its memory",
+}
+
+
+@app.command()
+def doctor(as_json: AsJson = False, recipe: RecipeOption = None, min_level: MinLevel = None) -> None:
+    """Try the walls of this host and say which level they reach; exit status 1 below the least level."""
+    import anyio
+    import msgspec
+
+    from sandbox import SandboxPool, protection
+
+    settings = _settings(recipe)
+    wanted = max(1, settings.min_level if min_level is None else min_level)
+
+    async def look() -> ProtectionReport:
+        unrefused = msgspec.structs.replace(settings, allow_unsafe=True, zygotes=1)
+        async with SandboxPool(unrefused) as pool:
+            return pool.report
+
+    found = anyio.run(look)
+    advice = protection.advice(found)
+    facts = {"min_level": wanted, "ok": found.level >= wanted, "advice": list(advice)}
+    print(
+        json.dumps(msgspec.to_builtins(found) | facts, indent=2)
+        if as_json
+        else _examined(found, wanted, advice),
+        flush=True,
+    )
+    if found.level < wanted:
+        sys.exit(1)
+
+
+@app.command()
+def run(
+    file: Annotated[
+        Path, typer.Argument(help="Environment program, or a model's reply.", show_default=False)
+    ],
+    seed: Annotated[int, typer.Option(help="Seed of the first episode.")] = 0,
+    kwargs: Annotated[str, typer.Option(help="Arguments of the constructor, a JSON object.")] = "{}",
+    recipe: RecipeOption = None,
+) -> None:
+    """Play an environment by hand, with the sandbox's limits. ``:help`` lists what else can be typed."""
+    import anyio
+
+    from engine.commands.play import play
+
+    source = _source(file)
+    arguments = _arguments(kwargs)
+    settings = _settings(recipe)
+    sys.exit(anyio.run(play, source, seed, arguments, settings))
+
+
+@app.command()
+def validate(
+    files: Annotated[list[Path], typer.Argument(help="Programs, or models' replies.", show_default=False)],
+    as_json: AsJson = False,
+    strict: Annotated[
+        bool, typer.Option(help="Refuse exceptions on meaningless actions, and degenerate programs.")
+    ] = False,
+    max_turns: Turns = 25,
+    recipe: RecipeOption = None,
+) -> None:
+    """Let programs climb the validator's ladder; exit status 1 when any is rejected."""
+    import anyio
+    import msgspec
+
+    sources = {file: _source(file) for file in files}
+    verdicts = anyio.run(_verdicts, sources, _settings(recipe), strict, max_turns)
+    rejected = [file for file, verdict in verdicts.items() if not _passes(verdict, strict)]
+    if as_json:
+        rows = [
+            {"file": str(file), "passes": file not in rejected} | msgspec.to_builtins(verdict)
+            for file, verdict in verdicts.items()
+        ]
+        print(json.dumps(rows, indent=2), flush=True)
+    else:
+        print("\n\n".join(_judged(file, verdict, strict) for file, verdict in verdicts.items()), flush=True)
+        if len(files) > 1:
+            print(f"\n{len(files) - len(rejected)} of {len(files)} accepted", flush=True)
+    if rejected:
+        sys.exit(1)
+
+
+async def _verdicts(
+    sources: dict[Path, str], settings: SandboxSettings, strict: bool, max_turns: int
+) -> dict[Path, Verdict]:
+    import msgspec
+
+    from sandbox import SandboxPool, Validator, ValidatorSettings
+
+    rules = ValidatorSettings(garbage="strict" if strict else "tolerate")
+    # two zygotes: what depends on addresses differs between them
+    async with SandboxPool(msgspec.structs.replace(settings, zygotes=max(2, settings.zygotes))) as pool:
+        validator = Validator(pool, rules)
+        return {
+            file: await validator.validate(source, max_turns=max_turns) for file, source in sources.items()
+        }
+
+
+def _passes(verdict: Verdict, strict: bool) -> bool:
+    return verdict.ok and not (strict and verdict.degenerate)
+
+
+def _source(file: Path) -> str:
+    """The program in ``file``, which may be a model's whole reply. Raises ConfigError."""
+    from sandbox import extract
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(
+            f"The program cannot be read: {why}.", where=str(file), remedy="Name a file with Python source."
+        ) from error
+    return text if _is_program(text) else extract(text)
+
+
+def _is_program(text: str) -> bool:
+    """Whether the whole text is Python: a docstring may hold a fenced block that is not the program."""
+    import ast
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(node, ast.ClassDef) for node in tree.body)
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"--kwargs is not JSON: {error}.", remedy="Write an object, such as '{\"max_turns\": 5}'."
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(
+            "--kwargs is not a JSON object.", remedy="Write an object, such as '{\"max_turns\": 5}'."
+        )
+    return value
+
+
+def _settings(recipe: Path | None) -> SandboxSettings:
+    import msgspec
+
+    from sandbox import SandboxSettings
+
+    if recipe is None:
+        return SandboxSettings()
+    from engine import recipe as recipes
+
+    table: Sandbox = recipes.load(recipe, []).config.sandbox
+    return SandboxSettings(**msgspec.structs.asdict(table))
+
+
+def _examined(found: ProtectionReport, wanted: int, advice: tuple[str, ...]) -> str:
+    """The report for people."""
+    verdict = "ok" if found.level >= wanted else f"below the least level {wanted}"
+    bound = min(found.bounds, key=lambda name: found.bounds[name]) if found.bounds else "unknown"
+    walls = [f"  {name:<14} {state}" for name, state in sorted(found.walls.items())]
+    tried = [
+        f"  {text:<22} {found.canary.get(name, 'not tried'):<14} {found.bare.get(name, 'not tried')}"
+        for name, text in _CANARY.items()
+    ]
+    bounds = [f"  {name:<28} {count}" for name, count in sorted(found.bounds.items(), key=lambda row: row[1])]
+    missing = [f"  {reason}" for reason in found.reasons]
+    lines = [
+        f"level {found.level} of 4, {verdict}: {_LEVELS[found.level]}",
+        f"kernel {found.kernel}; children's uid: {found.uid_mode}",
+        f"at most {found.max_live} live instances, bounded by {bound}",
+        *("", f"{'What an instance tried':<24} {'behind all':<14} {'without the filter'}", *tried),
+        *("", "Walls:", *walls),
+        *("", "Live instances that this host allows:", *bounds),
+        *(("", "Missing for level 4:", *missing) if missing else ()),
+        *(("", "For a higher level:", *(f"  {line}" for line in advice)) if advice else ()),
+    ]
+    return "\n".join(lines)
+
+
+def _judged(file: Path, verdict: Verdict, strict: bool) -> str:
+    """One verdict for people."""
+    if verdict.ok:
+        what = "accepted" if _passes(verdict, strict) else "rejected as degenerate (strict)"
+    else:
+        what = f"rejected at rung {verdict.rung}"
+    lines = [f"{file}: {what}"]
+    if verdict.reason:
+        lines.append(f"  reason      {verdict.reason}")
+    if verdict.class_name:
+        turns = "not given" if verdict.max_turns is None else verdict.max_turns
+        lines.append(f"  class       {verdict.class_name}, max_turns {turns}")
+    if verdict.policies:
+        rates = ", ".join(f"{name} {rate:.0%}" for name, rate in verdict.policies.items())
+        lines.append(f"  wins        {rates}")
+        lines.append(
+            f"  degenerate  {_yes(verdict.degenerate)}: best blind policy {verdict.trivial_win_rate:.0%}"
+        )
+        facts = {"ends": verdict.ends, "varies": verdict.varies, "won by something": verdict.solvable}
+        lines.append(f"  episodes    {', '.join(f'{name} {_yes(value)}' for name, value in facts.items())}")
+    if verdict.first_observations:
+        lines.append(f"  starts      {' '.join(verdict.first_observations[0].split())[:200]}")
+    return "\n".join(lines)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def figures(found: msgspec.Struct, *, as_json: bool) -> str:
+    """A benchmark's figures as JSON, or one a line."""
+    import msgspec
+
+    facts = msgspec.to_builtins(found)
+    if as_json:
+        return json.dumps(facts, indent=2)
+    return "\n".join(_rows(facts, ""))
+
+
+def _rows(facts: dict[str, Any], prefix: str) -> list[str]:
+    rows: list[str] = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            rows += _rows(value, f"{prefix}{name}.")
+        else:
+            rows.append(f"{prefix + name:<44} {'-' if value is None else value}")
+    return rows
