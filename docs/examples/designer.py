@@ -12,12 +12,12 @@ import nats
 
 
 async def main(url: str, run: str, programs: list[str]) -> None:
-    connection = await nats.connect(url, token=os.environ["SPADE_BUS_TOKEN"], max_reconnect_attempts=-1)
-    stream = connection.jetstream()
+    login = {"token": os.environ["SPADE_BUS_TOKEN"], "inbox_prefix": "_INBOX.designer"}
+    stream = (await nats.connect(url, max_reconnect_attempts=-1, **login)).jetstream()
     queue = await stream.pull_subscribe_bind("designer", stream=f"TASK_{run}")
     while True:
         try:
-            (work,) = await queue.fetch(1, timeout=5)
+            (work,) = await queue.fetch(1, timeout=2)
             kind, ticket = msgpack.unpackb(work.data)[1:9:7]
             if kind != "design_ticket.v1":
                 await work.nak(delay=30)  # not for us; too often handed back, it becomes a dead letter
@@ -33,7 +33,7 @@ async def main(url: str, run: str, programs: list[str]) -> None:
             await stream.publish(f"spade.{run}.event.designer.ready", msgpack.packb(frame), headers=headers)
             await work.ack_sync()
         except (TimeoutError, nats.errors.Error):
-            continue  # no work, or the server is away: unacknowledged work is delivered again
+            await asyncio.sleep(0.1)  # no work, or no server: unacknowledged work is delivered again
 
 
 files = sorted(Path(sys.argv[3]).glob("*.py"))

@@ -70,7 +70,7 @@ async def run_of(directory: Path) -> AsyncIterator[tuple[ServerHandle, Bus]]:
 
 @contextlib.contextmanager
 def stranger(handle: ServerHandle, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the example in a process that cannot import anything of ours."""
+    """Run the example in a process and a directory of its own."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with (directory / "stranger.log").open("wb") as log:
         process = subprocess.Popen(
