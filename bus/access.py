@@ -14,7 +14,7 @@ from bus.errors import BusError
 from bus.parts import token
 from bus.subjects import BUCKETS, CONSUMERS, Consumer, Names
 
-ADMIN = "supervisor"
+ADMIN, OPERATOR = "supervisor", "operator"
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,11 @@ def check_role(role: str) -> str:
 
 
 def permissions(names: Names, role: str) -> Permissions:
-    """Return what ``role`` may do in the run of ``names``. The supervisor may do everything in it."""
+    """Return what ``role`` may do in the run of ``names``. The supervisor, and the operator who looks
+    into its bus, may do everything in it."""
     check_role(role)
     inbox = f"_INBOX.{role}.>"
-    if role == ADMIN:
+    if role in (ADMIN, OPERATOR):
         mine = ("$JS.API.>", "$JS.ACK.>", names.subject(">"))
         keys = tuple(names.keys(kind) + ">" for kind in BUCKETS)
         return Permissions((*mine, *keys), (inbox, names.subject(">"), "$JS.EVENT.ADVISORY.>"))
@@ -120,8 +121,9 @@ def permissions(names: Names, role: str) -> Permissions:
         *(f"$JS.API.STREAM.PURGE.{names.stream(kind)}" for kind in access.purges),
         *(names.keys("state") + key for key in access.keys),
         *_leasing(names, access),
+        *_beside(names, role),
     ]
-    listens = [names.subject(tail) for tail in ("ctl.>", *access.listens)]
+    listens = [names.subject(tail) for tail in ("ctl.>", "hello.>", "bye.>", *access.listens)]
     return Permissions(tuple(dict.fromkeys(publish)), (inbox, *listens))
 
 
@@ -152,6 +154,22 @@ def _working(names: Names, access: Access) -> list[str]:
             names.subject("dlq.task"),
         ]
     return subjects
+
+
+def _beside(names: Names, role: str) -> list[str]:
+    """Presence, and bodies too large for a message: pieces have random names, anybody may remove them."""
+    blob, presence = names.stream("BLOB"), names.bucket("presence")
+    return [
+        *(names.subject(f"{head}.{role}.*") for head in ("hello", "bye")),
+        names.keys("presence") + f"{role}.*",
+        names.subject("blob.>"),
+        f"$JS.API.STREAM.PURGE.{blob}",
+        *(
+            f"$JS.API.{verb}.{stream}"
+            for verb in ("STREAM.INFO", "DIRECT.GET")
+            for stream in (blob, presence)
+        ),
+    ]
 
 
 def _leasing(names: Names, access: Access) -> list[str]:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bus.access import ADMIN, ROLES, permissions
+from bus.access import ADMIN, OPERATOR, ROLES, permissions
 from bus.binary import locate
-from bus.credentials import provide_seeds, write_private
+from bus.credentials import SUFFIX, provide_seeds, write_private
 from bus.errors import BusError
 from bus.server import sync_interval
 from bus.subjects import Names
@@ -178,18 +178,21 @@ def _cluster(deployment: Deployment, server: Server, secret: str) -> str:
 def write(deployment: Deployment, directory: Path, *, binary: Path | None = None) -> Written:
     """Write keys and configurations into ``directory`` (0700); existing keys stay as they are.
 
-    ``deployment.roles`` are added to the built-in ones. Raises BusError: a broken key file, a directory
-    that cannot be written, a configuration that the server refuses.
+    ``deployment.roles``, and roles that got a key before, are added to the built-in ones. Raises BusError:
+    a broken key file, a directory of another run or one that cannot be written, a configuration that the
+    server refuses.
     """
     if len(deployment.servers) == 2:
         raise BusError("a cluster of two servers stops with either", remedy="Use one server, or three.")
     written = Written()
+    _check_owner(directory / ACCOUNT, deployment.run)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
-        roles = dict.fromkeys((ADMIN, *ROLES, *deployment.roles))
+        known = sorted(path.stem for path in (directory / SEEDS).glob(f"*{SUFFIX}"))
+        roles = dict.fromkeys((ADMIN, OPERATOR, *ROLES, *deployment.roles, *known))
         keys = provide_seeds(directory / SEEDS, roles)
-        written.seeds.update({role: directory / SEEDS / f"{role}.seed" for role in keys})
+        written.seeds.update({role: directory / SEEDS / f"{role}{SUFFIX}" for role in keys})
         write_private(directory / ACCOUNT, account(deployment.run, keys))
         secret = _secret(directory)
         for server in deployment.servers:
@@ -203,6 +206,19 @@ def write(deployment: Deployment, directory: Path, *, binary: Path | None = None
         _check(deployment, server, directory, program)
     written.notes.extend(_notes(deployment))
     return written
+
+
+def _check_owner(path: Path, run: str) -> None:
+    """Raise BusError when a directory was written for another run: its keys would change hands."""
+    try:
+        owner = path.read_text().partition(":")[0].strip().strip('"').removeprefix("spade-")
+    except FileNotFoundError:
+        return
+    if owner != run:
+        raise BusError(
+            f"{path.parent} holds the keys of run {owner}",
+            remedy=f"Use another directory, and include its {path.name} in the accounts of the server, too.",
+        )
 
 
 def _secret(directory: Path) -> str:

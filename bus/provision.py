@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from bus.access import ADMIN
 from bus.connection import ApiError, Connection, open_connection
 from bus.errors import BusError, NotFound
 from bus.subjects import (
@@ -19,6 +22,9 @@ from bus.subjects import (
 )
 
 _NO_ROOM = 10047
+_NO_PEERS = 10005
+# A cluster that has just been started answers for none of its streams at first.
+_PATIENCE_SECONDS = 60.0
 
 
 async def provision(
@@ -26,22 +32,28 @@ async def provision(
     *,
     run: str,
     token: str = "",
+    seed_file: Path | str | None = None,
+    tls: ssl.SSLContext | Path | str | None = None,
+    replicas: int = 1,
     task_slots: int = 4096,
     store_gb: float = 16.0,
     consumers: Iterable[Consumer] = CONSUMERS.values(),
 ) -> None:
     """Create what is missing and bring what exists up to date; running it again changes nothing.
 
-    ``task_slots`` is how much work all instances of a role may hold, ``store_gb`` what the streams share.
+    ``task_slots`` is how much work all instances of a role may hold, ``store_gb`` what the streams share,
+    ``replicas`` on how many servers of a cluster each lies. A login with a key needs the supervisor's.
     Raises BusError when the server refuses (a store that is too small, an incompatible older stream).
     """
     names, store = Names(run), int(store_gb * (1 << 30))
-    async with open_connection(url, name=f"spade.{run}.provision", token=token) as connection:
+    async with open_connection(
+        url, name=f"spade.{run}.provision", role=ADMIN, token=token, seed_file=seed_file, tls=tls
+    ) as connection:
         for stream in STREAMS.values():
-            config = stream_config(names, stream, task_slots=task_slots, store_bytes=store)
+            config = stream_config(names, stream, task_slots=task_slots, store_bytes=store, replicas=replicas)
             await _stream(connection, config)
         for bucket in BUCKETS.values():
-            await _stream(connection, bucket_config(names, bucket, store_bytes=store))
+            await _stream(connection, bucket_config(names, bucket, store_bytes=store, replicas=replicas))
         for consumer in consumers:
             await _consumer(connection, names, consumer, task_slots)
 
@@ -49,7 +61,7 @@ async def provision(
 async def _stream(connection: Connection, config: dict[str, Any]) -> None:
     name = config["name"]
     try:
-        existing = (await connection.api(f"STREAM.INFO.{name}"))["config"]
+        existing = (await connection.api(f"STREAM.INFO.{name}", seconds=_PATIENCE_SECONDS))["config"]
     except NotFound:
         await _ask(connection, f"STREAM.CREATE.{name}", config, name)
         return
@@ -76,12 +88,17 @@ def _differs(existing: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 async def _ask(connection: Connection, verb: str, body: dict[str, Any], name: str) -> None:
     try:
-        await connection.api(verb, body)
+        await connection.api(verb, body, seconds=_PATIENCE_SECONDS)
     except ApiError as error:
         if error.code == _NO_ROOM:
             raise BusError(
                 f"the server's store is too small for {name}",
                 remedy="Raise bus.store_gb, or pass provision() the server's store_gb.",
+            ) from error
+        if error.code == _NO_PEERS:
+            raise BusError(
+                f"the broker has too few servers for the {body.get('num_replicas')} replicas of {name}",
+                remedy="Start all servers of the cluster, or ask for fewer replicas.",
             ) from error
         raise BusError(
             f"the server refuses {name}: {error.description} (code {error.code})",

@@ -29,7 +29,12 @@ def check(config: Config) -> list[Problem]:
 
 
 def is_bus_url(url: str) -> bool:
-    """Whether ``url`` names a host, and a port if any, in a scheme that the bus speaks."""
+    """Whether ``url`` names a host, and a port if any, in a scheme that the bus speaks; or, separated by
+    commas, several servers of a cluster."""
+    return all(_is_server_url(part) for part in url.split(","))
+
+
+def _is_server_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
@@ -87,6 +92,13 @@ def _addresses(config: Config) -> Iterator[Problem]:
     if config.bus.url and not is_bus_url(config.bus.url):
         yield "bus.url", 'must be like "nats://HOST:PORT" or "tls://HOST:PORT", or empty for a private broker'
     yield from _positive("bus.store_gb", config.bus.store_gb)
+    if config.bus.replicas not in (1, 3, 5):
+        yield "bus.replicas", "must be 1, 3 or 5"
+    elif config.bus.replicas > 1 and not config.bus.url:
+        yield "bus.replicas", "needs a cluster, named in bus.url; a private broker is one server"
+    for name in ("credentials", "ca"):
+        if getattr(config.bus, name) and not config.bus.url:
+            yield f"bus.{name}", "is for a broker named in bus.url; a private one has a token of its own"
     yield from _within("bus.max_payload_mb", config.bus.max_payload_mb, 1, 64)
     server = config.server
     if not server.urls and "server" in config.run.roles:

@@ -23,6 +23,7 @@ from anyio.abc import TaskGroup
 
 from bus import Bus, connect
 from bus.connection import open_connection
+from bus.credentials import seed_file
 from bus.messages import Control, Heartbeat, token
 from engine import telemetry
 from engine.checks import is_bus_url
@@ -33,6 +34,7 @@ from engine.errors import ConfigError, SpadeError
 GROUP = "spade.roles"
 GUARDED = "SPADE_GUARDED"
 TOKEN = "SPADE_BUS_TOKEN"
+CREDENTIALS, CA = "SPADE_BUS_CREDENTIALS", "SPADE_BUS_CA"
 CONFIG_KEY, CONTROL_KEY = "config", "control"
 BEAT_SECONDS = 1.0
 _SET_PDEATHSIG = 1
@@ -197,9 +199,20 @@ def instance_name(role: str) -> str:
     return token(f"{role}-{socket.gethostname()}-{os.getpid()}")
 
 
-async def only_run(url: str, secret: str) -> str:
-    """Return the one run that the bus at ``url`` carries. Raises ConfigError when it is not one."""
-    async with open_connection(url, name="spade.discovery", token=secret) as connection:
+def login(role: str, *, token: str = "", credentials: str = "", ca: str = "") -> dict[str, Any]:
+    """Return how ``role`` logs in, as arguments of ``bus.connect``. ``credentials`` is its key file or a
+    directory of keys. Raises BusError when there is no such key."""
+    return {
+        "token": token,
+        "seed_file": seed_file(credentials, role) if credentials else None,
+        "tls": ca or None,
+    }
+
+
+async def only_run(url: str, secret: str, *, role: str = "", credentials: str = "", ca: str = "") -> str:
+    """Return the one run that the bus at ``url`` carries for us. Raises ConfigError when it is not one."""
+    known = login(role, token=secret, credentials=credentials, ca=ca)
+    async with open_connection(url, name="spade.discovery", role=role, **known) as connection:
         names = (await connection.api("STREAM.NAMES", {})).get("streams") or []
     prefix = "EVENT_"
     runs = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
@@ -234,15 +247,26 @@ async def get_origin(bus: Bus) -> Origin:
 
 
 async def serve_role(
-    name: str, *, url: str, run: str, secret: str, instance: str, directory: Path | None
+    name: str,
+    *,
+    url: str,
+    run: str,
+    secret: str,
+    instance: str,
+    directory: Path | None,
+    credentials: str = "",
+    ca: str = "",
 ) -> None:
     """Run one role alone in this process until it ends, a drain is commanded, or a signal comes.
+
+    ``secret`` is the token of the bus, ``credentials`` the key of the role (a file, or a directory of keys).
 
     ``directory`` None takes the run's own directory on its host, else a scratch one in the user's cache.
     Raises ConfigError, SpadeError or BusError.
     """
     role_class = load(name)
-    async with connect(url, run=run, role=name, instance=instance, token=secret) as bus:
+    known = login(name, token=secret, credentials=credentials, ca=ca)
+    async with connect(url, run=run, role=name, instance=instance, **known) as bus:
         origin = await get_origin(bus)
         config = origin.local_config()
         place = directory or _directory(origin, run)

@@ -15,11 +15,12 @@ from pathlib import Path
 import anyio
 from anyio.streams.text import TextReceiveStream
 
+from bus import BusError
 from engine import models
 from engine.child import guarded, tail
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
-from engine.hosting import available
+from engine.hosting import available, login
 from engine.inference import launch
 from engine.run import RunDirectory
 
@@ -48,6 +49,7 @@ def check_start(config: Config) -> None:
             f"learner.launch begins with {program!r}, which is no program here.",
             remedy="It takes the place of the Python interpreter: give a command that ends with one.",
         )
+    _require_keys(config)
     for key, source in _files(config):
         scheme, _, path = source.partition(":")
         if scheme in ("dir", "jsonl") and not Path(path).exists():
@@ -55,6 +57,25 @@ def check_start(config: Config) -> None:
                 f"{key} = {source!r}: {path} does not exist.",
                 remedy="A relative path starts at the working directory.",
             )
+
+
+def _require_keys(config: Config) -> None:
+    """Check that this host has what it logs in to the bus with."""
+    table = config.bus
+    if table.ca and not Path(table.ca).expanduser().is_file():
+        raise ConfigError(f"bus.ca = {table.ca!r} is no file.", remedy="Name a PEM file of the broker's CA.")
+    if not table.credentials:
+        return
+    if not Path(table.credentials).expanduser().is_dir():
+        raise ConfigError(
+            f"bus.credentials = {table.credentials!r} is no directory.",
+            remedy="Name the directory of keys that `spade bus provision` wrote (seeds/).",
+        )
+    for role in ("supervisor", *config.run.roles):
+        try:
+            login(role, credentials=table.credentials)
+        except BusError as error:
+            raise ConfigError(f"bus.credentials: {error.what}.", remedy=error.remedy) from error
 
 
 def _files(config: Config) -> Iterator[tuple[str, str]]:

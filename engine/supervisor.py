@@ -30,7 +30,7 @@ from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.faults import RoleFailed, explain
-from engine.hosting import CONTROL_KEY, TOKEN, Host, Origin, RoleLike
+from engine.hosting import CA, CONTROL_KEY, CREDENTIALS, TOKEN, Host, Origin, RoleLike
 from engine.live import SHOWN_AT_THE_END, View
 from engine.recorder import Recorder
 from engine.run import RunDirectory, free_mb
@@ -43,15 +43,37 @@ TICK_SECONDS = 1.0
 DISK_SECONDS = 5.0
 LEAST_FREE_MB = 64
 RECORD_SECONDS = 30.0
+SUPERVISOR = "supervisor"
 _LAUNCHERS = ("python", "accelerate", "torchrun")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the bus of a run is; kept in ``bus.json`` (readable by the owner only) for roles on this host."""
+    """Where the bus of a run is and how to log in; kept in ``bus.json`` (readable by the owner only) for
+    roles on this host. ``credentials`` and ``ca`` are paths, empty for a token."""
 
     url: str
     token: str
     run: str
+    credentials: str = ""
+    ca: str = ""
+
+    @classmethod
+    def of(cls, config: Config) -> Address:
+        """Return the address of the external bus of a recipe."""
+        table = config.bus
+        paths = [
+            str(Path(path).expanduser().resolve()) if path else "" for path in (table.credentials, table.ca)
+        ]
+        return cls(table.url, table.token, config.run.name, *paths)
+
+    def login(self, role: str) -> dict[str, Any]:
+        """Return how ``role`` logs in, as arguments of ``bus.connect``. Raises BusError without a key."""
+        return hosting.login(role, token=self.token, credentials=self.credentials, ca=self.ca)
+
+    def environment(self) -> dict[str, str]:
+        """Return what a role in a process of its own needs to log in."""
+        known = {TOKEN: self.token, CREDENTIALS: self.credentials, CA: self.ca}
+        return {name: value for name, value in known.items() if value}
 
 
 class Supervisor:
@@ -118,7 +140,7 @@ class Supervisor:
         """Connect to the bus of the recipe, or to a private one that lives as long as this context."""
         table, run = self.config.bus, self.config.run.name
         if table.url:
-            address = Address(table.url, table.token, run)
+            address = Address.of(self.config)
             async with self._connected(address) as bus:
                 yield bus, address
             return
@@ -137,10 +159,12 @@ class Supervisor:
 
     @asynccontextmanager
     async def _connected(self, address: Address) -> AsyncIterator[Bus]:
-        store_gb = self.config.bus.store_gb
-        await provision(address.url, run=address.run, token=address.token, store_gb=store_gb)
+        table, login = self.config.bus, address.login(SUPERVISOR)
+        await provision(
+            address.url, run=address.run, store_gb=table.store_gb, replicas=table.replicas, **login
+        )
         async with connect(
-            address.url, run=address.run, role="supervisor", instance="supervisor", token=address.token
+            address.url, run=address.run, role=SUPERVISOR, instance=SUPERVISOR, **login
         ) as bus:
             yield bus
 
@@ -206,7 +230,7 @@ class Supervisor:
     ) -> None:
         instance = f"{name}-0"
         async with connect(
-            address.url, run=address.run, role=name, instance=instance, token=address.token
+            address.url, run=address.run, role=name, instance=instance, **address.login(name)
         ) as own:
             context = RoleContext(
                 config=config,
@@ -230,7 +254,7 @@ class Supervisor:
             log=self.directory.logs / f"{name}.out",
             logger=self.log,
             draining=self._draining[name],
-            environment={TOKEN: address.token},
+            environment=address.environment(),
         )
         self._note_end(name)
 

@@ -1,0 +1,154 @@
+"""``spade bus provision``: keys and configurations for an external broker, and a run's streams on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bus.deployment import Deployment, Written
+
+Run = Annotated[str, typer.Option(help="Run, as in run.name.", show_default=False)]
+Url = Annotated[str, typer.Option(help="URL of the broker; several servers separated by commas.")]
+Output = Annotated[
+    Path | None, typer.Option("--directory", "-D", help="Where keys and configurations are (written).")
+]
+Hosts = Annotated[
+    str, typer.Option(help="Servers to configure: HOST[:PORT[:CLUSTERPORT]], separated by commas.")
+]
+Replicas = Annotated[
+    int | None, typer.Option(help="Servers each stream lies on; default: 3 in a cluster, else 1.")
+]
+Roles = Annotated[list[str] | None, typer.Option("--role", help="A role of yours that needs a key, too.")]
+Certificate = Annotated[str, typer.Option(help="Certificate (PEM), as the servers find it.")]
+Key = Annotated[str, typer.Option(help="Its key, as the servers find it.")]
+Ca = Annotated[str, typer.Option(envvar="SPADE_BUS_CA", help="CA that signed it; its path on all hosts.")]
+Store = Annotated[str, typer.Option(help="Directory of the streams on the servers; default: store in -D.")]
+StoreGb = Annotated[float, typer.Option(help="What the streams of the run share.")]
+PayloadMb = Annotated[int, typer.Option(help="Largest message.")]
+Sync = Annotated[str, typer.Option(help="How often the servers force messages to disk; paranoid: always.")]
+StreamsOnly = Annotated[bool, typer.Option("--streams-only", help="Write no file: streams and consumers.")]
+Token = Annotated[str, typer.Option(envvar="SPADE_BUS_TOKEN", help="Token of a broker without keys.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to the group."""
+    app.command()(provision)
+
+
+def provision(
+    run: Run,
+    url: Url = "",
+    directory: Output = None,
+    hosts: Hosts = "",
+    replicas: Replicas = None,
+    role: Roles = None,
+    tls_cert: Certificate = "",
+    tls_key: Key = "",
+    ca: Ca = "",
+    store: Store = "",
+    store_gb: StoreGb = 16.0,
+    max_payload_mb: PayloadMb = 8,
+    sync: Sync = "100ms",
+    streams_only: StreamsOnly = False,
+    token: Token = "",
+) -> None:
+    """Prepare an external broker for a run.
+
+    With --directory: write a key for each role and a configuration for each server (again later: keys
+    stay). With --url: create or update the run's streams and consumers on the broker that runs there.
+    """
+    extra = tuple(role or ())
+    _check(url, directory, streams_only=streams_only, certificate=tls_cert, key=tls_key)
+    if directory is not None and not streams_only:
+        from bus.deployment import Deployment, Tls, parse_servers, write
+
+        servers = parse_servers(hosts or _hosts_of(url))
+        deployment = Deployment(
+            run=run,
+            servers=servers,
+            store=store or str((directory / "store").resolve()),
+            store_gb=max(1.0, store_gb * 1.25),
+            max_payload_mb=max_payload_mb,
+            sync=sync,
+            tls=Tls(tls_cert, tls_key, ca) if tls_cert else None,
+            roles=extra,
+        )
+        _tell(deployment, write(deployment, directory), directory)
+        replicas = replicas or (3 if len(servers) > 2 else 1)
+    if url:
+        several = len(url.split(",")) > 2
+        _create(
+            url,
+            run=run,
+            roles=extra,
+            store_gb=store_gb,
+            replicas=replicas or (3 if several else 1),
+            login=_login(directory, token, ca),
+        )
+
+
+def _check(url: str, directory: Path | None, *, streams_only: bool, certificate: str, key: str) -> None:
+    from engine.checks import is_bus_url
+
+    if url and not is_bus_url(url):
+        raise ConfigError(f"--url {url!r} is not the URL of a broker.", remedy="Example: nats://HOST:4222.")
+    if not url and (streams_only or directory is None):
+        raise ConfigError(
+            "There is nothing to do.",
+            remedy="Name a --directory for keys and configurations, the --url of a running broker, or both.",
+        )
+    if bool(certificate) != bool(key):
+        raise ConfigError("A certificate and its key go together.", remedy="Pass --tls-cert and --tls-key.")
+
+
+def _hosts_of(url: str) -> str:
+    """Return the servers that a URL names, loopback without one."""
+    parts = [urlsplit(part) for part in url.split(",")] if url else []
+    return ",".join(f"{part.hostname}:{part.port or 4222}" for part in parts) or "127.0.0.1"
+
+
+def _tell(deployment: Deployment, written: Written, directory: Path) -> None:
+    from bus.deployment import ACCOUNT, SEEDS
+
+    print(f"Keys, one a role: {directory / SEEDS} (give each host only those it needs)")
+    for path, server in zip(written.configurations, deployment.servers, strict=True):
+        print(f"Server {server.host}: nats-server -c {path}")
+    print(f"Each configuration includes {ACCOUNT}, which lies beside it.")
+    for note in written.notes:
+        print(f"Note: {note}")
+
+
+def _login(directory: Path | None, token: str, ca: str) -> dict[str, Any]:
+    from bus.access import ADMIN
+    from bus.deployment import SEEDS
+    from engine import hosting
+
+    place = directory / SEEDS if directory is not None and not token else None
+    return hosting.login(ADMIN, token=token, credentials=str(place or ""), ca=ca)
+
+
+def _create(
+    url: str, *, run: str, roles: tuple[str, ...], store_gb: float, replicas: int, login: dict[str, Any]
+) -> None:
+    import anyio
+
+    from bus import provision as create
+    from bus.access import consumer_of
+    from bus.subjects import CONSUMERS
+
+    consumers = {**CONSUMERS, **{name: consumer_of(name) for name in roles}}
+
+    async def work() -> None:
+        await create(
+            url, run=run, store_gb=store_gb, replicas=replicas, consumers=consumers.values(), **login
+        )
+
+    anyio.run(work)
+    times = f", each on {replicas} servers" if replicas > 1 else ""
+    print(f"The streams of run {run} are ready at {url}{times}.")
