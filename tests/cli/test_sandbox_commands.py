@@ -1,0 +1,311 @@
+"""``spade sandbox`` and its benchmarks, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import pytest
+
+from engine import cli
+from sandbox import ProtectionReport, SandboxPool, SandboxUnavailable, protection
+
+LEVERS = """import random
+class LeverEnv:
+    max_turns = 4
+    def reset(self, seed):
+        self.t, self.k = 0, random.Random(seed).randint(0, 8)
+        return f"levers 0..8, 4 tries, seed {seed}"
+    def step(self, action):
+        self.t += 1
+        won = int(action) == self.k
+        print("looking at", self.k)
+        return "open" if won else "closed", float(won), won or self.t >= 4, False, {"t": self.t}
+"""
+PAYS = LEVERS.replace("won = int(action) == self.k", "won = True")
+BROKEN = "class BrokenEnv:\n    def reset(self, seed):\n        return 1 / 0\n    def step(self, a): pass\n"
+REPLY = (
+    f"<think>\n```python\nclass NotThisEnv: pass\n```\n</think>\nHere it is:\n```python\n{LEVERS}```\nEnjoy."
+)
+TOOLS = """class ShopEnv:
+    def __init__(self, price: int = 3):
+        self.price = price
+    def reset(self, seed):
+        return f"buy for {self.price}"
+    def step(self, action):
+        return "done", 1.0, True, False, {}
+    def get_tools(self):
+        parameters = {"type": "object", "properties": {"item": {"type": "string"}}}
+        function = {"name": "buy", "description": "Buy it.", "parameters": parameters}
+        return [{"type": "function", "function": function}]
+    def execute_tool(self, name, arguments):
+        return f"{name} {arguments['item']}"
+"""
+SPINS = LEVERS.replace("self.t += 1", "while True: pass")
+
+
+class Result(msgspec.Struct):
+    code: int
+    out: str
+    err: str
+
+
+class Spade(Protocol):
+    def __call__(self, *arguments: object, stdin: str | None = None) -> Result: ...
+
+
+@pytest.fixture
+def spade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Spade]:
+    """Call the command in this process, in an empty directory; ``stdin`` comes by a pipe."""
+    monkeypatch.chdir(tmp_path)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    def call(*arguments: object, stdin: str | None = None) -> Result:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["spade", *map(str, arguments)])
+        ours, theirs = os.pipe()
+        os.write(theirs, (stdin or "").encode())
+        os.close(theirs)
+        with os.fdopen(ours) as piped:
+            monkeypatch.setattr(sys, "stdin", piped)
+            with pytest.raises(SystemExit) as caught:
+                cli.main()
+        printed = capsys.readouterr()
+        return Result(int(caught.value.code or 0), printed.out, printed.err)
+
+    yield call
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def written(name: str, text: str) -> Path:
+    path = Path(name)
+    path.write_text(text)
+    return path
+
+
+def nano_with(line: str) -> Path:
+    """The nano recipe with one more line in its table of the sandbox."""
+    recipe = Path(__file__).parent.parent.parent / "configs" / "nano.toml"
+    return written("recipe.toml", recipe.read_text().replace("[sandbox]\n", f"[sandbox]\n{line}\n"))
+
+
+def refused(result: Result, *parts: str, code: int = 2) -> None:
+    """The command failed with one paragraph that says all of ``parts``."""
+    assert result.code == code, result.err
+    assert result.err.count("\n") == 1
+    assert "Traceback" not in result.err
+    for part in parts:
+        assert part in result.err
+
+
+class TestDoctor:
+    def test_says_what_it_found(self, spade: Spade) -> None:
+        result = spade("sandbox", "doctor")
+        assert result.code == 0
+        for part in ("level", "seccomp", "open a file", "denied:", "live instances, bounded by", "uid"):
+            assert part in result.out
+
+    def test_json(self, spade: Spade) -> None:
+        result = spade("sandbox", "doctor", "--json")
+        found = json.loads(result.out)
+        assert result.code == 0
+        assert found["ok"] is True
+        assert found["level"] >= found["min_level"] == 2
+        assert found["canary"]["trace"] == "killed"
+        assert found["max_live"] <= min(found["bounds"].values())
+
+    def test_a_level_below_the_least_one_fails(
+        self, spade: Spade, monkeypatch: pytest.MonkeyPatch, poor: ProtectionReport
+    ) -> None:
+        async def enter(pool: SandboxPool) -> SandboxPool:
+            pool.report = poor
+            return pool
+
+        async def leave(pool: SandboxPool, *_: object) -> None:
+            return None
+
+        monkeypatch.setattr(SandboxPool, "__aenter__", enter)
+        monkeypatch.setattr(SandboxPool, "__aexit__", leave)
+        result = spade("sandbox", "doctor", "--min-level", "3")
+        assert result.code == 1
+        assert "below the least level 3" in result.out
+        assert "Landlock" in result.out
+        assert "second wall: open" in result.out
+        assert json.loads(spade("sandbox", "doctor", "--json", "--min-level", "3").out)["ok"] is False
+        assert spade("sandbox", "doctor", "--min-level", "2").code == 0
+
+    def test_a_host_without_any_sandbox(self, spade: Spade, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def enter(_: SandboxPool) -> SandboxPool:
+            raise SandboxUnavailable("generated programs can be confined on Linux 5.3 or newer only")
+
+        monkeypatch.setattr(SandboxPool, "__aenter__", enter)
+        refused(spade("sandbox", "doctor"), "Linux 5.3", code=1)
+
+    def test_the_recipes_limits_apply(self, spade: Spade) -> None:
+        found = json.loads(spade("sandbox", "doctor", "--json", "--recipe", nano_with("max_live = 7")).out)
+        assert found["max_live"] == 7
+        assert found["bounds"]["sandbox.max_live"] == 7
+        refused(spade("sandbox", "doctor", "--recipe", nano_with("min_level = 9")), "sandbox.min_level")
+        refused(spade("sandbox", "doctor", "--recipe", "none.toml"), "none.toml")
+
+
+@pytest.fixture
+def poor() -> ProtectionReport:
+    """A host without Landlock and namespaces, where an instance sees files once the filter is gone."""
+    return ProtectionReport(
+        level=2,
+        walls={"seccomp": "on", "landlock": "failed:ENOSYS", "user_ns": "failed:EPERM", "own_uid": "n/a"},
+        canary={"open": "denied:EACCES"},
+        bare={"open": "open"},
+        kernel="Linux",
+        uid_mode="shared",
+        base_vm=1,
+        max_live=7,
+        reasons=("second wall: open open",),
+        bounds={"memory": 7},
+    )
+
+
+class TestAdvice:
+    @pytest.mark.parametrize(
+        ("level", "walls", "words"),
+        [
+            (4, {}, []),
+            (1, {"seccomp": "failed:ENOSYS"}, ["seccomp"]),
+            (2, {"landlock": "failed:ENOSYS", "user_ns": "failed:EPERM"}, ["Landlock", "user namespaces"]),
+            (3, {"landlock": "on", "user_ns": "failed:EPERM"}, ["user namespaces"]),
+            (3, {"landlock": "on", "mount_ns": "failed:EPERM", "own_uid": "on"}, ["CAP_SYS_ADMIN"]),
+            (
+                3,
+                dict.fromkeys(("mount_ns", "empty_root", "net_ns", "pid_ns"), "on") | {"own_uid": "failed:E"},
+                ["CAP_SETUID"],
+            ),
+        ],
+    )
+    def test_names_what_to_change(
+        self, poor: ProtectionReport, level: int, walls: dict[str, str], words: list[str]
+    ) -> None:
+        advice = protection.advice(msgspec.structs.replace(poor, level=level, walls=walls))
+        assert len(advice) == len(words)
+        for word, line in zip(words, advice, strict=True):
+            assert word in line
+
+
+class TestRun:
+    def play(self, spade: Spade, source: str, *lines: str, options: tuple[object, ...] = ()) -> Result:
+        return spade("sandbox", "run", written("env.py", source), *options, stdin="\n".join(lines) + "\n")
+
+    def test_an_episode(self, spade: Spade) -> None:
+        lines = [str(k) for k in range(9)]
+        result = self.play(spade, LEVERS, *lines[:3], ":info", ":reset 4", *lines, ":quit", "unread")
+        assert result.code == 0, result.err
+        for part in (
+            "seed 0",
+            "| looking at",
+            "reward 0, turn 1",
+            "max_turns 4",
+            '"t": 3',
+            "seed 4",
+            "end of",
+        ):
+            assert part in result.out
+        assert "the episode is over" in result.out
+        assert "unread" not in result.out
+
+    def test_errors_of_the_program_are_shown_and_play_goes_on(self, spade: Spade) -> None:
+        result = self.play(spade, LEVERS, "x", "1", options=("--seed", 5))
+        assert result.code == 0
+        assert "! ValueError" in result.out
+        assert "line 9 in step" in result.out
+        assert "seed 5" in result.out
+        assert "reward" in result.out
+
+    def test_tools_are_listed_and_called(self, spade: Spade) -> None:
+        result = self.play(
+            spade,
+            TOOLS,
+            *(":tools", ':call buy {"item": "tea"}', ":call buy {item}", ":call", ":solution", ":what"),
+            options=("--kwargs", '{"price": 8}'),
+        )
+        assert result.code == 0
+        for part in ("buy for 8", "buy(item): Buy it.", "buy tea", "a JSON object", "no solution", ":quit"):
+            assert part in result.out
+        assert "no tools" in self.play(spade, LEVERS, ":tools").out
+
+    def test_limits_hold(self, spade: Spade) -> None:
+        recipe = nano_with("cpu_call_seconds = 0.1")
+        result = self.play(spade, SPINS, "1", "2", options=("--recipe", recipe))
+        assert result.code == 1
+        assert "The program is gone" in result.err
+        assert "cpu time" in result.err
+
+    def test_a_reply_a_file_and_a_broken_program(self, spade: Spade) -> None:
+        assert "levers" in self.play(spade, REPLY).out
+        path = written("env.py", LEVERS)
+        lines = written("lines", "0\n1")
+        command = [sys.executable, "-m", "engine.cli", "sandbox", "run", str(path)]
+        root = Path(__file__).parent.parent.parent
+        with lines.open() as file:
+            got = subprocess.run(
+                command,
+                stdin=file,
+                capture_output=True,
+                text=True,
+                env=os.environ | {"PYTHONPATH": str(root)},
+            )
+        assert got.returncode == 0, got.stderr
+        assert "turn 2" in got.stdout
+        broken = self.play(spade, BROKEN)
+        assert broken.code == 1
+        assert "does not start: ZeroDivisionError" in broken.err
+
+    @pytest.mark.parametrize("kwargs", ["{", "[1]", "nonsense"])
+    def test_bad_arguments(self, spade: Spade, kwargs: str) -> None:
+        refused(spade("sandbox", "run", written("env.py", LEVERS), "--kwargs", kwargs), "--kwargs")
+        refused(spade("sandbox", "run", "absent.py"), "absent.py", "No such file")
+
+
+class TestValidate:
+    def test_a_good_one(self, spade: Spade) -> None:
+        result = spade("sandbox", "validate", written("levers.py", LEVERS), "--max-turns", "4")
+        assert result.code == 0, result.out
+        for part in ("levers.py: accepted", "LeverEnv, max_turns 4", "wins", "random", "degenerate  no"):
+            assert part in result.out
+
+    def test_several_in_json(self, spade: Spade) -> None:
+        files = [
+            written("a.py", LEVERS),
+            written("b.txt", REPLY),
+            written("c.py", BROKEN),
+            written("d.py", ""),
+        ]
+        result = spade("sandbox", "validate", *files, "--json", "--max-turns", "4")
+        rows: list[dict[str, Any]] = json.loads(result.out)
+        assert result.code == 1
+        assert [row["file"] for row in rows] == ["a.py", "b.txt", "c.py", "d.py"]
+        assert [row["passes"] for row in rows] == [True, True, False, False]
+        assert [row["rung"] for row in rows] == ["accepted", "accepted", "reset", "extract"]
+        assert "ZeroDivisionError" in rows[2]["reason"]
+
+    def test_strict_refuses_what_pays_for_anything(self, spade: Spade) -> None:
+        path = written("pays.py", PAYS)
+        result = spade("sandbox", "validate", path)
+        assert "degenerate  yes" in result.out
+        assert result.code == 0
+        strict = spade("sandbox", "validate", path, "--strict")
+        assert strict.code == 1
+        assert "rejected" in strict.out
+
+    def test_unreadable_files(self, spade: Spade) -> None:
+        refused(spade("sandbox", "validate", "absent.py"), "absent.py")
+        Path("bytes.py").write_bytes(b"\xff\xfe\x00")
+        refused(spade("sandbox", "validate", "bytes.py"), "UTF-8")
