@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,12 +19,26 @@ if TYPE_CHECKING:
 
 # What int(), indexing and look-ups raise on text that is not an action.
 INVALID_ACTION = frozenset(("ValueError", "TypeError", "IndexError", "KeyError"))
-GARBAGE = ("banana", "", "-1", "999999999", "\\boxed{1}")
+NONSENSE = "banana"
+GARBAGE = (NONSENSE, "", "-1", "999999999", "\\boxed{1}")
+GARBAGE_CALLS = (
+    NONSENSE,
+    "",
+    "{",
+    "[]",
+    '{"name": "no_such_tool", "arguments": {}}',
+    '{"name": 1, "arguments": [NaN]}',
+    "<tool_call>{}",
+    '{"answer": null}',
+    '[{"answer": "x"}, 7]',
+)
 
 _NUMBER = re.compile(r"-?\d+")
 _RANGE = re.compile(r"(-?\d+)\s*(?:\.\.+|\u2013|-|to|and)\s*(-?\d+)")
 _WORD = re.compile(r"[^\W\d_]{1,24}")
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _MAX_SPAN, _MAX_EACH, _MAX_ACTIONS = 40, 12, 64
+_VARIANTS = 6
 
 
 class Transcript(msgspec.Struct, frozen=True):
@@ -78,10 +94,75 @@ def plausible(observation: str) -> tuple[str, ...]:
     for low, high in ((int(a), int(b)) for a, b in _RANGE.findall(observation)):
         if 0 < high - low <= _MAX_SPAN:
             found += map(str, range(low, high + 1))
+        elif high > low:
+            # of a wide range its quarters: hidden numbers lie on both sides of them
+            found += [str(low + (high - low) * quarter // 4) for quarter in (2, 1, 3, 0, 4)]
     found += [number for number in _NUMBER.findall(observation) if len(number) <= 6][:_MAX_EACH]
     found += list(dict.fromkeys(_WORD.findall(observation)))[:_MAX_EACH]
     found += map(str, range(10))
     return tuple(dict.fromkeys(found))[:_MAX_ACTIONS]
+
+
+def tool_actions(tools: Sequence[Mapping[str, Any]], observation: str) -> tuple[str, ...]:
+    """Return at most 64 calls of ``tools`` with arguments that their schemas and the text suggest."""
+    words = list(plausible(observation))
+    found = []
+    for variant in range(_VARIANTS):
+        for tool in tools:
+            parameters = tool["function"]["parameters"]
+            arguments = {
+                name: _value(inner, words, variant + place)
+                for place, (name, inner) in enumerate(parameters.get("properties", {}).items())
+            }
+            found.append(json.dumps({"name": tool["function"]["name"], "arguments": arguments}))
+        found.append(json.dumps({"answer": words[variant % len(words)]}))
+    return tuple(dict.fromkeys(found))[:_MAX_ACTIONS]
+
+
+def _value(schema: Mapping[str, Any], words: Sequence[str], variant: int) -> Any:
+    """Some value that ``schema`` allows, another for another ``variant``."""
+    if choices := [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]:
+        return choices[variant % len(choices)]
+    if choices := schema.get("anyOf", ()):
+        return _value(choices[variant % len(choices)], words, variant)
+    kinds = schema.get("type", "string")
+    kind = kinds if isinstance(kinds, str) else kinds[variant % len(kinds)]
+    numbers = [int(word) for word in words if _NUMBER.fullmatch(word)]
+    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    number = min(high, max(low, numbers[variant % len(numbers)]))
+    texts = [word for word in words if not _NUMBER.fullmatch(word)] or words
+    values: dict[str, Any] = {
+        "integer": int(number),
+        "number": number,
+        "boolean": variant % 2 == 0,
+        "null": None,
+        "array": [_value(schema.get("items") or {}, words, variant)] if kind == "array" else [],
+        "object": {
+            name: _value(inner, words, variant) for name, inner in schema.get("properties", {}).items()
+        },
+    }
+    return values.get(kind, texts[variant % len(texts)])
+
+
+def solution_actions(value: object) -> list[str]:
+    """Return the actions that ``solution()`` means: a list's items, the boxed groups of a text, or the text.
+
+    Raises EnvError when there are none.
+    """
+    if isinstance(value, list):
+        actions = [inner(str(item)) for item in value]
+    else:
+        text = "" if value is None else str(value)
+        actions = [group.strip() for group in _BOXED.findall(text)] or [text.strip()]
+    if not any(actions):
+        raise EnvError("ContractError", "it returned no action", phase="call")
+    return actions
+
+
+def inner(text: str) -> str:
+    """The content of the last boxed group, or the text itself."""
+    groups = _BOXED.findall(text)
+    return (groups[-1] if groups else text).strip()
 
 
 def constant(_: Sequence[str], turns: int, action: str) -> Iterator[str]:

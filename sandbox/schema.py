@@ -72,10 +72,12 @@ def of_hint(hint: Any) -> dict[str, Any]:
         return {"enum": list(arguments)}
     if origin in (Union, types.UnionType):
         return {"anyOf": [of_hint(argument) for argument in arguments]}
-    if origin is list:
+    if origin is list and arguments:
         return {"type": "array", "items": of_hint(arguments[0])}
-    if origin is dict and arguments[0] is str:
+    if origin is dict and arguments[:1] == (str,):
         return {"type": "object", "additionalProperties": of_hint(arguments[1])}
+    if origin in (list, dict) and not arguments:
+        return {"type": _PLAIN[origin]}
     raise SchemaError(f"{hint} is no type of JSON; use str, int, float, bool, list, dict or Literal")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from sandbox.frames import StepResult
 from sandbox.probes import GARBAGE, Transcript, plausible
-from sandbox.validate import _differ, leaked, solution_actions
+from sandbox.leak import said
+from sandbox.probes import solution_actions
+from sandbox.variation import differ
 
 
 def test_plausible_actions() -> None:
@@ -24,12 +26,12 @@ def test_solution_actions() -> None:
 
 
 def test_leaks() -> None:
-    assert leaked(" 5 ", "5")
-    assert leaked("The answer is: 5.", "5")
-    assert leaked("Secret=red", "red")
-    assert not leaked("Choose 5 or 6; the answer matters", "5")
-    assert not leaked("the key is 55", "5")
-    assert not leaked("anything", "")
+    assert said(" 5 ", "5")
+    assert said("The answer is: 5.", "5")
+    assert said("Secret=red", "red")
+    assert not said("Choose 5 or 6; the answer matters", "5")
+    assert not said("the key is 55", "5")
+    assert not said("anything", "")
 
 
 def played(*pairs: tuple[str, str], first: str = "go") -> Transcript:
@@ -38,8 +40,8 @@ def played(*pairs: tuple[str, str], first: str = "go") -> Transcript:
 
 
 def test_transcripts_differ_only_for_the_same_actions() -> None:
-    assert not _differ([played(("1", "a"), ("2", "b")), played(("1", "a"), ("2", "b"))])
-    assert not _differ([played(("1", "a"), ("2", "b")), played(("1", "a"), ("3", "c"))])
-    assert not _differ([played(("1", "a")), played(("1", "a"), ("3", "c"))])
-    assert _differ([played(("1", "a"), ("2", "b")), played(("1", "a"), ("2", "c"))])
-    assert _differ([played(), played(), played(first="other")])
+    assert not differ([played(("1", "a"), ("2", "b")), played(("1", "a"), ("2", "b"))])
+    assert not differ([played(("1", "a"), ("2", "b")), played(("1", "a"), ("3", "c"))])
+    assert not differ([played(("1", "a")), played(("1", "a"), ("3", "c"))])
+    assert differ([played(("1", "a"), ("2", "b")), played(("1", "a"), ("2", "c"))])
+    assert differ([played(), played(), played(first="other")])

@@ -1,0 +1,190 @@
+"""Policies that do not look, and what it means when they win (canaries for reward hacking).
+
+Two findings make a program ``degenerate``:
+
+*given away*: a blind policy (at random, always the same action, the empty action, nonsense) wins at least
+``degenerate_rate`` of its episodes and, played again, of as many others.
+
+*coin*: winning does not hang on what is played. Up to four different actions that the program tells apart
+from nonsense, or nonsense itself where it does not, are each played as constants on the same instances.
+Looked at after 16, 32 and 64 instances, the program is a coin if either
+
+- all actions agreed on every instance and at least three of these were won: then, at 95 %, the action
+  matters in fewer than one instance of five (``1 - 0.05 ** (1/16)`` is 0.17); or
+- even the least lucky action's 95 % interval (Wilson) of the win rate lies above ``coin_rate``. Actions
+  that exclude each other share the wins, so an honest guess among k options gives each 1 / k: a guess among
+  five is never flagged, a guess between two always.
+
+The toss begins only after blind policies won at least twice, and ends as soon as an action has won nothing
+in five instances or lies surely below ``coin_rate``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from sandbox import probes
+from sandbox.climb import Choose, Climb
+from sandbox.probes import Transcript
+from sandbox.verdict import BLIND
+
+LEAST_EPISODES = 3
+_LOOKS = (16, 32, 64)
+_FIRST_LOOK, _LEAST_WINS, _PANEL, _CANDIDATES = 5, 3, 4, 12
+_COIN_BLOCK = 4
+
+
+def interval(won: int, played: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson interval of a rate; (0, 1) of nothing."""
+    if played == 0:
+        return 0.0, 1.0
+    rate, square = won / played, z * z / played
+    middle = (rate + square / 2) / (1 + square)
+    half = z * math.sqrt(rate * (1 - rate) / played + square / (4 * played)) / (1 + square)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+async def play_policies(climb: Climb) -> None:
+    """Play by policies that do not look; the constant is what won most often before."""
+    turns, settings = climb.turns, climb.settings
+    for k, seed in enumerate(climb.seeds()):
+        # long episodes: fewer seeds, so that steps are left for the constants
+        if k >= LEAST_EPISODES and climb.budget < settings.probe_steps // 2:
+            break
+        await climb.rollout("sweep", seed, partial(probes.sweep, turns=turns))
+        await climb.rollout("random", seed, partial(probes.guess, turns=turns, seed=31 * k + 1))
+    constants = {"constant": _favourite(climb), "empty": ""}
+    if any(t.won for name in climb.played if name.startswith("garbage") for t in climb.played[name].values()):
+        constants["nonsense"] = probes.NONSENSE
+    for seed in climb.seeds(1):
+        for name, action in constants.items():
+            await climb.rollout(name, seed, _constant(turns, action))
+    for name in given_away(climb):
+        # a few lucky episodes are not a verdict: play as many again
+        for seed in climb.seeds(2):
+            choose: Choose = partial(probes.guess, turns=turns, seed=seed)
+            if name in constants:
+                choose = _constant(turns, constants[name])
+            await climb.rollout(name, seed, choose)
+    await _judge(climb)
+
+
+def given_away(climb: Climb) -> list[str]:
+    """Blind policies that reached the threshold in enough episodes."""
+    return [
+        name
+        for name in BLIND
+        if climb.wins(name)[1] >= LEAST_EPISODES and climb.rate(name) >= climb.settings.degenerate_rate
+    ]
+
+
+async def _judge(climb: Climb) -> None:
+    found = given_away(climb)
+    if found:
+        best = max(found, key=climb.rate)
+        won, played = climb.wins(best)
+        what = {"random": "actions drawn at random", "constant": f"always {_favourite(climb)!r}"}
+        said = what.get(best, f"the {best} action")
+        climb.hack = f"won without looking: {said} won {won} of {played} instances"
+    elif sum(climb.wins(name)[0] for name in BLIND) >= 2:
+        await _toss(climb)
+
+
+async def _toss(climb: Climb) -> None:
+    """See whether winning hangs on the action at all."""
+    panel = await _panel(climb)
+    results: dict[str, list[bool]] = {action: [] for action in panel}
+    seeds = climb.seeds(_COIN_BLOCK, climb.settings.coin_seeds)
+    for action in panel:
+        await _play(climb, action, seeds[:_FIRST_LOOK], results)
+        if not any(results[action]):
+            return
+    for look in _LOOKS:
+        for action in panel:
+            await _play(climb, action, seeds[len(results[action]) : look], results)
+        climb.hack = coin(results, climb.settings.coin_rate)
+        least = min(sum(won) for won in results.values())
+        if climb.hack or look > len(seeds) or interval(least, look)[1] < climb.settings.coin_rate:
+            break
+    if climb.hack:
+        climb.tossed = min(sum(won) for won in results.values()), len(results[panel[0]])
+
+
+def coin(results: dict[str, list[bool]], rate: float) -> str:
+    """Judge the outcomes of constant actions on the same instances; "" when they look honest."""
+    played = len(next(iter(results.values())))
+    if len(results) < 2 or played < _LOOKS[0]:
+        return ""
+    least = min(sum(won) for won in results.values())
+    agreed = all(len(set(outcomes)) == 1 for outcomes in zip(*results.values(), strict=True))
+    if agreed and least >= _LEAST_WINS:
+        return (
+            f"a coin decides: {len(results)} different actions gave the same outcome in all {played} "
+            f"instances, and won {least} of them"
+        )
+    low, high = interval(least, played)
+    if low > rate:
+        return (
+            f"a coin decides: each of {len(results)} different actions, played blindly, wins; the least "
+            f"lucky one won {least} of {played} instances ({low:.0%} to {high:.0%})"
+        )
+    return ""
+
+
+async def _panel(climb: Climb) -> list[str]:
+    """Different actions that the program takes for actions, else nonsense and whatever is plausible."""
+    seed = climb.seeds()[0]
+    refused = _reply(await climb.episode(seed, iter([probes.NONSENSE])))
+    actions = [action for action in climb.actions(climb.first[seed]) if action not in climb.invalid]
+    understood: list[str] = []
+    candidates = list(spread(actions))[:_CANDIDATES]
+    for action in candidates:
+        if _reply(await climb.episode(seed, iter([action]))) != refused:
+            understood.append(action)
+        if len(understood) == _PANEL:
+            break
+    if len(understood) >= 2:
+        return understood
+    nonsense = [action for action in (probes.NONSENSE, "") if action not in climb.invalid]
+    return list(dict.fromkeys([*nonsense, *candidates]))[:_PANEL]
+
+
+async def _play(climb: Climb, action: str, seeds: Sequence[int], results: dict[str, list[bool]]) -> None:
+    for seed in seeds:
+        played = await climb.episode(seed, iter([action] * climb.turns))
+        results[action].append(played.won)
+
+
+def spread(actions: Sequence[str]) -> Iterator[str]:
+    """The actions in an order in which any first few lie far apart."""
+    seen: set[int] = set()
+    size = 1 << max(1, (len(actions) - 1).bit_length())
+    step = size
+    while step >= 1 and actions:
+        for place in range(0, size, step):
+            if place < len(actions) and place not in seen:
+                seen.add(place)
+                yield actions[place]
+        step //= 2
+
+
+def _reply(transcript: Transcript) -> tuple[str, bool]:
+    """How the first action was answered, its own text apart."""
+    if not transcript.steps:
+        return transcript.error_type, False
+    step, action = transcript.steps[0], transcript.actions[0]
+    text = step.observation.replace(action, "\0") if action else step.observation
+    return text, step.done
+
+
+def _favourite(climb: Climb) -> str:
+    winners = Counter(t.actions[-1] for t in climb.transcripts if t.won)
+    known = climb.actions(next(iter(climb.first.values())))
+    return winners.most_common(1)[0][0] if winners else known[0]
+
+
+def _constant(turns: int, action: str) -> Choose:
+    return partial(probes.constant, turns=turns, action=action)

@@ -1,0 +1,74 @@
+"""The rungs of tool environments: their criteria, and the plan that fulfils them.
+
+The predicates are the design's own code and decide about the reward, so each is watched: false at the start,
+an exact boolean on every state that is met, and made true by a tool call of the reference plan.
+"""
+
+from __future__ import annotations
+
+from sandbox import probes
+from sandbox.climb import Climb, tell
+from sandbox.errors import EnvError, EnvFailure, EnvProtocolError
+from sandbox.verdict import Rejected
+
+_PLANS = 3
+
+
+async def examine(climb: Climb) -> None:
+    """Raise Rejected unless the criteria of several instances begin false and the plan fulfils each."""
+    tools = await _call(climb, "get_tools", [])
+    climb.toolbox = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    for number, seed in enumerate(climb.seeds()):
+        await climb.open(seed)
+        met = await _criteria(climb, f"after reset({seed})")
+        climb.criteria = len(met)
+        if any(met):
+            which = met.index(True) + 1
+            raise Rejected(
+                "criteria", f"criterion {which} is true already after reset({seed}); there is nothing to do"
+            )
+        if number < _PLANS:
+            await _follow(climb, seed)
+
+
+async def _follow(climb: Climb, seed: int) -> None:
+    """Carry the plan out and see which of its calls makes which criterion true."""
+    try:
+        actions = probes.solution_actions(await climb.instance.call("solution"))
+    except EnvFailure as error:
+        raise Rejected("criteria", f"plan(): {tell(error)}") from None
+    reached = [False] * climb.criteria
+    over, failed, taken = False, "", 0
+    for action in actions[: climb.turns]:
+        taken += 1
+        try:
+            step = await climb.instance.step(action)
+        except EnvFailure as error:
+            raise Rejected("criteria", f"the plan's {action}: {tell(error)}") from None
+        failed = failed or next((line for line in step.observation.splitlines() if "Error" in line[:40]), "")
+        for index, met in enumerate(await _criteria(climb, f"after the plan's {action}")):
+            reached[index] = reached[index] or met
+        over = step.done
+        if over:
+            break
+    if not all(reached):
+        which = reached.index(False) + 1
+        why = f" ({failed[:160]})" if failed else ""
+        raise Rejected("criteria", f"no call of the plan makes criterion {which} true for seed {seed}{why}")
+    if not over:
+        limit = f" within {climb.turns} turns" if taken < len(actions) else ""
+        raise Rejected("criteria", f"the plan does not bring the episode to its end{limit} for seed {seed}")
+
+
+async def _criteria(climb: Climb, when: str) -> list[bool]:
+    met = await _call(climb, "criteria_met", f"the criteria cannot be evaluated {when}")
+    if not isinstance(met, list) or not met or not all(isinstance(one, bool) for one in met):
+        raise EnvProtocolError("criteria_met() did not return booleans")
+    return met
+
+
+async def _call(climb: Climb, name: str, complaint: object) -> object:
+    try:
+        return await climb.instance.call(name)
+    except EnvError as error:
+        raise Rejected("criteria", f"{complaint or name}: {tell(error)}") from None

@@ -1,0 +1,98 @@
+"""What the ladder is set to and what it answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from sandbox.metadata import Metadata
+
+RUNGS = (
+    "extract",
+    "parse",
+    "lint",
+    "load",
+    "metadata",
+    "reset",
+    "criteria",
+    "step",
+    "turns",
+    "variation",
+    "replay",
+    "solution",
+    "leak",
+    "trivial",
+    "judge",
+    "accepted",
+)
+BLIND = ("random", "constant", "empty", "nonsense")
+
+
+class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How hard the ladder is.
+
+    ``seeds`` instances are played by each policy; ``probe_steps`` bounds the steps of all probes together.
+    ``garbage`` "tolerate" takes ValueError, TypeError, IndexError and KeyError on a meaningless action for
+    an invalid action, "strict" rejects any exception. ``variation`` "flag" accepts programs whose seeds
+    make no difference. ``metadata`` "tolerate" checks what is declared, "require" wants goal (or win),
+    skill, difficulty and max_turns declared. ``require_end`` rejects programs that never end an episode by
+    themselves. ``degenerate_rate`` is the win rate of a blind policy from which a program counts as
+    degenerate; ``coin_seeds`` bounds the instances on which a suspected coin is tossed and ``coin_rate`` is
+    the win rate that no blind action may surely exceed (see :mod:`sandbox.blind`). ``degenerate`` says what
+    follows from it. ``judge_seconds`` bounds the caller's own check.
+    """
+
+    seeds: int = 6
+    replays: int = 2
+    probe_steps: int = 600
+    max_observation: int = 8000
+    garbage: Literal["tolerate", "strict"] = "tolerate"
+    variation: Literal["require", "flag"] = "require"
+    solution: Literal["check", "ignore"] = "check"
+    metadata: Literal["tolerate", "require", "ignore"] = "tolerate"
+    require_end: bool = False
+    degenerate: Literal["flag", "reject"] = "flag"
+    degenerate_rate: float = 0.9
+    coin_seeds: int = 64
+    coin_rate: float = 0.25
+    judge_seconds: float = 120.0
+    first_seed: int = 1009
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a program came. ``rung`` is where it failed, or ``accepted``.
+
+    ``policies`` maps a policy to its win rate, ``trivial_win_rate`` is the best of those that do not look
+    (:data:`BLIND`), ``trivial_interval`` its 95 % interval, and ``degenerate`` says that one of them won far
+    too often, ``hack`` in which way. ``sweep`` tries one plausible action after the other, which may be
+    honest work. ``ends`` tells whether the program ended an episode within the turns, ``varies`` whether its
+    seed made a difference, ``solvable`` whether anything won, ``tools`` whether it is a tool environment
+    with ``criteria`` instructions.
+    """
+
+    ok: bool
+    rung: str
+    reason: str = ""
+    trivial_win_rate: float = 0.0
+    trivial_interval: tuple[float, float] = (0.0, 1.0)
+    degenerate: bool = False
+    hack: str = ""
+    first_observations: tuple[str, ...] = ()
+    max_turns: int | None = None
+    class_name: str = ""
+    policies: dict[str, float] = {}
+    ends: bool = False
+    varies: bool = False
+    solvable: bool = False
+    tools: bool = False
+    criteria: int = 0
+    metadata: Metadata | None = None
+
+
+class Rejected(Exception):
+    """A program fell from ``rung``."""
+
+    def __init__(self, rung: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rung, self.reason = rung, reason
