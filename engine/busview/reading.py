@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import anyio
 
-from bus import NatsBus, NotFound, reads
+from bus import BusError, NatsBus, NotFound, reads
 from bus.codec import KINDS
 from bus.face import check_tails
 from bus.messages import Message
@@ -41,12 +41,21 @@ class Filter:
 def choose(stream: str, tails: Sequence[str], kind: str) -> Filter:
     """Return the filter for what a person asked for; ``stream`` empty is told from tails and kind.
 
-    Raises ConfigError for an unknown stream or kind, BusError for tails that make no sense.
+    Raises ConfigError for an unknown stream or kind, and for tails that make no sense.
     """
+    try:
+        return _choose(stream, tails, kind)
+    except BusError as error:
+        raise ConfigError(f"{error.what}.", remedy=error.remedy) from error
+
+
+def _choose(stream: str, tails: Sequence[str], kind: str) -> Filter:
     stems = {tag.partition(".")[0]: message for tag, message in KINDS.items()} | dict(KINDS)
     if kind and kind not in stems:
         stored = sorted(name for name, message in stems.items() if message.stream and "." not in name)
         raise ConfigError(f"There is no kind {kind!r} of message.", remedy=f"Kinds: {', '.join(stored)}.")
+    if kind and not stems[kind].stream:
+        raise ConfigError(f"Messages of kind {kind} are sent once and not stored.")
     wanted = stream.upper()
     if not wanted:
         wanted = stream_of(tails[0]) if tails else stems[kind].stream if kind else "EVENT"

@@ -44,7 +44,7 @@ async def send_again(
         if claim_in(stored.frame) is not None:
             # Its body lies in a blob: it is put into one of the target's, with the message.
             await target.publish(await source.get(stream, stored.sequence))
-            sent.stored += 1
+            duplicate = False
         else:
             answer = await target.publisher.send(
                 target.names.stream(stream),
@@ -53,8 +53,11 @@ async def send_again(
                 {},
                 message_id=id_of(source.run, stream, stored, seen),
             )
-            sent.known += answer.duplicate
-            sent.stored += not answer.duplicate
-        sent.bytes += len(stored.frame)
+            duplicate = answer.duplicate
+        if duplicate:
+            sent.known += 1
+        else:
+            sent.stored += 1
+            sent.bytes += len(stored.frame)
         sent.last = stored.sequence
         told(sent)
