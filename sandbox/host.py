@@ -10,7 +10,8 @@ from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
-_INSTANCE_BYTES = 3 << 20
+_INSTANCE_PAGES = 768  # what an instance copies of its zygote
+_INSTANCE_MOST = 24 << 20  # all of the zygote: with large pages nearly every one of them is copied
 _INSTANCE_COMMIT = 64 << 20
 _RESERVED_FILES = 256
 _RESERVED_PIDS = 64
@@ -46,11 +47,16 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def instance_bytes() -> int:
+    """Memory that a small program takes beyond what it shares: 3 MiB with pages of 4 KiB."""
+    return min(_INSTANCE_MOST, _INSTANCE_PAGES * resource.getpagesize())
+
+
 def bounds() -> dict[str, int]:
     """How many instances each scarce thing of this host carries, by name (reference spec sandbox 6.7)."""
     known = memory()
-    found = {"memory": known.get("MemAvailable", 1 << 40) // 2 // _INSTANCE_BYTES}
-    groups = [free // 2 // _INSTANCE_BYTES for _, free in _memory_groups()]
+    found = {"memory": known.get("MemAvailable", 1 << 40) // 2 // instance_bytes()}
+    groups = [free // 2 // instance_bytes() for _, free in _memory_groups()]
     if groups:
         found["memory of the control group"] = min(groups)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

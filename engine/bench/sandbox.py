@@ -38,13 +38,15 @@ _DEADLINE = 0.25
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured: spawns one after another, seconds of each throughput, live instances, kills."""
+    """How much is measured: spawns and steps one after another, seconds of each throughput, live instances,
+    kills of each kind, spawns of each peer (ten times as many of the peers without processes)."""
 
     spawns: int = 300
     steps: int = 1000
     seconds: float = 3.0
     live: int = 500
     kills: int = 10
+    peers: int = 30
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +127,7 @@ async def measure(work: Work | None = None) -> Figures:
             for one in crowd:
                 group.start_soon(one.close)
     late, over = await _kills(work.kills)
-    peers = await measure_peers([source for source, _ in programs], spawns=max(10, work.spawns // 10))
+    peers = await measure_peers([source for source, _ in programs], spawns=work.peers)
     return Figures(
         level=level,
         spawn_p50_ms=_ms(quantile(spawn, 0.5)),

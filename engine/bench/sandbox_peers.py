@@ -127,7 +127,7 @@ async def _subprocess(programs: Sequence[str], count: int, package: str) -> Peer
     for first in range(0, count, 4):
         await asyncio.gather(*(one(number) for number in range(first, min(first + 4, count))))
     rate = count / (time.perf_counter() - began)
-    crowd = [await _Process.start(_TRUSTED, number, package) for number in range(12)]
+    crowd = [await _Process.start(_TRUSTED, number, package) for number in range(min(12, count))]
     steps = []
     for _ in range(_STEPS):
         began = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ class Soaked(msgspec.Struct, frozen=True, kw_only=True):
 class _Soak:
     """The players, and what they have done so far."""
 
-    def __init__(self, pool: SandboxPool, live: int, think: float) -> None:
+    def __init__(self, pool: SandboxPool, live: int, think: float, seconds: float) -> None:
         self.pool, self.think = pool, think
         self.wanted = live
         self.programs = sample()
@@ -73,7 +74,9 @@ class _Soak:
         self.full = anyio.Event()
         self.spawns = self.steps = 0
         self.errors: Counter[str] = Counter()
-        self.lags: list[float] = []
+        # made at its full size, and touched, so that our own book-keeping does not look like a leak
+        self._lags = array("d", bytes(8 * (int(seconds / _BEAT) + 1)))
+        self._beats = 0
         self.rows: list[tuple[float, float, float, float, float]] = []
 
     async def play(self) -> None:
@@ -107,7 +110,9 @@ class _Soak:
     async def _episode(self, instance: Instance, source: Random) -> None:
         from sandbox import probes
 
-        actions = probes.plausible(instance.first)
+        found = probes.plausible(instance.first)
+        # our programs take numbers: words would only end the episode early
+        actions = [action for action in found if action.lstrip("-").isdigit()] or list(found)
         for _ in range(_TURNS):
             # the time that a model would take to answer
             await anyio.sleep(source.expovariate(1 / self.think) if self.think else 0)
@@ -118,10 +123,16 @@ class _Soak:
 
     async def beat(self) -> None:
         """Record how late the loop wakes us."""
-        while True:
+        while self._beats < len(self._lags):
             due = time.perf_counter() + _BEAT
             await anyio.sleep(_BEAT)
-            self.lags.append(time.perf_counter() - due)
+            self._lags[self._beats] = time.perf_counter() - due
+            self._beats += 1
+
+    @property
+    def lags(self) -> Sequence[float]:
+        """Seconds too late, beat by beat."""
+        return self._lags[: self._beats]
 
     async def watch(self, period: float) -> None:
         """Record resident memory: ours, the zygotes', one instance's, and what the host has left."""
@@ -163,7 +174,7 @@ async def soak(
                 f"This host carries {pool.max_live} live instances (bound: {bound}), {live} were asked for.",
                 remedy="Ask for fewer with --live, or give the host more of it.",
             )
-        run = _Soak(pool, live, think)
+        run = _Soak(pool, live, think, seconds)
         began = time.perf_counter()
         async with anyio.create_task_group() as group:
             for _ in range(live):

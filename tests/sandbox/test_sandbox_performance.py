@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from pathlib import Path
 
+import msgspec
+import pytest
 from sandbox_programs import ECHO, PEAK
 
-from sandbox import SandboxPool, Validator
+from engine.bench.sandbox import Work, measure
+from engine.bench.sandbox_soak import soak
+from engine.errors import SpadeError
+from sandbox import SandboxPool, Validator, host
 
 
 async def test_figures_stay_in_their_order_of_magnitude() -> None:
@@ -43,3 +49,40 @@ def _proportional(pid: int) -> int:
     """Bytes of memory that count for ``pid`` when shared pages are divided among their users."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+async def test_the_benchmark_measures_all_it_promises() -> None:
+    work = Work(spawns=12, steps=30, seconds=0.2, live=16, kills=2, peers=2)
+    found = msgspec.to_builtins(await measure(work))
+    assert found["level"] >= 2
+    assert found["live"] == 16
+    for name in ("spawn_p50_ms", "spawns_per_s", "step_p50_ms", "steps_per_s", "kill_after_deadline_ms"):
+        assert found[name] > 0, name
+    assert found["spawn_p50_ms"] <= found["spawn_p99_ms"]
+    if os.geteuid() == 0:
+        assert 0 < found["pss_mb_per_env"] < 20
+    assert found["kill_after_deadline_ms"] < 2000
+    assert found["kill_over_budget_ms"] < 200
+    peers = found["peers"]
+    assert set(peers) == {"subprocess", "subprocess_numpy", "in_process", "thread_pool"}
+    assert all(peer["spawn_p50_ms"] > 0 and peer["steps_per_s"] > 0 for peer in peers.values())
+    assert [name for name, peer in peers.items() if peer["kill_after_deadline_ms"] is None] == [
+        "in_process",
+        "thread_pool",
+    ]
+
+
+async def test_a_soak_leaves_nothing() -> None:
+    found = await soak(live=20, seconds=1.2, think=0.05)
+    assert found.steps > 0
+    assert found.spawns > 0
+    assert found.leftovers == {"processes": 0, "descriptors": 0, "shared_memory": 0}
+    assert found.statistics["live"] == 0
+    assert 0 <= found.lag_p50_ms <= found.lag_p99_ms <= found.lag_max_ms
+    assert found.errors == {}
+
+
+async def test_a_soak_beyond_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "bounds", lambda: {"memory": 9, "processes": 100})
+    with pytest.raises(SpadeError, match=r"carries 9 live instances \(bound: memory\)"):
+        await soak(live=20, seconds=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import sandbox_bpf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox import seccomp
 from sandbox.seccomp import ALLOW, ARCHES, KILL_PROCESS, assemble, numbers, policy, refuse
 
 MACHINES = sorted(ARCHES)
@@ -191,6 +193,16 @@ def test_aarch64_has_no_legacy_calls() -> None:
     # x86's numbers mean other calls there
     assert decide("aarch64", TABLES["x86_64"]["execve"]) == FORBIDDEN
     assert decide("aarch64", TABLES["x86_64"]["read"]) == FORBIDDEN
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_calls_of_our_own_have_numbers(machine: str) -> None:
+    """What the zygote and the canary ask of the kernel by name exists on every machine."""
+    root = Path(seccomp.__file__).parent
+    sources = [root.joinpath(f"{name}.py").read_text() for name in ("kernel", "canary", "confine")]
+    ours = {name for source in sources for name in re.findall(r'syscall\("(\w+)"', source)}
+    assert {"seccomp", "pivot_root", "landlock_restrict_self", "ptrace"} <= ours
+    assert ours <= numbers(machine).keys()
 
 
 @pytest.mark.parametrize("machine", MACHINES)

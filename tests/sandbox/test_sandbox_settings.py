@@ -88,6 +88,13 @@ def test_a_containers_memory_counts(
     assert host.available_share() == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize(("page", "live"), [(4096, 97), (16384, 24), (65536, 12)])
+def test_larger_pages_make_larger_instances(monkeypatch: pytest.MonkeyPatch, page: int, live: int) -> None:
+    pretend(monkeypatch, {"/proc/meminfo": "MemAvailable: 600000 kB"})
+    monkeypatch.setattr(host.resource, "getpagesize", lambda: page)
+    assert host.bounds()["memory"] == live
+
+
 def test_groups_without_a_limit_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {
         "/proc/self/cgroup": "4:memory:/",
