@@ -43,6 +43,10 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     frame: bytes = b""
     damaged: str | None = None
 
+    def light(self) -> Letter:
+        """Return the letter without its message, unless that refers to a body elsewhere."""
+        return self if codec.claim_in(self.frame) is not None else msgspec.structs.replace(self, frame=b"")
+
     def record(self) -> dict[str, Any]:
         """Return the letter as JSON types, its message by size only."""
         return {
@@ -161,7 +165,10 @@ async def retry(bus: NatsBus, letter: Letter) -> bool:
         {},
         message_id=f"retry:{letter.source}:{letter.sequence}",
     )
-    await drop(bus, letter.number)
+    body = codec.claim_in(letter.frame)
+    if body is not None:
+        await bus.claims.confirm(body, letter.source, answer.seq)
+    await drop(bus, letter)
     return not answer.duplicate
 
 
@@ -176,14 +183,17 @@ async def _replaced(bus: NatsBus, letter: Letter) -> str | None:
     return None
 
 
-async def drop(bus: NatsBus, number: int) -> bool:
-    """Remove a letter for good; False when it is gone already."""
+async def drop(bus: NatsBus, letter: Letter) -> bool:
+    """Remove a letter for good, with a body that nobody else needs; False when it is gone already."""
     try:
         await bus.connection.api(
-            f"STREAM.MSG.DELETE.{bus.names.stream('DLQ')}", {"seq": number, "no_erase": True}
+            f"STREAM.MSG.DELETE.{bus.names.stream('DLQ')}", {"seq": letter.number, "no_erase": True}
         )
     except BusError as error:
         if isinstance(error, NotFound) or getattr(error, "code", 0) in _NO_MESSAGE:
             return False
         raise
+    body = codec.claim_in(letter.frame)
+    if body is not None:
+        await bus.claims.release(body.id)
     return True

@@ -221,7 +221,7 @@ async def list_letters(place: Place, *, count: int, as_json: bool) -> None:
         grouping = letters.Grouping()
         async for letter in letters.every(place_open.bus):
             grouping.add(letter)
-            kept.append(msgspec.structs.replace(letter, frame=b""))
+            kept.append(letter.light())
     if not grouping.count:
         say("There are no dead letters.")
         return
@@ -298,12 +298,12 @@ async def drop_letters(
     failed: list[str] = []
     dropped = 0
     async with opened(place) as place_open:
-        chosen = [letter.number async for letter in _found(place_open.bus, numbers, failed)]
+        chosen = [one.light() async for one in _found(place_open.bus, numbers, failed)]
         if chosen and (
             ask is None or ask(f"Drop {len(chosen):,} letters of run {place_open.bus.run} for good?")
         ):
-            for number in chosen:
-                dropped += await letters.drop(place_open.bus, number)
+            for letter in chosen:
+                dropped += await letters.drop(place_open.bus, letter)
     say(f"{dropped:,} letters were dropped.")
     _complain(failed)
 

@@ -436,6 +436,41 @@ def test_a_retry_that_was_cut_short_has_one_effect(
     assert (len(toy.stored("TASK")), len(toy.stored("DLQ"))) == (1, 0)
 
 
+def test_a_body_that_lies_in_a_blob_survives_a_retry_and_a_move(
+    spade: Spade, toy: Toy, server: str, tmp_path: Path
+) -> None:
+    large = msgspec.structs.replace(play(1), source="#" * 2_000_000)
+    toy.publish(large)
+
+    async def take(bus: NatsBus, reason: str = "") -> Message:
+        async with bus.consume("agent", limit=1) as work:
+            delivery = await anext(work)
+            await (delivery.term(reason) if reason else delivery.ack())
+            return delivery.message
+
+    toy.do(lambda bus: take(bus, "too much"))
+    (shown,) = spade("dlq", "show", "1", "--json").records
+    assert shown["message"]["body"]["blob_bytes"] > 2_000_000
+    assert spade("dlq", "retry", "1").returncode == 0
+    other = make(server, tmp_path / "runs", f"{toy.run}-copy")
+    moved = spade(
+        "replay",
+        "TASK",
+        "--run",
+        toy.run,
+        "--into",
+        server,
+        "--into-run",
+        other.run,
+        "--into-token",
+        TOKEN,
+        "--yes",
+    )
+    assert "1 messages" in moved.stdout
+    assert toy.do(take) == large
+    assert other.do(take) == large
+
+
 def test_what_cannot_be_tried_again_stays(spade: Spade, toy: Toy) -> None:
     toy.publish(letter(1), letter(2, "x (cut from 9000000 bytes)"))
     toy.inject("DLQ", "dlq.task", b"no letter", "junk")
