@@ -1,4 +1,5 @@
-"""The same bus twice: over a nats-server, and in memory. Tests use both through one face."""
+"""The same bus three times: over a nats-server, the same on a thread of its own, and in memory. Tests use
+all through one face."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ TOKEN = "a token of the tests"
 
 
 @contextmanager
-def plain_server(directory: Path) -> Iterator[str]:
-    """Run one nats-server for a whole test session, without our launcher."""
+def plain_server(directory: Path, authorization: str = f'token: "{TOKEN}"') -> Iterator[str]:
+    """Run one nats-server, for a whole test session for instance, without our launcher."""
     config = directory / "nats.conf"
     config.write_text(
         f'listen: "127.0.0.1:-1"\nports_file_dir: "{directory}"\nmax_payload: 8MB\n'
         f'jetstream {{ store_dir: "{directory}/store", max_file: 8589934592, sync_interval: "100ms" }}\n'
-        f'authorization {{ token: "{TOKEN}" }}\n'
+        f"authorization {{ {authorization} }}\n"
     )
     with (directory / "nats.log").open("wb") as log:
         process = subprocess.Popen([str(locate()), "-c", str(config)], stderr=log)
@@ -51,73 +52,94 @@ def _ports(path: Path) -> str:
 
 @dataclass
 class World:
-    """One run. ``bus`` is a client of it, ``peer`` makes another one."""
+    """One run. ``bus`` is a client of it, ``peer`` makes another one; ``aside`` is one to tamper with."""
 
     bus: Bus
     peer: Callable[[str, str], AbstractAsyncContextManager[Bus]]
+    aside: NatsBus | MemoryBus
 
     async def inject(self, stream: str, tail: str, frame: bytes) -> int:
         """Store bytes that are no frame of ours."""
-        if isinstance(self.bus, MemoryBus):
-            return self.bus.inject(stream, tail, frame, secrets.token_hex(4))
-        assert isinstance(self.bus, NatsBus)
-        names = self.bus.names
-        answer = await self.bus.publisher.send(
+        if isinstance(self.aside, MemoryBus):
+            return self.aside.inject(stream, tail, frame, secrets.token_hex(4))
+        names = self.aside.names
+        answer = await self.aside.publisher.send(
             names.stream(stream), names.subject(tail), frame, {}, message_id=secrets.token_hex(4)
         )
         return answer.seq
 
     async def limit_tasks(self, most: int) -> None:
         """Let the TASK stream hold no more than ``most`` messages."""
-        if isinstance(self.bus, MemoryBus):
-            self.bus._broker.logs["TASK"].most = most
+        if isinstance(self.aside, MemoryBus):
+            self.aside._broker.logs["TASK"].most = most
             return
-        assert isinstance(self.bus, NatsBus)
-        name = self.bus.names.stream("TASK")
-        config: dict[str, Any] = (await self.bus.connection.api(f"STREAM.INFO.{name}"))["config"]
-        await self.bus.connection.api(f"STREAM.UPDATE.{name}", {**config, "max_msgs": most})
+        name = self.aside.names.stream("TASK")
+        config: dict[str, Any] = (await self.aside.connection.api(f"STREAM.INFO.{name}"))["config"]
+        await self.aside.connection.api(f"STREAM.UPDATE.{name}", {**config, "max_msgs": most})
 
     async def break_lease(self, name: str) -> None:
         """Let a lease expire as if its holder had been away for too long."""
-        if isinstance(self.bus, MemoryBus):
-            del self.bus._broker.rights[name]
+        if isinstance(self.aside, MemoryBus):
+            del self.aside._broker.rights[name]
             return
-        assert isinstance(self.bus, NatsBus)
-        found = await self.bus._state.get("lease", name)
+        found = await self.aside._state.get("lease", name)
         assert found is not None
-        bucket = self.bus.names.bucket("lease")
-        await self.bus.connection.api(f"STREAM.MSG.DELETE.{bucket}", {"seq": found[0], "no_erase": True})
+        bucket = self.aside.names.bucket("lease")
+        await self.aside.connection.api(f"STREAM.MSG.DELETE.{bucket}", {"seq": found[0], "no_erase": True})
+
+    async def write_blob(self, tail: str, value: bytes | None) -> None:
+        """Replace a value in the BLOB stream by another one, or remove it."""
+        store = self.aside.claims._store
+        if value is None:
+            await store.drop(tail)
+        else:
+            await store.note(tail, value)
+
+    async def blobs(self, pattern: str = "blob.>") -> list[str]:
+        """Return all tails in the BLOB stream."""
+        return await self.aside.claims._store.tails(pattern)
 
 
 @asynccontextmanager
-async def memory_world() -> AsyncIterator[World]:
+async def memory_world(**options: Any) -> AsyncIterator[World]:
     """A run in memory."""
-    bus = MemoryBus(run="memory", role="tester", instance="one")
+    bus = MemoryBus(run="memory", role="tester", instance="one", **options)
 
     @asynccontextmanager
     async def peer(role: str, instance: str) -> AsyncIterator[Bus]:
         yield bus.peer(role, instance)
 
-    yield World(bus, peer)
+    yield World(bus, peer, bus)
 
 
 @asynccontextmanager
-async def nats_world(url: str, *consumers: Consumer) -> AsyncIterator[World]:
+async def nats_world(
+    url: str, *consumers: Consumer, own_thread: bool = False, **options: Any
+) -> AsyncIterator[World]:
     """A run of its own on the session's server."""
     run = f"run-{secrets.token_hex(6)}"
     used = consumers or tuple(CONSUMERS.values())
     await provision(url, run=run, token=TOKEN, store_gb=0.25, consumers=used)
 
     def peer(role: str, instance: str) -> AbstractAsyncContextManager[Bus]:
-        return connect(url, run=run, role=role, instance=instance, token=TOKEN)
+        joining = {"run": run, "role": role, "instance": instance, "token": TOKEN, **options}
+        return connect(url, own_thread=own_thread, **joining)
 
-    async with peer("tester", "one") as bus:
-        yield World(bus, peer)
-        assert isinstance(bus, NatsBus)
+    async with peer("tester", "one") as bus, _aside(bus, url, run) as aside:
+        yield World(bus, peer, aside)
         for kind in STREAMS:
-            await bus.connection.api(f"STREAM.DELETE.{bus.names.stream(kind)}")
+            await aside.connection.api(f"STREAM.DELETE.{aside.names.stream(kind)}")
         for bucket in BUCKETS:
-            await bus.connection.api(f"STREAM.DELETE.{bus.names.bucket(bucket)}")
+            await aside.connection.api(f"STREAM.DELETE.{aside.names.bucket(bucket)}")
+
+
+@asynccontextmanager
+async def _aside(bus: Bus, url: str, run: str) -> AsyncIterator[NatsBus]:
+    if isinstance(bus, NatsBus):
+        yield bus
+        return
+    async with connect(url, run=run, role="tester", instance="aside", token=TOKEN) as aside:
+        yield aside
 
 
 T = TypeVar("T")

@@ -1,0 +1,92 @@
+"""What tests of a bus in trouble share: a server of their own, kills, waits, lost messages."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from bus_examples import example
+from bus_worlds import World
+
+from bus import Bus, Limits, NatsBus, ServerHandle, connect, provision, serve
+from bus.messages import DesignRejected
+from bus.subjects import CONSUMERS, Consumer
+
+RUN = "trouble"
+SLOW = replace(CONSUMERS["designer"], ack_seconds=1.0)
+
+
+@asynccontextmanager
+async def served(
+    directory: Path, *, patience: float = 900.0, limits: Limits | None = None
+) -> AsyncIterator[tuple[ServerHandle, NatsBus]]:
+    """A server of our own, provisioned, and one client of it."""
+    async with serve(directory, run=RUN, store_gb=0.25) as handle:
+        await provision(handle.url, run=RUN, token=handle.token, store_gb=0.25)
+        async with connect(
+            handle.url, run=RUN, role="x", instance="1", token=handle.token, patience=patience, limits=limits
+        ) as bus:
+            yield handle, bus
+
+
+async def kill(handle: ServerHandle) -> None:
+    """Kill the server with SIGKILL and wait until it was started again."""
+    wanted = handle.restarts + 1
+    os.kill(handle.pid, signal.SIGKILL)
+    await until(lambda: handle.restarts >= wanted, "the restart", 15)
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Wait for something that has no event of its own, or fail."""
+    with anyio.move_on_after(seconds):
+        while not condition():  # noqa: ASYNC110 (a figure in statistics has no event)
+            await anyio.sleep(0.005)
+        return
+    raise AssertionError(f"{what} did not happen within {seconds:g} s")
+
+
+def over_nats(world: World) -> NatsBus:
+    """Return the bus of a world that runs on a server."""
+    assert isinstance(world.bus, NatsBus)
+    return world.bus
+
+
+def use(consumer: Consumer, *buses: Bus) -> None:
+    """Let clients know another configuration of a durable."""
+    for bus in buses:
+        assert isinstance(bus, NatsBus)
+        bus._consumers = {**CONSUMERS, consumer.name: consumer}
+
+
+def drop_once(monkeypatch: pytest.MonkeyPatch, bus: NatsBus) -> list[bytes]:
+    """Let the next message of this connection be lost on its way."""
+    lost: list[bytes] = []
+    real = bus.connection.send
+
+    def send(subject: str, payload: bytes, **rest: Any) -> Awaitable[None]:
+        if lost:
+            return real(subject, payload, **rest)
+        lost.append(payload)
+        return anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(bus.connection, "send", send)
+    return lost
+
+
+def rejected(attempt: int, size: int) -> DesignRejected:
+    """Return an event of about ``size`` bytes."""
+    return example(DesignRejected, attempt=attempt, reason="x" * size)
+
+
+async def consumers_of(bus: NatsBus, kind: str) -> list[str]:
+    """Return the names of the consumers a stream has on the server."""
+    answer = await bus.connection.api(f"CONSUMER.NAMES.{bus.names.stream(kind)}")
+    return list(answer["consumers"] or [])

@@ -1,0 +1,332 @@
+"""Pitfalls of taking and following messages, by their number in docs/bus-pitfalls.md."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from bus_examples import request, summary, ticket
+from bus_trouble import SLOW, consumers_of, drop_once, kill, over_nats, rejected, served, until, use
+from bus_worlds import TOKEN, nats_world, nothing_comes, take
+
+from bus import BusError, BusUnavailable, Delivery, follow, provision, reads, work
+from bus.messages import DeadLetter
+from bus.pull import Pull, PullSettings, parse_reply
+from bus.subjects import CONSUMERS, Consumer
+
+pulling = sys.modules["bus.pull"]
+HASTY = partial(PullSettings, expires=0.2, heartbeat=0.05)
+
+
+async def test_pitfall_01_no_pull_request_is_orphaned(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests expire all the time, and each message finds one that is still ours."""
+    monkeypatch.setattr(work, "PullSettings", HASTY)
+    async with nats_world(nats_url) as w, w.bus.consume("designer", limit=4) as source:
+        waits = []
+        for number in range(120):
+            await anyio.sleep(0.002 * (number % 5))
+            start = anyio.current_time()
+            await w.bus.publish(ticket(number))
+            (delivery,) = await take(source, 1, 5)
+            assert delivery.attempt == 1
+            await delivery.ack()
+            waits.append(anyio.current_time() - start)
+        assert sorted(waits)[len(waits) // 2] < 0.05
+        assert max(waits) < 0.5
+
+
+async def test_pitfall_02_a_time_limit_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle queue is no error; a server that is silent is BusUnavailable, never a bare TimeoutError."""
+    monkeypatch.setattr(work, "PullSettings", HASTY)
+    monkeypatch.setattr(reads, "_SECONDS", 0.1)
+    monkeypatch.setattr(reads, "_SILENCE_SECONDS", 0.1)
+    async with served(tmp_path) as (_, bus):
+        await bus.publish(summary(1))
+        async with bus.consume("designer", limit=1) as source:
+            assert await nothing_comes(source, 0.7)
+        monkeypatch.setattr(bus.connection, "api", partial(bus.connection.api, seconds=0.1))
+        with silence(bus):
+            for call in (
+                lambda: bus.get("EVENT", 1),
+                lambda: bus.last("event.scorer.round"),
+                lambda: bus.state_get("config"),
+                lambda: bus.stream_info("EVENT"),
+            ):
+                with anyio.fail_after(5), pytest.raises(BusUnavailable):
+                    await call()
+            source = reads.replay(bus.connection, bus.names, "EVENT", start=1, tails=[], last=1)
+            with anyio.fail_after(5), pytest.raises(BusUnavailable, match="replay"):
+                await anext(source)
+
+
+class silence:
+    """Let nothing that the client hears reach anybody."""
+
+    def __init__(self, bus: Any) -> None:
+        self._parser = bus.connection.client._ps
+
+    def __enter__(self) -> None:
+        async def nothing(_: bytes) -> None:
+            return None
+
+        self._parser.parse = nothing
+
+    def __exit__(self, *_: object) -> None:
+        del self._parser.parse
+
+
+async def test_pitfall_03_a_waiting_worker_gets_work_soon_after_a_restart(tmp_path: Path) -> None:
+    async with served(tmp_path) as (handle, bus), bus.consume("designer", limit=2) as source:
+        assert await nothing_comes(source, 0.05)
+        await kill(handle)
+        await bus.publish(ticket(1))
+        start = anyio.current_time()
+        (delivery,) = await take(source, 1, 5)
+        assert anyio.current_time() - start < 1.5
+        await delivery.ack()
+
+
+async def test_pitfall_03_a_lost_pull_request_is_noticed_by_its_silence(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        got: list[int] = []
+        await bus.publish(ticket(1))
+        drop_once(monkeypatch, bus)
+        pull = puller(bus, got, lambda: 1 - len(got), PullSettings(expires=2.0, heartbeat=0.2))
+        async with anyio.create_task_group() as group:
+            group.start_soon(pull.run)
+            await until(lambda: bool(got), "a second request", 5)
+            group.cancel_scope.cancel()
+        assert pull.resets == 1
+
+
+def puller(bus: Any, got: list[int], wanted: Callable[[], int], settings: PullSettings) -> Pull:
+    return Pull(
+        bus.connection,
+        stream=bus.names.stream("TASK"),
+        consumer="designer",
+        settings=settings,
+        wanted=wanted,
+        on_message=lambda message, delivered: got.append(delivered.stream_sequence),
+        on_gone=lambda why: pytest.fail(why),
+    )
+
+
+async def test_pitfall_04_a_pause_takes_no_consumer_away(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Durables have no age; a follower whose short-lived consumer was removed goes on with another."""
+    monkeypatch.setattr(follow, "PullSettings", HASTY)
+    monkeypatch.setattr(work, "PullSettings", HASTY)
+    monkeypatch.setattr(follow, "_INACTIVE_SECONDS", 0.3)
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        for name in CONSUMERS:
+            info = await bus.connection.api(f"CONSUMER.INFO.{bus.names.stream('TASK')}.{name}")
+            assert info["config"].get("inactive_threshold", 0) == 0
+        await bus.publish(summary(0))
+        async with bus.follow("EVENT") as source, bus.consume("designer", limit=1) as tasks:
+            await take(source, 1)
+            with monkeypatch.context() as pause, anyio.fail_after(10):
+                pause.setattr(Pull, "_request", no_request)
+                while await consumers_of(bus, "EVENT"):  # noqa: ASYNC110 (only the server knows)
+                    await anyio.sleep(0.05)
+            await bus.publish_all([summary(1), ticket(1)])
+            assert [record.sequence for record in await take(source, 1, 5)] == [2]
+            assert (await take(tasks, 1, 5))[0].message == ticket(1)
+
+
+async def no_request(*_: Any) -> None:
+    return None
+
+
+async def test_pitfall_05_a_deleted_consumer_ends_the_worker(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "_GONE_SECONDS", 0.3)
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        async with bus.consume("agent", limit=1) as source:
+            await bus.publish(request(1))
+            await (await anext(source)).ack()
+            await bus.connection.api(f"CONSUMER.DELETE.{bus.names.stream('TASK')}.agent")
+            with anyio.fail_after(5), pytest.raises(BusError, match=r"consumer agent .* is gone"):
+                await anext(source)
+
+
+async def test_pitfall_05_a_consumer_made_anew_is_used_at_once(nats_url: str) -> None:
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        async with bus.consume("agent", limit=1) as source:
+            assert await nothing_comes(source, 0.05)
+            await bus.connection.api(f"CONSUMER.DELETE.{bus.names.stream('TASK')}.agent")
+            await provision(nats_url, run=bus.run, token=TOKEN, store_gb=0.25)
+            await bus.publish(request(1))
+            assert (await take(source, 1, 3))[0].message == request(1)
+
+
+async def test_pitfall_14_a_slow_reader_loses_nothing(nats_url: str) -> None:
+    """No limit of the client drops what was asked for; what is asked for is bounded."""
+    async with nats_world(nats_url) as w, w.peer("tester", "two") as other:
+        bus = over_nats(w)
+        await bus.publish_all(rejected(number, 200_000) for number in range(200))
+        await bus.publish_all(ticket(number, skill="x" * 50_000) for number in range(100))
+        async with bus.follow("EVENT") as source, bus.consume("designer", limit=100) as tasks:
+            await other.publish(summary(1))
+            time.sleep(0.3)  # noqa: ASYNC251 (the slow reader)
+            assert [record.sequence for record in await take(source, 201)] == list(range(1, 202))
+            assert {delivery.attempt for delivery in await take(tasks, 100)} == {1}
+            answers = bus.connection.client._resp_sub_prefix.decode()
+            assert {
+                (subscription._pending_bytes_limit, subscription._pending_msgs_limit)
+                for subscription in bus.connection.client._subs.values()
+                if not subscription.subject.startswith(answers)
+            } == {(0, 0)}
+            figures = bus.statistics()
+        assert figures["connection_slow"] == figures["follow_event_restarts"] == 0
+
+
+async def test_pitfall_20_the_largest_message_fits_into_a_request(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_CAPACITY_BYTES", 100_000)
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        bus._inline = 8 << 20
+        await bus.publish_all(rejected(number, 4 << 20) for number in range(4))
+        async with bus.follow("EVENT") as source:
+            assert [record.sequence for record in await take(source, 4, 5)] == [1, 2, 3, 4]
+
+
+async def test_pitfall_20_a_request_that_brings_nothing_is_not_repeated_at_once(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        monkeypatch.setattr(pulling, "_OVERHEAD_BYTES", 0)
+        await bus.publish(ticket(1, skill="x" * 300_000))
+        got: list[int] = []
+        pull = puller(bus, got, lambda: 1 - len(got), PullSettings(max_bytes=1000))
+        real = bus.connection.client._max_payload
+        bus.connection.client._max_payload = 1000
+        async with anyio.create_task_group() as group:
+            group.start_soon(pull.run)
+            await until(lambda: pull.requests >= 4, "several requests", 5)
+            start, before = anyio.current_time(), pull.requests
+            await until(lambda: pull.requests >= before + 3, "three more", 5)
+            assert anyio.current_time() - start > 0.15
+            bus.connection.client._max_payload = real
+            await until(lambda: got == [1], "the message", 5)
+            group.cancel_scope.cancel()
+
+
+async def test_pitfall_21_work_that_kills_its_worker_becomes_a_dead_letter(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody says nak: the leases end, and the server never stops delivering by itself."""
+    deadly = replace(CONSUMERS["designer"], ack_seconds=0.15, attempts=3)
+    async with nats_world(nats_url, deadly, CONSUMERS["agent"]) as w:
+        bus = over_nats(w)
+        use(deadly, bus)
+        info = await bus.connection.api(f"CONSUMER.INFO.{bus.names.stream('TASK')}.designer")
+        assert info["config"].get("max_deliver", -1) == -1
+        await bus.publish(ticket(1))
+        for attempt in (1, 2, 3):
+            await die_at_work(bus, attempt, monkeypatch)
+        async with bus.follow("DLQ") as letters, bus.consume("designer", limit=1) as source:
+            (record,) = await take(letters, 1, 5)
+            assert isinstance(record.message, DeadLetter)
+            assert (record.message.reason, record.message.attempts) == ("delivered too often", 3)
+            assert await nothing_comes(source)
+        assert (await bus.stream_info("TASK")).messages == 0
+
+
+async def die_at_work(bus: Any, attempt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take one message and go without a word."""
+    with monkeypatch.context() as patched:
+        patched.setattr(work.Work, "_write", silent_write)
+        async with bus.consume("designer", limit=1) as source:
+            (delivery,) = await take(source, 1, 5)
+            assert delivery.attempt == attempt
+
+
+async def silent_write(*_: Any) -> None:
+    return None
+
+
+async def test_pitfall_29_work_is_done_side_by_side(nats_url: str) -> None:
+    """Twenty pieces of work that wait for each other: handed out one after the other they would hang."""
+    async with nats_world(nats_url) as w:
+        await w.bus.publish_all(map(ticket, range(20)))
+        started: list[int] = []
+        together = anyio.Event()
+
+        async def do(delivery: Delivery) -> None:
+            started.append(delivery.sequence)
+            if len(started) == 20:
+                together.set()
+            await together.wait()
+            await delivery.ack()
+
+        with anyio.fail_after(5):
+            async with w.bus.consume("designer", limit=20) as source, anyio.create_task_group() as group:
+                for _ in range(20):
+                    group.start_soon(do, await anext(source))
+        assert (await w.bus.stream_info("TASK")).messages == 0
+
+
+async def test_pitfall_31_a_blocked_loop_does_no_work_twice(nats_url: str) -> None:
+    """The lease ends while the loop is blocked; the redelivery to ourselves is recognised and counted."""
+    brief = replace(CONSUMERS["designer"], ack_seconds=0.4)
+    async with nats_world(nats_url, brief, CONSUMERS["agent"]) as w:
+        bus = over_nats(w)
+        use(brief, bus)
+        await bus.publish(ticket(1))
+        async with bus.consume("designer", limit=2) as source:
+            (delivery,) = await take(source, 1)
+            time.sleep(1.4)  # noqa: ASYNC251 (the blocked loop)
+            await until(lambda: bus.statistics()["consume_designer_suppressed"] >= 1, "the redelivery", 5)
+            assert await nothing_comes(source)
+            await delivery.ack()
+            assert await nothing_comes(source, 0.6)
+            assert bus.statistics()["connection_worst_lag_seconds"] > 0.2
+        assert (await bus.stream_info("TASK")).messages == 0
+
+
+async def test_pitfall_32_an_answer_comes_though_a_worker_dies(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work is a task, not a request: another worker takes it, and one answer is stored."""
+    brief: Consumer = replace(SLOW, ack_seconds=0.3)
+    async with nats_world(nats_url, brief, CONSUMERS["agent"]) as w, w.peer("tester", "two") as other:
+        use(brief, w.bus, other)
+        async with w.bus.follow("EVENT") as answers:
+            await w.bus.publish(ticket(1))
+            await die_at_work(w.bus, 1, monkeypatch)
+            async with other.consume("designer", limit=1) as theirs:
+                (again,) = await take(theirs, 1, 5)
+                assert again.attempt == 2
+                await other.publish(summary(again.message.slot))
+                await again.ack()
+            assert (await take(answers, 1))[0].message == summary(1)
+            await w.bus.publish(summary(1))  # the first worker was not dead after all
+            assert await nothing_comes(answers)
+
+
+def test_both_forms_of_delivery_data_are_read() -> None:
+    short = parse_reply("$JS.ACK.TASK_r.agent.3.17.21.1700000000000000000.5")
+    long = parse_reply("$JS.ACK.hub.acc.TASK_r.agent.3.17.21.1700000000000000000.5.rand")
+    assert short == long == (3, 17, 21, 5)
+    assert parse_reply("_INBOX.x") is None
+    assert parse_reply("$JS.ACK.TASK_r.agent.a.b.c.d.e") is None
