@@ -14,7 +14,7 @@ from bus.errors import BusError
 from bus.parts import token
 from bus.subjects import BUCKETS, CONSUMERS, Consumer, Names
 
-ADMIN, OPERATOR = "supervisor", "operator"
+ADMIN = "supervisor"
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,10 @@ def check_role(role: str) -> str:
 
 
 def permissions(names: Names, role: str) -> Permissions:
-    """Return what ``role`` may do in the run of ``names``. The supervisor, and the operator who looks
-    into its bus, may do everything in it."""
+    """Return what ``role`` may do in the run of ``names``. The supervisor may do everything in it."""
     check_role(role)
     inbox = f"_INBOX.{role}.>"
-    if role in (ADMIN, OPERATOR):
+    if role == ADMIN:
         mine = ("$JS.API.>", "$JS.ACK.>", names.subject(">"))
         keys = tuple(names.keys(kind) + ">" for kind in BUCKETS)
         return Permissions((*mine, *keys), (inbox, names.subject(">"), "$JS.EVENT.ADVISORY.>"))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bus.access import ADMIN, OPERATOR, ROLES, permissions
+from bus.access import ADMIN, ROLES, permissions
 from bus.binary import locate
 from bus.credentials import SUFFIX, provide_seeds, write_private
 from bus.errors import BusError
@@ -190,7 +190,7 @@ def write(deployment: Deployment, directory: Path, *, binary: Path | None = None
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
         known = sorted(path.stem for path in (directory / SEEDS).glob(f"*{SUFFIX}"))
-        roles = dict.fromkeys((ADMIN, OPERATOR, *ROLES, *deployment.roles, *known))
+        roles = dict.fromkeys((ADMIN, *ROLES, *deployment.roles, *known))
         keys = provide_seeds(directory / SEEDS, roles)
         written.seeds.update({role: directory / SEEDS / f"{role}{SUFFIX}" for role in keys})
         write_private(directory / ACCOUNT, account(deployment.run, keys))

@@ -17,13 +17,12 @@ import nats.errors
 from anyio.abc import TaskStatus
 from nats.aio.msg import Msg
 
-from bus import codec
 from bus.connection import Connection
 from bus.errors import BusError, Undecodable
 from bus.face import Record
 from bus.mailbox import Mailbox
 from bus.messages import DeadLetter
-from bus.pull import Delivered, Pull, PullSettings
+from bus.pull import Delivered, Pull, PullSettings, read
 from bus.subjects import SECOND, Names
 from bus.work import Bury
 
@@ -171,7 +170,7 @@ class Reader:
         self._next = sequence + 1
         tail = self._names.tail(message.subject)
         try:
-            envelope, content = codec.decode(message.data)
+            envelope, content = read(message)
         except Undecodable as error:
             self._counts["undecodable"] += 1
             log.error("%s %d is skipped: %s", self._stream, sequence, error)

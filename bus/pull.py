@@ -19,11 +19,15 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from bus import codec
+from bus.codec import Envelope
 from bus.connection import Connection, description_of, status_of
-from bus.errors import BusError, Denied
+from bus.errors import BusError, Denied, Undecodable
+from bus.messages import Message
 from bus.subjects import SECOND
 
 log = logging.getLogger("spade.bus")
+_ORIGIN = "Nats-Stream"
 _PAUSE_SECONDS = 0.1
 _OVERHEAD_BYTES = 64 << 10
 
@@ -49,6 +53,17 @@ def parse_reply(reply: str) -> Delivered | None:
         )
     except ValueError:
         return None
+
+
+def read(message: Msg) -> tuple[Envelope, Message]:
+    """Decode a message that a stream delivered. Raises Undecodable, also for one that was copied there.
+
+    The server sends an answer to whatever subject its asker names, and a stream stores it, though the
+    asker may not write into that stream. What was read elsewhere still names where.
+    """
+    if _ORIGIN in (message.headers or {}):
+        raise Undecodable(f"copied from stream {(message.headers or {})[_ORIGIN]}, not published")
+    return codec.decode(message.data)
 
 
 @dataclass(frozen=True)
@@ -236,7 +251,9 @@ class Pull:
             self._stale = True
         else:
             self._owed = max(0, self._owed - int(rest))
-        ended = status in ("404", "408") or ("MaxBytes" in text and self._fruitful)
+        # "Batch Completed" comes at the end of every served request that had a bound in bytes.
+        ended = status in ("404", "408") or "Batch Completed" in text
+        ended = ended or ("MaxBytes" in text and self._fruitful)
         self._fruitful = False
         if not ended:
             self._not_before = monotonic() + _PAUSE_SECONDS

@@ -19,7 +19,7 @@ from bus.errors import Undecodable
 from bus.face import Delivery, Verdict
 from bus.mailbox import Mailbox
 from bus.messages import DeadLetter
-from bus.pull import Delivered, Pull, PullSettings, gone
+from bus.pull import Delivered, Pull, PullSettings, gone, read
 from bus.scopes import flat_task_group
 from bus.subjects import SECOND, Consumer, Names
 
@@ -155,7 +155,7 @@ class Work:
         held = _Held(place, message.reply)
         self._held[place] = held
         try:
-            envelope, content = codec.decode(message.data)
+            envelope, content = read(message)
         except Undecodable as error:
             self._set_aside(held, message, delivered, error.reason)
             return

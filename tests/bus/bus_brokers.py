@@ -1,0 +1,142 @@
+"""External brokers of the tests: one server or a cluster on loopback, with keys and with TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from bus.access import ADMIN
+from bus.binary import locate
+from bus.deployment import SEEDS, Deployment, Server, Tls, write
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]
+
+
+@dataclass
+class Broker:
+    """Servers that run. ``processes`` are by server name."""
+
+    run: str
+    directory: Path
+    servers: Sequence[Server]
+    ca: Path | None
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return ",".join(f"nats://127.0.0.1:{server.port}" for server in self.servers)
+
+    def seed(self, role: str = ADMIN) -> Path:
+        return self.directory / SEEDS / f"{role}.seed"
+
+    def login(self, role: str = ADMIN) -> dict[str, Any]:
+        """Return how a role logs in, as arguments of ``bus.connect``."""
+        return {"seed_file": self.seed(role), "tls": self.ca}
+
+    def start(self, name: str) -> None:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            command = [str(locate()), "-c", str(self.directory / f"{name}.conf")]
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait(10)
+
+
+@contextmanager
+def broker(
+    directory: Path, run: str, *, servers: int = 1, tls: bool = False, **given: Any
+) -> Iterator[Broker]:
+    """Configure and run servers; they may not listen yet (clients try again until they do)."""
+    directory.mkdir(parents=True, exist_ok=True)
+    ports = free_ports(2 * servers)
+    names = [Server(f"n{i + 1}", "127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(servers)]
+    certificates = certify(directory) if tls else None
+    made = Deployment(run, names, str(directory / "store"), tls=certificates, **given)
+    write(made, directory)
+    running = Broker(run, directory, names, Path(certificates.ca) if certificates else None)
+    try:
+        for server in names:
+            running.start(server.name)
+        yield running
+    finally:
+        for name in list(running.processes):
+            running.kill(name)
+
+
+def certify(directory: Path) -> Tls:
+    """Make a CA and a certificate for 127.0.0.1 that serves as server's and as client's."""
+    authority = ec.generate_private_key(ec.SECP256R1())
+    signer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "CA of the tests")])
+    ca = _certificate(signer, signer, authority, authority, ca=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker of the tests")])
+    leaf = _certificate(name, signer, key, authority, ca=False)
+    paths = Tls(*(str(directory / file) for file in ("server.pem", "server.key", "ca.pem")))
+    Path(paths.ca).write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    Path(paths.certificate).write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
+    Path(paths.key).write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return paths
+
+
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    *,
+    ca: bool,
+) -> x509.Certificate:
+    now = datetime.datetime.now(datetime.UTC)
+    usage = dict.fromkeys(
+        (
+            "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
+            "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+        ),
+        False,
+    )  # fmt: skip
+    usage |= {"key_cert_sign": True, "crl_sign": True} if ca else {"digital_signature": True}
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+    )
+    if not ca:
+        names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(signer, hashes.SHA256())
