@@ -6,9 +6,9 @@ import logging
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Required, TypedDict, Unpack, overload
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -40,6 +40,7 @@ from bus.publish import Entry, Limits, PubAck, Publisher
 from bus.scopes import flat_task_group
 from bus.state import State
 from bus.subjects import CONSUMERS, Consumer, stream_of
+from bus.thread import on_own_thread
 from bus.work import Work
 
 log = logging.getLogger("spade.bus")
@@ -325,8 +326,56 @@ class NatsBus(Bus):
             del self._open[unique]
 
 
+class Joining(TypedDict, total=False):
+    """The options of :func:`connect`."""
+
+    run: Required[str]
+    role: Required[str]
+    instance: Required[str]
+    token: str
+    seed_file: Path | str | None
+    tls: ssl.SSLContext | Path | str | None
+    patience: float
+    connect_seconds: float
+    limits: Limits | None
+    inline: int
+
+
+@overload
+def connect(
+    url: str, *, own_thread: Literal[False] = False, **options: Unpack[Joining]
+) -> AbstractAsyncContextManager[NatsBus]: ...
+
+
+@overload
+def connect(
+    url: str, *, own_thread: bool, **options: Unpack[Joining]
+) -> AbstractAsyncContextManager[Bus]: ...
+
+
+def connect(
+    url: str, *, own_thread: bool = False, **options: Unpack[Joining]
+) -> AbstractAsyncContextManager[Bus]:
+    """Join the run ``run`` as ``instance`` of ``role``; the bus is open while the context is.
+
+    ``url`` may name several servers of a cluster, separated by commas. ``token`` or ``seed_file`` (the
+    nkey of the role) say who we are; ``tls`` is a file of CA certificates to trust, or a context.
+    ``patience`` (900) is how many seconds a call waits for a server that went away. Raises BusUnavailable
+    when no server answers within ``connect_seconds`` (10), BusError when it refuses us, Denied when the key
+    is another role's.
+
+    ``limits`` are the bounds of publishing. A message whose frame is larger than ``inline`` bytes (1 MB)
+    travels as a reference to a blob. With ``own_thread`` the bus has a thread and an event loop of its
+    own: what it must do in time goes on while the caller's loop is blocked, and each call takes two changes
+    of threads.
+    """
+    if own_thread:
+        return on_own_thread(lambda: _join(url, **options), name=f"bus-{options['role']}")
+    return _join(url, **options)
+
+
 @asynccontextmanager
-async def connect(
+async def _join(
     url: str,
     *,
     run: str,
@@ -338,15 +387,8 @@ async def connect(
     patience: float = 900.0,
     connect_seconds: float = 10.0,
     limits: Limits | None = None,
+    inline: int = INLINE,
 ) -> AsyncIterator[NatsBus]:
-    """Join a run as one instance of a role.
-
-    ``url`` may name several servers of a cluster, separated by commas. ``token`` or ``seed_file`` (the
-    nkey of the role) say who we are; ``tls`` is a file of CA certificates to trust, or a context.
-    ``patience`` is how many seconds a call waits for a server that went away. Raises BusUnavailable when
-    no server answers within ``connect_seconds``, BusError when it refuses us, Denied when the key is
-    another role's.
-    """
     async with open_connection(
         url,
         name=f"spade.{run}.{role}.{instance}",
@@ -357,7 +399,7 @@ async def connect(
         patience=patience,
         connect_seconds=connect_seconds,
     ) as connection:
-        bus = NatsBus(connection, run=run, role=role, instance=instance, limits=limits)
+        bus = NatsBus(connection, run=run, role=role, instance=instance, limits=limits, inline=inline)
         await bus.publisher.open()
         if seed_file:
             # Answers to another role's inbox would be denied; here that is an error, later a silence.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import pytest
 from bus_worlds import World, memory_world, nats_world, plain_server
@@ -13,9 +14,9 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["memory", "nats"])
-def world(request: pytest.FixtureRequest) -> Callable[[], AbstractAsyncContextManager[World]]:
+@pytest.fixture(params=["memory", "nats", "thread"])
+def world(request: pytest.FixtureRequest) -> Callable[..., AbstractAsyncContextManager[World]]:
     if request.param == "memory":
         return memory_world
     url = request.getfixturevalue("nats_url")
-    return lambda: nats_world(url)
+    return partial(nats_world, url, own_thread=request.param == "thread")
