@@ -137,6 +137,6 @@ def _certificate(
         )
     )
     if not ca:
-        names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        name = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        builder = builder.add_extension(x509.SubjectAlternativeName([name]), critical=False)
     return builder.sign(signer, hashes.SHA256())

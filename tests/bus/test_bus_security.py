@@ -1,0 +1,501 @@
+"""Keys, allow-lists and TLS on a real server: each role can do its work, and nothing else."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import anyio
+import pytest
+from bus_brokers import Broker, broker
+from bus_examples import example, request, summary, ticket
+
+from bus import Bus, BusError, Conflict, Denied, NatsBus, Undecodable, codec, connect, provision
+from bus.access import ADMIN, ROLES, consumer_of, permissions
+from bus.credentials import public_key, read_seed, seed_file, trust
+from bus.deployment import ACCOUNT, Deployment, Server, Tls, parse_servers, write
+from bus.messages import (
+    AnyMessage,
+    BatchTrained,
+    Control,
+    DeadLetter,
+    DesignFailed,
+    DesignRejected,
+    DesignTicket,
+    EnvironmentReady,
+    EnvironmentScored,
+    EpisodeFailed,
+    EpisodeFinished,
+    EpisodeRequest,
+    EvaluationFinished,
+    Heartbeat,
+    HeldDesign,
+    Message,
+    PolicyPublished,
+    RoundClosed,
+    RoundSummary,
+    SampleReady,
+    ServerLost,
+    ServerServing,
+)
+from bus.subjects import CONSUMERS, Names, matches
+
+RUN = "secured"
+GUEST = "counter"
+QUICK = 2.0
+NAMES = Names(RUN)
+# Who may say what. Dead letters, heartbeats and presence are everybody's own.
+SPEAKERS: dict[type[Message], set[str]] = {
+    DesignTicket: {"scorer"},
+    EpisodeRequest: {"scorer"},
+    HeldDesign: {"designer"},
+    DesignRejected: {"designer"},
+    DesignFailed: {"designer", "scorer"},
+    EnvironmentReady: {"designer"},
+    EpisodeFinished: {"agent"},
+    EpisodeFailed: {"agent", "scorer"},
+    SampleReady: {"scorer"},
+    RoundClosed: {"scorer"},
+    RoundSummary: {"scorer"},
+    EnvironmentScored: {"scorer"},
+    BatchTrained: {"learner"},
+    PolicyPublished: {"learner"},
+    ServerServing: {"server"},
+    ServerLost: {"server", "scorer"},
+    EvaluationFinished: {"evaluator"},
+    Control: set(),
+}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with broker(tmp_path_factory.mktemp("secured"), RUN, tls=True, roles=(GUEST,)) as running:
+        consumers = [*CONSUMERS.values(), consumer_of(GUEST)]
+        anyio.run(lambda: provision(running.url, run=RUN, store_gb=1, consumers=consumers, **running.login()))
+        yield running
+
+
+@asynccontextmanager
+async def joined(secured: Broker, role: str, **given: Any) -> AsyncIterator[NatsBus]:
+    login = {**secured.login(role), **given}
+    async with connect(secured.url, run=RUN, role=role, instance=f"{role}-0", **login) as bus:
+        yield bus
+
+
+async def first(records: AsyncIterator[Any]) -> Any:
+    with anyio.fail_after(10):
+        return await anext(records)
+
+
+# The lists themselves.
+
+
+@pytest.mark.parametrize("kind", sorted(SPEAKERS, key=lambda kind: kind.__name__))
+def test_a_message_may_be_said_by_those_whose_it_is(kind: type[Message]) -> None:
+    subject = NAMES.subject(example(kind).tail)
+    allowed = {
+        role for role in ROLES if any(matches(one, subject) for one in permissions(NAMES, role).publish)
+    }
+    assert allowed == SPEAKERS[kind]
+
+
+def test_every_fact_and_task_has_a_speaker() -> None:
+    kinds = {kind for kind in get_args(AnyMessage) if kind.stream in ("TASK", "EVENT", "DESIGN", "SAMPLE")}
+    assert not [kind.__name__ for kind in kinds if not SPEAKERS.get(kind)]
+
+
+@pytest.mark.parametrize("role", [*ROLES, GUEST])
+def test_no_role_may_manage_streams_or_read_others_inboxes(role: str) -> None:
+    allowed = permissions(NAMES, role)
+    forbidden = [
+        f"$JS.API.STREAM.{verb}.{stream}_{RUN}"
+        for verb in ("CREATE", "UPDATE", "DELETE", "MSG.DELETE", "RESTORE", "SNAPSHOT")
+        for stream in ("TASK", "EVENT", "SAMPLE", "KV_spade_lease")
+    ]
+    forbidden += [f"$JS.API.CONSUMER.{verb}.TASK_{RUN}.agent" for verb in ("CREATE", "DELETE", "INFO")]
+    forbidden += [f"$JS.API.CONSUMER.DURABLE.CREATE.EVENT_{RUN}.{role}", "spade.other.event.agent.finished"]
+    assert not [one for one in forbidden if any(matches(pattern, one) for pattern in allowed.publish)]
+    others = [f"_INBOX.{other}.x" for other in (*ROLES, ADMIN) if other != role]
+    others += [NAMES.subject("event.agent.finished"), "_INBOX.x", "$SYS.REQ.SERVER.PING"]
+    assert not [one for one in others if any(matches(pattern, one) for pattern in allowed.subscribe)]
+
+
+@pytest.mark.parametrize("role", ["Agent", "a.b", "", "x>", "*"])
+def test_a_role_that_is_no_token_gets_no_list(role: str) -> None:
+    with pytest.raises(BusError, match="cannot be part of a subject"):
+        permissions(NAMES, role)
+
+
+# The work of each role, in one small run.
+
+
+async def test_all_roles_play_one_round_under_their_lists(secured: Broker) -> None:
+    async with AsyncExitStack() as stack:
+        buses = {
+            role: await stack.enter_async_context(joined(secured, role)) for role in (ADMIN, *ROLES, GUEST)
+        }
+        await _begin(buses[ADMIN])
+        commands = {role: await stack.enter_async_context(bus.listen("ctl.>")) for role, bus in buses.items()}
+        beats = await stack.enter_async_context(buses["scorer"].listen("hb.>"))
+        for role, bus in buses.items():
+            assert await bus.state_get("config") is not None, role
+            await bus.publish(example(Heartbeat, role=role, instance=f"{role}-0"))
+        assert {(await first(beats)).role for _ in buses} == set(buses)
+
+        await _serve(buses["learner"], buses["server"])
+        await _score(buses["scorer"])
+        await _design(buses["designer"])
+        await _play(buses["agent"])
+        await _close(buses["scorer"])
+        await _train(buses["learner"])
+        await _evaluate(buses["evaluator"])
+        await _look_on(buses[GUEST])
+
+        await buses[ADMIN].publish(Control(command="drain"))
+        for role, heard in commands.items():
+            assert (await first(heard)).command == "drain", role
+        for role, bus in buses.items():
+            assert bus.connection.statistics()["connection_denied"] == 0, role
+
+
+async def _begin(bus: Bus) -> None:
+    await bus.state_put("config", b"{}")
+    await bus.state_put("control", b"run")
+
+
+async def _serve(learner: Bus, server: Bus) -> None:
+    async with learner.lease("leader.learner", ttl=2) as lease:
+        assert lease.revision > 0
+        revision = await learner.state_put("learner", b"0")
+        await learner.state_update("learner", b"1", revision)
+        with pytest.raises(Conflict):
+            await learner.state_update("learner", b"2", revision)
+        await learner.publish(example(PolicyPublished))
+    assert (await server.last("event.learner.published")) is not None
+    async with server.follow("EVENT", tails=["event.learner.published"]) as records:
+        assert isinstance((await first(records)).message, PolicyPublished)
+    await server.publish(example(ServerServing))
+
+
+async def _score(bus: Bus) -> None:
+    async with bus.lease("leader.scorer", ttl=2):
+        await bus.state_put("scorer.snapshot", b"s")
+        await bus.publish_all([ticket(1), request(1)])
+        assert await bus.last(ticket(1).tail) is not None
+
+
+async def _design(bus: Bus) -> None:
+    async with bus.consume("designer", limit=1) as work:
+        delivery = await first(work)
+        held = example(HeldDesign, design=delivery.message.design)
+        await bus.publish_all([held, example(DesignRejected), example(EnvironmentReady)])
+        assert (await bus.last(held.tail)) is not None
+        assert [record.message async for record in bus.replay("EVENT", tails=["event.designer.ready"])]
+        await delivery.ack()
+
+
+async def _play(bus: Bus) -> None:
+    async with bus.follow("EVENT", tails=["event.server.serving", "event.server.lost"]) as servers:
+        assert isinstance((await first(servers)).message, ServerServing)
+        async with bus.consume("agent", limit=2) as work:
+            delivery = await first(work)
+            await bus.publish(example(EpisodeFinished, episode=delivery.message.episode))
+            await delivery.ack()
+
+
+async def _close(bus: Bus) -> None:
+    async with bus.follow("EVENT", tails=["event.agent.*"]) as records:
+        record = await first(records)
+        assert isinstance(await bus.get("EVENT", record.sequence), EpisodeFinished)
+    async with bus.follow("DLQ"):
+        await bus.publish_all([example(SampleReady), summary(1), example(RoundClosed)])
+    await bus.purge("DESIGN", tail="design.>")
+
+
+async def _train(bus: Bus) -> None:
+    async with bus.lease("leader.learner", ttl=2), bus.follow("SAMPLE") as samples:
+        kinds = [type((await first(samples)).message) for _ in range(2)]
+        assert set(kinds) == {SampleReady, RoundClosed}
+        await bus.publish(example(BatchTrained))
+        await bus.purge("SAMPLE", below=2)
+
+
+async def _evaluate(bus: Bus) -> None:
+    facts = [record.message async for record in bus.replay("EVENT", tails=["event.learner.trained"])]
+    assert facts
+    await bus.publish(example(EvaluationFinished))
+
+
+async def _look_on(bus: Bus) -> None:
+    async with bus.follow("EVENT") as records:
+        assert (await first(records)).sequence == 1
+    await bus.state_put(f"{GUEST}.seen", b"1")
+
+
+# What is refused.
+
+REFUSED: dict[str, tuple[str, Any]] = {
+    "says another role's fact": ("agent", lambda bus: bus.publish(example(PolicyPublished))),
+    "hands out work": ("agent", lambda bus: bus.publish(request(9))),
+    "makes training samples": ("designer", lambda bus: bus.publish(example(SampleReady))),
+    "commands": ("evaluator", lambda bus: bus.connection.api("STREAM.PURGE.EVENT_secured")),
+    "deletes a stream": ("learner", lambda bus: bus.connection.api("STREAM.DELETE.SAMPLE_secured")),
+    "purges another's stream": ("learner", lambda bus: bus.purge("EVENT")),
+    "writes another's state": ("agent", lambda bus: bus.state_put("learner", b"x")),
+    "writes the recipe": ("scorer", lambda bus: bus.state_put("config", b"x")),
+    "takes another's lease": ("designer", lambda bus: _lease(bus, "leader.learner")),
+    "ends another's lease": (
+        "learner",
+        lambda bus: bus.connection.api("STREAM.MSG.DELETE.KV_spade_secured_lease", {"seq": 1}),
+    ),
+    "pulls another's queue": ("agent", lambda bus: _take(bus, "designer")),
+    "makes a consumer on the queue": ("agent", lambda bus: bus.connection.api(*_consumer("TASK", "spy"))),
+    "makes a durable": (
+        "agent",
+        lambda bus: bus.connection.api("CONSUMER.DURABLE.CREATE.EVENT_secured.mine", {}),
+    ),
+    "reads the samples": ("agent", lambda bus: _follow(bus, "SAMPLE")),
+    "reads a held design": ("agent", lambda bus: bus.last("design.0.d1-0")),
+    "reads the queue": ("evaluator", lambda bus: bus.last(request(1).tail)),
+    "hears others' heartbeats": ("agent", lambda bus: _listen(bus, "hb.>")),
+    "taps a stream": (GUEST, lambda bus: _listen(bus, "event.>")),
+    "works for another": (GUEST, lambda bus: _take(bus, "agent")),
+    "speaks for another": (GUEST, lambda bus: bus.publish(example(EpisodeFailed))),
+}
+
+
+async def _lease(bus: Bus, name: str) -> None:
+    async with bus.lease(name, ttl=2):
+        pass
+
+
+async def _take(bus: Bus, consumer: str) -> None:
+    async with bus.consume(consumer, limit=1) as work:
+        await anext(work)
+
+
+async def _follow(bus: Bus, stream: str) -> None:
+    async with bus.follow(stream) as records:
+        await anext(records)
+
+
+async def _listen(bus: Bus, tail: str) -> None:
+    async with bus.listen(tail) as arrivals:
+        await anext(arrivals)
+
+
+def _consumer(stream: str, name: str) -> tuple[str, dict[str, Any]]:
+    config = {"name": name, "ack_policy": "none"}
+    return f"CONSUMER.CREATE.{stream}_{RUN}.{name}", {"stream_name": f"{stream}_{RUN}", "config": config}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_pitfall_30_a_role_that_does_more_is_told_at_once_where(secured: Broker, what: str) -> None:
+    role, act = REFUSED[what]
+    async with joined(secured, role) as bus:
+        started = time.monotonic()
+        with pytest.raises(Denied) as caught:
+            await act(bus)
+        assert time.monotonic() - started < QUICK
+        assert caught.value.action in ("publish", "subscribe")
+        assert caught.value.subject in str(caught.value)
+        assert RUN in caught.value.subject
+        own = example(Heartbeat, role=role, instance=f"{role}-0")
+        assert await bus.publish(own) == 0, "the connection lives on"
+
+
+async def test_others_inboxes_cannot_be_read(secured: Broker) -> None:
+    async with joined(secured, "learner") as victim, joined(secured, "agent") as bus:
+        heard: list[str] = []
+        denied: list[Denied] = []
+        bus.connection.watch_denied(denied.append)
+        for subject in (f"{victim.connection.inbox}.>", "_INBOX.>", ">"):
+            await bus.connection.subscribe(subject, lambda message: heard.append(message.subject))
+        await bus.connection.api("INFO")
+        assert [error.action for error in denied] == ["subscribe"] * 3
+        await victim.state_put("learner", b"secret")
+        await bus.connection.api("INFO")
+        assert not heard
+
+
+async def test_a_refused_publication_does_not_stop_the_allowed_ones(secured: Broker) -> None:
+    async with joined(secured, "agent") as bus:
+        messages = [
+            example(EpisodeFailed, episode="before"),
+            request(5),
+            example(EpisodeFailed, episode="after"),
+        ]
+        with pytest.raises(Denied, match=r"task\.agent"):
+            await bus.publish_all(messages)
+        assert await bus.publish(example(EpisodeFailed, episode="later")) > 0
+        assert bus.statistics()["publish_in_flight"] == 0
+
+
+async def test_a_message_that_was_copied_into_a_stream_is_not_believed(secured: Broker) -> None:
+    forged = codec.encode(example(SampleReady, sample="forged"), run=RUN, role="scorer", instance="s")
+    async with joined(secured, "agent") as bus, joined(secured, "learner") as learner:
+        names = bus.names
+        stored = await bus.publisher.send(
+            names.stream("EVENT"), names.subject("event.agent.finished"), forged, {}, message_id="forged"
+        )
+        last = (await learner.stream_info("SAMPLE")).last
+        await bus.connection.send(
+            f"$JS.API.DIRECT.GET.{names.stream('EVENT')}",
+            b'{"seq": %d}' % stored.seq,
+            reply=names.subject("sample.agent.x.forged"),
+        )
+        async with joined(secured, "scorer") as scorer, learner.follow("SAMPLE", start=last + 1) as samples:
+            with anyio.fail_after(10):
+                while (await learner.stream_info("SAMPLE")).last == last:  # noqa: ASYNC110 (what a stranger sent)
+                    await anyio.sleep(0.01)
+            honest = example(SampleReady, sample="honest")
+            await scorer.publish(honest)
+            assert (await first(samples)).message == honest
+
+
+# Who gets in at all.
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"seed_file": None}, "without a token or a key"),
+        ({"seed_file": None, "token": "guess"}, "refused the token"),
+        ({"tls": None}, "TLS with the broker"),
+    ],
+)
+async def test_strangers_stay_outside(secured: Broker, given: dict[str, Any], complaint: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(BusError, match=complaint) as caught:
+        async with joined(secured, "agent", **given):
+            pass
+    assert caught.value.remedy
+    assert time.monotonic() - started < QUICK
+
+
+async def test_a_key_of_another_run_is_refused(secured: Broker, tmp_path: Path) -> None:
+    write(Deployment("another", [Server("n1", "127.0.0.1")], str(tmp_path / "store")), tmp_path / "other")
+    with pytest.raises(BusError, match=r"refused the key .*agent\.seed"):
+        async with joined(secured, "agent", seed_file=seed_file(tmp_path / "other" / "seeds", "agent")):
+            pass
+
+
+async def test_the_key_of_another_role_is_noticed_at_once(secured: Broker) -> None:
+    started = time.monotonic()
+    with pytest.raises(Denied, match=r"subscribe to _INBOX\.designer"):
+        async with joined(secured, "designer", seed_file=secured.seed("agent")):
+            pass
+    assert time.monotonic() - started < QUICK
+
+
+async def test_a_broker_for_another_host_name_is_not_trusted(secured: Broker) -> None:
+    url = secured.url.replace("127.0.0.1", "localhost")
+    with pytest.raises(BusError, match=r"TLS with the broker.*localhost"):
+        async with connect(url, run=RUN, role="agent", instance="a", **secured.login("agent")):
+            pass
+
+
+def test_certificates_that_are_none_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BusError, match=r"missing\.pem cannot be used"):
+        trust(tmp_path / "missing.pem")
+    (tmp_path / "empty.pem").write_text("nothing\n")
+    with pytest.raises(BusError, match=r"empty\.pem cannot be used"):
+        trust(tmp_path / "empty.pem")
+    assert trust(None).verify_mode == ssl.CERT_REQUIRED
+
+
+# Files.
+
+
+def deployment(tmp_path: Path, **given: Any) -> Deployment:
+    return Deployment("files", parse_servers("127.0.0.1"), str(tmp_path / "store"), **given)
+
+
+def test_keys_are_private_and_stay_when_written_again(tmp_path: Path) -> None:
+    first_time = write(deployment(tmp_path, roles=(GUEST,)), tmp_path / "d")
+    keys = {role: path.read_text() for role, path in first_time.seeds.items()}
+    account = (tmp_path / "d" / ACCOUNT).read_text()
+    again = write(deployment(tmp_path), tmp_path / "d")
+    assert {role: path.read_text() for role, path in again.seeds.items()} == keys
+    assert (tmp_path / "d" / ACCOUNT).read_text() == account
+    assert set(keys) == {ADMIN, *ROLES, GUEST}
+    for path in again.seeds.values():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert public_key(read_seed(path)) in account
+        assert path.read_text().strip() not in account
+    assert len(set(keys.values())) == len(keys)
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o700
+
+
+def test_a_directory_belongs_to_one_run(tmp_path: Path) -> None:
+    write(deployment(tmp_path), tmp_path)
+    other = Deployment("other", parse_servers("127.0.0.1"), "store")
+    with pytest.raises(BusError, match="holds the keys of run files"):
+        write(other, tmp_path)
+
+
+def test_a_broken_key_is_not_replaced(tmp_path: Path) -> None:
+    write(deployment(tmp_path), tmp_path)
+    broken = tmp_path / "seeds" / "agent.seed"
+    broken.write_text("SUAAAA\n")
+    with pytest.raises(BusError, match=r"agent\.seed holds no nkey seed"):
+        write(deployment(tmp_path), tmp_path)
+    assert broken.read_text() == "SUAAAA\n"
+    broken.chmod(0o644)
+    with pytest.raises(BusError, match="can be read by others"):
+        read_seed(broken)
+
+
+def test_a_missing_key_names_its_role(tmp_path: Path) -> None:
+    with pytest.raises(BusError, match="no key of role agent"):
+        seed_file(tmp_path, "agent")
+
+
+def test_the_server_checks_what_is_written(tmp_path: Path) -> None:
+    with pytest.raises(BusError, match=r"refuses the configuration n1\.conf"):
+        write(deployment(tmp_path, sync="sometimes"), tmp_path)
+
+
+def test_certificates_of_other_hosts_are_left_to_them(tmp_path: Path) -> None:
+    tls = Tls("/etc/elsewhere/server.pem", "/etc/elsewhere/server.key")
+    made = Deployment("files", parse_servers("a.example"), "/var/lib/store", tls=tls)
+    written = write(made, tmp_path)
+    assert any("not on this host" in note for note in written.notes)
+    assert "/etc/elsewhere/server.pem" in written.configurations[0].read_text()
+    bare = Deployment("files", parse_servers("a.example"), "/var/lib/store")
+    assert any("no TLS" in note for note in write(bare, tmp_path).notes)
+
+
+@pytest.mark.parametrize("text", ["", "a:0", "a:70000", "a b", "a,a", "a:1:2:3", "nats://a", "a,,b", '"'])
+def test_hosts_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(BusError):
+        parse_servers(text)
+
+
+def test_hosts_have_names_and_ports() -> None:
+    servers = parse_servers("a.example, b:4333 ,[::1]:4444:7777")
+    assert [server.name for server in servers] == ["n1", "n2", "n3"]
+    assert [(server.host, server.port, server.cluster_port) for server in servers] == [
+        ("a.example", 4222, 6222),
+        ("b", 4333, 6222),
+        ("[::1]", 4444, 7777),
+    ]
+    assert [server.listen for server in servers] == ["0.0.0.0", "0.0.0.0", "[::1]"]
+
+
+def test_two_servers_are_no_cluster(tmp_path: Path) -> None:
+    with pytest.raises(BusError, match="two servers"):
+        write(Deployment("files", parse_servers("a,b"), "store"), tmp_path)
+
+
+def test_dead_letters_are_everybodys_own() -> None:
+    subject = NAMES.subject(example(DeadLetter, source="EVENT").tail)
+    followers = [role for role in ROLES if "EVENT" in ROLES[role].follows]
+    for role in followers:
+        assert any(matches(one, subject) for one in permissions(NAMES, role).publish), role
+    assert issubclass(Undecodable, BusError)
