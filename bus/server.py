@@ -7,6 +7,7 @@ process that started it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -34,6 +35,7 @@ from bus.subjects import Names
 
 log = logging.getLogger("spade.bus")
 _READY_SECONDS = 20.0
+_READ_BYTES_PER_SECOND = 50e6
 _STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _HEALTH_SECONDS = 2.0
@@ -192,6 +194,16 @@ class _Settings:
     store_gb: float
 
 
+def ready_seconds(store: Path) -> float:
+    """Return how long a server may take to be ready: after a crash it reads its whole store again."""
+    sizes = 0
+    for root, _, names in os.walk(store):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                sizes += os.stat(os.path.join(root, name)).st_size
+    return _READY_SECONDS + sizes / _READ_BYTES_PER_SECOND
+
+
 def sync_interval(sync: str) -> str:
     """Return the server's value of a recipe's ``bus.sync``: the profile "paranoid" is "always"."""
     return "always" if sync == "paranoid" else sync
@@ -239,14 +251,15 @@ class _Server:
             stale.unlink(missing_ok=True)
         self._log_start = self._log_read = self._files.log.stat().st_size if self._files.log.exists() else 0
         self._spawn()
+        patience = ready_seconds(self._files.store)
         try:
-            with anyio.fail_after(_READY_SECONDS):
+            with anyio.fail_after(patience):
                 url = await self._await_ports()
                 await self._await_answer(url)
         except TimeoutError:
             await self.stop()
             raise BusUnavailable(
-                "nats-server to become ready", _READY_SECONDS, remedy=self.explain("Its log ends:")
+                "nats-server to become ready", patience, remedy=self.explain("Its log ends:")
             ) from None
         except BaseException:
             await self.stop()

@@ -332,3 +332,12 @@ async def test_new_streams_are_forced_to_disk(tmp_path: Path, monkeypatch: pytes
         forced.clear()
         module.force_to_disk(tmp_path / "store", known)
         assert forced == []
+
+
+def test_a_large_store_gets_longer_to_be_read(tmp_path: Path) -> None:
+    """A server that was killed reads all of its messages before it listens, from a cold disk slowly."""
+    assert module.ready_seconds(tmp_path / "none") == 20.0
+    (tmp_path / "stream").mkdir()
+    with (tmp_path / "stream" / "1.blk").open("wb") as file:
+        file.truncate(5_000_000_000)
+    assert module.ready_seconds(tmp_path) == 120.0
