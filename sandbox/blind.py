@@ -33,7 +33,8 @@ from sandbox.verdict import BLIND
 
 LEAST_EPISODES = 3
 _LOOKS = (16, 32, 64)
-_FIRST_LOOK, _LEAST_WINS, _PANEL, _CANDIDATES = 5, 3, 4, 12
+_FIRST_LOOK, _LEAST_WINS, _PANEL = 5, 3, 4
+_CANDIDATES, _LIKELY, _TELLING, _SCANS = 12, 8, 6, 12
 _COIN_BLOCK = 4
 
 
@@ -56,6 +57,7 @@ async def play_policies(climb: Climb) -> None:
             break
         await climb.rollout("sweep", seed, partial(probes.sweep, turns=turns))
         await climb.rollout("random", seed, partial(probes.guess, turns=turns, seed=31 * k + 1))
+    await _scan(climb)
     constants = {"constant": _favourite(climb), "empty": ""}
     if any(t.won for name in climb.played if name.startswith("garbage") for t in climb.played[name].values()):
         constants["nonsense"] = probes.NONSENSE
@@ -70,6 +72,19 @@ async def play_policies(climb: Climb) -> None:
                 choose = _constant(turns, constants[name])
             await climb.rollout(name, seed, choose)
     await _judge(climb)
+
+
+async def _scan(climb: Climb) -> None:
+    """Where nothing has won yet, try what the sweeps did not come to: some word may always win."""
+    seed = climb.seeds()[0]
+    start = max((len(t.actions) for t in climb.played.get("sweep", {}).values()), default=0)
+    actions = climb.actions(climb.first[seed])
+    for _ in range(_SCANS):
+        if start >= len(actions) or any(transcript.won for transcript in climb.transcripts):
+            return
+        name = f"scan from {start}"
+        await climb.rollout(name, seed, partial(probes.sweep, turns=climb.turns, start=start))
+        start += max((len(t.actions) for t in climb.played.get(name, {}).values()), default=1)
 
 
 def given_away(climb: Climb) -> list[str]:
@@ -136,20 +151,25 @@ def coin(results: dict[str, list[bool]], rate: float) -> str:
 
 async def _panel(climb: Climb) -> list[str]:
     """Different actions that the program takes for actions, else nonsense and whatever is plausible."""
-    seed = climb.seeds()[0]
-    refused = _reply(await climb.episode(seed, iter([probes.NONSENSE])))
-    actions = [action for action in climb.actions(climb.first[seed]) if action not in climb.invalid]
+    seeds = climb.seeds()[:_TELLING]
+    refused: dict[int, Transcript] = {}
+    actions = [action for action in climb.actions(climb.first[seeds[0]]) if action not in climb.invalid]
+    # what the text suggests most comes first
+    candidates = [*spread(actions[:_LIKELY]), *spread(actions[_LIKELY:])][:_CANDIDATES]
     understood: list[str] = []
-    candidates = list(spread(actions))[:_CANDIDATES]
     for action in candidates:
-        if _reply(await climb.episode(seed, iter([action]))) != refused:
-            understood.append(action)
+        for seed in seeds:
+            if seed not in refused:
+                refused[seed] = await climb.episode(seed, iter([probes.NONSENSE]))
+            if _told_apart(await climb.episode(seed, iter([action])), refused[seed]):
+                understood.append(action)
+                break
         if len(understood) == _PANEL:
             break
     if len(understood) >= 2:
         return understood
-    nonsense = [action for action in (probes.NONSENSE, "") if action not in climb.invalid]
-    return list(dict.fromkeys([*nonsense, *candidates]))[:_PANEL]
+    nonsense = [probes.NONSENSE] if probes.NONSENSE not in climb.invalid else []
+    return [*nonsense, *candidates[:_LIKELY]]
 
 
 async def _play(climb: Climb, action: str, seeds: Sequence[int], results: dict[str, list[bool]]) -> None:
@@ -171,13 +191,20 @@ def spread(actions: Sequence[str]) -> Iterator[str]:
         step //= 2
 
 
-def _reply(transcript: Transcript) -> tuple[str, bool]:
-    """How the first action was answered, its own text apart."""
-    if not transcript.steps:
-        return transcript.error_type, False
-    step, action = transcript.steps[0], transcript.actions[0]
-    text = step.observation.replace(action, "\0") if action else step.observation
-    return text, step.done
+def _told_apart(one: Transcript, other: Transcript) -> bool:
+    """Whether two first actions were answered differently, apart from being named in the answer."""
+    if not one.steps or not other.steps:
+        return (one.error_type, len(one.steps)) != (other.error_type, len(other.steps))
+    first, second = one.steps[0], other.steps[0]
+    if first.done != second.done:
+        return True
+    plain = first.observation == second.observation
+    return not plain and _unnamed(one) != _unnamed(other)
+
+
+def _unnamed(transcript: Transcript) -> str:
+    action, text = transcript.actions[0], transcript.steps[0].observation
+    return text.replace(action, "\0") if action else text
 
 
 def _favourite(climb: Climb) -> str:

@@ -37,7 +37,8 @@ _NUMBER = re.compile(r"-?\d+")
 _RANGE = re.compile(r"(-?\d+)\s*(?:\.\.+|\u2013|-|to|and)\s*(-?\d+)")
 _WORD = re.compile(r"[^\W\d_]{1,24}")
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
-_MAX_SPAN, _MAX_EACH, _MAX_ACTIONS = 40, 12, 64
+_QUOTED = re.compile(r"(?<!\w)['\"`]([^'\"`\n]{1,32})['\"`](?!\w)")
+_MAX_SPAN, _MAX_EACH, _MAX_WORDS, _MAX_EXAMPLES, _MAX_ACTIONS = 40, 12, 24, 8, 64
 _VARIANTS = 6
 
 
@@ -89,8 +90,9 @@ async def play(instance: Instance, first: str, actions: Iterator[str]) -> Transc
 
 
 def plausible(observation: str) -> tuple[str, ...]:
-    """Return at most 64 actions that the text suggests: its ranges, numbers and words, then small numbers."""
-    found: list[str] = []
+    """Return at most 64 actions that the text suggests: its examples, ranges, numbers and words, then small
+    numbers."""
+    found = [example.strip() for example in _BOXED.findall(observation)][:_MAX_EXAMPLES]
     for low, high in ((int(a), int(b)) for a, b in _RANGE.findall(observation)):
         if 0 < high - low <= _MAX_SPAN:
             found += map(str, range(low, high + 1))
@@ -98,7 +100,8 @@ def plausible(observation: str) -> tuple[str, ...]:
             # of a wide range its quarters: hidden numbers lie on both sides of them
             found += [str(low + (high - low) * quarter // 4) for quarter in (2, 1, 3, 0, 4)]
     found += [number for number in _NUMBER.findall(observation) if len(number) <= 6][:_MAX_EACH]
-    found += list(dict.fromkeys(_WORD.findall(observation)))[:_MAX_EACH]
+    found += [quoted for quoted in _QUOTED.findall(observation) if quoted.strip()][:_MAX_EXAMPLES]
+    found += list(dict.fromkeys(_WORD.findall(observation)))[:_MAX_WORDS]
     found += map(str, range(10))
     return tuple(dict.fromkeys(found))[:_MAX_ACTIONS]
 

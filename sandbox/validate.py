@@ -138,10 +138,7 @@ class Validator:
             raise Rejected("step", f"step raised for every action that the observation suggests: {error}")
         limit = climb.metadata.max_turns if climb.metadata else None
         limit = limit or climb.instance.max_turns
-        longest = max(played, key=lambda transcript: len(transcript.steps))
-        if limit and len(longest.steps) > limit:
-            raise Rejected("turns", f"max_turns is {limit}, but turn {len(longest.steps)} was played")
-        if limit and len(longest.steps) == limit and not longest.ended and limit < climb.turns:
+        if limit and max(len(transcript.steps) for transcript in played) > limit:
             raise Rejected("turns", f"max_turns is {limit}, but the episode goes on after turn {limit}")
         if self.settings.require_end and not any(transcript.ended for transcript in played):
             raise Rejected("turns", f"no episode ended within {climb.turns} turns")

@@ -1,0 +1,9 @@
+# rung: parse
+# reason: SyntaxError
+```python
+import random
+
+
+class FencedEnv:
+    def reset(self, seed=None):
+        return "go", {}

@@ -1,0 +1,58 @@
+"""Programs in the style a model writes, good and bad: each says in its header on which rung it ends.
+
+``# rung:`` names the rung, ``# reason:`` words of the reason, ``# degenerate:`` and ``# tools:`` what the
+verdict must say about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from conftest import held_pool
+
+from sandbox import RUNGS, SandboxPool, SandboxSettings, Validator
+
+PROGRAMS = sorted((Path(__file__).parent / "corpus").glob("*.py"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair() -> AsyncIterator[SandboxPool]:
+    settings = SandboxSettings(zygotes=2, cpu_call_seconds=0.2, cpu_load_seconds=0.3, strikes=0, nice=0)
+    async with held_pool(settings) as pool:
+        yield pool
+
+
+def read(path: Path) -> tuple[dict[str, str], str]:
+    """The header's fields and the program without its header."""
+    lines = path.read_text().splitlines(keepends=True)
+    header = {}
+    while lines and lines[0].startswith("# "):
+        key, _, value = lines.pop(0)[2:].partition(":")
+        header[key] = value.strip()
+    return header, "".join(lines)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+async def test_program_ends_on_its_rung(pair: SandboxPool, path: Path) -> None:
+    header, source = read(path)
+    found = await Validator(pair).validate(source, max_turns=25)
+    assert found.rung == header["rung"], found
+    assert header.get("reason", "") in found.reason
+    assert found.ok is (found.rung == "accepted")
+    assert found.degenerate is (header.get("degenerate") == "yes"), (found.hack, found.policies)
+    assert found.tools is (header.get("tools") == "yes") or not found.ok
+    if found.degenerate:
+        assert found.trivial_win_rate >= 0.25
+        assert found.trivial_interval[0] <= found.trivial_win_rate <= found.trivial_interval[1]
+        assert found.hack
+
+
+def test_the_corpus_has_programs_for_every_rung() -> None:
+    rungs = {read(path)[0]["rung"] for path in PROGRAMS}
+    # the last two need settings of their own: a caller's check, and flags turned into rejections
+    assert rungs == set(RUNGS) - {"trivial", "judge"}
+    assert len(PROGRAMS) >= 60
