@@ -10,16 +10,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import anyio
 import nats.errors
 from anyio.lowlevel import checkpoint
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from bus.errors import BusUnavailable
+from bus.errors import BusError, BusUnavailable
+from bus.lane import Arrival, Lane, headers_block
 
 log = logging.getLogger("spade.bus")
 _BACKLOG_BYTES = 32 << 20
@@ -32,6 +31,7 @@ class Wire:
     def __init__(self, url: str) -> None:
         self.url = url
         self.client = Client()
+        self.lane = Lane(self.client)
         self.closed = False
         self._watchers: set[Callable[[], None]] = set()
         self._last_error = ""
@@ -46,6 +46,13 @@ class Wire:
         """Whether the server is one of several."""
         return bool(self.client._server_info.get("cluster"))
 
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes have not been given to the system: nats-py's and those of its socket."""
+        writer = getattr(self.client._transport, "_io_writer", None)
+        buffered = writer.transport.get_write_buffer_size() if writer is not None else 0
+        return int(self.client.pending_data_size) + int(buffered)
+
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` at every connect, disconnect and close. Returns a function that ends it."""
         self._watchers.add(callback)
@@ -57,24 +64,37 @@ class Wire:
             reason = f" ({self._last_error})" if self._last_error else ""
             raise BusUnavailable(awaited, 0, remedy=f"The connection to {self.url} is closed{reason}.")
 
-    def send(
+    async def send(
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
-    ) -> Any:
-        """Return a coroutine that writes one message; await it at once.
-
-        It raises nats-py's OutboundBufferLimitError while there is no server: nothing is kept for later.
-        """
-        if self.client.pending_data_size > _BACKLOG_BYTES:
-            return self._send_in_turn(subject, payload, reply, headers)
-        return self.client.publish(subject, payload, reply=reply, headers=headers)
-
-    async def _send_in_turn(
-        self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
     ) -> None:
-        """Write one message when the socket has taken enough of what waits already."""
-        while self.connected and self.client.pending_data_size > _BACKLOG_BYTES:
+        """Write one message; waits only while very much waits already.
+
+        Raises nats-py's OutboundBufferLimitError while there is no server: nothing is kept for later.
+        """
+        if self.crowded:
+            await self.uncrowded()
+        if len(payload) > self.client.max_payload:
+            raise nats.errors.MaxPayloadError
+        if not self.write(subject, payload, reply, headers_block(headers) if headers else b""):
+            raise nats.errors.OutboundBufferLimitError
+
+    def write(self, subject: str, payload: bytes, reply: str, head: bytes = b"") -> bool:
+        """Put one message in line without waiting; False when there is no server. ``head`` are headers as
+        :func:`bus.lane.headers_block` makes them. Writers of many messages heed :attr:`crowded`."""
+        if not self.connected:
+            return False
+        self.lane.write(subject, payload, reply, head)
+        return True
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits to be written that a writer should wait for :meth:`uncrowded`."""
+        return bool(self.client._pending_data_size > _BACKLOG_BYTES)
+
+    async def uncrowded(self) -> None:
+        """Return when the socket has taken enough of what waits, or the connection is gone."""
+        while self.connected and self.crowded:
             await self._written()
-        await self.client.publish(subject, payload, reply=reply, headers=headers)
 
     async def _written(self) -> None:
         """Return when the socket has taken what waits, or the connection changed."""
@@ -106,24 +126,28 @@ class Wire:
             unwatch()
         return pong.done()
 
-    async def subscribe(self, subject: str, handler: Callable[[Msg], None]) -> Subscription:
+    async def subscribe(self, subject: str, handler: Callable[[Arrival], None]) -> Subscription:
         """Subscribe; ``handler`` must neither wait nor raise. Bounds are the caller's.
 
         Raises BusUnavailable when the connection is closed.
         """
 
-        async def call(message: Msg) -> None:
-            try:
-                handler(message)
-            except Exception:
-                log.exception("a message on %s could not be handled", message.subject)
-                raise
-
         self.check_open(f"subscription to {subject}")
-        return await self.client.subscribe(subject, cb=call, pending_msgs_limit=0, pending_bytes_limit=0)
+        # Before the subscription is written: its first message may arrive before we go on here.
+        number = self.client._sid + 1
+        self.lane.handlers[str(number)] = handler
+        try:
+            subscription = await self.client.subscribe(subject, pending_msgs_limit=0, pending_bytes_limit=0)
+        except BaseException:
+            del self.lane.handlers[str(number)]
+            raise
+        if subscription._id != number:
+            raise BusError(f"nats-py numbers subscriptions in another way ({subscription._id}, not {number})")
+        return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription; a connection that is gone has ended it already."""
+        self.lane.handlers.pop(str(subscription._id), None)
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()
 

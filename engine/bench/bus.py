@@ -203,9 +203,9 @@ class _Bench:
             async with _side(sender) as sending:
                 await sending.ready()
                 await sending.go()
-                outcomes = await sending.outcome(), await taking.outcome()
+                sent, taken = await _both(sending, taking)
         self.others.append(meter.stop().others)
-        return outcomes
+        return sent, taken
 
 
 class _Side:
@@ -246,6 +246,25 @@ class _Side:
         assert self._process.stderr is not None
         text = b"".join([part async for part in self._process.stderr])
         return text.decode(errors="replace").strip().rpartition("\n")[2] or "without a word"
+
+
+async def _both(sending: _Side, taking: _Side) -> tuple[Outcome, Outcome]:
+    """Return what both report; when one fails the other one is not waited for."""
+    found: dict[_Side, Outcome] = {}
+
+    async def ask(side: _Side) -> None:
+        found[side] = await side.outcome()
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, sending)
+            group.start_soon(ask, taking)
+    except BaseExceptionGroup as errors:
+        faults = errors.subgroup(SpadeError)
+        if faults is None:
+            raise
+        raise faults.exceptions[0] from None
+    return found[sending], found[taking]
 
 
 @asynccontextmanager

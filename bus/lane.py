@@ -1,0 +1,186 @@
+"""The fast lane of a nats-py client: many messages without a task, a queue or a future for each.
+
+It knows nats-py from inside (the version is pinned): its parser is replaced by one that calls handlers
+directly, and lines are put where its flusher finds them, all lines of one turn of the event loop in one
+write. ``tests/bus/test_bus_lane.py`` fails when a new version no longer works like this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import BadSubjectError, ProtocolError
+from nats.protocol.parser import MAX_CONTROL_LINE_SIZE, Parser
+
+log = logging.getLogger("spade.bus")
+_LINE_END = b"\r\n"
+_VERSION_LINE = b"NATS/1.0"
+_JOIN_BYTES = 16 << 10
+
+
+class Arrival:
+    """A message that has arrived. ``headers`` is None when it has none."""
+
+    __slots__ = ("_head", "data", "reply", "subject")
+
+    def __init__(self, subject: str, reply: str, data: bytes, head: bytes) -> None:
+        self.subject, self.reply, self.data, self._head = subject, reply, data, head
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        """Return the headers; a control message has ``Status`` and perhaps ``Description`` among them."""
+        return read_headers(self._head) if self._head else None
+
+
+def read_headers(head: bytes) -> dict[str, str]:
+    """Return the headers of a message, from ``NATS/1.0`` to the empty line."""
+    first, _, rest = head.partition(_LINE_END)
+    found: dict[str, str] = {}
+    status, _, description = first.removeprefix(_VERSION_LINE).strip().partition(b" ")
+    if status:
+        found["Status"] = status.decode("utf-8", "replace")
+        if description:
+            found["Description"] = description.decode("utf-8", "replace")
+    for line in rest.split(_LINE_END):
+        name, colon, value = line.partition(b":")
+        if colon:
+            found[name.strip().decode("utf-8", "replace")] = value.strip().decode("utf-8", "replace")
+    return found
+
+
+def headers_block(headers: dict[str, str]) -> bytes:
+    """Return headers as they go over the wire; a line break in a value becomes a space."""
+    block = "NATS/1.0\r\n"
+    for name, value in headers.items():
+        block += f"{name}: {value if value.isprintable() else ' '.join(value.split())}\r\n"
+    return f"{block}\r\n".encode()
+
+
+class Lane:
+    """Writes to one client and hears from it. ``handlers`` maps subscription numbers to functions."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.handlers: dict[str, Callable[[Any], None]] = {}
+        self._kick: asyncio.Future[None] | None = None
+        client._ps = _Parser(client, self.handlers)
+
+    def write(self, subject: str, payload: bytes, reply: str, head: bytes = b"") -> None:
+        """Put one message in line; it goes out before the event loop waits. Never waits itself.
+
+        ``head`` is a block of headers (:func:`headers_block`). Raises nats-py's BadSubjectError.
+        """
+        if not subject.isprintable() or " " in subject or not subject:
+            raise BadSubjectError
+        client = self._client
+        size = len(payload)
+        if head:
+            start = f"HPUB {subject} {reply} {len(head)} {len(head) + size}\r\n".encode() + head
+        else:
+            start = f"PUB {subject} {reply} {size}\r\n".encode()
+        if size < _JOIN_BYTES:
+            client._pending.append(b"%b%b\r\n" % (start, payload))
+        else:
+            client._pending += (start, payload, _LINE_END)
+        client._pending_data_size += len(start) + size + 2
+        stats = client.stats
+        stats["out_msgs"] += 1
+        stats["out_bytes"] += size
+        if client._flush_queue.empty():
+            client._flush_queue.put_nowait(self._done())
+
+    def _done(self) -> asyncio.Future[None]:
+        """Return what wakes the flusher; nobody waits for it."""
+        if self._kick is None:
+            self._kick = asyncio.get_running_loop().create_future()
+            self._kick.set_result(None)
+        return self._kick
+
+
+class _Parser(Parser):  # type: ignore[misc]
+    """Reads what the server sends. Messages of ``handlers`` are handed over at once; everything else goes
+    nats-py's own way, one line at a time."""
+
+    def __init__(self, client: Client, handlers: dict[str, Callable[[Any], None]]) -> None:
+        self._handlers = handlers
+        self._needed = self._resets = 0
+        self._ours = False
+        self._other: tuple[Any, ...] = ()
+        super().__init__(client)
+
+    def reset(self) -> None:
+        """Forget a half message: the connection it came on is gone."""
+        super().reset()
+        self._needed = 0
+        self._resets += 1
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take the next bytes of the connection. Raises nats-py's ProtocolError."""
+        if self.buf:
+            self.buf += data
+            if len(self.buf) < self._needed:
+                return
+            data = bytes(self.buf)
+            self.buf.clear()
+        self._needed = 0
+        at, end, resets = 0, len(data), self._resets
+        while at < end:
+            stop = data.find(_LINE_END, at)
+            if stop < 0:
+                if end - at > MAX_CONTROL_LINE_SIZE:
+                    raise ProtocolError
+                break
+            if data.startswith((b"MSG ", b"HMSG "), at):
+                after = self._take(data, at, stop, end)
+                if after is None:
+                    break
+                if not self._ours:
+                    await self._pass_on()
+            else:
+                after = stop + 2
+                self.buf[:] = data[at:after]
+                await super().parse()
+            if self._resets != resets:
+                return
+            at = after
+        if at < end:
+            self.buf[:] = data[at:]
+
+    def _take(self, data: bytes, at: int, stop: int, end: int) -> int | None:
+        """Hand over the message that begins at ``at``; return where it ends, None when it is not all here."""
+        try:
+            words = data[at:stop].decode().split()
+            size = int(words[-1])
+            with_head = words[0] == "HMSG"
+            head_size = int(words[-2]) if with_head else 0
+            reply = words[3] if len(words) == (6 if with_head else 5) else ""
+            subject, number = words[1], words[2]
+        except (ValueError, IndexError):
+            raise ProtocolError from None
+        start = stop + 2
+        after = start + size + 2
+        if after > end:
+            self._needed = after - at
+            return None
+        head, payload = data[start : start + head_size], data[start + head_size : start + size]
+        handler = self._handlers.get(number)
+        self._ours = handler is not None
+        if handler is None:
+            self._other = (int(number), subject.encode(), reply.encode(), payload, head or None)
+            return after
+        stats = self.nc.stats
+        stats["in_msgs"] += 1
+        stats["in_bytes"] += len(payload)
+        try:
+            handler(Arrival(subject, reply, payload, head))
+        except Exception:
+            log.exception("a message on %s could not be handled", subject)
+        return after
+
+    async def _pass_on(self) -> None:
+        other, self._other = self._other, ()
+        await self.nc._process_msg(*other)
