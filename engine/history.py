@@ -57,9 +57,20 @@ CREATE TABLE IF NOT EXISTS failures (episode TEXT PRIMARY KEY, sequence INTEGER,
 CREATE TABLE IF NOT EXISTS evaluations (id TEXT PRIMARY KEY, sequence INTEGER, at REAL, suite TEXT,
     step INTEGER, version INTEGER, version_high INTEGER, episodes INTEGER, win REAL, stderr REAL,
     by_family TEXT, seconds REAL);
+CREATE INDEX IF NOT EXISTS policies_fence ON policies (fence, sequence, step);
+CREATE INDEX IF NOT EXISTS batches_round ON batches (round, sequence, fence, step, agent_samples,
+    designer_samples, max_staleness, final, dropped);
+CREATE INDEX IF NOT EXISTS scores_round ON scores (round, regret);
+CREATE INDEX IF NOT EXISTS evaluations_suite ON evaluations (suite, sequence);
 CREATE TABLE IF NOT EXISTS gauges (role TEXT, instance TEXT, state TEXT, at REAL, statistics TEXT,
     PRIMARY KEY (role, instance));
 """
+
+_NEWEST = (
+    "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = MAX(value, excluded.value)"
+)
+LAST_AT = "last_event_at"
+"""The counter that keeps when the newest event was made."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -100,13 +111,16 @@ def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> int:
     fresh = 0
     connection.execute("BEGIN IMMEDIATE")
     try:
-        done = position(connection)
+        done, newest = position(connection), None
         for event in events:
             if event.sequence <= done:
                 continue
             done = event.sequence
+            newest = event.at if newest is None else max(newest, event.at)
             handler = _HANDLERS.get(type(event.message).__name__)
             fresh += bool(handler and handler(connection, event, event.message))
+        if newest is not None:
+            connection.execute(_NEWEST, (LAST_AT, newest))
         connection.execute("INSERT OR REPLACE INTO position VALUES (1, ?)", (done,))
         connection.execute("COMMIT")
     except BaseException:

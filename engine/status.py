@@ -15,6 +15,26 @@ from engine.lineage import Lineage, Version
 
 RECENT_SECONDS = 60.0
 
+# One step an index for each fence: there are as many as starts of a learner.
+_FIRSTS = """WITH RECURSIVE fences (fence) AS (
+    SELECT MIN(fence) FROM policies UNION ALL
+    SELECT (SELECT MIN(fence) FROM policies WHERE fence > fences.fence) FROM fences WHERE fence IS NOT NULL)
+SELECT fence, (SELECT step FROM policies AS one WHERE one.fence = fences.fence ORDER BY sequence LIMIT 1),
+    (SELECT MIN(sequence) FROM policies AS one WHERE one.fence = fences.fence)
+FROM fences WHERE fence IS NOT NULL"""
+_LAST_POLICY = "SELECT version, step FROM policies WHERE {alive} ORDER BY version DESC LIMIT 1"
+_LAST_BATCH = "SELECT mean_staleness FROM batches WHERE round = ? AND {alive} ORDER BY sequence DESC LIMIT 1"
+# A batch that was announced twice counts as it was announced last: MAX(sequence) picks that row.
+_KEPT = """(SELECT round, MAX(sequence), step, agent_samples, designer_samples, max_staleness, final, dropped
+    FROM batches WHERE round > ? AND {alive} GROUP BY round)"""
+_SUMS = f"""SELECT MAX(round) AS round, MAX(step) AS step, SUM(agent_samples) AS agent_samples,
+    SUM(designer_samples) AS designer_samples, MAX(max_staleness) AS max_staleness, MAX(final) AS final
+FROM {_KEPT}"""
+_DROPPED = f"""SELECT cause.key, SUM(cause.value) FROM {_KEPT} AS kept, json_each(kept.dropped) AS cause
+WHERE kept.dropped <> '{{{{}}}}' GROUP BY cause.key"""
+_LAST_EVALUATIONS = """SELECT * FROM evaluations
+WHERE sequence IN (SELECT MAX(sequence) FROM evaluations GROUP BY suite)"""
+
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """One vLLM server: ``step`` of the version it serves, ``version`` with its lineage."""
@@ -81,69 +101,137 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     notes: dict[str, Any]
 
 
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the surviving batches up to ``round`` (-1: none), of the rows up to ``row``."""
+
+    forks: tuple[tuple[int, int], ...]
+    row: int = 0
+    round: int = -1
+    step: int | None = None
+    agent_samples: int = 0
+    designer_samples: int = 0
+    max_staleness: int = 0
+    final: bool = False
+    dropped: dict[str, int] = msgspec.field(default_factory=dict)
+
+
 def lineage(connection: sqlite3.Connection) -> Lineage:
     """Return the version tree as the published versions tell it, in the order of their publication."""
     tree = Lineage()
-    for fence, step in connection.execute("SELECT fence, step FROM policies ORDER BY sequence"):
+    for fence, step, _ in sorted(connection.execute(_FIRSTS), key=lambda row: row[2]):
         if fence > tree.forks[-1][0]:
             tree = tree.fork(fence, step)
     return tree
 
 
+def alive(tree: Lineage) -> str:
+    """Return the SQL condition that a row with ``fence`` and ``step`` lies on the path to the current
+    weights, as :meth:`Lineage.survives` says it."""
+    limits, least = [], None
+    for fence, step in reversed(tree.forks[1:]):
+        least = step if least is None else min(least, step)
+        limits.append(f"WHEN fence < {fence} THEN step <= {least}")
+    return f"CASE {' '.join(reversed(limits))} ELSE 1 END" if limits else "1"
+
+
+class Reader:
+    """Reads the status of one run again and again; what was summed up is not read a second time."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._totals = Totals(forks=())
+
+    def read(self, *, now: float | None = None) -> Status:
+        """Return the status now. Raises sqlite3.Error."""
+        db = self._connection
+        now = time.time() if now is None else now
+        tree = lineage(db)
+        totals = self._totals = _sum_up(db, tree, self._totals)
+        last = _one(db, _LAST_BATCH.format(alive=alive(tree)), totals.round) if totals.round >= 0 else None
+        policy = _one(db, _LAST_POLICY.format(alive=alive(tree)))
+        values = {row["name"]: row["value"] for row in _rows(db, "SELECT * FROM counters")}
+        last_at = values.pop(history.LAST_AT, None)
+        counters = {name: int(value) for name, value in values.items()}
+        notes = {row["name"]: json.loads(row["value"]) for row in _rows(db, "SELECT * FROM notes")}
+        ended = _orderly_end(notes)
+        gauges, stale = _gauges(db, now)
+        accepted, rejected = counters.get("environments_accepted", 0), counters.get("designs_rejected", 0)
+        summary = _one(db, "SELECT summary FROM rounds ORDER BY round DESC LIMIT 1")
+        servers = _servers(db)
+        return Status(
+            step=totals.step if totals.step is not None else policy["step"] if policy else 0,
+            round=totals.round if last else None,
+            final=totals.final,
+            version_published=policy["step"] if policy else None,
+            version_published_label=str(Version.unpack(policy["version"])) if policy else None,
+            packed_published=policy["version"] if policy else None,
+            lineage=tree.forks,
+            versions_serving=tuple(
+                ended["serving"] if ended else [server.step for server in servers if server.lost is None]
+            ),
+            servers=servers,
+            episodes_finished=counters.get("episodes_finished", 0),
+            episodes_failed={"infra": 0, "quarantined": 0} | _named(counters, "episodes_failed:"),
+            episodes_ended_by={"env": 0, "policy": 0} | _named(counters, "episodes_ended_by:"),
+            environments_accepted=accepted,
+            environments_scored=_scalar(db, "SELECT COUNT(*) FROM scores"),
+            designs_rejected=rejected,
+            designs_failed=_scalar(db, "SELECT COUNT(*) FROM designs_failed"),
+            designer_samples_trained=totals.designer_samples,
+            agent_samples_trained=totals.agent_samples,
+            samples_dropped=totals.dropped,
+            max_staleness_seen=totals.max_staleness,
+            mean_staleness=last["mean_staleness"] if last else None,
+            tokens_sampled=counters.get("tokens_sampled", 0),
+            tokens_per_second=_token_rate(db, gauges, now),
+            valid_share=accepted / (accepted + rejected) if accepted + rejected else None,
+            summary=json.loads(summary["summary"]) if summary else None,
+            regret=_recent_regret(db),
+            evaluations=_evaluations(db),
+            gauges=gauges,
+            stale_roles=() if ended else stale,
+            events=history.position(db),
+            last_event_at=last_at if last_at is not None else _last_at(db),
+            notes=notes,
+        )
+
+
 def read(connection: sqlite3.Connection, *, now: float | None = None) -> Status:
     """Return the status of the run in ``connection``. Raises sqlite3.Error."""
-    now = time.time() if now is None else now
-    tree = lineage(connection)
-    batches = surviving(connection, tree)
-    last = max(batches, key=lambda row: (row["round"], row["step"]), default=None)
-    published = [
-        row
-        for row in _rows(connection, "SELECT version, step FROM policies")
-        if tree.survives(Version.unpack(row["version"]))
-    ]
-    policy = max(published, key=lambda row: Version.unpack(row["version"]), default=None)
-    counters = {row["name"]: int(row["value"]) for row in _rows(connection, "SELECT * FROM counters")}
-    notes = {row["name"]: json.loads(row["value"]) for row in _rows(connection, "SELECT * FROM notes")}
-    ended = _orderly_end(notes)
-    gauges, stale = _gauges(connection, now)
-    accepted, rejected = counters.get("environments_accepted", 0), counters.get("designs_rejected", 0)
-    summary = _one(connection, "SELECT summary FROM rounds ORDER BY round DESC LIMIT 1")
-    servers = _servers(connection)
-    return Status(
-        step=max((row["step"] for row in batches), default=policy["step"] if policy else 0),
-        round=last["round"] if last else None,
-        final=any(row["final"] for row in batches),
-        version_published=policy["step"] if policy else None,
-        version_published_label=str(Version.unpack(policy["version"])) if policy else None,
-        packed_published=policy["version"] if policy else None,
-        lineage=tree.forks,
-        versions_serving=tuple(
-            ended["serving"] if ended else [server.step for server in servers if server.lost is None]
-        ),
-        servers=servers,
-        episodes_finished=counters.get("episodes_finished", 0),
-        episodes_failed={"infra": 0, "quarantined": 0} | _named(counters, "episodes_failed:"),
-        episodes_ended_by={"env": 0, "policy": 0} | _named(counters, "episodes_ended_by:"),
-        environments_accepted=accepted,
-        environments_scored=_scalar(connection, "SELECT COUNT(*) FROM scores"),
-        designs_rejected=rejected,
-        designs_failed=_scalar(connection, "SELECT COUNT(*) FROM designs_failed"),
-        designer_samples_trained=sum(row["designer_samples"] for row in batches),
-        agent_samples_trained=sum(row["agent_samples"] for row in batches),
-        samples_dropped=_dropped(batches),
-        max_staleness_seen=max((row["max_staleness"] for row in batches), default=0),
-        mean_staleness=last["mean_staleness"] if last else None,
-        tokens_sampled=counters.get("tokens_sampled", 0),
-        tokens_per_second=_token_rate(connection, gauges, now),
-        valid_share=accepted / (accepted + rejected) if accepted + rejected else None,
-        summary=json.loads(summary["summary"]) if summary else None,
-        regret=_recent_regret(connection),
-        evaluations=_evaluations(connection),
-        gauges=gauges,
-        stale_roles=() if ended else stale,
-        events=history.position(connection),
-        last_event_at=_last_at(connection),
-        notes=notes,
+    return Reader(connection).read(now=now)
+
+
+def _sum_up(connection: sqlite3.Connection, tree: Lineage, before: Totals) -> Totals:
+    """Return the sums over all surviving batches, one a round: its last word.
+
+    Goes on from ``before`` unless the tree has another fork, or a round that was summed up got a new word.
+    """
+    newest = _one(
+        connection, "SELECT MAX(rowid) AS row, MIN(round) AS round FROM batches WHERE rowid > ?", before.row
+    )
+    if before.forks != tree.forks:
+        before = Totals(forks=tree.forks)
+    elif newest is None or newest["row"] is None:
+        return before
+    elif newest["round"] <= before.round:
+        before = Totals(forks=tree.forks)
+    query = _SUMS.format(alive=alive(tree))
+    row = _one(connection, query, before.round)
+    if row is None or row["round"] is None:
+        return msgspec.structs.replace(before, row=(newest or {}).get("row") or before.row)
+    dropped = dict(before.dropped)
+    for cause, count in connection.execute(_DROPPED.format(alive=alive(tree)), (before.round,)):
+        dropped[cause] = dropped.get(cause, 0) + count
+    return Totals(
+        forks=tree.forks,
+        row=(newest or {}).get("row") or before.row,
+        round=row["round"],
+        step=row["step"] if before.step is None else max(row["step"], before.step),
+        agent_samples=before.agent_samples + row["agent_samples"],
+        designer_samples=before.designer_samples + row["designer_samples"],
+        max_staleness=max(before.max_staleness, row["max_staleness"]),
+        final=before.final or bool(row["final"]),
+        dropped=dropped,
     )
 
 
@@ -164,7 +252,7 @@ def complete(status: Status, suites: Sequence[str], *, servers: bool) -> bool:
 
 
 def surviving(connection: sqlite3.Connection, tree: Lineage) -> list[dict[str, Any]]:
-    """Return the batches on the path to the current weights, one a round, in their order.
+    """Return all batches on the path to the current weights, one a round, in their order.
 
     A learner that resumes announces its last batch again under its new version: the last word counts.
     """
@@ -189,14 +277,6 @@ def _scalar(connection: sqlite3.Connection, query: str) -> int:
 
 def _named(counters: dict[str, int], prefix: str) -> dict[str, int]:
     return {name.removeprefix(prefix): value for name, value in counters.items() if name.startswith(prefix)}
-
-
-def _dropped(batches: Sequence[dict[str, Any]]) -> dict[str, int]:
-    causes: dict[str, int] = {}
-    for row in batches:
-        for cause, count in json.loads(row["dropped"]).items():
-            causes[cause] = causes.get(cause, 0) + count
-    return causes
 
 
 def _servers(connection: sqlite3.Connection) -> tuple[Server, ...]:
@@ -225,7 +305,7 @@ def _orderly_end(notes: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _evaluations(connection: sqlite3.Connection) -> tuple[Evaluation, ...]:
     last: dict[str, Evaluation] = {}
-    for row in _rows(connection, "SELECT * FROM evaluations ORDER BY sequence"):
+    for row in _rows(connection, _LAST_EVALUATIONS):
         fields = {name: row[name] for name in Evaluation.__struct_fields__}
         last[row["suite"]] = Evaluation(**fields)
     return tuple(last[suite] for suite in sorted(last))
@@ -267,6 +347,7 @@ def _recent_regret(connection: sqlite3.Connection) -> float | None:
 
 
 def _last_at(connection: sqlite3.Connection) -> float | None:
+    """Return what a database that an older build wrote does not count."""
     tables = ("policies", "batches", "updates", "rounds", "environments", "episodes", "evaluations")
     query = " UNION ALL ".join(f"SELECT MAX(at) AS at FROM {table}" for table in tables)
     row = connection.execute(f"SELECT MAX(at) FROM ({query})").fetchone()

@@ -289,9 +289,10 @@ class Supervisor:
         suites = [suite.name for suite in self.config.evaluator.suites]
         awaited = suites if "evaluator" in self._roles else []
         connection = history.open_for_reading(self.directory.database)
+        reader = standing.Reader(connection)
         try:
             while True:
-                state = await anyio.to_thread.run_sync(standing.read, connection)
+                state = await anyio.to_thread.run_sync(reader.read)
                 self.view.update(state, self._phase)
                 if self._phase == "running":
                     self._serving = state.versions_serving
