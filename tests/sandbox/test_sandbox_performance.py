@@ -15,7 +15,7 @@ from sandbox_programs import ECHO, PEAK
 from engine.bench.sandbox import Work, measure
 from engine.bench.sandbox_soak import soak
 from engine.errors import SpadeError
-from sandbox import SandboxPool, Validator, host
+from sandbox import SandboxPool, Validator, host, nursery
 
 
 async def test_figures_stay_in_their_order_of_magnitude() -> None:
@@ -86,3 +86,16 @@ async def test_a_soak_beyond_the_host_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(host, "bounds", lambda: {"memory": 9, "processes": 100})
     with pytest.raises(SpadeError, match=r"carries 9 live instances \(bound: memory\)"):
         await soak(live=20, seconds=1.0)
+
+
+def test_what_a_child_allocates_lies_together() -> None:
+    holes = [bytes(31) for _ in range(20_000)]
+    kept = holes[::7]
+    del holes
+    before = {id(one) >> 12 for one in [bytes(31) for _ in range(400)]}
+    ballast = nursery.fill_holes()
+    after = {id(one) >> 12 for one in [bytes(31) for _ in range(400)]}
+    # 400 objects of 64 bytes need 7 pages; strewn into the holes they touch many
+    assert len(after) <= 12 <= len(before)
+    assert 0 < len(ballast) < 100_000
+    assert kept
