@@ -22,7 +22,7 @@ from bus.subjects import (
 )
 
 _NO_ROOM = 10047
-_NO_PEERS = 10005
+_TOO_FEW = frozenset({10005, 10074})
 # A cluster that has just been started answers for none of its streams at first.
 _PATIENCE_SECONDS = 60.0
 
@@ -95,7 +95,7 @@ async def _ask(connection: Connection, verb: str, body: dict[str, Any], name: st
                 f"the server's store is too small for {name}",
                 remedy="Raise bus.store_gb, or pass provision() the server's store_gb.",
             ) from error
-        if error.code == _NO_PEERS:
+        if error.code in _TOO_FEW:
             raise BusError(
                 f"the broker has too few servers for the {body.get('num_replicas')} replicas of {name}",
                 remedy="Start all servers of the cluster, or ask for fewer replicas.",
