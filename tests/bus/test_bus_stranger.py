@@ -5,16 +5,19 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from subprocess import Popen
 
 import anyio
+from bus_brokers import broker
 
 from bus import Bus, ServerHandle, connect, provision, serve
+from bus.access import ADMIN
 from bus.messages import (
     DesignTicket,
     EnvironmentReady,
@@ -32,6 +35,8 @@ from sandbox import SandboxPool, SandboxSettings, Validator
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "docs" / "examples" / "designer.py"
 PROGRAMS = ROOT / "docs" / "examples" / "programs"
+PAGE = ROOT / "docs" / "role-in-40-lines.md"
+TOKEN_LOGIN, KEY_LOGIN = '"token": os.environ["SPADE_BUS_TOKEN"]', '"nkeys_seed": "designer.seed"'
 RUN = "forty-lines"
 
 
@@ -52,6 +57,13 @@ def test_it_is_forty_lines_of_nats_and_msgpack() -> None:
     assert imported(source) == {"nats", "msgpack"}
 
 
+def test_the_page_shows_it_as_it_is() -> None:
+    page = PAGE.read_text()
+    assert f"```python\n{EXAMPLE.read_text()}```" in page
+    assert KEY_LOGIN in page
+    assert TOKEN_LOGIN in EXAMPLE.read_text()
+
+
 async def test_its_program_is_a_valid_environment() -> None:
     async with SandboxPool(SandboxSettings(zygotes=1)) as pool:
         for path in PROGRAMS.glob("*.py"):
@@ -69,13 +81,14 @@ async def run_of(directory: Path) -> AsyncIterator[tuple[ServerHandle, Bus]]:
 
 
 @contextlib.contextmanager
-def stranger(handle: ServerHandle, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def stranger(
+    url: str, directory: Path, *, token: str = "", program: Path = EXAMPLE
+) -> Iterator[Popen[bytes]]:
     """Run the example in a process and a directory of its own."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with (directory / "stranger.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-I", str(EXAMPLE), handle.url, RUN, str(PROGRAMS)],
-            env={**environment, "SPADE_BUS_TOKEN": handle.token},
+        process = Popen(
+            [sys.executable, "-I", str(program), url, RUN, str(PROGRAMS)],
+            env={"SPADE_BUS_TOKEN": token},
             cwd=directory,
             stdout=log,
             stderr=log,
@@ -117,7 +130,7 @@ async def test_the_scorer_issues_plays_of_what_it_designed(tmp_path: Path) -> No
     played: dict[str, str] = {}
     async with run_of(tmp_path / "bus") as (handle, bus):
         await bus.publish_all(served())
-        with stranger(handle, tmp_path), anyio.fail_after(40):
+        with stranger(handle.url, tmp_path, token=handle.token), anyio.fail_after(40):
             async with bus.follow("EVENT") as records:
                 while not asked or not played:
                     record = await anext(records)
@@ -138,7 +151,7 @@ async def test_the_scorer_issues_plays_of_what_it_designed(tmp_path: Path) -> No
 
 async def test_it_goes_on_when_its_server_died(tmp_path: Path) -> None:
     async with run_of(tmp_path / "bus") as (handle, bus):
-        with stranger(handle, tmp_path) as process, anyio.fail_after(40):
+        with stranger(handle.url, tmp_path, token=handle.token) as process, anyio.fail_after(40):
             async with bus.follow("EVENT") as records:
                 await bus.publish(ticket(1))
                 first = await anext(records)
@@ -147,3 +160,21 @@ async def test_it_goes_on_when_its_server_died(tmp_path: Path) -> None:
                 second = await anext(records)
             assert process.poll() is None
         assert [first.message.design, second.message.design] == ["d1", "d2"]
+
+
+async def test_a_key_that_allows_a_designer_allows_it(tmp_path: Path) -> None:
+    """On a broker with allow-lists it needs the key of its role, and one line to be changed."""
+    with broker(tmp_path / "broker", RUN) as made:
+        directory = tmp_path / "role"
+        directory.mkdir()
+        program = directory / "designer.py"
+        program.write_text(EXAMPLE.read_text().replace(TOKEN_LOGIN, KEY_LOGIN))
+        shutil.copyfile(made.seed("designer"), directory / "designer.seed")
+        await provision(made.url, run=RUN, store_gb=0.25, **made.login())
+        async with connect(made.url, run=RUN, role=ADMIN, instance="1", **made.login()) as bus:
+            with stranger(made.url, directory, program=program), anyio.fail_after(30):
+                await bus.publish(ticket(1))
+                async with bus.follow("EVENT") as records:
+                    assert (await anext(records)).message.design == "d1"
+                while (await bus.stream_info("TASK")).messages:  # noqa: ASYNC110 (another process acknowledges)
+                    await anyio.sleep(0.01)
