@@ -26,7 +26,7 @@ from bus.blob import NamedBlobs, Opened, fresh_id, get_bytes, open_tail, put_pie
 from bus.blobstore import Store
 from bus.codec import BlobRef, Claim
 from bus.errors import BusError, Undecodable
-from bus.face import Delivery, Record, Verdict
+from bus.face import Blobs, Delivery, Record, Verdict
 from bus.messages import DeadLetter, Message
 
 log = logging.getLogger("spade.bus")
@@ -44,11 +44,17 @@ class Claims:
 
     def __init__(self, store: Store, *, background: bool, orphan_seconds: float = ORPHAN_SECONDS) -> None:
         self._store, self._background, self._orphan = store, background, orphan_seconds
-        self.blobs = NamedBlobs(store, self.release)
+        self._named = NamedBlobs(store, self.release)
         self._checks: dict[str, tuple[float, int]] = {}
         self._used = False
         self._wake = anyio.Event()
         self._counts = dict.fromkeys(("put", "put_bytes", "got", "got_bytes", "removed", "unusable"), 0.0)
+
+    @property
+    def blobs(self) -> Blobs:
+        """Return the public blobs."""
+        self._used = True
+        return self._named
 
     def statistics(self) -> dict[str, float]:
         """Return counters and how many blobs wait to be looked at."""
@@ -156,12 +162,17 @@ class Claims:
 
     async def sweep(self) -> None:
         """Look at every blob there is."""
-        for blob in {tail.split(".")[2] for tail in await self._store.tails("blob.claim.>")}:
-            await self._check(blob)
+        claims: dict[str, list[str]] = {}
+        for tail in await self._store.tails("blob.claim.>"):
+            claims.setdefault(tail.split(".")[2], []).append(tail)
+        for blob, tails in claims.items():
+            await self._weigh(blob, tails)
 
     async def _check(self, blob: str) -> bool:
+        return await self._weigh(blob, await self._store.tails(f"blob.claim.{blob}.>"))
+
+    async def _weigh(self, blob: str, claims: list[str]) -> bool:
         """Remove a blob without a claim that holds; returns whether it is gone."""
-        claims = await self._store.tails(f"blob.claim.{blob}.>")
         dead = [tail for tail in claims if not await self._holds(blob, tail)]
         if len(dead) < len(claims):
             for tail in dead:

@@ -124,8 +124,8 @@ class Blobs(ABC):
     """Named bytes of any size beside the messages of a run (weights, archives). Kept until removed.
 
     They move in pieces of 1 MB through a window of 16 MB, so memory does not grow with the size, and are
-    checked by SHA-256. A name is dotted tokens of ``[A-Za-z0-9_=/-]``. Calls may be cancelled: a put that
-    did not return has changed nothing, and what it had written is removed within hours.
+    checked by SHA-256. A name is dotted tokens of ``[A-Za-z0-9_=/-]``. Calls may be cancelled: after a put
+    that did not return, readers see the old bytes or the new ones; what is of no use is removed in hours.
     """
 
     @abstractmethod

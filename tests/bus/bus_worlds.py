@@ -114,12 +114,12 @@ async def memory_world(**options: Any) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def nats_world(
-    url: str, *consumers: Consumer, own_thread: bool = False, **options: Any
+    url: str, *consumers: Consumer, own_thread: bool = False, store_gb: float = 0.25, **options: Any
 ) -> AsyncIterator[World]:
     """A run of its own on the session's server."""
     run = f"run-{secrets.token_hex(6)}"
     used = consumers or tuple(CONSUMERS.values())
-    await provision(url, run=run, token=TOKEN, store_gb=0.25, consumers=used)
+    await provision(url, run=run, token=TOKEN, store_gb=store_gb, consumers=used)
 
     def peer(role: str, instance: str) -> AbstractAsyncContextManager[Bus]:
         joining = {"run": run, "role": role, "instance": instance, "token": TOKEN, **options}

@@ -20,3 +20,13 @@ def world(request: pytest.FixtureRequest) -> Callable[..., AbstractAsyncContextM
         return memory_world
     url = request.getfixturevalue("nats_url")
     return partial(nats_world, url, own_thread=request.param == "thread")
+
+
+@pytest.fixture(params=["memory", "nats"])
+def plain_world(request: pytest.FixtureRequest) -> Callable[..., AbstractAsyncContextManager[World]]:
+    """Like ``world`` without the thread, for what has nothing to do with it."""
+    return (
+        memory_world
+        if request.param == "memory"
+        else partial(nats_world, request.getfixturevalue("nats_url"))
+    )

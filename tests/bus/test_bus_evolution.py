@@ -1,0 +1,108 @@
+"""Old and new builds on one bus: what was written once is readable, what is too new is put aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from bus_examples import example, summary, ticket
+from bus_worlds import World, take
+
+from bus import Undecodable, codec
+from bus.messages import DeadLetter
+
+Worlds = Callable[..., AbstractAsyncContextManager[World]]
+GOLDEN = Path(__file__).parent / "golden"
+CLAIM = GOLDEN / "frames" / "claimed.bin"
+kinds = pytest.mark.parametrize("kind", sorted(codec.KINDS))
+
+
+def parts_of(kind: str) -> list[Any]:
+    parts = msgspec.msgpack.decode((GOLDEN / f"{kind}.bin").read_bytes())
+    assert isinstance(parts, list)
+    return parts
+
+
+@kinds
+def test_a_build_with_one_field_more_reads_what_was_written_before(kind: str) -> None:
+    """Append a field to the Struct, as the next version of this build may, and read the frozen bytes."""
+    old = codec.KINDS[kind]
+    fields = [("appended", int, 7), ("more", tuple[str, ...], ())]
+    newer = msgspec.defstruct("Newer", fields, bases=(old,), frozen=True, kw_only=True, tag=kind)
+    message = msgspec.msgpack.Decoder(newer).decode(msgspec.msgpack.encode(parts_of(kind)[8]))
+    assert (message.appended, message.more) == (7, ())
+    was = example(old)
+    assert {name: getattr(message, name) for name in old.__struct_fields__} == msgspec.structs.asdict(was)
+
+
+@kinds
+def test_this_build_reads_what_a_build_with_one_field_more_writes(kind: str) -> None:
+    parts = parts_of(kind)
+    parts[8]["appended"] = {"any": ["thing", 1, None]}
+    envelope, message = codec.decode(msgspec.msgpack.encode([*parts, None, "appended to the frame"]))
+    assert message == example(codec.KINDS[kind])
+    assert envelope.kind == kind
+
+
+@kinds
+def test_the_next_version_of_a_kind_is_named_not_guessed(kind: str) -> None:
+    parts = parts_of(kind)
+    name, _, version = kind.rpartition(".v")
+    parts[1] = parts[8]["kind"] = f"{name}.v{int(version) + 1}"
+    with pytest.raises(Undecodable) as caught:
+        codec.decode(msgspec.msgpack.encode(parts))
+    assert caught.value.kind == parts[1]
+
+
+def test_the_frame_of_a_body_elsewhere_is_frozen() -> None:
+    envelope = codec.Envelope(1, "round_summary.v1", "summary:1", "golden", "tester", "one", 1_800_000_000, 2)
+    ref = codec.BlobRef("0123456789abcdef0123", 3_000_000, bytes(range(32)), 1 << 20)
+    stored = CLAIM.read_bytes()
+    assert codec.encode_claim(envelope, ref) == stored
+    assert codec.decode(stored) == (envelope, codec.Claim(envelope=envelope, ref=ref))
+    assert ref.count == 3
+    appended = msgspec.msgpack.decode(stored)
+    appended[9].append("appended to the reference")
+    assert codec.claim_in(msgspec.msgpack.encode([*appended, "appended to the frame"])) == ref
+
+
+def too_new(message: Any, *, claimed: bool = False, envelope: bool = False) -> tuple[str, bytes]:
+    """Return the tail and the frame of what a later build would send."""
+    parts = msgspec.msgpack.decode(codec.encode(message, run="r", role="x", instance="1"))
+    if envelope:
+        parts[0] = codec.VERSION + 1
+    else:
+        parts[1] = parts[8]["kind"] = parts[1].replace(".v1", ".v2")
+    if claimed:
+        parts[8:] = [None, ["a" * 20, 10, bytes(32), 1 << 20]]
+    return message.tail, msgspec.msgpack.encode(parts)
+
+
+@pytest.mark.parametrize("options", [{}, {"claimed": True}, {"envelope": True}])
+async def test_what_is_too_new_ends_as_a_dead_letter(plain_world: Worlds, options: dict[str, bool]) -> None:
+    async with plain_world() as w:
+        fact, work = too_new(summary(1), **options), too_new(ticket(1), **options)
+        await w.inject("EVENT", *fact)
+        await w.inject("TASK", *work)
+        await w.bus.publish_all([summary(2), ticket(2)])
+        async with w.bus.follow("EVENT") as source, w.bus.follow("DLQ") as letters:
+            assert (await take(source, 1))[0].message == summary(2)
+            (first,) = await take(letters, 1)
+            async with w.bus.consume("designer", limit=1) as queue:
+                (delivery,) = await take(queue, 1)
+                assert delivery.message == ticket(2)
+                await delivery.ack()
+            (second,) = await take(letters, 1)
+        for letter, (tail, frame), stream in ((first, fact, "EVENT"), (second, work, "TASK")):
+            assert isinstance(letter.message, DeadLetter)
+            assert (letter.message.source, letter.message.subject) == (stream, tail)
+            assert letter.message.frame == frame
+            assert "version" in letter.message.reason
+        assert [record.message async for record in w.bus.replay("EVENT")] == [summary(2)]
+        assert (await w.bus.stream_info("TASK")).messages == 0
+        with pytest.raises(Undecodable):
+            await w.bus.get("EVENT", 1)
