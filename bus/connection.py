@@ -189,7 +189,8 @@ class Connection(Wire):
             finally:
                 unwatch()
         if answer is None and denials:
-            raise Denied(denials[0].action, subject) from denials[0]
+            ours = subject if denials[0].action == "publish" else self.inbox
+            raise Denied(denials[0].action, ours) from denials[0]
         return answer
 
     async def api(
@@ -221,7 +222,7 @@ class Connection(Wire):
         stats = self.client.stats
         return {
             "connection_up": float(self.connected),
-            "connection_pending_bytes": float(self.client.pending_data_size),
+            "connection_pending_bytes": float(self.unsent_bytes),
             "connection_worst_lag_seconds": self._worst_lag,
             **{
                 f"connection_{name}": float(stats[name])

@@ -2,71 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
-from bus_examples import example, request, summary, ticket
-from bus_worlds import TOKEN, World, nats_world, plain_server
+from bus_examples import summary, ticket
+from bus_trouble import RUN, SLOW, drop_once, kill, over_nats, rejected, served, until, use
+from bus_worlds import TOKEN, nats_world, plain_server
 
-from bus import (
-    BusError,
-    BusUnavailable,
-    Delivery,
-    Limits,
-    NatsBus,
-    Record,
-    ServerHandle,
-    connect,
-    provision,
-    serve,
-    state,
-    work,
-)
+from bus import BusError, BusUnavailable, Delivery, Limits, NatsBus, Record, connect, provision, serve, state
 from bus.connection import open_connection
-from bus.messages import DesignRejected
-from bus.pull import Pull, PullSettings, parse_reply
 from bus.subjects import CONSUMERS
 
 provisioning = sys.modules["bus.provision"]
-RUN = "faults"
-SLOW = replace(CONSUMERS["designer"], ack_seconds=1.0)
-
-
-@asynccontextmanager
-async def served(directory: Path) -> AsyncIterator[tuple[ServerHandle, NatsBus]]:
-    """A server of our own, provisioned, and one client of it."""
-    async with serve(directory, run=RUN, store_gb=0.25) as handle:
-        await provision(handle.url, run=RUN, token=handle.token, store_gb=0.25)
-        async with connect(handle.url, run=RUN, role="x", instance="1", token=handle.token) as bus:
-            yield handle, bus
-
-
-async def kill(handle: ServerHandle) -> None:
-    """Kill the server with SIGKILL and wait until it was started again."""
-    wanted = handle.restarts + 1
-    os.kill(handle.pid, signal.SIGKILL)
-    with anyio.fail_after(15):
-        while handle.restarts < wanted:  # noqa: ASYNC110 (the handle is what a user can look at)
-            await anyio.sleep(0.005)
-
-
-async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    with anyio.move_on_after(seconds):
-        while not condition():  # noqa: ASYNC110 (a figure in statistics has no event)
-            await anyio.sleep(0.005)
-        return
-    raise AssertionError(f"{what} did not happen within {seconds:g} s")
 
 
 async def test_nothing_acknowledged_is_lost_and_nothing_is_stored_twice(tmp_path: Path) -> None:
@@ -168,7 +122,7 @@ async def test_publishing_waits_for_the_server_and_then_gives_up(tmp_path: Path)
             await bus.publish(summary(1))
             server.close()
             await until(lambda: not bus.connection.connected, "the disconnect")
-            with pytest.raises(BusUnavailable, match=r"PubAck of spade\.faults\.event") as caught:
+            with pytest.raises(BusUnavailable, match=r"PubAck of spade\.trouble\.event") as caught:
                 await bus.publish(summary(2))
             assert caught.value.deadline == 0.8
             with pytest.raises(BusUnavailable):
@@ -183,17 +137,6 @@ async def test_no_server_and_a_wrong_token_are_told_apart(nats_url: str) -> None
     with anyio.fail_after(3), pytest.raises(BusError, match="refused the token"):
         async with open_connection(nats_url, name="t", token="guess", connect_seconds=10):
             pass
-
-
-async def test_a_run_that_was_not_provisioned_says_so(nats_url: str) -> None:
-    limits = Limits(absent_seconds=0.3)
-    async with connect(nats_url, run="nobody", role="x", instance="1", token=TOKEN, limits=limits) as bus:
-        with pytest.raises(BusError, match=r"no stream takes spade\.nobody") as caught:
-            await bus.publish(summary(1))
-        assert "provisioned" in caught.value.remedy
-        with pytest.raises(BusError, match="provisioned"):
-            async with bus.follow("EVENT"):
-                pass
 
 
 async def test_a_server_that_does_not_answer_is_an_error_not_a_hang(tmp_path: Path) -> None:
@@ -214,40 +157,18 @@ async def test_a_server_that_does_not_answer_is_an_error_not_a_hang(tmp_path: Pa
                 os.kill(handle.pid, signal.SIGCONT)
 
 
-async def test_the_window_is_bounded_and_survives_cancellation(tmp_path: Path) -> None:
-    async with served(tmp_path) as (handle, bus):
-        os.kill(handle.pid, signal.SIGSTOP)
-        try:
-            with anyio.move_on_after(0.3) as scope:
-                await bus.publish_all(map(summary, range(1000)))
-            assert scope.cancelled_caught
-            async with anyio.create_task_group() as group:
-                for number in range(400):
-                    group.start_soon(bus.publish, summary(number))
-                await until(lambda: bus.statistics()["publish_waiting"] == 144, "a full window")
-                assert bus.statistics()["publish_in_flight"] == 256
-                group.cancel_scope.cancel()
-            figures = bus.statistics()
-            assert (figures["publish_in_flight"], figures["publish_waiting"]) == (0, 0)
-        finally:
-            os.kill(handle.pid, signal.SIGCONT)
-        assert await bus.publish(summary(2000)) >= 1
-
-
 async def test_a_message_too_large_for_the_server_is_refused_here(nats_url: str) -> None:
     async with nats_world(nats_url) as w:
+        over_nats(w)._inline = 16 << 20
         with pytest.raises(BusError, match="exceeds the server's"):
             await w.bus.publish(rejected(0, 9 << 20))
         assert (await w.bus.stream_info("EVENT")).messages == 0
 
 
-def rejected(attempt: int, size: int) -> DesignRejected:
-    return example(DesignRejected, attempt=attempt, reason="x" * size)
-
-
 async def test_large_messages_flow_without_exceeding_the_bounds(nats_url: str) -> None:
     """60 MB of messages through windows of 16 MB and requests of 32 MB, slowly read."""
     async with nats_world(nats_url) as w:
+        over_nats(w)._inline = 16 << 20
         await w.bus.publish_all(rejected(number, 4 << 20) for number in range(15))
         unread: list[float] = []
         async with w.bus.follow("EVENT") as source:
@@ -285,25 +206,6 @@ async def test_provisioning_twice_changes_nothing(nats_url: str, monkeypatch: py
         assert await w.bus.get("EVENT", 1) == summary(1)
 
 
-async def test_a_dead_read_loop_is_revived(nats_url: str) -> None:
-    """A cancelled flush kills nats-py's read loop: the connection looks well and hears nothing."""
-    async with nats_world(nats_url) as w:
-        assert isinstance(w.bus, NatsBus)
-        client = w.bus.connection.client
-        with anyio.fail_after(10):
-            while not client._reading_task.done():
-                flush = asyncio.ensure_future(client.flush())
-                await asyncio.sleep(0)
-                flush.cancel()
-                await asyncio.sleep(0.01)
-        assert client.is_connected
-        async with w.bus.follow("EVENT") as source:
-            await w.bus.publish(summary(1))
-            with anyio.fail_after(10):
-                assert (await anext(source)).message == summary(1)
-        assert w.bus.statistics()["connection_revived"] == 1
-
-
 async def test_a_dead_reconnect_task_is_revived(tmp_path: Path) -> None:
     async with served(tmp_path) as (handle, bus):
         os.kill(handle.pid, signal.SIGKILL)
@@ -317,7 +219,7 @@ async def test_a_dead_reconnect_task_is_revived(tmp_path: Path) -> None:
 async def test_work_in_hand_is_kept_alive(nats_url: str) -> None:
     """Twice the lease, and nobody else gets the work."""
     async with nats_world(nats_url, SLOW, CONSUMERS["agent"]) as w, w.peer("tester", "two") as other:
-        use(w, other)
+        use(SLOW, w.bus, other)
         await w.bus.publish(ticket(1))
         async with w.bus.consume("designer", limit=1) as mine:
             delivery = await anext(mine)
@@ -329,36 +231,11 @@ async def test_work_in_hand_is_kept_alive(nats_url: str) -> None:
         assert (await w.bus.stream_info("TASK")).messages == 0
 
 
-def use(*worlds: Any) -> None:
-    """Let clients know the consumers with the short lease."""
-    for one in worlds:
-        bus = one.bus if isinstance(one, World) else one
-        bus._consumers = {**CONSUMERS, "designer": SLOW}
-
-
-async def test_work_of_a_dead_worker_comes_back(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with nats_world(nats_url, SLOW, CONSUMERS["agent"]) as w, w.peer("tester", "two") as other:
-        use(w, other)
-
-        async def nothing(*_: Any) -> None:
-            return None
-
-        await w.bus.publish(ticket(1))
-        async with w.bus.consume("designer", limit=1) as mine:
-            await anext(mine)
-            monkeypatch.setattr(work.Work, "_write", nothing)
-            async with other.consume("designer", limit=1) as theirs:
-                with anyio.fail_after(6):
-                    again = await anext(theirs)
-                assert again.attempt == 2
-            monkeypatch.undo()
-
-
 async def test_a_lost_acknowledgement_is_not_work_done_twice(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with nats_world(nats_url, SLOW, CONSUMERS["agent"]) as w:
-        use(w)
+        use(SLOW, w.bus)
         assert isinstance(w.bus, NatsBus)
         await w.bus.publish(ticket(1))
         async with w.bus.consume("designer", limit=1) as source:
@@ -372,21 +249,6 @@ async def test_a_lost_acknowledgement_is_not_work_done_twice(
             figures = w.bus.statistics()
             assert figures["consume_designer_suppressed"] >= 1
         assert (await w.bus.stream_info("TASK")).messages == 0
-
-
-def drop_once(monkeypatch: pytest.MonkeyPatch, bus: NatsBus) -> list[bytes]:
-    """Let the next message of this connection be lost on its way."""
-    lost: list[bytes] = []
-    real = bus.connection.send
-
-    def send(subject: str, payload: bytes, **rest: Any) -> Awaitable[None]:
-        if lost:
-            return real(subject, payload, **rest)
-        lost.append(payload)
-        return anyio.lowlevel.checkpoint()
-
-    monkeypatch.setattr(bus.connection, "send", send)
-    return lost
 
 
 async def test_a_publish_lost_on_its_way_is_sent_again(
@@ -408,75 +270,3 @@ async def test_an_update_whose_answer_was_lost_is_no_conflict(
         monkeypatch.setattr(state.secrets, "token_hex", lambda size: "the-same-id")
         first = await w.bus.state_update("key", b"mine", 0)
         assert await w.bus.state_update("key", b"mine", 0) == first
-
-
-async def test_a_consumer_that_is_gone_ends_the_worker(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(work, "_GONE_SECONDS", 0.3)
-    async with nats_world(nats_url) as w:
-        assert isinstance(w.bus, NatsBus)
-        async with w.bus.consume("agent", limit=1) as source:
-            await w.bus.publish(request(1))
-            await (await anext(source)).ack()
-            await w.bus.connection.api(f"CONSUMER.DELETE.{w.bus.names.stream('TASK')}.agent")
-            with anyio.fail_after(5), pytest.raises(BusError, match=r"consumer agent .* is gone"):
-                await anext(source)
-
-
-async def test_a_deleted_follower_goes_on_where_it_was(nats_url: str) -> None:
-    async with nats_world(nats_url) as w:
-        assert isinstance(w.bus, NatsBus)
-        await w.bus.publish_all(map(summary, range(3)))
-        async with w.bus.follow("EVENT") as source:
-            assert [(await anext(source)).sequence for _ in range(3)] == [1, 2, 3]
-            stream = w.bus.names.stream("EVENT")
-            names = (await w.bus.connection.api(f"CONSUMER.NAMES.{stream}"))["consumers"]
-            for name in names:
-                await w.bus.connection.api(f"CONSUMER.DELETE.{stream}.{name}")
-            await w.bus.publish(summary(3))
-            with anyio.fail_after(5):
-                assert (await anext(source)).sequence == 4
-
-
-async def test_an_idle_worker_is_handed_work_at_once(nats_url: str) -> None:
-    """No pull request is orphaned: 60 single messages, each after the queue was empty."""
-    async with nats_world(nats_url) as w, w.bus.consume("designer", limit=4) as source:
-        waits = []
-        for number in range(60):
-            start = anyio.current_time()
-            await w.bus.publish(ticket(number))
-            with anyio.fail_after(5):
-                await (await anext(source)).ack()
-            waits.append(anyio.current_time() - start)
-        assert max(waits) < 0.5
-
-
-async def test_a_lost_pull_request_is_noticed(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with nats_world(nats_url) as w:
-        assert isinstance(w.bus, NatsBus)
-        got: list[int] = []
-        await w.bus.publish(ticket(1))
-        drop_once(monkeypatch, w.bus)
-        pull = Pull(
-            w.bus.connection,
-            stream=w.bus.names.stream("TASK"),
-            consumer="designer",
-            settings=PullSettings(expires=2.0, heartbeat=0.2),
-            wanted=lambda: 1 - len(got),
-            on_message=lambda message, delivered: got.append(delivered.stream_sequence),
-            on_gone=lambda why: pytest.fail(why),
-        )
-        async with anyio.create_task_group() as group:
-            group.start_soon(pull.run)
-            await until(lambda: bool(got), "a second request", 5)
-            group.cancel_scope.cancel()
-        assert pull.resets == 1
-
-
-def test_both_forms_of_delivery_data_are_read() -> None:
-    short = parse_reply("$JS.ACK.TASK_r.agent.3.17.21.1700000000000000000.5")
-    long = parse_reply("$JS.ACK.hub.acc.TASK_r.agent.3.17.21.1700000000000000000.5.rand")
-    assert short == long == (3, 17, 21, 5)
-    assert parse_reply("_INBOX.x") is None
-    assert parse_reply("$JS.ACK.TASK_r.agent.a.b.c.d.e") is None
