@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 
 from sandbox import probes
@@ -34,7 +34,7 @@ from sandbox.verdict import BLIND
 LEAST_EPISODES = 3
 _LOOKS = (16, 32, 64)
 _FIRST_LOOK, _LEAST_WINS, _PANEL = 5, 3, 4
-_CANDIDATES, _LIKELY, _TELLING, _SCANS = 12, 8, 6, 12
+_CANDIDATES, _LIKELY, _TELLING, _SCANNED = 12, 8, 6, 16
 _COIN_BLOCK = 4
 
 
@@ -45,7 +45,8 @@ def interval(won: int, played: int, z: float = 1.959964) -> tuple[float, float]:
     rate, square = won / played, z * z / played
     middle = (rate + square / 2) / (1 + square)
     half = z * math.sqrt(rate * (1 - rate) / played + square / (4 * played)) / (1 + square)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # rounding must not put the rate outside of its own interval
+    return max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half))
 
 
 async def play_policies(climb: Climb) -> None:
@@ -79,9 +80,7 @@ async def _scan(climb: Climb) -> None:
     seed = climb.seeds()[0]
     start = max((len(t.actions) for t in climb.played.get("sweep", {}).values()), default=0)
     actions = climb.actions(climb.first[seed])
-    for _ in range(_SCANS):
-        if start >= len(actions) or any(transcript.won for transcript in climb.transcripts):
-            return
+    while start < min(len(actions), _SCANNED) and not any(t.won for t in climb.transcripts):
         name = f"scan from {start}"
         await climb.rollout(name, seed, partial(probes.sweep, turns=climb.turns, start=start))
         start += max((len(t.actions) for t in climb.played.get(name, {}).values()), default=1)
@@ -110,22 +109,32 @@ async def _judge(climb: Climb) -> None:
 
 async def _toss(climb: Climb) -> None:
     """See whether winning hangs on the action at all."""
-    panel = await _panel(climb)
-    results: dict[str, list[bool]] = {action: [] for action in panel}
+    results: dict[str, list[bool]] = {}
     seeds = climb.seeds(_COIN_BLOCK, climb.settings.coin_seeds)
-    for action in panel:
+
+    async def wins_early(action: str) -> bool:
+        results[action] = []
         await _play(climb, action, seeds[:_FIRST_LOOK], results)
-        if not any(results[action]):
+        return any(results[action])
+
+    async for action in _understood(climb):
+        if not await wins_early(action):
             return
+        if len(results) == _PANEL:
+            break
+    if len(results) < 2:
+        for action in _whatever(climb):
+            if action not in results and not await wins_early(action):
+                return
     for look in _LOOKS:
-        for action in panel:
+        for action in results:
             await _play(climb, action, seeds[len(results[action]) : look], results)
         climb.hack = coin(results, climb.settings.coin_rate)
         least = min(sum(won) for won in results.values())
         if climb.hack or look > len(seeds) or interval(least, look)[1] < climb.settings.coin_rate:
             break
     if climb.hack:
-        climb.tossed = min(sum(won) for won in results.values()), len(results[panel[0]])
+        climb.tossed = min(sum(won) for won in results.values()), min(map(len, results.values()))
 
 
 def coin(results: dict[str, list[bool]], rate: float) -> str:
@@ -149,27 +158,30 @@ def coin(results: dict[str, list[bool]], rate: float) -> str:
     return ""
 
 
-async def _panel(climb: Climb) -> list[str]:
-    """Different actions that the program takes for actions, else nonsense and whatever is plausible."""
+async def _understood(climb: Climb) -> AsyncIterator[str]:
+    """Actions that the program answers otherwise than nonsense, in some instance."""
     seeds = climb.seeds()[:_TELLING]
     refused: dict[int, Transcript] = {}
-    actions = [action for action in climb.actions(climb.first[seeds[0]]) if action not in climb.invalid]
-    # what the text suggests most comes first
-    candidates = [*spread(actions[:_LIKELY]), *spread(actions[_LIKELY:])][:_CANDIDATES]
-    understood: list[str] = []
-    for action in candidates:
+    for action in _candidates(climb):
         for seed in seeds:
             if seed not in refused:
                 refused[seed] = await climb.episode(seed, iter([probes.NONSENSE]))
             if _told_apart(await climb.episode(seed, iter([action])), refused[seed]):
-                understood.append(action)
+                yield action
                 break
-        if len(understood) == _PANEL:
-            break
-    if len(understood) >= 2:
-        return understood
+
+
+def _whatever(climb: Climb) -> list[str]:
+    """Where nothing differs from nonsense: nonsense, and what the text suggests."""
     nonsense = [probes.NONSENSE] if probes.NONSENSE not in climb.invalid else []
-    return [*nonsense, *candidates[:_LIKELY]]
+    return [*nonsense, *_candidates(climb)[:_LIKELY]]
+
+
+def _candidates(climb: Climb) -> list[str]:
+    known = climb.actions(climb.first[climb.seeds()[0]])
+    actions = [action for action in known if action not in climb.invalid]
+    # what the text suggests most comes first
+    return [*spread(actions[:_LIKELY]), *spread(actions[_LIKELY:])][:_CANDIDATES]
 
 
 async def _play(climb: Climb, action: str, seeds: Sequence[int], results: dict[str, list[bool]]) -> None:

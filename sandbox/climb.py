@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sandbox.metadata import Metadata
 
 RETRIES = 5
+# Policies that would only play the refused action again.
+SAME = ("constant", "empty", "nonsense")
 Choose = Callable[[Sequence[str]], Iterator[str]]
 
 
@@ -102,6 +104,9 @@ class Climb:
             self.played.setdefault(policy, {})[seed] = transcript
             self.judge_error(policy, transcript)
             if not transcript.error or transcript.actions[-1] in self.invalid:
+                return
+            if policy in SAME or policy.startswith("garbage"):
+                self.invalid.add(transcript.actions[-1])
                 return
             self.invalid.add(transcript.actions[-1])
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import math
+from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sandbox import contract
@@ -75,6 +78,49 @@ def test_ways_to_take_a_seed(signature: str, takes: bool | None) -> None:
     assert contract.takes_seed(scope["reset"]) is takes
 
 
+@pytest.mark.parametrize("flag", [True, False, np.True_, np.bool_(False)])
+def test_flags_are_booleans_of_python_or_numpy(flag: Any) -> None:
+    _, _, terminated, truncated, _ = contract.read_step(("x", 1, flag, flag, {}))
+    assert type(terminated) is type(truncated) is bool
+    assert terminated == bool(flag)
+
+
+@pytest.mark.parametrize(
+    "flag", [0, 1, None, "", "False", [], [1], 1.0, np.int64(1), np.array([True]), object()]
+)
+def test_what_merely_counts_as_true_is_no_flag(flag: Any) -> None:
+    for answer in (("x", 0.0, flag, False, {}), ("x", 0.0, False, flag, {})):
+        with pytest.raises(contract.ContractError, match="must be True or False"):
+            contract.read_step(answer)
+
+
+@pytest.mark.parametrize("reward", [1, 0.5, True, -10, 10, np.float32(0.5), np.int64(1), Fraction(1, 2)])
+def test_rewards_are_finite_numbers(reward: Any) -> None:
+    assert contract.read_step(("x", reward, False, False, None))[1] == float(reward)
+
+
+@pytest.mark.parametrize("reward", [None, "1", b"1", math.nan, math.inf, -math.inf, 10.5, np.float64("nan")])
+def test_other_rewards_are_refused(reward: Any) -> None:
+    with pytest.raises(contract.ContractError, match="reward"):
+        contract.read_step(("x", reward, False, False, {}))
+
+
+@pytest.mark.parametrize("answer", [None, "text", ("x", 0.0, False, False), {"observation": "x"}])
+def test_other_shapes_of_a_step_are_refused(answer: Any) -> None:
+    with pytest.raises(contract.ContractError, match="5"):
+        contract.read_step(answer)
+
+
+def test_injected_names_and_the_base_class() -> None:
+    made = module(f"class AEnv:{METHODS}")
+    assert made.__dict__["ToolEnv"].__module__ == "sandbox.tools"
+    assert contract.find_class(made).__name__ == "AEnv"
+    with pytest.raises(contract.ContractError, match="ends in Env"):
+        contract.find_class(module("from sandbox.tools import ToolEnv"))
+    derived = module("class ShopEnv(ToolEnv): pass")
+    assert contract.find_class(derived).__name__ == "ShopEnv"
+
+
 def test_info_is_bounded() -> None:
     assert contract.clean(None) == {}
     assert contract.clean([1]) == {}
@@ -92,6 +138,7 @@ def test_info_is_bounded() -> None:
     [
         "import random, math\nfrom collections import defaultdict\nimport numpy as np\nimport numpy.linalg",
         "import re\nre.compile('a')",
+        "from sandbox.tools import ToolEnv, ToolError",
         "open = [1]\nwhile open: open.pop()",
         "def f(exit, compile): return exit, compile",
         "import sys\nsys.setrecursionlimit(5000)\nsys.maxsize",
@@ -109,6 +156,8 @@ def test_lint_lets_honest_programs_pass(source: str) -> None:
     ("source", "word"),
     [
         ("import requests", "requests"),
+        ("import sandbox.kernel", "sandbox.kernel"),
+        ("from sandbox import runner", "sandbox"),
         ("import ctypes", "ctypes"),
         ("from inspect import getsource", "inspect"),
         ("import torch.nn", "torch"),

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.blind import coin, interval, spread
 from sandbox.frames import StepResult
-from sandbox.probes import GARBAGE, Transcript, plausible
-from sandbox.leak import said
-from sandbox.probes import solution_actions
+from sandbox.leak import copied, said, suspects
+from sandbox.probes import GARBAGE, Transcript, plausible, solution_actions, tool_actions
 from sandbox.variation import differ
 
 
 def test_plausible_actions() -> None:
     assert plausible("kites peak in 0..8, 2 tries")[:9] == tuple("012345678")
+    assert plausible("say \\boxed{RGB} or 'two words' of 0..3")[:5] == ("RGB", "0", "1", "2", "3")
+    assert "two words" in plausible("say 'two words'")
+    assert "it" not in plausible("don't say 'it")[:1]
+    assert plausible("between 1 and 1000")[:5] == ("500", "250", "750", "1", "1000")
     assert "red" in plausible("red blue red ?")
     assert plausible("between 17 and 19")[:3] == ("17", "18", "19")
     assert len(plausible("0..40 50-90 " + " ".join(map(chr, range(97, 123))))) <= 64
@@ -45,3 +56,102 @@ def test_transcripts_differ_only_for_the_same_actions() -> None:
     assert not differ([played(("1", "a")), played(("1", "a"), ("3", "c"))])
     assert differ([played(("1", "a"), ("2", "b")), played(("1", "a"), ("2", "c"))])
     assert differ([played(), played(), played(first="other")])
+
+
+def test_calls_that_schemas_suggest() -> None:
+    tools = [
+        {
+            "function": {
+                "name": "set",
+                "parameters": {
+                    "properties": {
+                        "mode": {"enum": ["on", "off"]},
+                        "level": {"type": "integer", "minimum": 3, "maximum": 5},
+                        "names": {"type": "array", "items": {"type": "string"}},
+                        "more": {"anyOf": [{"type": "null"}, {"type": "object"}, {"type": "number"}]},
+                        "sure": {"type": "boolean"},
+                        "any": {},
+                    }
+                },
+            }
+        }
+    ]
+    actions = tool_actions(tools, "Set it to 4 or 17")
+    calls = [json.loads(action) for action in actions]
+    made = [call["arguments"] for call in calls if call.get("name") == "set"]
+    assert {call["mode"] for call in made} == {"on", "off"}
+    assert all(3 <= call["level"] <= 5 for call in made)
+    assert any(call == {"answer": "4"} for call in calls)
+    assert len(set(actions)) == len(actions) <= 64
+
+
+def test_places_of_a_word() -> None:
+    assert suspects([("code 7 now", "7"), ("code 9 now", "9"), ("code 4 now", "4")]) == [("code",)]
+    assert suspects([("code 7", "7"), ("code 7", "7"), ("code 7", "7")]) == []
+    assert suspects([("code 7", "7"), ("code 9", "9")]) == []
+    assert suspects([("code 7", "7"), ("code 9", "9"), ("from 4 on", "4")]) == []
+    assert copied("3 of 12: code 88", ("#", "code")) is None
+    assert copied("of 12 code 88", ("#", "code")) == "88"
+
+
+def test_intervals() -> None:
+    assert interval(0, 0) == (0.0, 1.0)
+    low, high = interval(8, 16)
+    assert low == pytest.approx(0.28, abs=0.001)
+    assert high == pytest.approx(0.72, abs=0.001)
+    assert interval(0, 5)[0] == 0.0
+    assert interval(64, 64)[1] == 1.0
+
+
+@given(st.integers(1, 200), st.data())
+def test_intervals_hold_the_rate(played: int, data: st.DataObject) -> None:
+    won = data.draw(st.integers(0, played))
+    low, high = interval(won, played)
+    assert 0 <= low <= won / played <= high <= 1
+
+
+def outcomes(rates: list[float], seeds: int, *, exclusive: bool, seed: int) -> dict[str, list[bool]]:
+    """Outcomes of constant actions: of one hidden choice that excludes the others, or of a coin each."""
+    rng = random.Random(seed)
+    won: dict[str, list[bool]] = {str(i): [] for i in range(len(rates))}
+    for _ in range(seeds):
+        at = rng.random()
+        for i, rate in enumerate(rates):
+            at -= rate if exclusive else 0
+            won[str(i)].append(-rate <= at < 0 if exclusive else rng.random() < rate)
+    return won
+
+
+def flagged(rates: list[float], *, exclusive: bool, plays: int = 200) -> float:
+    """How often such a game would be called a coin at one of the looks."""
+    hits = 0
+    for seed in range(plays):
+        won = outcomes(rates, 64, exclusive=exclusive, seed=seed)
+        looks = ({action: results[:n] for action, results in won.items()} for n in (16, 32, 64))
+        hits += any(coin(look, 0.25) for look in looks)
+    return hits / plays
+
+
+def test_coins_are_flagged_and_honest_guesses_are_not() -> None:
+    assert flagged([0.5, 0.5, 0.5, 0.5], exclusive=False) > 0.95
+    assert flagged([0.5, 0.5], exclusive=True) > 0.9
+    for choices in (3, 4, 5, 8):
+        assert flagged([1 / choices] * min(4, choices), exclusive=True) == 0, choices
+    # two actions that mean two of five, as where everything unknown counts as one of them
+    assert flagged([0.2, 0.2], exclusive=True) < 0.01
+    assert flagged([0.5, 0.5, 0.0, 0.0], exclusive=True) == 0
+
+
+def test_one_coin_for_all_actions_is_found_though_it_rarely_falls() -> None:
+    toss = [number % 5 == 0 for number in range(16)]
+    assert "same outcome in all 16 instances, and won 4" in coin({"a": toss, "b": toss}, 0.25)
+    assert coin({"a": toss, "b": [False, *toss[1:]]}, 0.25) == ""
+    assert coin({"a": [False] * 16, "b": [False] * 16}, 0.25) == ""
+    assert coin({"a": toss[:9], "b": toss[:9]}, 0.25) == ""
+
+
+def test_spread_leaves_nothing_out() -> None:
+    for size in range(1, 40):
+        assert sorted(spread(list(map(str, range(size))))) == sorted(map(str, range(size)))
+    assert list(spread([])) == []
+    assert list(spread(list("abcdefgh")))[:4] == ["a", "e", "c", "g"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -15,6 +16,7 @@ from sandbox import (
     SandboxPool,
     SandboxSettings,
     SandboxUnavailable,
+    SpawnRefused,
     Validator,
     ValidatorSettings,
     Verdict,
@@ -182,3 +184,121 @@ async def test_infrastructure_is_not_the_programs_fault() -> None:
     pool = SandboxPool()
     with pytest.raises(SandboxUnavailable):
         await Validator(pool).validate(PEAK)
+
+
+METADATA = "METADATA = {'goal': 'find it', 'skill': 'Search', 'difficulty': 'easy', 'max_turns': 2}\n"
+
+
+async def test_metadata_required(pair: SandboxPool) -> None:
+    found = await verdict(pair, PEAK, metadata="require")
+    assert (found.rung, found.reason) == (
+        "metadata",
+        "METADATA must declare skill, difficulty, max_turns, goal",
+    )
+    found = await verdict(pair, METADATA + PEAK, metadata="require")
+    assert found.ok, found
+    assert found.metadata is not None
+    assert (found.metadata.goal, found.metadata.max_turns) == ("find it", 2)
+    assert (await verdict(pair, "METADATA = 5\n" + PEAK, metadata="ignore")).ok
+
+
+async def test_degenerate_rejected_when_wanted(pair: SandboxPool) -> None:
+    paying = game(step='return f"{a}", 1.0, True, False, {}')
+    found = await verdict(pair, paying, degenerate="reject")
+    assert (found.ok, found.rung, found.degenerate) == (False, "trivial", True)
+    assert "12 of 12" in found.reason
+    assert found.trivial_interval[0] > 0.75
+
+
+async def judged(pair: SandboxPool, judge: Any, **settings: Any) -> Verdict:
+    return await Validator(pair, ValidatorSettings(**settings), judge=judge).validate(PEAK, max_turns=10)
+
+
+async def test_the_callers_check(pair: SandboxPool) -> None:
+    seen: list[tuple[str, Verdict]] = []
+
+    async def accept(source: str, found: Verdict) -> str:
+        seen.append((source, found))
+        return ""
+
+    async def refuse(source: str, found: Verdict) -> str:
+        return "the rules contradict each other"
+
+    assert (await judged(pair, accept)).ok
+    assert seen[0][0] == PEAK
+    assert seen[0][1].ok
+    found = await judged(pair, refuse)
+    assert (found.ok, found.rung, found.reason) == (False, "judge", "the rules contradict each other")
+
+
+async def test_the_callers_check_fails_closed(pair: SandboxPool) -> None:
+    async def raises(source: str, found: Verdict) -> str:
+        raise ValueError("no model")
+
+    async def silent(source: str, found: Verdict) -> Any:
+        return None
+
+    async def late(source: str, found: Verdict) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async def ours(source: str, found: Verdict) -> str:
+        raise SpawnRefused("busy")
+
+    for judge, words in ((raises, "ValueError: no model"), (silent, "NoneType"), (late, "TimeoutError")):
+        found = await judged(pair, judge, judge_seconds=0.05)
+        assert (found.ok, found.rung) == (False, "judge"), found
+        assert words in found.reason
+    with pytest.raises(SpawnRefused):
+        await judged(pair, ours)
+    assert pair.statistics()["live"] == 0
+
+
+async def test_the_callers_check_comes_last(pair: SandboxPool) -> None:
+    async def never(source: str, found: Verdict) -> str:
+        raise AssertionError("a program that fell was shown to the check")
+
+    found = await Validator(pair, judge=never).validate("x = 1")
+    assert found.rung == "load"
+
+
+@pytest.mark.parametrize("high", [50, 1000, 10**6, 10**9])
+async def test_hidden_numbers_of_wide_ranges_vary(pair: SandboxPool, high: int) -> None:
+    source = game(
+        reset=f'self.x = random.Random(seed).randint(1, {high}); return "higher or lower?"',
+        step='n = int(a); return ("=" if n == self.x else "<" if n < self.x else ">"), '
+        "float(n == self.x), n == self.x, self.t > 9, {}",
+    )
+    found = await verdict(pair, source)
+    assert found.ok, found
+    assert found.varies
+    fixed = source.replace("random.Random(seed)", "random.Random(4)")
+    assert (await verdict(pair, fixed)).rung == "variation"
+
+
+async def test_only_the_solution_tells_the_instances_apart(pair: SandboxPool) -> None:
+    source = game(
+        reset='self.x = str(random.Random(seed).getrandbits(64)); return "the word?"',
+        step='w = a == self.x; return ("yes" if w else "no"), float(w), w, self.t > 9, {}',
+    )
+    assert (await verdict(pair, source)).rung == "variation"
+    found = await verdict(pair, source + " def solution(self): return self.x\n")
+    assert found.ok, found
+    fixed = source.replace("random.Random(seed)", "random.Random(4)")
+    assert (await verdict(pair, fixed + " def solution(self): return self.x\n")).rung == "variation"
+
+
+async def test_a_slow_game_that_differs_only_at_its_end_varies(pair: SandboxPool) -> None:
+    step = 'return ("even" if self.t > 7 and self.seed % 2 else "on"), 0.0, False, self.t > 8, {}'
+    assert (await verdict(pair, game(reset='return "wait"', step=step))).ok
+
+
+async def test_copies_are_measured(pair: SandboxPool) -> None:
+    source = game(
+        reset='self.x = random.Random(seed).randint(10, 40); return f"stones {self.x}, heaps {self.x % 7}"',
+        step="w = a == str(self.x PLUS); return str(self.t), float(w), w, self.t > 8, {}",
+    )
+    found = await verdict(pair, source.replace(" PLUS", ""))
+    assert found.rung == "leak", found
+    assert "stones" in found.reason
+    assert (await verdict(pair, source.replace(" PLUS", " + 1"))).ok

@@ -1,0 +1,129 @@
+"""What a program declares about itself: found beside the program, read in the engine."""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox import contract, metadata
+from sandbox.metadata import Metadata, Wrong
+
+
+def declared(source: str) -> str:
+    made = ModuleType(contract.MODULE)
+    exec(source + "\nclass AEnv:\n def reset(self, s): pass\n def step(self, a): pass\n", made.__dict__)
+    found = contract.declaration(made, made.__dict__["AEnv"])
+    return json.dumps(found) if found else ""
+
+
+def test_nothing_declared_is_fine() -> None:
+    assert declared('"""A game about boats: three of them."""') == ""
+    assert metadata.read("") is None
+
+
+def test_metadata_dict() -> None:
+    source = (
+        """METADATA = {"version": 1, "goal": "win", "skill": "Search", "difficulty": 0.5, "max_turns": 9}"""
+    )
+    assert metadata.read(declared(source)) == Metadata(
+        goal="win", skill="Search", difficulty=0.5, max_turns=9
+    )
+
+
+def test_docstring_lines() -> None:
+    source = '''"""
+    title: 12 monkeys
+    Skill: Causal Inference
+    idea: two things at once: look and pull
+    win: the door is open
+    difficulty: Medium
+    turn budget: 12 turns
+    note: anything
+    """'''
+    assert metadata.read(declared(source)) == Metadata(
+        title="12 monkeys",
+        skill="Causal Inference",
+        idea="two things at once: look and pull",
+        win="the door is open",
+        difficulty="medium",
+        max_turns=12,
+    )
+    assert metadata.read(declared('"""difficulty: 40 %"""')) == Metadata(difficulty=0.4)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("METADATA = [1]", "must be a dict, not list"),
+        ("METADATA = {'goal': object()}", "plain values only"),
+        ("METADATA = {'difficulty': float('nan')}", "plain values only"),
+        ("METADATA = {'goal': 'x' * 5000}", "at most 4096"),
+        ("METADATA = {'goal': ''}", "goal"),
+        ("METADATA = {'goal': 5}", "goal"),
+        ("METADATA = {'difficulty': 'brutal'}", "difficulty"),
+        ("METADATA = {'difficulty': 1.5}", "difficulty"),
+        ("METADATA = {'difficulty': True}", "difficulty"),
+        ("METADATA = {'max_turns': 0}", "max_turns"),
+        ("METADATA = {'max_turns': '12'}", "max_turns"),
+        ("METADATA = {'max_turns': 1001}", "max_turns"),
+        ("METADATA = {'version': 2}", "version 2"),
+        ("METADATA = {'version': '1'}", "version '1'"),
+        ("METADATA = {'tags': []}", "tags"),
+        ('"""difficulty: brutal"""', "difficulty"),
+        ('"""turns: as many as you like"""', "max_turns"),
+    ],
+)
+def test_what_is_malformed_is_named(source: str, words: str) -> None:
+    with pytest.raises(Wrong) as caught:
+        metadata.read(declared(source))
+    assert words in str(caught.value)
+
+
+@given(
+    st.text(max_size=60)
+    | st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists).map(json.dumps)
+)
+def test_a_process_that_lies_is_answered(text: str) -> None:
+    try:
+        assert metadata.read(text) is None or isinstance(metadata.read(text), Metadata)
+    except Wrong:
+        assert text
+
+
+@pytest.mark.parametrize(
+    ("turns", "offered", "observed", "words"),
+    [
+        (None, 5, 9, ""),
+        (5, 5, None, ""),
+        (5, 5, 5, ""),
+        (5, 9, 5, ""),
+        (9, 5, None, "at most 5 are played"),
+        (5, 9, 6, "its max_turns is 6"),
+    ],
+)
+def test_contradictions(turns: int | None, offered: int, observed: int | None, words: str) -> None:
+    found = metadata.contradiction(Metadata(max_turns=turns), offered=offered, observed=observed)
+    assert words in found
+    assert bool(found) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("fields", "turns"),
+    [
+        ({}, 25),
+        ({"max_turns": 9}, 9),
+        ({"max_turns": "9"}, 9),
+        ({"max_turns": 99}, 25),
+        ({"max_turns": []}, 25),
+        ({"max_turns": "few"}, 25),
+        ({"max_turns": -1}, 25),
+    ],
+)
+def test_the_constructor_is_offered_what_was_declared(fields: dict[str, Any], turns: int) -> None:
+    assert contract.budgeted({"max_turns": 25, "x": 1}, {"fields": fields}) == {"max_turns": turns, "x": 1}
+    assert contract.budgeted({}, {"fields": fields}) == {}
