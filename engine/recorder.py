@@ -10,19 +10,22 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from bus import Bus
 from bus.messages import Heartbeat
-from engine import history
+from engine import history, serving
 from engine.errors import SpadeError
 from engine.history import Event
 
 QUEUE = 4096
 BATCH = 512
 GAUGE_SECONDS = 2.0
+
+T = TypeVar("T")
 
 
 class Recorder:
@@ -36,6 +39,7 @@ class Recorder:
         self._path = path
         self._connection = _open(path)
         self._position = history.position(self._connection)
+        self._noted = self._position
         self._changed = anyio.Event()
         self._heartbeats: dict[tuple[str, str], Heartbeat] = {}
         self._queued = 0
@@ -99,6 +103,8 @@ class Recorder:
                     except (anyio.WouldBlock, anyio.EndOfStream):
                         break
                 await self._apply(batch)
+                if self._position - self._noted >= serving.EVERY:
+                    await self._note_serving()
 
     async def _apply(self, batch: list[Event]) -> None:
         await self._in_thread(history.apply, batch)
@@ -107,11 +113,17 @@ class Recorder:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _in_thread(self, write: Callable[..., object], *arguments: object) -> None:
-        """Run one write at a time in a worker thread."""
+    async def _note_serving(self) -> None:
+        """Spare those who start later the facts of servers so far."""
+        note = await self._in_thread(serving.told)
+        await serving.write(self._bus, note)
+        self._noted = note.position
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run one piece of work at a time on the database, in a worker thread."""
         try:
             async with self._writing:
-                await anyio.to_thread.run_sync(write, self._connection, *arguments)
+                return await anyio.to_thread.run_sync(work, self._connection, *arguments)
         except sqlite3.Error as error:
             raise unwritable(self._path, error) from error
 

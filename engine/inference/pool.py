@@ -20,6 +20,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from bus.messages import Message, ServerLost, ServerServing
+from engine import serving
 from engine.config import Sampling
 from engine.inference.completion import (
     Completion,
@@ -128,7 +129,12 @@ class InferencePool:
         """Follow the servers' facts on the bus and keep an eye on each server, for ever."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.close)
-            records = await stack.enter_async_context(bus.follow("EVENT", tails=_TAILS))
+            known = await serving.read(bus)
+            records = await stack.enter_async_context(
+                bus.follow("EVENT", start=known.position + 1, tails=_TAILS)
+            )
+            for fact in known.facts:
+                self.apply(fact)
             self._keepers = await stack.enter_async_context(anyio.create_task_group())
             try:
                 for server in self._servers.values():

@@ -10,6 +10,7 @@ import anyio
 import msgspec
 
 from bus.messages import EvaluationFinished
+from engine import serving
 from engine.lineage import Version
 from roles.agent.episode import Player, Rules
 from roles.base import Role, RoleContext
@@ -19,12 +20,10 @@ from roles.evaluator.suites import Item, load_suite
 from roles.work import ATTEMPTS, INFRASTRUCTURE, back_off, chat_tokens
 from sandbox import EnvQuarantined
 
-_FACTS = (
-    "event.server.serving",
-    "event.server.lost",
-    "event.learner.trained",
-    "event.evaluator.finished",
-)
+_SERVERS = ("event.server.serving", "event.server.lost")
+_TRAINED = "event.learner.trained"
+_FINISHED = "event.evaluator.finished"
+_FACTS = (*_SERVERS, _TRAINED, _FINISHED)
 
 _LEAST_SHARE = 0.5
 
@@ -73,11 +72,19 @@ class Evaluator(Role):
         return Player(shared["pool"], shared["sandbox"], chat, Rules.of(self.config, sampling=sampling))
 
     async def _read_back(self) -> int:
-        following = 1
-        async for record in self.bus.replay("EVENT", tails=_FACTS):
-            following = record.sequence + 1
-            self._agenda.note(record.message)
-        return following
+        """Take in what is known now, without all that led to it; return where to follow from."""
+        last = (await self.bus.stream_info("EVENT")).last
+        known = await serving.read(self.bus)
+        for fact in known.facts:
+            self._agenda.note(fact)
+        for start, tails in ((known.position + 1, _SERVERS), (1, (_FINISHED,))):
+            async for record in self.bus.replay("EVENT", start=start, tails=tails):
+                self._agenda.note(record.message)
+        # Of what was trained only the last word counts, and each of these facts is long.
+        trained = await self.bus.last(_TRAINED)
+        if trained is not None:
+            self._agenda.note(trained.message)
+        return last + 1
 
     async def _follow(self, start: int) -> None:
         async with self.bus.follow("EVENT", start=start, tails=_FACTS) as facts:

@@ -13,7 +13,7 @@ import anyio
 
 from bus.messages import ServerLost, ServerServing
 from bus.scopes import flat_task_group
-from engine import models
+from engine import models, serving
 from engine.errors import SpadeError
 from engine.inference.completion import InferenceError
 from engine.inference.handshake import HandshakeRefused, check_sampling
@@ -94,8 +94,9 @@ class Server(Role):
 
     async def _bury(self, session: aiohttp.ClientSession) -> None:
         """Announce the loss of servers that a former life of this run left as serving."""
-        alive: dict[str, ServerServing] = {}
-        async for record in self.bus.replay("EVENT", tails=_TAILS):
+        known = await serving.read(self.bus)
+        alive: dict[str, ServerServing] = {fact.server: fact for fact in known.facts}
+        async for record in self.bus.replay("EVENT", start=known.position + 1, tails=_TAILS):
             message = record.message
             if isinstance(message, ServerServing):
                 alive[message.server] = message

@@ -252,8 +252,11 @@ class Facts:
     def __init__(self) -> None:
         self.send, self._receive = anyio.create_memory_object_stream[object](100)
 
-    def follow(self, stream: str, *, tails: tuple[str, ...]):
-        assert stream == "EVENT"
+    async def state_get(self, key: str) -> None:
+        assert key == "serving"
+
+    def follow(self, stream: str, *, start: int, tails: tuple[str, ...]):
+        assert (stream, start) == ("EVENT", 1)
         assert tails == ("event.server.serving", "event.server.lost")
         return self
 

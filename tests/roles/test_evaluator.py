@@ -11,10 +11,12 @@ from typing import Any
 import anyio
 import pytest
 from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
+from shell_fakes import evaluation
 from test_agenda import serving, trained
 
 from bus import MemoryBus
 from bus.messages import EvaluationFinished
+from engine import serving as note
 from engine.config import Agent, Sampling, Suite
 from engine.config import Evaluator as EvaluatorConfig
 from engine.errors import ConfigError
@@ -208,3 +210,19 @@ def test_generated_suites() -> None:
 def test_unknown_suites_are_refused(source: str) -> None:
     with pytest.raises(ConfigError):
         load_suite(Suite(name="x", source=source), make_config())
+
+
+async def test_a_later_life_needs_the_note_of_who_serves_and_the_last_word_of_the_learner(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    bus = stage.bus
+    # Without the last word the suite would count as played until step 30.
+    known = [evaluation(20, suite="both"), trained(10, final=False), trained(23, final=True)]
+    await bus.publish_all([serving(23), *known])
+    await note.write(bus, note.Serving(position=1, facts=(serving(23),)))
+    await bus.purge("EVENT", below=2)
+    stage.pool.version = 23
+    async with stage.at_work():
+        _, fact = await stage.facts(2)
+    assert fact.step == 23
