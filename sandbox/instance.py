@@ -40,6 +40,7 @@ UNCONFINED = 99
 _READ = 1 << 16
 _EXIT_GRACE = 0.1
 _TICK = 0.25
+_SOONEST = 0.25
 _LEAST_DELAY = 0.002
 
 
@@ -100,6 +101,7 @@ class Instance:
         self._confined = self._calling = False
         self._born = asyncio.Event()
         self._request = 0
+        self._turn: asyncio.Semaphore | None = None
         self._answer: asyncio.Future[frames.Reply] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -177,14 +179,26 @@ class Instance:
         frame = frames.pack({"i": self._request + 1, **message})
         self._calling = True
         try:
-            async with self._pool.turns:
-                if self.error is not None:
-                    raise self.error
-                answer = self._ask(frame, self._settings.cpu_call_seconds)
-                self._start_clock()
-                return await self._wait(answer)
+            await self._pool.turns.acquire()
+            self.hold(self._pool.turns)
+            if self.error is not None:
+                raise self.error
+            answer = self._ask(frame, self._settings.cpu_call_seconds)
+            self._start_clock()
+            return await self._wait(answer)
         finally:
+            self.let_go()
             self._calling = False
+
+    def hold(self, turns: asyncio.Semaphore) -> None:
+        """Keep a turn that was acquired; ``turns`` bound how many programs run at a time. For the pool."""
+        self._turn = turns
+
+    def let_go(self) -> None:
+        """Give the turn back, if it is still held. For the pool."""
+        if self._turn is not None:
+            self._turn.release()
+            self._turn = None
 
     def _ask(self, frame: bytes, budget: float) -> asyncio.Future[frames.Reply]:
         self._request += 1
@@ -251,6 +265,10 @@ class Instance:
     def _digest(self) -> None:
         """Take the hello and the one expected reply out of the buffer; anything more is a violation."""
         bounds = self._pool.bounds
+        if self._answer is not None and self._answer.cancelled():
+            # the reply overtook the cancelled call, which has not run yet: no fault of the program
+            self._end(InstanceClosed("a call was cancelled"))
+            return
         while self._buffer:
             waiting = self._answer is not None and not self._answer.done()
             if self._confined and not waiting:
@@ -290,7 +308,8 @@ class Instance:
             return
         self._started = self._loop.time()
         self._spent = self._cpu() or 0.0
-        self._timer = self._loop.call_later(min(self._budget, self._settings.wall_call_seconds), self._look)
+        delay = min(self._budget, self._settings.wall_call_seconds, _SOONEST)
+        self._timer = self._loop.call_later(delay, self._look)
 
     def _stop_clock(self) -> None:
         if self._timer is not None:
@@ -300,7 +319,10 @@ class Instance:
     def _look(self) -> None:
         settings, spent = self._settings, self._cpu()
         elapsed = self._loop.time() - self._started
-        asleep = elapsed >= settings.wall_call_seconds and host.sleeping(self.pid)
+        asleep = host.sleeping(self.pid)
+        if asleep:
+            # it uses no CPU: others need not wait until its wall clock runs out
+            self.let_go()
         verdict = overdue(
             elapsed,
             None if spent is None else spent - self._spent,
@@ -310,7 +332,7 @@ class Instance:
             hard=settings.wall_hard_seconds,
         )
         if isinstance(verdict, float):
-            self._timer = self._loop.call_later(verdict, self._look)
+            self._timer = self._loop.call_later(min(verdict, 2 * _TICK), self._look)
             return
         limit = self._budget if verdict == "cpu" else elapsed
         self._end(EnvTimeout(verdict, round(limit, 3)))

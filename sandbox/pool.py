@@ -126,15 +126,21 @@ class SandboxPool:
         frame = frames.pack(message)
         await self._admit()
         try:
-            keeper = await self._choose(apart_from)
             await self._loads.acquire()
         except BaseException:
             self._places.release()
             raise
         try:
-            return await self._begin(keeper, program, frame)
-        finally:
+            keeper = await self._choose(apart_from)
+            instance = Instance(self, keeper, next(self._numbers), program)
+        except BaseException as error:
             self._loads.release()
+            self._places.release()
+            if isinstance(error, OSError):
+                raise SpawnRefused(f"no channel: {error}") from error
+            raise
+        instance.hold(self._loads)
+        return await self._begin(instance, frame)
 
     async def replay(
         self,
@@ -244,20 +250,17 @@ class SandboxPool:
         others = [keeper for keeper in ready if apart_from is None or keeper is not apart_from.keeper]
         return min(others or ready, key=lambda keeper: len(keeper.tenants))
 
-    async def _begin(self, keeper: Keeper, program: str, frame: bytes) -> Instance:
-        began = time.monotonic()
-        try:
-            instance = Instance(self, keeper, next(self._numbers), program)
-        except OSError as error:
-            self._places.release()
-            raise SpawnRefused(f"no channel: {error}") from error
+    async def _begin(self, instance: Instance, frame: bytes) -> Instance:
         self._live[instance.number] = instance
+        began = time.monotonic()
         try:
             await instance.load(frame)
         except BaseException as error:
             self._counts["EnvError"] += isinstance(error, EnvError)
             await instance.close()
             raise
+        finally:
+            instance.let_go()
         self._counts["spawns"] += 1
         self._spawn_seconds.append(time.monotonic() - began)
         return instance

@@ -256,6 +256,48 @@ async def test_one_call_at_a_time() -> None:
         assert (await first).observation == "1 x"
 
 
+async def test_a_reply_that_overtakes_a_cancellation_is_no_fault() -> None:
+    async with SandboxPool(SandboxSettings(strikes=1)) as pool:
+        instance = await pool.spawn(SPIN)
+        task = asyncio.create_task(instance.step("x"))
+        await begun(task, instance)
+        assert instance._answer is not None
+        task.cancel()
+        # the loop hears from the socket before it runs the task
+        instance._buffer += b"what the program answered"
+        instance._digest()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(instance.gone.wait(), 5)
+        assert isinstance(instance.error, InstanceClosed)
+        assert "EnvProtocolError" not in pool.statistics()
+
+
+BLOCKED = "import queue\nqueue.Queue().get()\n" + ECHO
+BLOCKS = ECHO.replace("self.t += 1", "import queue; queue.Queue().get()")
+
+
+async def test_sleepers_do_not_take_the_turns_of_others() -> None:
+    settings = SandboxSettings(in_flight=1, wall_call_seconds=30.0, cpu_load_seconds=30.0)
+    async with SandboxPool(settings) as pool:
+        neighbour = await pool.spawn(ECHO)
+        async with asyncio.TaskGroup() as group:
+            stuck = [group.create_task(pool.spawn(BLOCKED)) for _ in range(2 * host.cores())]
+            sleeper = await asyncio.wait_for(pool.spawn(BLOCKS), 15)
+            asleep = group.create_task(sleeper.step("x"))
+            await begun(asleep, sleeper)
+            assert (await asyncio.wait_for(neighbour.step("y"), 15)).observation == "1 y"
+            for task in (*stuck, asleep):
+                assert not task.done()
+                task.cancel()
+        assert all(task.cancelled() for task in (*stuck, asleep))
+        async with await pool.spawn(ECHO) as instance:
+            await instance.step("z")
+        # each turn was given back once
+        assert pool.turns._value == 1
+        assert pool._loads._value == 2 * host.cores()
+
+
 async def test_strikes() -> None:
     settings = SandboxSettings(cpu_call_seconds=0.05, strikes=2)
     async with SandboxPool(settings) as pool:
