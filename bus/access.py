@@ -105,7 +105,8 @@ def permissions(names: Names, role: str) -> Permissions:
     check_role(role)
     inbox = f"_INBOX.{role}.>"
     if role == ADMIN:
-        mine = ("$JS.API.>", "$JS.ACK.>", names.subject(">"))
+        # Who is connected to this account: for `spade bus top`.
+        mine = ("$JS.API.>", "$JS.ACK.>", "$SYS.REQ.ACCOUNT.PING.CONNZ", names.subject(">"))
         keys = tuple(names.keys(kind) + ">" for kind in BUCKETS)
         return Permissions((*mine, *keys), (inbox, names.subject(">"), "$JS.EVENT.ADVISORY.>"))
     access = access_of(role)

@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from shell_fakes import config, failed, finished, policy, ready
 
 from bus import NatsBus, codec, connect, provision
 from bus.binary import locate
+from bus.deployment import Deployment, Server, write
 from bus.messages import DeadLetter, EpisodeRequest, Heartbeat, Message
 from engine import cli
 from engine.busview import letters, reading
@@ -200,11 +202,13 @@ def letter(number: int, reason: str = "delivered too often", **given: Any) -> De
 
 
 def test_top_tells_depths_limits_and_clients(spade: Spade, toy: Toy) -> None:
+    command = ["top", "--once", "--json", "--interval", "0.2", "--run", str(toy.directory.root)]
+
     async def with_others() -> Result:
         async with toy.bus("agent") as bus, bus.consume("agent", limit=1) as work:
             await bus.publish_all([*(play(number) for number in range(4)), letter(9), finished("e1")])
             delivery = await anext(work)
-            result = await anyio.to_thread.run_sync(in_child, toy)
+            result = await anyio.to_thread.run_sync(in_child, command)
             await delivery.ack()
             return result
 
@@ -227,11 +231,9 @@ def test_top_tells_depths_limits_and_clients(spade: Spade, toy: Toy) -> None:
     assert client["in_bytes_per_s"] is not None
 
 
-def in_child(toy: Toy) -> Result:
-    command = [sys.executable, "-m", "engine.cli", "bus", "top", "--once", "--json", "--interval", "0.2"]
-    done = subprocess.run(
-        [*command, "--run", str(toy.directory.root)], capture_output=True, text=True, timeout=30
-    )
+def in_child(arguments: Sequence[str]) -> Result:
+    command = [sys.executable, "-m", "engine.cli", "bus", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     return Result(done.returncode, done.stdout, done.stderr)
 
 
@@ -258,6 +260,47 @@ def test_top_goes_on_until_a_signal_and_hears_heartbeats(toy: Toy) -> None:
                 break
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
+
+
+@contextmanager
+def keyed(directory: Path, run: str) -> Iterator[tuple[str, Path]]:
+    """Run a server that knows one key a role; yield its URL and the directory of the keys."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    deployment = Deployment(run, (Server("n1", "127.0.0.1", port),), str(directory / "store"), store_gb=1)
+    written = write(deployment, directory)
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen([str(locate()), "-c", str(written.configurations[0])], stderr=log)
+        try:
+            yield f"nats://127.0.0.1:{port}", directory / "seeds"
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def test_the_supervisors_key_opens_everything(spade: Spade, tmp_path: Path) -> None:
+    with keyed(tmp_path / "broker", "keyed") as (url, keys):
+
+        async def with_agent() -> Result:
+            await provision(url, run="keyed", store_gb=0.25, seed_file=keys / "supervisor.seed")
+            async with connect(
+                url, run="keyed", role="agent", instance="agent-0", seed_file=keys / "agent.seed"
+            ) as bus:
+                await bus.publish_all([finished("e1"), letter(1)])
+                command = ["top", "--once", "--json", "--interval", "0.1"]
+                return await anyio.to_thread.run_sync(
+                    in_child, [*command, "--connect", url, "--credentials", str(keys)]
+                )
+
+        result = anyio.run(with_agent)
+        assert result.returncode == 0, result.stderr
+        (top,) = result.records
+        assert [(one["role"], one["rtt_ms"] is not None) for one in top["clients"]] == [("agent", True)]
+        there = ("--connect", url, "--run", "keyed", "--credentials", str(keys))
+        assert len(spade("tail", *there).stdout.splitlines()) == 1
+        assert spade("dlq", "retry", "1", *there).returncode == 0
+        assert len(spade("replay", "TASK", *there).stdout.splitlines()) == 1
+        refused(spade("tail", *there[:-1], str(tmp_path)), "no key of role supervisor", code=1)
 
 
 # tail
