@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -209,3 +210,17 @@ async def test_pitfall_28_a_hole_in_what_is_delivered_is_read_again(
             assert w.bus.statistics()["follow_event_restarts"] == 2
         assert lost == [5, 40]
         assert anyio.current_time() - start < 1.5
+
+
+def test_every_pitfall_has_a_rule_and_a_test() -> None:
+    """The table in the documentation and the tests with numbers know the same 32."""
+    table = (Path(__file__).parents[2] / "docs" / "bus-pitfalls.md").read_text()
+    documented = {
+        int(row[1]): row[2] for row in re.finditer(r"^\| (\d+) \|.*\| (\w+) \|$", table, re.MULTILINE)
+    }
+    tested: dict[int, set[str]] = {}
+    for path in Path(__file__).parent.glob("test_bus_pitfalls_*.py"):
+        for number in re.findall(r"def test_pitfall_(\d\d)_", path.read_text()):
+            tested.setdefault(int(number), set()).add(path.stem.removeprefix("test_bus_pitfalls_"))
+    assert sorted(documented) == sorted(tested) == list(range(1, 33))
+    assert {number: {name} for number, name in documented.items()} == tested
