@@ -27,10 +27,12 @@ class StreamSample(msgspec.Struct, frozen=True, kw_only=True):
 
 class ConsumerSample(msgspec.Struct, frozen=True, kw_only=True):
     """State of one consumer; ``delivered`` counts deliveries, ``oldest_at`` is when the oldest message
-    was stored that it has not finished."""
+    was stored that it has not finished, ``client`` the connection that reads through it (empty for a
+    durable, which many may share)."""
 
     stream: str
     consumer: str
+    client: str = ""
     kind: Literal["queue", "reader"]
     pending: int
     ack_pending: int
@@ -97,10 +99,12 @@ class StreamFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsumerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A ``queue`` is a durable whose work is acknowledged, a ``reader`` follows a stream."""
+    """A ``queue`` is a durable whose work is acknowledged, a ``reader`` follows a stream
+    for one ``client`` (role/instance, empty when it does not say)."""
 
     stream: str
     consumer: str
+    client: str
     kind: Literal["queue", "reader"]
     pending: int
     ack_pending: int
@@ -206,6 +210,7 @@ def _consumers(sample: Sample, before: Sample | None, seconds: float | None) -> 
         ConsumerFigures(
             stream=now.stream,
             consumer=now.consumer,
+            client=now.client,
             kind=now.kind,
             pending=now.pending,
             ack_pending=now.ack_pending,
@@ -214,7 +219,7 @@ def _consumers(sample: Sample, before: Sample | None, seconds: float | None) -> 
             out_per_s=_rate(now.delivered, old.get((now.stream, now.consumer)), seconds),
             oldest_age_s=_age(sample.at, now.oldest_at),
         )
-        for now in sorted(sample.consumers, key=lambda one: (one.stream, one.kind, one.consumer))
+        for now in sorted(sample.consumers, key=lambda one: (one.stream, one.kind, one.client, one.consumer))
     )
 
 

@@ -54,7 +54,7 @@ class Probe:
             streams.append(stream_sample(kind, info))
             if info["state"].get("consumer_count"):
                 consumers += [
-                    consumer_sample(kind, one, await self._oldest(kind, one))
+                    consumer_sample(self._bus.run, kind, one, await self._oldest(kind, one))
                     async for one in self._consumers(name)
                 ]
         clients = await self._clients()
@@ -175,11 +175,13 @@ def stream_sample(kind: str, info: dict[str, Any]) -> StreamSample:
     )
 
 
-def consumer_sample(kind: str, info: dict[str, Any], oldest_at: float | None) -> ConsumerSample:
-    """Return a sample of one entry of a ``CONSUMER.LIST`` answer."""
+def consumer_sample(run: str, kind: str, info: dict[str, Any], oldest_at: float | None) -> ConsumerSample:
+    """Return a sample of one entry of a ``CONSUMER.LIST`` answer of ``run``."""
+    reader, prefix = str(info["config"].get("description") or ""), f"spade.{run}."
     return ConsumerSample(
         stream=kind,
         consumer=info["name"],
+        client=reader.removeprefix(prefix).replace(".", "/", 1) if reader.startswith(prefix) else "",
         kind="reader" if info["config"]["ack_policy"] == "none" else "queue",
         pending=info["num_pending"],
         ack_pending=info["num_ack_pending"],

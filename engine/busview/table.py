@@ -84,7 +84,7 @@ def _consumers(consumers: Sequence[ConsumerFigures]) -> Table:
         ("pending", "unacked", "again", "pulls", "out/s", "oldest"),
         (
             (
-                f"{one.stream} {one.consumer}",
+                f"{one.stream} {one.client or one.consumer}",
                 amount(one.pending),
                 amount(one.ack_pending),
                 amount(one.redelivered),

@@ -205,7 +205,7 @@ def test_top_tells_depths_limits_and_clients(spade: Spade, toy: Toy) -> None:
     command = ["top", "--once", "--json", "--interval", "0.2", "--run", str(toy.directory.root)]
 
     async def with_others() -> Result:
-        async with toy.bus("agent") as bus, bus.consume("agent", limit=1) as work:
+        async with toy.bus("agent") as bus, bus.consume("agent", limit=1) as work, bus.follow("EVENT"):
             await bus.publish_all([*(play(number) for number in range(4)), letter(9), finished("e1")])
             delivery = await anext(work)
             result = await anyio.to_thread.run_sync(in_child, command)
@@ -222,6 +222,8 @@ def test_top_tells_depths_limits_and_clients(spade: Spade, toy: Toy) -> None:
     assert streams["TASK"]["share"] == pytest.approx(4 / streams["TASK"]["limit_messages"])
     assert streams["EVENT"]["in_per_s"] == 0.0
     assert top["event_age_s"] < 60
+    reader = next(one for one in top["consumers"] if one["kind"] == "reader")
+    assert (reader["stream"], reader["client"]) == ("EVENT", "agent/agent-0")
     agent = next(one for one in top["consumers"] if one["consumer"] == "agent")
     assert (agent["pending"], agent["ack_pending"], agent["kind"]) == (3, 1, "queue")
     assert 0 <= agent["oldest_age_s"] < 60
