@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -18,7 +19,7 @@ from anyio.abc import TaskStatus
 from nats.aio.msg import Msg
 
 from bus.connection import Connection
-from bus.errors import BusError, Undecodable
+from bus.errors import BusError, BusUnavailable, Undecodable
 from bus.face import Record
 from bus.mailbox import Mailbox
 from bus.messages import DeadLetter
@@ -30,6 +31,7 @@ log = logging.getLogger("spade.bus")
 _CAPACITY = 512
 _CAPACITY_BYTES = 32 << 20
 _INACTIVE_SECONDS = 60.0
+_CREATE_SECONDS, _TRY_SECONDS = 30.0, 3.0
 
 
 def check_position(stream: str, next_sequence: int, last: int) -> None:
@@ -92,8 +94,7 @@ class Reader:
         async with anyio.create_task_group() as group:
             group.start_soon(self._bury_all)
             while True:
-                name = f"follow-{secrets.token_hex(8)}"
-                await self._create(name)
+                name = await self._create_somewhere()
                 try:
                     if not started:
                         task_status.started()
@@ -103,12 +104,28 @@ class Reader:
                     await self._delete(name)
                 self._counts["restarts"] += 1
 
-    async def _create(self, name: str) -> None:
+    async def _create_somewhere(self) -> str:
+        """Make a consumer and return its name. A cluster may give it to a server that has just died: nobody
+        answers then, and another name finds another server."""
         await self._connection.wait_connected(f"connection to follow {self._stream}")
+        deadline = monotonic() + _CREATE_SECONDS
+        while True:
+            name = f"follow-{secrets.token_hex(8)}"
+            try:
+                await self._create(name)
+                return name
+            except BusUnavailable as error:
+                if monotonic() > deadline or self._connection.closed:
+                    raise
+                log.warning("following %s: %s; trying again", self._stream, error.what)
+
+    async def _create(self, name: str) -> None:
         info = await self._connection.api(f"STREAM.INFO.{self._stream}")
         check_position(self._stream, self._next, int(info["state"]["last_seq"]))
         config: dict[str, Any] = {
             "name": name,
+            # Who reads, for people: `spade bus top` shows it.
+            "description": str(self._connection.client.options.get("name") or ""),
             "ack_policy": "none",
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": self._next,
@@ -119,7 +136,9 @@ class Reader:
         if self._subjects:
             config["filter_subjects"] = self._subjects
         await self._connection.api(
-            f"CONSUMER.CREATE.{self._stream}.{name}", {"stream_name": self._stream, "config": config}
+            f"CONSUMER.CREATE.{self._stream}.{name}",
+            {"stream_name": self._stream, "config": config},
+            seconds=_TRY_SECONDS,
         )
 
     async def _pull_until_broken(self, name: str) -> None:
