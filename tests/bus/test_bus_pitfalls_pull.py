@@ -16,7 +16,7 @@ from bus_examples import request, summary, ticket
 from bus_trouble import SLOW, consumers_of, drop_once, kill, over_nats, rejected, served, until, use
 from bus_worlds import TOKEN, nats_world, nothing_comes, take
 
-from bus import BusError, BusUnavailable, Delivery, follow, provision, reads, work
+from bus import BusError, BusUnavailable, Delivery, connect, follow, provision, reads, work
 from bus.messages import DeadLetter
 from bus.pull import Pull, PullSettings, parse_reply
 from bus.subjects import CONSUMERS, Consumer
@@ -302,6 +302,26 @@ async def test_pitfall_31_a_blocked_loop_does_no_work_twice(nats_url: str) -> No
             assert await nothing_comes(source, 0.6)
             assert bus.statistics()["connection_worst_lag_seconds"] > 0.2
         assert (await bus.stream_info("TASK")).messages == 0
+
+
+async def test_pitfall_31_a_bus_on_its_own_thread_keeps_its_leases(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "PROGRESS_SECONDS", 0.1)
+    brief = replace(CONSUMERS["designer"], ack_seconds=0.5)
+    async with nats_world(nats_url, brief, CONSUMERS["agent"]) as w:
+        await w.bus.publish(ticket(1))
+        async with (
+            connect(nats_url, run=w.bus.run, role="y", instance="1", token=TOKEN, own_thread=True) as bus,
+            bus.consume("designer", limit=1) as source,
+        ):
+            (delivery,) = await take(source, 1)
+            time.sleep(1.5)  # noqa: ASYNC251 (the blocked loop)
+            stream = w.bus.names.stream("TASK")
+            info = await over_nats(w).connection.api(f"CONSUMER.INFO.{stream}.designer")
+            assert (info["num_ack_pending"], info["num_redelivered"]) == (1, 0)
+            await delivery.ack()
+        assert (await w.bus.stream_info("TASK")).messages == 0
 
 
 async def test_pitfall_32_an_answer_comes_though_a_worker_dies(
