@@ -30,7 +30,7 @@ Credentials = Annotated[
 ]
 Ca = Annotated[str, typer.Option(envvar="SPADE_BUS_CA", help="Certificates to trust when it speaks TLS.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-Stream = Annotated[str, typer.Option(help="EVENT, TASK, DESIGN, SAMPLE, DLQ or BLOB.")]
+Stream = Annotated[str, typer.Option(help="EVENT, TASK, DESIGN, SAMPLE or DLQ.")]
 Kind = Annotated[str, typer.Option(help="Only messages of this kind, for example design_rejected.")]
 Tails = Annotated[list[str] | None, typer.Argument(help="Subjects after the run; * and > stand for any.")]
 Numbers = Annotated[list[int] | None, typer.Argument(help="Numbers of letters, as `list` shows them.")]
@@ -73,12 +73,14 @@ def tail(
     ca: Ca = "",
     stream: Stream = "",
     kind: Kind = "",
-    count: Annotated[int, typer.Option("-n", "--count", min=0, help="How many old ones first.")] = 20,
+    count: Annotated[int, typer.Option("-n", "--count", min=0, help="How many old ones.")] = 20,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Wait for more.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show messages, one a line, the last ones first of all. The stream is EVENT unless a subject, a kind
-    or --stream says otherwise."""
+    """Show the last messages, one a line; with --follow also those that come.
+
+    The stream is EVENT unless a subject, a kind or --stream says otherwise.
+    """
     from engine.busview import reading, shell
 
     wanted = reading.choose(stream, tails or (), kind)
