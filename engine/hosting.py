@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
@@ -21,10 +22,10 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from bus import Bus, connect
+from bus import Announcement, Bus, connect
 from bus.connection import open_connection
 from bus.credentials import seed_file
-from bus.messages import Control, Heartbeat, token
+from bus.messages import Control, Heartbeat, RoleHello, token
 from engine import telemetry
 from engine.checks import is_bus_url
 from engine.config import Config, Sandbox
@@ -155,17 +156,19 @@ async def _sandbox(table: Sandbox, shared: dict[str, Any], *, wanted: bool) -> A
 
 
 class Host:
-    """Runs one role with its heartbeat; ``state`` says how far it is."""
+    """Runs one role among those present, with its heartbeat; ``state`` says how far it is."""
 
     def __init__(self, role: RoleLike, context: RoleContext) -> None:
         self._role = role
         self._context = context
+        self._since = time.time_ns()
         self.state: State = "starting"
 
     async def run(self) -> None:
         """Run the role to its end. An exception of the role is raised as it is."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._beat)
+        bus = self._context.bus
+        async with bus.announce(self._hello()) as announcement, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._beat, announcement)
             self.state = "running"
             try:
                 await self._role.run()
@@ -175,20 +178,36 @@ class Host:
         with anyio.move_on_after(BEAT_SECONDS):
             await self._publish()
 
-    async def _beat(self) -> None:
+    async def _beat(self, announcement: Announcement) -> None:
         while True:
             await self._publish()
+            announcement.update(self._hello())
             await anyio.sleep(BEAT_SECONDS)
 
+    def _state(self) -> State:
+        draining = self.state == "running" and self._context.draining.is_set()
+        return "draining" if draining else self.state
+
+    def _hello(self) -> RoleHello:
+        """Return what is said of the role; ``slots`` and ``version`` are attributes a role may have."""
+        role = self._role
+        return RoleHello(
+            role=role.name,
+            instance=self._context.instance,
+            since=self._since,
+            slots=int(getattr(role, "slots", 0)),
+            version=int(getattr(role, "version", -1)),
+            capabilities=tuple(sorted(role.needs)),
+            state=self._state(),
+            host=socket.gethostname(),
+        )
+
     async def _publish(self) -> None:
-        state: State = self.state
-        if state == "running" and self._context.draining.is_set():
-            state = "draining"
         await self._context.bus.publish(
             Heartbeat(
                 role=self._role.name,
                 instance=self._context.instance,
-                state=state,
+                state=self._state(),
                 statistics=self._role.statistics(),
             )
         )
@@ -266,7 +285,8 @@ async def serve_role(
     """
     role_class = load(name)
     known = login(name, token=secret, credentials=credentials, ca=ca)
-    async with connect(url, run=run, role=name, instance=instance, **known) as bus:
+    own_thread = role_class.own_process  # what shares no loop may block its own
+    async with connect(url, run=run, role=name, instance=instance, own_thread=own_thread, **known) as bus:
         origin = await get_origin(bus)
         config = origin.local_config()
         place = directory or _directory(origin, run)

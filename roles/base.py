@@ -34,6 +34,16 @@ class Role(ABC):
         An exception ends the run: the supervisor reports it and stops the other roles.
         """
 
+    @property
+    def slots(self) -> int:
+        """How much work the role takes at once; 0 when it takes none."""
+        return 0
+
+    @property
+    def version(self) -> int:
+        """The packed policy version the role works with; -1 when it has none."""
+        return -1
+
     def statistics(self) -> dict[str, float]:
         """Gauges for heartbeats and the live view: queue depths, counts, rates."""
         return {}

@@ -47,6 +47,10 @@ class Agent(Role):
             handle=self._answer,
         )
 
+    @property
+    def slots(self) -> int:
+        return self.config.agent.concurrency
+
     def statistics(self) -> dict[str, float]:
         return {"in_hand": self._in_hand, "turns": self._turns, **self._counts}
 

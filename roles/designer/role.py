@@ -84,6 +84,10 @@ class Designer(Role):
             )
             tasks.cancel_scope.cancel()
 
+    @property
+    def slots(self) -> int:
+        return self.config.designer.concurrency
+
     def statistics(self) -> dict[str, float]:
         return {
             "in_hand": self._in_hand,

@@ -83,6 +83,10 @@ class Learner(Role):
             tasks.cancel_scope.cancel()
         self._require_lease()
 
+    @property
+    def version(self) -> int:
+        return self._version.pack()
+
     def statistics(self) -> dict[str, float]:
         gauges = {"step": float(self._version.step), "cursor": float(self._cursor)} | self._gauges
         return gauges | (self._buffer.statistics() if hasattr(self, "_buffer") else {})

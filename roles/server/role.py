@@ -65,6 +65,11 @@ class Server(Role):
             await self.context.draining.wait()
             tasks.cancel_scope.cancel()
 
+    @property
+    def version(self) -> int:
+        """The oldest version that a server of this role serves."""
+        return min((life.serving.version for life in self._lives.values() if life.serving), default=-1)
+
     def statistics(self) -> dict[str, float]:
         """Gauges: servers that serve, their oldest step, updates, restarts, the last update's figures."""
         lives = list(self._lives.values())
