@@ -117,6 +117,9 @@ class Ledger:
         self.upto[producer] = upto
         return True
 
+    def __len__(self) -> int:
+        return sum(self.upto.values()) + sum(map(len, self.above.values()))
+
     def holes(self) -> dict[str, list[int]]:
         """Return for each producer the numbers that are missing below the highest one noted."""
         return {

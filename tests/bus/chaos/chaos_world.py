@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 from bus_examples import ticket
 from chaos_actors import LEASES
-from chaos_plan import Kill, schedule
+from chaos_plan import Kill, Ledger, schedule
 
 from bus import Bus, Delivery, NatsBus, ServerHandle, connect, provision, serve
 from bus.subjects import SECOND
@@ -246,7 +246,9 @@ async def _drain(crew: Crew, bus: NatsBus) -> dict[str, int]:
         return crew.memory("learner0").get("count", 0) >= wanted
 
     def progress() -> str:
-        return f"{wanted} pieces counted; {crew.memory('learner0').get('count')} are"
+        state = crew.memory("learner0")
+        missing = Ledger.load(state["ledger"]).holes() if state else {}
+        return f"{wanted} pieces counted; {state.get('count', 0)} are, missing are {missing}"
 
     await until(counted, progress, _DRAIN_SECONDS)
     with anyio.fail_after(_DRAIN_SECONDS):

@@ -43,6 +43,7 @@ def test_a_ledger_counts_once_in_any_order() -> None:
         True,
     ]
     assert (ledger.upto, ledger.above, ledger.holes()) == ({"p": 3}, {"p": {4}}, {"p": [3]})
+    assert len(ledger) == 4
     again = Ledger.load(json.loads(json.dumps(ledger.dump())))
     assert again == ledger
     assert again.add("p", 3)
@@ -52,10 +53,13 @@ def test_a_ledger_counts_once_in_any_order() -> None:
 def judge(outcome: Outcome, seed: int, directory: Path) -> dict[str, Any]:
     """Assert that every piece had its effect exactly once; return the figures."""
     wanted = {"upto": outcome.pieces, "above": {name: [] for name in outcome.pieces}}
+    trained = Ledger.load(outcome.learner["ledger"])
+    lost = sum(outcome.pieces.values()) - len(trained)
+    double = outcome.learner["count"] - len(trained)
+    assert (lost, double) == (0, 0)
     total = sum(value(seed, name, n) for name, count in outcome.pieces.items() for n in range(count))
     assert outcome.scorer["ledger"] == wanted
     assert outcome.learner["ledger"] == wanted
-    assert outcome.learner["count"] == sum(outcome.pieces.values())
     assert outcome.learner["total"] == total
     assert outcome.messages == {"TASK": 0, "SAMPLE": 0, "DLQ": 0}
     assert [sequence for sequence, _ in outcome.events] == list(range(1, len(outcome.events) + 1))
@@ -71,8 +75,8 @@ def judge(outcome: Outcome, seed: int, directory: Path) -> dict[str, Any]:
         "pieces": sum(outcome.pieces.values()),
         "stored_again": len(outcome.events) - sum(outcome.pieces.values()),
         "suppressed": outcome.scorer["again"] + outcome.learner["again"],
-        "lost": 0,
-        "double": 0,
+        "lost": lost,
+        "double": double,
         **outcome.figures.summary(),
     }
 
