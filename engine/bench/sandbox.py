@@ -53,7 +53,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What the sandbox did. Milliseconds, counts a second, MB (2**20 bytes).
 
     ``spawn_*`` is from the call to the first observation, one after another; ``spawns_per_s`` counts
-    spawn, reset and kill with several at once. ``step_*`` is a round trip to an instance that was just used,
+    spawn, reset and kill with several at once, ``spawn_cpu_ms`` the CPU time of one of them in all processes,
+    which a busy machine distorts least. ``step_*`` is a round trip to an instance that was just used,
     ``step_cold_*`` to one of ``live`` others in turn. ``pss_mb_per_env`` is None where the kernel hides it;
     ``mb_per_env`` is what the host's available memory fell by. ``kill_after_deadline_ms`` is from the
     deadline of a sleeping program, on the wall clock, to the moment its process was reaped;
@@ -64,6 +65,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     spawn_p50_ms: float
     spawn_p99_ms: float
     spawns_per_s: float
+    spawn_cpu_ms: float
     step_p50_ms: float
     step_p99_ms: float
     step_cold_p50_ms: float
@@ -106,6 +108,17 @@ def proportional(pid: int) -> int | None:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), None)
 
 
+def zygotes(pool: SandboxPool) -> list[int]:
+    """Return the process ids of the zygotes: the outer process of each and, in its namespace, the inner."""
+    found = []
+    for keeper in pool._keepers.values():
+        found.append(keeper.pid)
+        inner = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
+        # without a namespace of its own the children of a zygote are instances
+        found += map(int, inner) if len(inner) == 1 else ()
+    return found
+
+
 async def measure(work: Work | None = None) -> Figures:
     """Measure the sandbox with its usual settings, then its peers. Raises SandboxUnavailable."""
     from sandbox import SandboxPool, SandboxSettings, host
@@ -116,7 +129,7 @@ async def measure(work: Work | None = None) -> Figures:
     async with SandboxPool(SandboxSettings(max_live=work.live + 64)) as pool:
         level = pool.report.level
         spawn = await _spawn_times(pool, programs, work.spawns)
-        rate = await _spawn_rate(pool, programs, work.seconds)
+        rate, cpu = await _spawn_rate(pool, programs, work.seconds)
         steps, steps_rate = await _step_times(pool, work)
         before = host.memory()["MemAvailable"]
         crowd = await _crowd(pool, programs, min(work.live, pool.max_live))
@@ -133,6 +146,7 @@ async def measure(work: Work | None = None) -> Figures:
         spawn_p50_ms=_ms(quantile(spawn, 0.5)),
         spawn_p99_ms=_ms(quantile(spawn, 0.99)),
         spawns_per_s=round(rate, 1),
+        spawn_cpu_ms=_ms(cpu),
         step_p50_ms=_ms(quantile(steps, 0.5)),
         step_p99_ms=_ms(quantile(steps, 0.99)),
         step_cold_p50_ms=_ms(quantile(cold, 0.5)),
@@ -163,24 +177,30 @@ async def _spawn_times(pool: SandboxPool, programs: Sequence[tuple[str, str]], c
     return times
 
 
-async def _spawn_rate(pool: SandboxPool, programs: Sequence[tuple[str, str]], seconds: float) -> float:
-    """Spawn, reset and close by several tasks at once."""
-    done = 0
+async def _spawn_rate(
+    pool: SandboxPool, programs: Sequence[tuple[str, str]], seconds: float
+) -> tuple[float, float]:
+    """Spawn, reset and close by several tasks at once; return how many a second, and CPU seconds of one."""
+    done, spent = 0, 0.0
+    parents = [os.getpid(), *zygotes(pool)]
+    before = sum(map(_cpu, parents))
     began = time.perf_counter()
     numbers = itertools.count()
 
     async def work() -> None:
-        nonlocal done
+        nonlocal done, spent
         while time.perf_counter() - began < seconds:
             number = next(numbers)
-            source, _ = programs[number % len(programs)]
-            await (await pool.spawn(source, reset_seed=number)).close()
+            instance = await pool.spawn(programs[number % len(programs)][0], reset_seed=number)
+            await instance.close()
             done += 1
+            spent += instance.cpu
 
     async with anyio.create_task_group() as group:
         for _ in range(4 * len(os.sched_getaffinity(0))):
             group.start_soon(work)
-    return done / (time.perf_counter() - began)
+    rate = done / (time.perf_counter() - began)
+    return rate, (spent + sum(map(_cpu, parents)) - before) / done
 
 
 _ECHO = """class EchoEnv:

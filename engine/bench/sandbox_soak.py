@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from engine.bench.machine import Load, Machine, Meter, describe
-from engine.bench.sandbox import quantile, sample
+from engine.bench.sandbox import quantile, sample, zygotes
 
 if TYPE_CHECKING:
     from sandbox import Instance, SandboxPool
@@ -139,14 +139,14 @@ class _Soak:
         from sandbox import host
 
         began = time.perf_counter()
-        zygotes = _zygotes(self.pool)
+        parents = zygotes(self.pool)
         while True:
             live = [one.pid for one in list(self.pool._live.values())[:20] if one.pid]
             self.rows.append(
                 (
                     time.perf_counter() - began,
                     _mb(host.resident(os.getpid())),
-                    _mb(sum(map(host.resident, zygotes))),
+                    _mb(sum(map(host.resident, parents))),
                     _mb(sum(map(host.resident, live)) / max(1, len(live))),
                     _mb(host.memory().get("MemAvailable", 0)),
                 )
@@ -242,17 +242,6 @@ def _slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, tupl
         return 0.0, (0.0, 0.0)
     found = theilslopes(values, [moment / 60 for moment in times])
     return round(float(found[0]), 3), (round(float(found[2]), 3), round(float(found[3]), 3))
-
-
-def _zygotes(pool: SandboxPool) -> list[int]:
-    """Process ids of the zygotes: the outer process of each and, in its namespace, the inner one."""
-    found = []
-    for keeper in pool._keepers.values():
-        found.append(keeper.pid)
-        inner = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
-        # without a namespace of its own the children of a zygote are instances
-        found += map(int, inner) if len(inner) == 1 else ()
-    return found
 
 
 def _resources() -> dict[str, int]:
