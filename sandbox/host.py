@@ -14,6 +14,7 @@ _INSTANCE_PAGES = 768  # what an instance copies of its zygote
 _INSTANCE_MOST = 24 << 20  # all of the zygote: with large pages nearly every one of them is copied
 _INSTANCE_COMMIT = 64 << 20
 _RESERVED_FILES = 256
+_FILES = 1 << 16
 _RESERVED_PIDS = 64
 
 
@@ -41,10 +42,14 @@ def available_share() -> float:
 
 
 def raise_file_limit() -> None:
-    """Lift our soft limit on open files to the hard one: an instance takes two descriptors."""
+    """Lift our soft limit on open files towards the hard one: an instance takes two descriptors.
+
+    Not beyond what any pool needs, because some programs close all descriptors up to the limit they inherit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def instance_bytes() -> int:
