@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from bus import BusError, NatsBus, NotFound, codec
+from bus import BusError, NatsBus, NotFound, codec, reads
 from bus.errors import Undecodable
 from bus.messages import DeadLetter
 from bus.reads import Stored
@@ -158,18 +158,44 @@ async def retry(bus: NatsBus, letter: Letter) -> bool:
     why = obstacle(letter) or await _replaced(bus, letter)
     if why is not None:
         raise BusError(f"letter {letter.number} cannot be tried again: {why}", remedy="The letter stays.")
-    answer = await bus.publisher.send(
-        bus.names.stream(letter.source),
-        bus.names.subject(letter.subject),
-        letter.frame,
-        {},
-        message_id=f"retry:{letter.source}:{letter.sequence}",
-    )
+    sequence, fresh = await _earlier(bus, letter), False
+    if sequence is None:
+        answer = await bus.publisher.send(
+            bus.names.stream(letter.source),
+            bus.names.subject(letter.subject),
+            letter.frame,
+            {},
+            message_id=_key(letter),
+        )
+        sequence, fresh = answer.seq, not answer.duplicate
     body = codec.claim_in(letter.frame)
     if body is not None:
-        await bus.claims.confirm(body, letter.source, answer.seq)
+        await bus.claims.confirm(body, letter.source, sequence)
     await drop(bus, letter)
-    return not answer.duplicate
+    return fresh
+
+
+def _key(letter: Letter) -> str:
+    return f"retry:{letter.source}:{letter.sequence}"
+
+
+async def _earlier(bus: NatsBus, letter: Letter) -> int | None:
+    """Return the sequence under which an earlier retry stored the message, None when it is not there.
+
+    The server forgets ids after minutes. Where a subject belongs to one message, what lies there tells;
+    on the others only the server's memory does.
+    """
+    stream = STREAMS[letter.source]
+    if not stream.work and stream.per_subject < 1:
+        return None
+    answer = await reads.direct(
+        bus.connection,
+        bus.names.stream(letter.source),
+        {"last_by_subj": bus.names.subject(letter.subject)},
+        f"last message on {letter.subject}",
+    )
+    found = reads.stored_of(bus.names, answer) if answer is not None else None
+    return found.sequence if found is not None and found.id == _key(letter) else None
 
 
 async def _replaced(bus: NatsBus, letter: Letter) -> str | None:
@@ -179,7 +205,8 @@ async def _replaced(bus: NatsBus, letter: Letter) -> str | None:
     wanted = Filter(letter.source, (letter.subject,))
     info = await bus.stream_info(letter.source)
     async for stored, _ in reading.between(bus, wanted, letter.sequence + 1, info.last):
-        return f"message {stored.sequence} took its place"
+        if stored.id != _key(letter):
+            return f"message {stored.sequence} took its place"
     return None
 
 

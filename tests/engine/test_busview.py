@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -179,6 +180,15 @@ def test_a_message_is_one_line_and_one_json_object(message: Message) -> None:
         "2023-11-14T22:13:20.000+00:00",
     )
     assert set(record["body"]) == set(message.__struct_fields__)
+
+
+def test_what_scripts_read_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    seen = show.record(show.view("EVENT", stored(failed("e1"))))
+    names = [*seen, *letters.letter_of(letter(1, "x")).record(), "obstacle", "message", "frame"]
+    for struct in (figures.Top, figures.StreamFigures, figures.ConsumerFigures, figures.ClientFigures):
+        names += struct.__struct_fields__
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_every_kind_has_fields_that_exist() -> None:
