@@ -115,15 +115,12 @@ def validate(
 
     sources = {file: _source(file) for file in files}
     verdicts = anyio.run(_verdicts, sources, _settings(recipe), strict, max_turns)
-    rejected = [file for file, verdict in verdicts.items() if not _passes(verdict, strict)]
+    rejected = [file for file, verdict in verdicts.items() if not verdict.ok]
     if as_json:
-        rows = [
-            {"file": str(file), "passes": file not in rejected} | msgspec.to_builtins(verdict)
-            for file, verdict in verdicts.items()
-        ]
+        rows = [{"file": str(file), **msgspec.to_builtins(verdict)} for file, verdict in verdicts.items()]
         print(json.dumps(rows, indent=2), flush=True)
     else:
-        print("\n\n".join(_judged(file, verdict, strict) for file, verdict in verdicts.items()), flush=True)
+        print("\n\n".join(_judged(file, verdict) for file, verdict in verdicts.items()), flush=True)
         if len(files) > 1:
             print(f"\n{len(files) - len(rejected)} of {len(files)} accepted", flush=True)
     if rejected:
@@ -137,17 +134,15 @@ async def _verdicts(
 
     from sandbox import SandboxPool, Validator, ValidatorSettings
 
-    rules = ValidatorSettings(garbage="strict" if strict else "tolerate")
+    rules = ValidatorSettings()
+    if strict:
+        rules = msgspec.structs.replace(rules, garbage="strict", degenerate="reject")
     # two zygotes: what depends on addresses differs between them
     async with SandboxPool(msgspec.structs.replace(settings, zygotes=max(2, settings.zygotes))) as pool:
         validator = Validator(pool, rules)
         return {
             file: await validator.validate(source, max_turns=max_turns) for file, source in sources.items()
         }
-
-
-def _passes(verdict: Verdict, strict: bool) -> bool:
-    return verdict.ok and not (strict and verdict.degenerate)
 
 
 def _source(file: Path) -> str:
@@ -229,29 +224,31 @@ def _examined(found: ProtectionReport, wanted: int, advice: tuple[str, ...]) -> 
     return "\n".join(lines)
 
 
-def _judged(file: Path, verdict: Verdict, strict: bool) -> str:
+def _judged(file: Path, verdict: Verdict) -> str:
     """One verdict for people."""
-    if verdict.ok:
-        what = "accepted" if _passes(verdict, strict) else "rejected as degenerate (strict)"
-    else:
-        what = f"rejected at rung {verdict.rung}"
-    lines = [f"{file}: {what}"]
-    if verdict.reason:
-        lines.append(f"  reason      {verdict.reason}")
+    rows = {"reason": verdict.reason}
     if verdict.class_name:
         turns = "not given" if verdict.max_turns is None else verdict.max_turns
-        lines.append(f"  class       {verdict.class_name}, max_turns {turns}")
-    if verdict.policies:
-        rates = ", ".join(f"{name} {rate:.0%}" for name, rate in verdict.policies.items())
-        lines.append(f"  wins        {rates}")
-        lines.append(
-            f"  degenerate  {_yes(verdict.degenerate)}: best blind policy {verdict.trivial_win_rate:.0%}"
+        rows["class"] = f"{verdict.class_name}, max_turns {turns}"
+        if verdict.tools:
+            rows["class"] += f", tool environment with {verdict.criteria} instructions"
+    if verdict.metadata is not None:
+        declared = {name: getattr(verdict.metadata, name) for name in ("skill", "difficulty", "goal")}
+        rows["declares"] = ", ".join(
+            f"{name}: {value}" for name, value in declared.items() if value is not None
         )
+    if verdict.policies:
+        low, high = verdict.trivial_interval
+        rows["wins"] = ", ".join(f"{name} {rate:.0%}" for name, rate in verdict.policies.items())
+        blind = f"without looking {verdict.trivial_win_rate:.0%} ({low:.0%} to {high:.0%})"
+        rows["degenerate"] = f"{_yes(verdict.degenerate)}: {blind}"
+        rows["hack"] = verdict.hack
         facts = {"ends": verdict.ends, "varies": verdict.varies, "won by something": verdict.solvable}
-        lines.append(f"  episodes    {', '.join(f'{name} {_yes(value)}' for name, value in facts.items())}")
+        rows["episodes"] = ", ".join(f"{name} {_yes(value)}" for name, value in facts.items())
     if verdict.first_observations:
-        lines.append(f"  starts      {' '.join(verdict.first_observations[0].split())[:200]}")
-    return "\n".join(lines)
+        rows["starts"] = " ".join(verdict.first_observations[0].split())[:200]
+    what = "accepted" if verdict.ok else f"rejected at rung {verdict.rung}"
+    return "\n".join([f"{file}: {what}", *(f"  {name:<11} {text}" for name, text in rows.items() if text)])
 
 
 def _yes(value: bool) -> str:

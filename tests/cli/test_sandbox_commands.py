@@ -292,7 +292,7 @@ class TestValidate:
         rows: list[dict[str, Any]] = json.loads(result.out)
         assert result.code == 1
         assert [row["file"] for row in rows] == ["a.py", "b.txt", "c.py", "d.py"]
-        assert [row["passes"] for row in rows] == [True, True, False, False]
+        assert [row["ok"] for row in rows] == [True, True, False, False]
         assert [row["rung"] for row in rows] == ["accepted", "accepted", "reset", "extract"]
         assert "ZeroDivisionError" in rows[2]["reason"]
 
@@ -303,7 +303,7 @@ class TestValidate:
         assert result.code == 0
         strict = spade("sandbox", "validate", path, "--strict")
         assert strict.code == 1
-        assert "rejected" in strict.out
+        assert "rejected at rung trivial" in strict.out
 
     def test_unreadable_files(self, spade: Spade) -> None:
         refused(spade("sandbox", "validate", "absent.py"), "absent.py")
