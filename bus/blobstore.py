@@ -88,7 +88,7 @@ class NatsStore(Store):
         try:
             async for tail, value in pieces:
                 pending.append(await self._submit(tail, value))
-                while pending and (pending[0].done.done() or len(pending) > _UNCOLLECTED):
+                while pending and (pending[0].ended or len(pending) > _UNCOLLECTED):
                     await self._publisher.collect([pending.popleft()])
             await self._publisher.collect(list(pending))
         except BaseException:

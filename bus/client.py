@@ -39,7 +39,7 @@ from bus.presence import NatsPresence, announced, who_is_there
 from bus.publish import Entry, Limits, PubAck, Publisher
 from bus.scopes import flat_task_group
 from bus.state import State
-from bus.subjects import CONSUMERS, Consumer, stream_of
+from bus.subjects import CONSUMERS, STREAMS, Consumer, stream_of
 from bus.thread import on_own_thread
 from bus.work import Work
 
@@ -77,6 +77,7 @@ class NatsBus(Bus):
         self.connection = connection
         self.publisher = Publisher(connection, limits)
         self._consumers = consumers
+        self._streams = {kind: self.names.stream(kind) for kind in STREAMS}
         self._state = State(connection, self.publisher, self.names)
         self._inline = min(inline, connection.client.max_payload - _LETTER_ROOM)
         self.claims = Claims(NatsStore(connection, self.publisher, self.names), background=True)
@@ -94,8 +95,8 @@ class NatsBus(Bus):
         if len(frame) > self._inline and not isinstance(message, DeadLetter):
             blob = await self.claims.store(message)
             frame = codec.encode_claim(codec.envelope_of(frame), blob)
-        stream, subject = self.names.stream(message.stream), self.names.subject(message.tail)
-        entry = await self.publisher.submit(stream, subject, frame, {}, message_id=message.key)
+        stream, subject = self._streams[message.stream], self.names.root + message.tail
+        entry = await self.publisher.submit(stream, subject, frame, message_id=message.key)
         return _Sent(entry, message.stream, blob)
 
     async def _collect(self, sent: list[_Sent]) -> list[int]:

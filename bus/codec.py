@@ -89,6 +89,7 @@ def _kinds() -> dict[str, type[messages.Message]]:
 
 
 KINDS: dict[str, type[messages.Message]] = _kinds()
+_TAGS = {kind: tag for tag, kind in KINDS.items()}
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 _encoder = msgspec.msgpack.Encoder()
 _frames = msgspec.msgpack.Decoder(Frame)
@@ -99,7 +100,7 @@ _bodies: dict[str, msgspec.msgpack.Decoder[messages.Message]] = {
 
 def kind_of(message: messages.Message) -> str:
     """Return the wire tag of a message, for example ``episode_finished.v1``."""
-    return str(message.__struct_config__.tag)
+    return _TAGS.get(type(message)) or str(message.__struct_config__.tag)
 
 
 def encode(

@@ -6,6 +6,7 @@ A policy version on the wire is the packed integer of ``engine.lineage.Version``
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from typing import ClassVar
@@ -22,6 +23,7 @@ def stable_id(kind: str, *parts: object) -> str:
     return f"{kind}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
 
 
+@functools.lru_cache(maxsize=4096)
 def token(text: str) -> str:
     """Return ``text`` as one subject token: lower case, ``[a-z0-9_-]`` only."""
     return re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-") or "none"

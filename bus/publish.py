@@ -15,11 +15,10 @@ from time import monotonic
 
 import anyio
 import msgspec
-import nats.errors
-from nats.aio.msg import Msg
 
 from bus.connection import Connection, status_of
 from bus.errors import BusError, BusUnavailable, Conflict, Denied, NotFound
+from bus.lane import Arrival, headers_block
 
 # "Store failed" has one code for all its causes; a limit that was reached says "maximum ... exceeded".
 STORE_FAILED = 10077
@@ -59,22 +58,30 @@ class PubAck(msgspec.Struct):
     error: _Fault | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False):
+    """A message on its way. It ends with an ``answer`` or an ``error``; ``waiter`` is woken by either."""
+
     stream: str
     subject: str
     payload: bytes
-    headers: dict[str, str]
+    head: bytes
     token: str
     size: int
-    done: asyncio.Future[PubAck]
     born: float
     due: float
+    answer: PubAck | None = None
+    error: BusError | None = None
+    waiter: asyncio.Future[None] | None = None
     tries: int = 0
     unanswered: int = 0
     refused: bool = False
     absent_since: float = 0.0
     full_since: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has stored it or we have given it up."""
+        return self.answer is not None or self.error is not None
 
 
 @dataclass(slots=True)
@@ -82,6 +89,13 @@ class _Window:
     messages: int = 0
     bytes: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+
+def _head(message_id: str, headers: dict[str, str] | None) -> bytes:
+    """Return the block of headers of a message."""
+    if headers or not message_id.isprintable():
+        return headers_block({_ID: message_id, **(headers or {})})
+    return f"NATS/1.0\r\n{_ID}: {message_id}\r\n\r\n".encode()
 
 
 class Publisher:
@@ -124,35 +138,40 @@ class Publisher:
         Raises Conflict for a lost compare-and-set, BusUnavailable, or BusError (refused, disk full).
         """
         entry = await self.submit(stream, subject, payload, headers, message_id=message_id)
-        try:
-            return await entry.done
-        finally:
-            self._forget(entry)
+        return (await self.collect([entry]))[0]
 
     async def submit(
-        self, stream: str, subject: str, payload: bytes, headers: dict[str, str], *, message_id: str
+        self,
+        stream: str,
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        message_id: str,
     ) -> Entry:
-        """Write one message as soon as the window has room; its ``done`` ends with the answer."""
+        """Write one message as soon as the window has room; :meth:`collect` waits for its answer."""
         size = len(payload) + 256
-        self._check_size(subject, size)
-        await self._enter(stream, size)
+        if size > self._connection.client._max_payload:
+            raise self._too_large(subject, size)
+        window = self._windows.get(stream)
+        if window is None:
+            window = self._windows[stream] = _Window()
+        if window.waiting or not self._has_room(window, size):
+            await self._enter(window, size)
+        window.messages += 1
+        window.bytes += size
         self._serial += 1
         now = monotonic()
         entry = Entry(
-            stream=stream,
-            subject=subject,
-            payload=payload,
-            headers={_ID: message_id, **headers},
-            token=str(self._serial),
-            size=size,
-            done=asyncio.get_running_loop().create_future(),
-            born=now,
-            due=now,
+            stream, subject, payload, _head(message_id, headers), f"{self._serial:x}", size, now, now
         )
         self._entries[entry.token] = entry
         try:
-            self._check_away(subject)
-            await self._write(entry)
+            if self._connection.away_since is not None:
+                self._check_away(subject)
+            if self._connection.crowded:
+                await self._connection.uncrowded()
+            self._write(entry)
         except BaseException:
             self._forget(entry)
             raise
@@ -174,22 +193,31 @@ class Publisher:
         failure: BusError | None = None
         try:
             for entry in entries:
-                try:
-                    answers.append(await entry.done)
-                except BusError as error:
-                    failure = failure or error
+                if not entry.ended:
+                    await self._ended(entry)
+                if entry.answer is not None:
+                    answers.append(entry.answer)
+                else:
+                    failure = failure or entry.error
         finally:
             self.abandon(entries)
         if failure is not None:
             raise failure
         return answers
 
+    @staticmethod
+    async def _ended(entry: Entry) -> None:
+        """Return when an entry has an answer or an error."""
+        entry.waiter = asyncio.get_running_loop().create_future()
+        try:
+            await entry.waiter
+        finally:
+            entry.waiter = None
+
     def abandon(self, entries: list[Entry]) -> None:
         """Stop caring for submitted messages; those without an answer may or may not be stored."""
         for entry in entries:
             self._forget(entry)
-            if entry.done.done() and not entry.done.cancelled():
-                entry.done.exception()
 
     def _check_away(self, subject: str) -> None:
         """Fail at once when the server has been away for longer than anybody's patience."""
@@ -199,33 +227,29 @@ class Publisher:
 
     # The window.
 
-    def _check_size(self, subject: str, size: int) -> None:
+    def _too_large(self, subject: str, size: int) -> BusError:
         most = self._connection.client.max_payload
-        if size > most:
-            raise BusError(
-                f"a message of {size} bytes for {subject} exceeds the server's {most} bytes",
-                remedy="Raise bus.max_payload_mb.",
-            )
+        return BusError(
+            f"a message of {size} bytes for {subject} exceeds the server's {most} bytes",
+            remedy="Raise bus.max_payload_mb.",
+        )
 
     def _has_room(self, window: _Window, size: int) -> bool:
         if window.messages == 0:
             return True
         return window.messages < self.limits.window and window.bytes + size <= self.limits.window_bytes
 
-    async def _enter(self, stream: str, size: int) -> None:
-        window = self._windows.setdefault(stream, _Window())
-        if window.waiting or not self._has_room(window, size):
-            turn = asyncio.get_running_loop().create_future()
-            window.waiting.append(turn)
-            try:
-                while window.waiting[0] is not turn or not self._has_room(window, size):
-                    await turn
-                    turn = self._renew(window, turn)
-            finally:
-                window.waiting.remove(turn)
-                self._call_next(window)
-        window.messages += 1
-        window.bytes += size
+    async def _enter(self, window: _Window, size: int) -> None:
+        """Return when it is our turn and the window has room."""
+        turn = asyncio.get_running_loop().create_future()
+        window.waiting.append(turn)
+        try:
+            while window.waiting[0] is not turn or not self._has_room(window, size):
+                await turn
+                turn = self._renew(window, turn)
+        finally:
+            window.waiting.remove(turn)
+            self._call_next(window)
 
     @staticmethod
     def _renew(window: _Window, turn: asyncio.Future[None]) -> asyncio.Future[None]:
@@ -246,13 +270,14 @@ class Publisher:
         window = self._windows[entry.stream]
         window.messages -= 1
         window.bytes -= entry.size
-        self._call_next(window)
-        if not entry.done.done():
-            entry.done.cancel()
+        if window.waiting:
+            self._call_next(window)
+        if entry.waiter is not None and not entry.ended:
+            entry.waiter.cancel()
 
     # Writing.
 
-    async def _write(self, entry: Entry) -> None:
+    def _write(self, entry: Entry) -> None:
         """Write an entry if there is a server; what is lost on the way falls due again."""
         connection = self._connection
         connection.check_open(f"PubAck of {entry.subject}")
@@ -262,12 +287,7 @@ class Publisher:
             return
         self._counts["retries"] += entry.tries > 0
         entry.tries += 1
-        try:
-            await connection.send(
-                entry.subject, entry.payload, reply=self._prefix + entry.token, headers=entry.headers
-            )
-        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError, OSError):
-            return
+        connection.write(entry.subject, entry.payload, self._prefix + entry.token, entry.head)
 
     def _on_state(self) -> None:
         """Freeze the window on a disconnect, write all of it again on a connect."""
@@ -315,7 +335,9 @@ class Publisher:
             entry.unanswered += 1
             self._counts["unanswered"] += 1
         if entry.unanswered <= self.limits.unanswered:
-            await self._write(entry)
+            await self._connection.uncrowded()
+            if entry.token in self._entries:
+                self._write(entry)
 
     async def _give_up(self) -> None:
         """Fail what the server leaves unanswered though it is there, after a look at the stream."""
@@ -349,11 +371,11 @@ class Publisher:
 
     # Answers.
 
-    def _on_answer(self, message: Msg) -> None:
+    def _on_answer(self, message: Arrival) -> None:
         entry = self._entries.get(message.subject[len(self._prefix) :])
         if entry is None:
             return
-        if status_of(message) == "503":
+        if not message.data and status_of(message) == "503":
             self._on_absent(entry, f"no stream takes {entry.subject}")
             return
         try:
@@ -369,9 +391,14 @@ class Publisher:
             return
         self._counts["stored"] += 1
         self._counts["duplicates"] += answer.duplicate
-        if not entry.done.done():
-            entry.done.set_result(answer)
+        entry.answer = answer
+        self._wake_waiter(entry)
         self._forget(entry)
+
+    @staticmethod
+    def _wake_waiter(entry: Entry) -> None:
+        if entry.waiter is not None and not entry.waiter.done():
+            entry.waiter.set_result(None)
 
     def _on_absent(self, entry: Entry, what: str) -> None:
         """Try again for a while: a server that starts, ends or elects a leader has no stream."""
@@ -419,6 +446,6 @@ class Publisher:
 
     def _fail(self, entry: Entry, error: BusError) -> None:
         self._counts["conflicts" if isinstance(error, Conflict) else "failed"] += 1
-        if not entry.done.done():
-            entry.done.set_exception(error)
+        entry.error = error
+        self._wake_waiter(entry)
         self._forget(entry)

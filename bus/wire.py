@@ -39,7 +39,7 @@ class Wire:
     @property
     def connected(self) -> bool:
         """Whether bytes written now have a server to go to."""
-        return bool(self.client.is_connected) and not self.closed
+        return bool(self.client._status == Client.CONNECTED) and not self.closed
 
     @property
     def clustered(self) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -69,15 +68,15 @@ def use(consumer: Consumer, *buses: Bus) -> None:
 def drop_once(monkeypatch: pytest.MonkeyPatch, bus: NatsBus) -> list[bytes]:
     """Let the next message of this connection be lost on its way."""
     lost: list[bytes] = []
-    real = bus.connection.send
+    real = bus.connection.write
 
-    def send(subject: str, payload: bytes, **rest: Any) -> Awaitable[None]:
+    def write(subject: str, payload: bytes, reply: str, head: bytes = b"") -> bool:
         if lost:
-            return real(subject, payload, **rest)
+            return real(subject, payload, reply, head)
         lost.append(payload)
-        return anyio.lowlevel.checkpoint()
+        return True
 
-    monkeypatch.setattr(bus.connection, "send", send)
+    monkeypatch.setattr(bus.connection, "write", write)
     return lost
 
 
