@@ -280,6 +280,9 @@ class SandboxPool:
                 if not announced:
                     task_status.started(found)
                     announced = True
+                elif found.level < self.report.level:
+                    # accepted still, yet no longer what was reported
+                    self.report = found
                 began = time.monotonic()
                 await keeper.lost.wait()
                 delay = _FIRST_DELAY if time.monotonic() - began > _HEALTHY else delay
