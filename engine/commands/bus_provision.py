@@ -11,7 +11,7 @@ import typer
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bus.deployment import Deployment, Written
+    from bus.deployment import Deployment, Server
 
 Run = Annotated[str, typer.Option(help="Run, as in run.name.", show_default=False)]
 Url = Annotated[str, typer.Option(help="URL of the broker; several servers separated by commas.")]
@@ -65,13 +65,13 @@ def provision(
     """
     extra = tuple(role or ())
     _check(url, directory, streams_only=streams_only, certificate=tls_cert, key=tls_key)
+    configured = 1
     if directory is not None and not streams_only:
-        from bus.deployment import Deployment, Tls, parse_servers, write
+        from bus.deployment import Deployment, Tls
 
-        servers = parse_servers(hosts or _hosts_of(url))
-        deployment = Deployment(
+        made = Deployment(
             run=run,
-            servers=servers,
+            servers=_servers(hosts or _hosts_of(url)),
             store=store or str((directory / "store").resolve()),
             store_gb=max(1.0, store_gb * 1.25),
             max_payload_mb=max_payload_mb,
@@ -79,10 +79,10 @@ def provision(
             tls=Tls(tls_cert, tls_key, ca) if tls_cert else None,
             roles=extra,
         )
-        _tell(deployment, write(deployment, directory), directory)
-        replicas = replicas or (3 if len(servers) > 2 else 1)
+        _write(made, directory)
+        configured = len(made.servers)
     if url:
-        several = len(url.split(",")) > 2
+        several = max(configured, len(url.split(","))) > 2
         _create(
             url,
             run=run,
@@ -113,9 +113,25 @@ def _hosts_of(url: str) -> str:
     return ",".join(f"{part.hostname}:{part.port or 4222}" for part in parts) or "127.0.0.1"
 
 
-def _tell(deployment: Deployment, written: Written, directory: Path) -> None:
-    from bus.deployment import ACCOUNT, SEEDS
+def _servers(hosts: str) -> list[Server]:
+    from bus import BusError
+    from bus.deployment import parse_servers
 
+    try:
+        return parse_servers(hosts)
+    except BusError as error:
+        raise ConfigError(f"--hosts: {error.what}.", remedy=error.remedy) from error
+
+
+def _write(deployment: Deployment, directory: Path) -> None:
+    """Write the files and say what is where."""
+    from bus import BusError
+    from bus.deployment import ACCOUNT, SEEDS, write
+
+    try:
+        written = write(deployment, directory)
+    except BusError as error:
+        raise ConfigError(f"{error.what}.", remedy=error.remedy) from error
     print(f"Keys, one a role: {directory / SEEDS} (give each host only those it needs)")
     for path, server in zip(written.configurations, deployment.servers, strict=True):
         print(f"Server {server.host}: nats-server -c {path}")

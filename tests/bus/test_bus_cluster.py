@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from bus_brokers import Broker, broker
+from brokers import Broker, broker
 from bus_examples import example, request
 
 from bus import BusError, NatsBus, connect, provision

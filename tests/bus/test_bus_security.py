@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import anyio
 import pytest
-from bus_brokers import Broker, broker
+from brokers import Broker, broker
 from bus_examples import example, request, summary, ticket
 
 from bus import Bus, BusError, Conflict, Denied, NatsBus, Undecodable, codec, connect, provision
@@ -376,6 +376,12 @@ async def test_strangers_stay_outside(secured: Broker, given: dict[str, Any], co
             pass
     assert caught.value.remedy
     assert time.monotonic() - started < QUICK
+
+
+async def test_a_tls_url_needs_no_more(secured: Broker) -> None:
+    url = secured.url.replace("nats://", "tls://")
+    async with connect(url, run=RUN, role="agent", instance="a", **secured.login("agent")) as bus:
+        assert await bus.publish(example(EpisodeFailed, episode="over tls")) > 0
 
 
 async def test_a_key_of_another_run_is_refused(secured: Broker, tmp_path: Path) -> None:

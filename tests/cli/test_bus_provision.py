@@ -1,0 +1,98 @@
+"""``spade bus provision``: files, streams, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import anyio
+import pytest
+from brokers import broker
+from typer.testing import CliRunner, Result
+
+from bus import BusError, connect
+from engine.cli import app
+from engine.errors import ConfigError
+
+
+def spade(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bus", "provision", *arguments])
+
+
+def test_keys_and_configurations_for_a_cluster(tmp_path: Path) -> None:
+    result = spade(
+        "--run", "r", "-D", str(tmp_path), "--hosts", "a.example,b.example,c.example", "--role", "judge"
+    )
+    assert result.exit_code == 0, result.output
+    assert "nats-server -c" in result.output
+    assert "no TLS" in result.output
+    assert {path.name for path in (tmp_path / "seeds").iterdir()} >= {"agent.seed", "judge.seed"}
+    text = (tmp_path / "n2.conf").read_text()
+    assert "a.example:6222" in text
+    assert "b.example" not in text
+    assert stat.S_IMODE((tmp_path / "n2.conf").stat().st_mode) == 0o600
+
+
+def test_streams_on_a_broker_that_runs_and_again(tmp_path: Path) -> None:
+    with broker(tmp_path, "r", tls=True, roles=("judge",)) as running:
+        options = (
+            "--run",
+            "r",
+            "-D",
+            str(tmp_path),
+            "--streams-only",
+            "--url",
+            running.url,
+            "--store-gb",
+            "1",
+        )
+        for _ in range(2):
+            result = spade(*options, "--store-gb", "1", "--role", "judge", "--ca", str(running.ca))
+            assert result.exit_code == 0, result.output
+        assert "are ready" in result.output
+
+        async def look() -> list[str]:
+            async with connect(
+                running.url, run="r", role="supervisor", instance="s", **running.login()
+            ) as bus:
+                return list((await bus.connection.api("CONSUMER.NAMES.TASK_r"))["consumers"])
+
+        assert sorted(anyio.run(look)) == ["agent", "designer", "judge"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "nothing to do"),
+        (("--streams-only", "-D", "{}"), "nothing to do"),
+        (("--url", "broker.example"), "not the URL"),
+        (("-D", "{}", "--tls-cert", "c.pem"), "go together"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, arguments: tuple[str, ...], complaint: str) -> None:
+    result = spade("--run", "r", *(one.format(tmp_path) for one in arguments))
+    assert isinstance(result.exception, ConfigError)
+    assert complaint in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--hosts", "a,b"), "two servers"),
+        (("--hosts", "a:b"), "is no host"),
+        (("--role", "My Judge"), "cannot be part of a subject"),
+        (("--sync", "never"), "refuses the configuration"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    tmp_path: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    result = spade("--run", "r", "-D", str(tmp_path), *arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert complaint in str(result.exception)
+
+
+def test_streams_without_keys_ask_for_them(tmp_path: Path) -> None:
+    result = spade("--run", "r", "-D", str(tmp_path), "--streams-only", "--url", "nats://127.0.0.1:1")
+    assert isinstance(result.exception, BusError)
+    assert "no key of role supervisor" in str(result.exception)
