@@ -148,6 +148,7 @@ async def test_a_server_that_does_not_answer_is_an_error_not_a_hang(tmp_path: Pa
             handle.url, run=RUN, role="x", instance="1", token=handle.token, limits=limits
         ) as bus:
             os.kill(handle.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, handle.pid, os.WSTOPPED | os.WNOWAIT)
             try:
                 with anyio.fail_after(5), pytest.raises(BusError, match="does not store") as caught:
                     await bus.publish(summary(1))
