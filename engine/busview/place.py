@@ -22,7 +22,7 @@ from engine.supervisor import Address, read_address
 
 CONNECT_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0
-_LIMITS = Limits(full_seconds=10.0)
+LIMITS = Limits(full_seconds=10.0)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ async def joined(url: str, run: str, login: dict[str, Any], whose: str = "") -> 
                     instance=f"operator-{os.getpid()}",
                     patience=PATIENCE_SECONDS,
                     connect_seconds=CONNECT_SECONDS,
-                    limits=_LIMITS,
+                    limits=LIMITS,
                     **login,
                 )
             )

@@ -225,8 +225,12 @@ def _place(run: str | None, directory: Path, connect: str, token: str, credentia
 
 def _run(work: Callable[[], Awaitable[None]]) -> None:
     """Run a command; a reader of our output that goes away ends it quietly."""
+    import logging
+
     import anyio
 
+    # asyncio says of every TLS connection that closes what concerns nobody.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     with _quiet_pipe():
         anyio.run(work, backend_options={"use_uvloop": True})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import anyio
 import msgspec
 import pytest
+from brokers import broker as secured
 from shell_fakes import config, failed, finished, policy, ready
 
-from bus import NatsBus, codec, connect, provision
+from bus import Limits, NatsBus, codec, connect, provision
 from bus.binary import locate
-from bus.deployment import Deployment, Server, write
 from bus.messages import DeadLetter, EpisodeRequest, Heartbeat, Message
 from bus.publish import Publisher
 from engine import cli
@@ -162,9 +162,9 @@ def make(url: str, runs: Path, name: str) -> Toy:
 
 
 @pytest.fixture
-def toy(server: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Toy]:
+def toy(server: str, tmp_path: Path) -> Iterator[Toy]:
     """A run that goes on: somebody holds it."""
-    made = make(server, tmp_path / "runs", f"toy-{abs(hash(request.node.name)) % 10**8}")
+    made = make(server, tmp_path / "runs", f"toy-{secrets.token_hex(4)}")
     with made.directory.locked():
         yield made
     made.do(remove)
@@ -248,6 +248,15 @@ def test_top_is_a_table_for_people(spade: Spade, toy: Toy) -> None:
         assert part in result.stdout
 
 
+def test_top_does_without_clients_where_the_server_does_not_tell(
+    spade: Spade, toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.busview.probe._CONNECTIONS", "nobody.answers.this")
+    (top,) = spade("top", "--once", "--json", "--interval", "0.1").records
+    assert (top["clients_known"], top["clients"]) == (False, [])
+    assert top["streams"]
+
+
 def test_top_goes_on_until_a_signal_and_hears_heartbeats(toy: Toy) -> None:
     command = [sys.executable, "-m", "engine.cli", "bus", "top", "--json", "--interval", "0.1"]
     with subprocess.Popen(
@@ -265,41 +274,26 @@ def test_top_goes_on_until_a_signal_and_hears_heartbeats(toy: Toy) -> None:
         assert process.wait(10) == 0
 
 
-@contextmanager
-def keyed(directory: Path, run: str) -> Iterator[tuple[str, Path]]:
-    """Run a server that knows one key a role; yield its URL and the directory of the keys."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    deployment = Deployment(run, (Server("n1", "127.0.0.1", port),), str(directory / "store"), store_gb=1)
-    written = write(deployment, directory)
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen([str(locate()), "-c", str(written.configurations[0])], stderr=log)
-        try:
-            yield f"nats://127.0.0.1:{port}", directory / "seeds"
-        finally:
-            process.terminate()
-            process.wait(10)
-
-
 def test_the_supervisors_key_opens_everything(spade: Spade, tmp_path: Path) -> None:
-    with keyed(tmp_path / "broker", "keyed") as (url, keys):
+    with secured(tmp_path / "broker", "keyed", tls=True) as running:
+        url, keys, ca = running.url, running.seed().parent, str(running.ca)
 
         async def with_agent() -> Result:
-            await provision(url, run="keyed", store_gb=0.25, seed_file=keys / "supervisor.seed")
+            await provision(url, run="keyed", store_gb=0.25, **running.login())
             async with connect(
-                url, run="keyed", role="agent", instance="agent-0", seed_file=keys / "agent.seed"
+                url, run="keyed", role="agent", instance="agent-0", **running.login("agent")
             ) as bus:
                 await bus.publish_all([finished("e1"), letter(1)])
                 command = ["top", "--once", "--json", "--interval", "0.1"]
                 return await anyio.to_thread.run_sync(
-                    in_child, [*command, "--connect", url, "--credentials", str(keys)]
+                    in_child, [*command, "--connect", url, "--credentials", str(keys), "--ca", ca]
                 )
 
         result = anyio.run(with_agent)
-        assert result.returncode == 0, result.stderr
+        assert (result.returncode, result.stderr) == (0, "")
         (top,) = result.records
         assert [(one["role"], one["rtt_ms"] is not None) for one in top["clients"]] == [("agent", True)]
-        there = ("--connect", url, "--run", "keyed", "--credentials", str(keys))
+        there = ("--connect", url, "--run", "keyed", "--ca", ca, "--credentials", str(keys))
         assert len(spade("tail", *there).stdout.splitlines()) == 1
         assert spade("dlq", "retry", "1", *there).returncode == 0
         assert len(spade("replay", "TASK", *there).stdout.splitlines()) == 1
@@ -410,6 +404,24 @@ def test_replay_again_in_place_is_swallowed_while_it_is_known(spade: Spade, toy:
     result = spade("replay", "TASK", "--republish", "--yes")
     assert "2 were known there already" in result.stdout
     assert len(toy.stored("TASK")) == 2
+
+
+def test_a_target_that_is_full_stops_it_and_says_where(
+    spade: Spade, toy: Toy, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.publish(*(play(number) for number in range(5)))
+    other = make(server, tmp_path / "runs", f"{toy.run}-copy")
+
+    async def limit(bus: NatsBus) -> None:
+        name = bus.names.stream("TASK")
+        settings = (await bus.connection.api(f"STREAM.INFO.{name}"))["config"]
+        await bus.connection.api(f"STREAM.UPDATE.{name}", {**settings, "max_msgs": 2})
+
+    other.do(limit)
+    monkeypatch.setattr("engine.busview.place.LIMITS", Limits(full_seconds=0.2))
+    arguments = ("replay", "TASK", "--run", toy.run, "--into", server, "--into-run", other.run)
+    result = spade(*arguments, "--into-token", TOKEN, "--yes")
+    refused(result, "Stopped after sequence 2, 2 messages were stored", "room", "--from 3", code=1)
 
 
 def test_replay_into_a_run_that_is_not_there_is_refused(spade: Spade, toy: Toy, server: str) -> None:
