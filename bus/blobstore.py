@@ -15,7 +15,7 @@ import anyio.lowlevel
 from bus import reads
 from bus.codec import Claim, decode
 from bus.connection import Connection
-from bus.errors import Denied, Undecodable
+from bus.errors import Undecodable
 from bus.face import Record
 from bus.fetch import certain, subjects_of, values
 from bus.publish import Entry, Publisher
@@ -55,7 +55,7 @@ class Store(ABC):
 
     @abstractmethod
     async def holds(self, stream: str, sequence: int) -> bool:
-        """Whether the message is (still) stored; only a no is certain."""
+        """Whether the message is (still) stored. Raises Denied."""
 
     @abstractmethod
     async def find(self, stream: str, tail: str, blob: str) -> int | None:
@@ -133,12 +133,9 @@ class NatsStore(Store):
 
     async def holds(self, stream: str, sequence: int) -> bool:
         name, what = self._names.stream(stream), f"message {sequence} of {stream}"
-        try:
-            if await reads.direct(self._connection, name, {"seq": sequence}, what) is not None:
-                return True
-            return await certain(self._connection, self._names, stream, {"seq": sequence})
-        except Denied:
+        if await reads.direct(self._connection, name, {"seq": sequence}, what) is not None:
             return True
+        return await certain(self._connection, self._names, stream, {"seq": sequence})
 
     async def find(self, stream: str, tail: str, blob: str) -> int | None:
         last = (await self.ends(stream))[1]

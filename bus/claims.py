@@ -25,9 +25,10 @@ from bus import codec
 from bus.blob import NamedBlobs, Opened, fresh_id, get_bytes, open_tail, put_pieces, read_ref
 from bus.blobstore import Store
 from bus.codec import BlobRef, Claim
-from bus.errors import BusError, Undecodable
+from bus.errors import BusError, Denied, Undecodable
 from bus.face import Blobs, Delivery, Record, Verdict
 from bus.messages import DeadLetter, Message
+from bus.subjects import STREAMS
 
 log = logging.getLogger("spade.bus")
 INLINE = 1 << 20
@@ -115,8 +116,12 @@ class Claims:
         try:
             delivery.message = await self.fetch(claim)
         except Undecodable as error:
-            log.error("TASK %d cannot be used: %s", delivery.sequence, error)
-            await delivery.term(error.reason)
+            log.error("work %d cannot be used: %s", delivery.sequence, error)
+            try:
+                await delivery.term(error.reason)
+            except BaseException:
+                delivery.settled = False  # it is tried again when the delivery comes again
+                raise
             return False
         whole = delivery.message
         delivery.blob = claim.ref.size
@@ -152,10 +157,19 @@ class Claims:
         self._wake.set()
 
     async def after_purge(self, stream: str, *, whole: bool) -> None:
-        """Remove the blobs of purged messages. ``whole``: what is left of the stream has no gaps below."""
+        """Remove the blobs of purged messages. ``whole``: all below what is left of the stream is gone.
+
+        The purge has happened: what fails here is logged, and a later look makes up for it.
+        """
+        try:
+            await self._after_purge(stream, whole)
+        except BusError as error:
+            log.warning("blobs of what was purged from %s stay for now: %s", stream, error)
+
+    async def _after_purge(self, stream: str, whole: bool) -> None:
         first = (await self._store.ends(stream))[0] if whole else 0
         for tail in await self._store.tails(f"blob.claim.*.{stream.lower()}.*"):
-            _, _, blob, _, number = tail.split(".")
+            blob, number = tail.split(".")[2], tail.split(".")[4]
             if whole and int(number) >= first:
                 continue
             await self._check(blob)
@@ -189,13 +203,19 @@ class Claims:
         self._counts["removed"] += 1
 
     async def _holds(self, blob: str, tail: str) -> bool:
-        owner, number = tail.split(".")[3:]
-        if owner == "open":
-            return await self._open_holds(blob, tail)
-        if owner == "named":
-            name = await self._store.value(tail)
-            return name is not None and await self._is_named(blob, name.decode(errors="replace"))
-        return await self._store.holds(owner.upper(), int(number))
+        """Whether a claim holds; one that this build does not understand, or may not look at, does."""
+        owner, _, number = tail.removeprefix(f"blob.claim.{blob}.").partition(".")
+        try:
+            if owner == "open":
+                return await self._open_holds(blob, tail)
+            if owner == "named":
+                name = await self._store.value(tail)
+                return name is not None and await self._is_named(blob, name.decode(errors="replace"))
+            if owner.upper() not in STREAMS or not number.isdecimal():
+                return True
+            return await self._store.holds(owner.upper(), int(number))
+        except Denied:
+            return True
 
     async def _open_holds(self, blob: str, tail: str) -> bool:
         age, value = await self._store.age(tail), await self._store.value(tail)
@@ -203,7 +223,10 @@ class Claims:
             return False
         if age < self._orphan:
             return True
-        opened = _opened.decode(value)
+        try:
+            opened = _opened.decode(value)
+        except msgspec.DecodeError:
+            return True
         if not opened.stream:
             if await self._is_named(blob, opened.tail):
                 await self._store.note(f"blob.claim.{blob}.named.0", opened.tail.encode())

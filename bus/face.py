@@ -154,7 +154,12 @@ class Blobs(ABC):
 class Bus(ABC):
     """One client of the bus. ``run``, ``role`` and ``instance`` go into every envelope it sends.
 
-    Every method may raise BusUnavailable when the broker stays away longer than the client's patience.
+    *Delivery.* What has a stream is stored before a call returns and read at least once; what has none is
+    sent once, or not at all. *Bounds.* Each call says what it holds; a full stream makes publishers wait.
+    *Cancellation.* Every call may be cancelled. It leaves nothing behind here; whether the broker still
+    carried it out is known only by looking, and since keys are deterministic it may simply be repeated.
+    *Errors.* All are BusError. Any call raises BusUnavailable when the broker stays away for longer than
+    the client's patience or does not answer, and Denied when this role may not do it.
     """
 
     def __init__(self, *, run: str, role: str, instance: str) -> None:
@@ -168,19 +173,30 @@ class Bus(ABC):
         A message with the same key that is already stored counts as success and gives the stored one's
         sequence. Waits while the stream is full. A message whose ``stream`` is empty is sent once
         without any promise, and 0 is returned.
+
+        Stored means acknowledged by the broker: it outlives a kill of any process. A body of more than
+        1 MB travels beside the message (``bus.claims``), at most 256 MB. A cancelled call may or may not
+        have stored it. Raises BusError when the broker refuses the message or its disk is full.
         """
 
     @abstractmethod
     async def publish_all(self, messages: Iterable[Message]) -> list[int]:
         """Store all messages and return their sequences; raises the first failure after the others
-        have ended. After a fault the order in the stream may differ from the order given."""
+        have ended. After a fault the order in the stream may differ from the order given.
+
+        Like :meth:`publish` for each, through a window of 256 messages or 16 MB a stream. A cancelled call
+        may have stored any of them.
+        """
 
     @abstractmethod
     def consume(self, consumer: str, *, limit: int) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
         """Take work from a consumer (``designer`` or ``agent``), at most ``limit`` unsettled at a time.
 
-        What is unsettled when the context ends is handed back at once. Messages that cannot be decoded
-        and those delivered too often go to the dead-letter stream.
+        At least once: what is not acknowledged comes again, to whoever asks; each delivery is kept alive
+        until it is settled. What is unsettled when the context ends, also by cancellation, is handed back
+        at once. Messages that cannot be decoded, whose body is lost, and those delivered too often go to
+        the dead-letter stream. Several tasks may read; cancelling a read loses nothing. Raises BusError
+        for an unknown consumer or one that was deleted.
         """
 
     @abstractmethod
@@ -190,33 +206,36 @@ class Bus(ABC):
         """Read a stream from sequence ``start`` on, in order, for ever, without gap or duplicate.
 
         ``tails`` (wildcards ``*`` and ``>``, not overlapping) restricts what is read. Messages that
-        cannot be decoded are skipped, counted and copied to the dead-letter stream. Raises BusError
-        when the stream ends before ``start`` - 1: acknowledged messages were lost.
+        cannot be decoded, or whose body is lost, are skipped, counted and copied to the dead-letter stream.
+        At most 512 messages or 32 MB are read ahead. Cancelling a read loses nothing. Raises BusError when
+        the stream ends before ``start`` - 1: acknowledged messages were lost; NotFound without a stream.
         """
 
     @abstractmethod
     def replay(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AsyncIterator[Record]:
-        """Read like :meth:`follow`, but end at the last message present at the call."""
+        """Read like :meth:`follow`, but end at the last message present at the call, and only log what
+        cannot be decoded. At most 256 messages or 16 MB are read ahead."""
 
     @abstractmethod
     def listen(self, tail: str) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
-        """Receive messages without a stream (``ctl.>``, ``hb.>``) from now on; the slow lose the
-        oldest ones."""
+        """Receive messages without a stream (``ctl.>``, ``hb.>``) from now on, at most once each: those
+        sent while the broker is away are lost, and the slow lose the oldest beyond 4096."""
 
     @abstractmethod
     async def get(self, stream: str, sequence: int) -> Message:
-        """Return one stored message. Raises NotFound, or Undecodable."""
+        """Return one stored message. Raises NotFound, or Undecodable (its body may be lost, too)."""
 
     @abstractmethod
     async def last(self, tail: str) -> Record | None:
-        """Return the last message stored on exactly this subject, None when there is none."""
+        """Return the last message stored on exactly this subject, None when there is none. Raises
+        Undecodable."""
 
     @abstractmethod
     async def purge(self, stream: str, *, below: int | None = None, tail: str | None = None) -> int:
         """Remove messages with a sequence lower than ``below`` and/or on the subjects ``tail``; without
-        both, all. Returns how many were removed."""
+        both, all. Returns how many were removed. Bodies that travelled beside them go, too."""
 
     @abstractmethod
     async def stream_info(self, stream: str) -> StreamInfo:
@@ -228,11 +247,12 @@ class Bus(ABC):
 
     @abstractmethod
     async def state_put(self, key: str, value: bytes) -> int:
-        """Write a key and return its revision."""
+        """Write a key and return its revision. A cancelled call may have written it."""
 
     @abstractmethod
     async def state_update(self, key: str, value: bytes, revision: int) -> int:
-        """Write a key if it still has ``revision`` (0: does not exist). Raises Conflict otherwise."""
+        """Write a key if it still has ``revision`` (0: does not exist). Raises Conflict otherwise; an
+        own write whose answer was lost is no conflict."""
 
     @abstractmethod
     def lease(
@@ -241,6 +261,8 @@ class Bus(ABC):
         """Hold the singleton right ``name``, renewed every ``ttl`` / 3 s (``ttl`` at least 1 s).
 
         Waits up to ``wait`` seconds for another holder to go, then raises BusUnavailable that names it.
+        Given back when the context ends; a holder that was killed keeps it for ``ttl`` at most. It is lost
+        ``ttl`` after the last renewal that succeeded was sent, so two never believe to hold it.
         """
 
     @property

@@ -22,9 +22,10 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from bus import Announcement, Bus, connect
+from bus import Bus, connect
 from bus.connection import open_connection
 from bus.credentials import seed_file
+from bus.face import Announcement
 from bus.messages import Control, Heartbeat, RoleHello, token
 from engine import telemetry
 from engine.checks import is_bus_url
