@@ -65,6 +65,12 @@ def use(consumer: Consumer, *buses: Bus) -> None:
         bus._consumers = {**CONSUMERS, consumer.name: consumer}
 
 
+def freeze(pid: int) -> None:
+    """Stop a child process; when this returns none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
 def drop_once(monkeypatch: pytest.MonkeyPatch, bus: NatsBus) -> list[bytes]:
     """Let the next message of this connection be lost on its way."""
     lost: list[bytes] = []

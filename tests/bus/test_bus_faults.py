@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from bus_examples import summary, ticket
-from bus_trouble import RUN, SLOW, drop_once, kill, over_nats, rejected, served, until, use
+from bus_trouble import RUN, SLOW, drop_once, freeze, kill, over_nats, rejected, served, until, use
 from bus_worlds import TOKEN, nats_world, plain_server
 
 from bus import BusError, BusUnavailable, Delivery, Limits, NatsBus, Record, connect, provision, serve, state
@@ -147,8 +147,7 @@ async def test_a_server_that_does_not_answer_is_an_error_not_a_hang(tmp_path: Pa
         async with connect(
             handle.url, run=RUN, role="x", instance="1", token=handle.token, limits=limits
         ) as bus:
-            os.kill(handle.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, handle.pid, os.WSTOPPED | os.WNOWAIT)
+            freeze(handle.pid)
             try:
                 with anyio.fail_after(5), pytest.raises(BusError, match="does not store") as caught:
                     await bus.publish(summary(1))

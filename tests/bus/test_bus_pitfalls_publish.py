@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from bus_examples import summary, ticket
-from bus_trouble import RUN, kill, over_nats, rejected, served, until
+from bus_trouble import RUN, freeze, kill, over_nats, rejected, served, until
 from bus_worlds import TOKEN, nats_world, nothing_comes, plain_server, take
 
 from bus import BusError, BusUnavailable, Conflict, Denied, Limits, NatsBus, connect, provision
@@ -27,7 +27,7 @@ serving = sys.modules["bus.server"]
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """A server that is there and says nothing."""
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         yield
     finally:
