@@ -181,7 +181,9 @@ class ToolEnv:
                 continue
             name = attribute.removeprefix(PREFIX)
             try:
-                parameters = dict(self.schemas[name] if name in self.schemas else schema.of_function(function))
+                parameters = dict(
+                    self.schemas[name] if name in self.schemas else schema.of_function(function)
+                )
                 schema.require_sound(parameters)
             except schema.SchemaError as error:
                 raise ContractError(f"{attribute}: {error}") from None

@@ -1,0 +1,125 @@
+"""Environments by others under our contract: Reasoning Gym's datasets and gem's games.
+
+A program here is a few lines that wrap one dataset at one level, or one game; it runs in the sandbox like any
+other. The packages are optional (extra ``foreign``) and are imported in the zygote only, through
+:mod:`engine.evals.held`, because an instance has no files to import from. Use :func:`settings` for the pool.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from sandbox import SandboxSettings
+
+LEVELS = (None, 0, 1, 2)
+HELD = "engine.evals.held"
+# Needs pandas, whose import starts a thread: a zygote must not have any.
+THREADED = "Crosswords"
+
+_REASONING_GYM = '''
+import reasoning_gym
+from reasoning_gym.factory import DATASETS, create_curriculum
+
+NAME, LEVEL = {name!r}, {number!r}
+
+
+class {title}Env:
+    """Reasoning Gym's {name}, {level}."""
+
+    def reset(self, seed):
+        config = dict(seed=seed, size=1)
+        if LEVEL is None:
+            self.data = reasoning_gym.create_dataset(NAME, **config)
+        else:
+            curriculum = create_curriculum(NAME)
+            curriculum.set_global_level(LEVEL)
+            self.data = DATASETS[NAME][0](config=curriculum.generate_configuration(config))
+        self.entry = self.data[0]
+        return self.entry["question"], {{}}
+
+    def step(self, action):
+        score = float(self.data.score_answer(action, self.entry))
+        return f"score {{score:.3f}}", score, True, False, {{}}
+
+    def solution(self):
+        return [self.entry["answer"]]
+'''
+
+_GEM = '''
+import gem
+
+
+class {title}Env:
+    """gem's {name}."""
+
+    def __init__(self):
+        self.game = gem.make({name!r})
+
+    def reset(self, seed):
+        observation, info = self.game.reset(seed)
+        return f"{{observation}}\\n{{info.get('suffix', '')}}", {{}}
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.game.step("\\\\boxed{{" + action + "}}")
+        return f"{{observation}}\\n{{info.get('suffix', '')}}", reward, terminated, truncated, {{}}
+'''
+
+
+class Foreign(NamedTuple):
+    """One program: ``package``, the dataset's or game's ``name``, its ``level``, and the ``source``."""
+
+    package: str
+    name: str
+    level: str
+    source: str
+
+
+def installed(package: str) -> bool:
+    """Whether ``package`` (``reasoning_gym`` or ``gem``) can be imported here."""
+    return importlib.util.find_spec(package) is not None
+
+
+def settings(base: SandboxSettings | None = None) -> SandboxSettings:
+    """Return ``base`` with the packages, as far as they are installed, loaded in the zygotes."""
+    base = base or SandboxSettings()
+    packages = [package for package in ("reasoning_gym", "gem") if installed(package)]
+    wanted = dict.fromkeys([*base.preload, HELD, *packages])
+    return msgspec.structs.replace(base, preload=tuple(wanted))
+
+
+def reasoning_gym_programs() -> Iterator[Foreign]:
+    """Every dataset in its default configuration and, where it has a curriculum, at its first levels."""
+    factory = importlib.import_module("reasoning_gym.factory")
+    for name in sorted(factory.DATASETS):
+        # a composite is made of the others
+        if name == "composite":
+            continue
+        most = _highest(factory.create_curriculum(name)) if factory.has_curriculum(name) else -1
+        for number in LEVELS:
+            if number is not None and number > most:
+                continue
+            level = "as it comes" if number is None else f"level {number}"
+            source = _REASONING_GYM.format(title=_title(name), name=name, number=number, level=level)
+            yield Foreign("reasoning_gym", name, level, source)
+
+
+def _highest(curriculum: Any) -> int:
+    return max((len(attribute.levels) - 1 for attribute in curriculum.attributes.values()), default=0)
+
+
+def gem_programs() -> Iterator[Foreign]:
+    """Every registered game but those of :data:`THREADED`, one program a difficulty."""
+    registration = importlib.import_module("gem.envs.registration")
+    for identifier in sorted(registration.ENV_REGISTRY):
+        kind, _, name = identifier.partition(":")
+        if kind == "game" and not name.startswith(THREADED):
+            name, _, level = name.partition("-v0-")
+            yield Foreign("gem", name, level, _GEM.format(title=_title(name), name=identifier))
+
+
+def _title(name: str) -> str:
+    return "".join(part.capitalize() if part.islower() else part for part in name.split("_"))
