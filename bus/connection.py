@@ -325,7 +325,7 @@ class Connection(Wire):
 
     async def _connect(self, name: str, on_error: Callable[[Exception], Any]) -> None:
         await self.client.connect(
-            self.url.split(","),
+            [server.strip() for server in self.url.split(",")],
             **self._login.options(),
             name=name,
             inbox_prefix=self.inbox,

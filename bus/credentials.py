@@ -16,7 +16,7 @@ from bus.access import check_role
 from bus.errors import BusError
 
 SUFFIX = ".seed"
-_AGAIN = "`spade bus provision` writes one for each role."
+_AGAIN = "`spade bus provision` writes one for each role, with --role NAME for one of yours, too."
 
 
 def seed_file(place: Path | str, role: str) -> Path:

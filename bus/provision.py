@@ -34,7 +34,7 @@ async def provision(
     token: str = "",
     seed_file: Path | str | None = None,
     tls: ssl.SSLContext | Path | str | None = None,
-    replicas: int = 1,
+    replicas: int | None = None,
     task_slots: int = 4096,
     store_gb: float = 16.0,
     consumers: Iterable[Consumer] = CONSUMERS.values(),
@@ -42,18 +42,21 @@ async def provision(
     """Create what is missing and bring what exists up to date; running it again changes nothing.
 
     ``task_slots`` is how much work all instances of a role may hold, ``store_gb`` what the streams share,
-    ``replicas`` on how many servers of a cluster each lies. A login with a key needs the supervisor's.
-    Raises BusError when the server refuses (a store that is too small, an incompatible older stream).
+    ``replicas`` on how many servers of a cluster each lies (None: one, or as many as now). A login with a
+    key needs the supervisor's. Raises BusError when the server refuses (a store that is too small, too few
+    servers, an incompatible older stream).
     """
     names, store = Names(run), int(store_gb * (1 << 30))
+    kept = {} if replicas is None else {"num_replicas": replicas}
     async with open_connection(
         url, name=f"spade.{run}.provision", role=ADMIN, token=token, seed_file=seed_file, tls=tls
     ) as connection:
         for stream in STREAMS.values():
-            config = stream_config(names, stream, task_slots=task_slots, store_bytes=store, replicas=replicas)
-            await _stream(connection, config)
+            config = stream_config(names, stream, task_slots=task_slots, store_bytes=store)
+            await _stream(connection, {**config, **kept})
         for bucket in BUCKETS.values():
-            await _stream(connection, bucket_config(names, bucket, store_bytes=store, replicas=replicas))
+            config = bucket_config(names, bucket, store_bytes=store)
+            await _stream(connection, {**config, **kept})
         for consumer in consumers:
             await _consumer(connection, names, consumer, task_slots)
 

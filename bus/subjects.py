@@ -161,16 +161,13 @@ def overlap(first: str, second: str) -> bool:
     return len(one) == len(two)
 
 
-def stream_config(
-    names: Names, stream: Stream, *, task_slots: int, store_bytes: int, replicas: int = 1
-) -> dict[str, Any]:
-    """Return the server's configuration of ``stream``, kept on ``replicas`` servers of a cluster."""
+def stream_config(names: Names, stream: Stream, *, task_slots: int, store_bytes: int) -> dict[str, Any]:
+    """Return the server's configuration of ``stream``."""
     return {
         "name": names.stream(stream.kind),
         "subjects": [names.subject(f"{stream.head}.>")],
         "retention": "workqueue" if stream.work else "limits",
         "storage": "file",
-        "num_replicas": replicas,
         "discard": "new" if stream.full == "wait" else "old",
         "max_msgs": max(20_000, 4 * task_slots) if stream.work else -1,
         "max_msgs_per_subject": stream.per_subject,
@@ -182,15 +179,14 @@ def stream_config(
     }
 
 
-def bucket_config(names: Names, bucket: Bucket, *, store_bytes: int, replicas: int = 1) -> dict[str, Any]:
-    """Return the server's configuration of a bucket, kept on ``replicas`` servers of a cluster."""
+def bucket_config(names: Names, bucket: Bucket, *, store_bytes: int) -> dict[str, Any]:
+    """Return the server's configuration of a bucket."""
     name = names.bucket(bucket.kind)
     return {
         "name": name,
         "subjects": [f"$KV.{name.removeprefix('KV_')}.>"],
         "retention": "limits",
         "storage": "file",
-        "num_replicas": replicas,
         "discard": "new",
         "max_msgs_per_subject": bucket.history,
         "max_bytes": int(bucket.share * store_bytes),

@@ -31,7 +31,7 @@ def check(config: Config) -> list[Problem]:
 def is_bus_url(url: str) -> bool:
     """Whether ``url`` names a host, and a port if any, in a scheme that the bus speaks; or, separated by
     commas, several servers of a cluster."""
-    return all(_is_server_url(part) for part in url.split(","))
+    return all(_is_server_url(part.strip()) for part in url.split(","))
 
 
 def _is_server_url(url: str) -> bool:
@@ -92,8 +92,8 @@ def _addresses(config: Config) -> Iterator[Problem]:
     if config.bus.url and not is_bus_url(config.bus.url):
         yield "bus.url", 'must be like "nats://HOST:PORT" or "tls://HOST:PORT", or empty for a private broker'
     yield from _positive("bus.store_gb", config.bus.store_gb)
-    if config.bus.replicas not in (1, 3, 5):
-        yield "bus.replicas", "must be 1, 3 or 5"
+    if config.bus.replicas not in (0, 1, 3, 5):
+        yield "bus.replicas", "must be 1, 3 or 5, or 0 to leave streams as they are"
     elif config.bus.replicas > 1 and not config.bus.url:
         yield "bus.replicas", "needs a cluster, named in bus.url; a private broker is one server"
     for name in ("credentials", "ca"):

@@ -61,14 +61,14 @@ class Warmstart(Table, frozen=True, kw_only=True):
 class Bus(Table, frozen=True, kw_only=True):
     """``url`` empty starts a private nats-server under the run directory; it may name several servers of a
     cluster, separated by commas. ``credentials`` is a directory with the key of each role, ``ca`` a file of
-    certificates to trust. ``replicas`` is on how many servers each stream lies. ``sync`` "paranoid" is
-    "always": no acknowledged message is lost at a power failure."""
+    certificates to trust. ``replicas`` is on how many servers each stream lies; 0 leaves that as it is.
+    ``sync`` "paranoid" is "always": no acknowledged message is lost at a power failure."""
 
     url: str = ""
     token: str = ""
     credentials: str = ""
     ca: str = ""
-    replicas: int = 1
+    replicas: int = 0
     port: int = 0
     sync: Literal["100ms", "always", "paranoid"] = "100ms"
     max_payload_mb: int = 8

@@ -22,7 +22,7 @@ Hosts = Annotated[
     str, typer.Option(help="Servers to configure: HOST[:PORT[:CLUSTERPORT]], separated by commas.")
 ]
 Replicas = Annotated[
-    int | None, typer.Option(help="Servers each stream lies on; default: 3 in a cluster, else 1.")
+    int | None, typer.Option(help="Servers each stream lies on; default: 3 for three servers, else as now.")
 ]
 Roles = Annotated[list[str] | None, typer.Option("--role", help="A role of yours that needs a key, too.")]
 Certificate = Annotated[str, typer.Option(help="Certificate (PEM), as the servers find it.")]
@@ -88,7 +88,7 @@ def provision(
             run=run,
             roles=extra,
             store_gb=store_gb,
-            replicas=replicas or (3 if several else 1),
+            replicas=replicas or (3 if several else None),
             login=_login(directory, token, ca),
         )
 
@@ -150,7 +150,13 @@ def _login(directory: Path | None, token: str, ca: str) -> dict[str, Any]:
 
 
 def _create(
-    url: str, *, run: str, roles: tuple[str, ...], store_gb: float, replicas: int, login: dict[str, Any]
+    url: str,
+    *,
+    run: str,
+    roles: tuple[str, ...],
+    store_gb: float,
+    replicas: int | None,
+    login: dict[str, Any],
 ) -> None:
     import anyio
 
@@ -166,5 +172,5 @@ def _create(
         )
 
     anyio.run(work)
-    times = f", each on {replicas} servers" if replicas > 1 else ""
+    times = f", each on {replicas} servers" if replicas and replicas > 1 else ""
     print(f"The streams of run {run} are ready at {url}{times}.")
