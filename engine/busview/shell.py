@@ -70,8 +70,8 @@ def note(text: str) -> None:
 
 
 def dump(record: Any) -> str:
-    """Return JSON on one line."""
-    return json.dumps(record, ensure_ascii=False, separators=(", ", ": "))
+    """Return JSON on one line, in ASCII."""
+    return json.dumps(record, separators=(", ", ": "))
 
 
 # top
@@ -245,7 +245,7 @@ def _letter_line(letter: Letter) -> str:
     if letter.damaged is not None:
         return f"{letter.number:>8}  {when}  DAMAGED  {words.cut(letter.damaged, 120)}"
     what = letter.kind or "no message"
-    return (
+    return words.plain(
         f"{letter.number:>8}  {when}  {letter.source} {letter.sequence}  {what}  {letter.subject}  "
         f"tried {letter.attempts}x  {words.cut(letter.reason, 120)}"
     )
@@ -267,10 +267,11 @@ async def show_letter(place: Place, number: int, *, as_json: bool) -> None:
     for name, value in record.items():
         if name == "message":
             say("message")
-            say(json.dumps(value, indent=2, ensure_ascii=False))
+            for line in json.dumps(value, indent=2, ensure_ascii=False).split("\n"):
+                say(words.plain(line))
         elif value not in (None, ""):
             text = words.moment(value, time.time()) if name == "at" else value
-            say(f"{name:<10}{text}")
+            say(words.plain(f"{name:<10}{text}"))
 
 
 async def retry_letters(place: Place, numbers: Sequence[int] | None) -> None:

@@ -140,8 +140,8 @@ def line(view: View, now: float, *, width: int = 0) -> str:
     head = [words.moment(view.time, now), f"{view.stream} {view.sequence}", sender, view.kind or view.tail]
     if view.error is not None:
         head.append(f"UNREADABLE ({words.cut(view.error, _TEXT)}), {words.size(view.size)}")
-    text = "  ".join([*head, *fields(view)])
-    return words.cut(text, width) if width else text
+    text = words.plain("  ".join([*head, *fields(view)]))
+    return f"{text[: width - 1]}…" if 0 < width < len(text) else text
 
 
 def fields(view: View) -> list[str]:

@@ -53,9 +53,14 @@ def moment(at: float, now: float) -> str:
     return time.strftime(form, time.localtime(at))
 
 
+def plain(text: str) -> str:
+    """Return ``text`` without what would move a terminal's cursor or change its colours."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
 def cut(text: str, most: int) -> str:
     """Return ``text`` on one line, at most ``most`` characters long."""
-    line = " ".join(text.split())
+    line = " ".join(plain(text).split())
     return line if len(line) <= most else f"{line[: max(most - 1, 0)]}…"
 
 

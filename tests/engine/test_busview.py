@@ -224,6 +224,14 @@ def test_a_kind_of_a_newer_build_is_shown_as_far_as_it_can_be() -> None:
     assert seen.is_kind("episode_failed")
 
 
+def test_what_a_model_wrote_cannot_drive_a_terminal() -> None:
+    evil = msgspec.structs.replace(failed("e\x1b[2J\n1"), reason="\x9b31m red")
+    frame = codec.encode(evil, run="toy", role="a\x1b[", instance="b\nc", ts=1)
+    line = show.line(show.view("EVENT", Stored(1, "event.x", frame, "", NOW)), NOW)
+    assert line.isprintable()
+    assert words.cut("a\x1b[31mb", 20) == "a [31mb"
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_can_be_shown(frame: bytes) -> None:
     seen = show.view("EVENT", Stored(1, "event.x", frame, "", NOW))
