@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 import msgspec
+import nats.errors
 from nats.aio.msg import Msg
 
 from bus import NatsBus, NotFound, reads
@@ -112,7 +113,10 @@ class Probe:
         again later)."""
         if anyio.current_time() < self._silent_until:
             return None
-        answers = await self._gather(_CONNECTIONS, msgspec.json.encode({"limit": _CONNECTIONS_LIMIT}))
+        try:
+            answers = await self._gather(_CONNECTIONS, msgspec.json.encode({"limit": _CONNECTIONS_LIMIT}))
+        except (nats.errors.Error, OSError):
+            return None  # the server has just gone away
         if not answers:
             self._silent_until = anyio.current_time() + _PAUSE_SECONDS
             return None

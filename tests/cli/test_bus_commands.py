@@ -354,6 +354,42 @@ def test_tail_follows_what_comes(toy: Toy) -> None:
         assert process.wait(10) == 0
 
 
+def test_they_go_on_when_the_server_comes_back(tmp_path: Path) -> None:
+    with secured(tmp_path / "broker", "again") as running:
+        url, seed = running.url, str(running.seed())
+        login = running.login("agent")
+
+        async def publish(*messages: Message) -> None:
+            async with connect(url, run="again", role="agent", instance="agent-0", **login) as bus:
+                await bus.publish_all(messages)
+
+        anyio.run(lambda: provision(url, run="again", store_gb=0.25, **running.login()))
+        anyio.run(publish, finished("e0"))
+        command = [sys.executable, "-m", "engine.cli", "bus"]
+        where = ["--connect", url, "--credentials", seed]
+        top = [*command, "top", "--json", "--interval", "0.1", *where]
+        with (
+            subprocess.Popen(
+                [*command, "tail", "--follow", *where], stdout=subprocess.PIPE, text=True
+            ) as tail,
+            subprocess.Popen(top, stdout=subprocess.PIPE, text=True) as watch,
+        ):
+            assert tail.stdout is not None
+            assert watch.stdout is not None
+            assert "episode=e0" in tail.stdout.readline()
+            watch.stdout.readline()
+            for number in (1, 2, 3):
+                running.kill("n1")
+                running.start("n1")
+                anyio.run(publish, finished(f"e{number}"))
+                assert f"episode=e{number}" in tail.stdout.readline()
+                wanted = number + 1
+                assert any(json.loads(line)["streams"][1]["last"] == wanted for line in watch.stdout)
+            for process in (tail, watch):
+                process.send_signal(signal.SIGINT)
+                assert process.wait(10) == 0
+
+
 def test_a_reader_that_goes_away_ends_it_quietly(toy: Toy) -> None:
     toy.publish(*(finished(f"e{number}") for number in range(2000)))
     command = f"{sys.executable} -m engine.cli bus replay EVENT --json --run {toy.directory.root} | head -n 1"
