@@ -44,7 +44,10 @@ class Tenant(Protocol):
 
 
 class Keeper:
-    """Zygote ``index`` of the pool ``pool`` (a number that separates the uids of pools)."""
+    """Zygote ``index`` of the pool ``pool`` (a number that separates the uids of pools).
+
+    ``ready`` says that programs may be given to it: the pool decides that, by the zygote's report.
+    """
 
     def __init__(
         self, settings: SandboxSettings, index: int, pool: int, slots: int, launcher: tuple[str, ...] = ()
@@ -176,7 +179,6 @@ class Keeper:
             self.give_up(f"control message: {error}")
             return
         if isinstance(message, frames.Ready):
-            self.ready = True
             if not self._report.done():
                 self._report.set_result(message)
         elif isinstance(message, frames.Failed):

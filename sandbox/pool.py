@@ -275,6 +275,7 @@ class SandboxPool:
             try:
                 found = protection.report(await keeper.start(), self.max_live, self.bounds_of_live)
                 protection.require(found, self.settings)
+                keeper.ready = not keeper.lost.is_set()
                 self._fault = ""
                 self._standing.set()
                 if not announced:

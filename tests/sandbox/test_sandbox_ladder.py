@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from conftest import emulated, held_pool
@@ -132,3 +135,39 @@ async def test_report_of_this_host() -> None:
         require(report, SandboxSettings(min_level=5))
     assert caught.value.report is report
     require(report, SandboxSettings(min_level=5, allow_unsafe=True))
+
+
+@needs_root
+@pytest.mark.parametrize(("feature", "level"), [("no-userns", 3), ("no-seccomp", 1)])
+async def test_a_zygote_that_comes_back_weaker(tmp_path: Path, feature: str, level: int) -> None:
+    """The host may change under a pool: what is reported follows, and what is too weak is refused."""
+    weaker = " ".join(emulated(feature))
+    script = tmp_path / "launcher"
+    script.write_text(f'[ -e "{script}.mark" ] && exec {weaker} "$@"\ntouch "{script}.mark"\nexec "$@"\n')
+    launcher = ("/usr/bin/env", f"PYTHONPATH={os.getcwd()}", "/bin/sh", str(script))
+    async with SandboxPool(SandboxSettings(zygotes=1), launcher=launcher) as pool:
+        assert pool.report.level == 4
+        async with await pool.spawn(ECHO) as instance:
+            os.kill(instance.keeper.pid, signal.SIGKILL)
+            await asyncio.wait_for(instance.keeper.lost.wait(), 10)
+        if level < pool.settings.min_level:
+            with pytest.raises(SandboxUnavailable, match=f"level {level} here"):
+                await pool.spawn(ECHO)
+        else:
+            async with await pool.spawn(ECHO) as instance:
+                assert (await instance.step("x")).observation == "1 x"
+            assert pool.report.level == level
+
+
+async def test_no_program_is_given_to_a_zygote_before_its_report_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = SandboxPool(SandboxSettings(zygotes=1))
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        "sandbox.protection.require",
+        lambda found, settings: seen.extend(keeper.ready for keeper in pool._keepers.values()),
+    )
+    async with pool:
+        assert seen == [False]
+        assert [keeper.ready for keeper in pool._keepers.values()] == [True]
