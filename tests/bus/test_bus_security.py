@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import ssl
 import stat
 import time
@@ -15,7 +16,7 @@ import pytest
 from brokers import Broker, broker
 from bus_examples import example, request, summary, ticket
 
-from bus import Bus, BusError, Conflict, Denied, NatsBus, Undecodable, codec, connect, provision
+from bus import Bus, BusError, Conflict, Denied, NatsBus, NotFound, Undecodable, codec, connect, provision
 from bus.access import ADMIN, ROLES, consumer_of, permissions
 from bus.credentials import public_key, read_seed, seed_file, trust
 from bus.deployment import ACCOUNT, Deployment, Server, Tls, parse_servers, write
@@ -413,6 +414,46 @@ def test_certificates_that_are_none_are_named(tmp_path: Path) -> None:
     with pytest.raises(BusError, match=r"empty\.pem cannot be used"):
         trust(tmp_path / "empty.pem")
     assert trust(None).verify_mode == ssl.CERT_REQUIRED
+
+
+async def test_a_key_made_later_works_after_a_reload(tmp_path: Path) -> None:
+    with broker(tmp_path, RUN) as running:
+        await provision(running.url, run=RUN, store_gb=1, **running.login())
+        made = Deployment(RUN, running.servers, str(tmp_path / "store"), roles=("late",))
+        write(made, tmp_path)
+        async with joined(running, "agent") as bus:
+            running.processes["n1"].send_signal(signal.SIGHUP)
+            with anyio.fail_after(10):
+                while not await _gets_in(running, "late"):  # noqa: ASYNC110 (the server does not tell)
+                    await anyio.sleep(0.01)
+            assert await bus.publish(example(EpisodeFailed, episode="still there")) > 0
+
+
+async def _gets_in(running: Broker, role: str) -> bool:
+    try:
+        async with joined(running, role) as bus:
+            return await bus.publish(example(Heartbeat, role=role, instance="x")) == 0
+    except BusError:
+        return False
+
+
+async def test_runs_of_one_broker_do_not_see_each_other(tmp_path: Path) -> None:
+    with broker(tmp_path / "one", "one") as running:
+        other = Deployment("two", running.servers, str(tmp_path / "store"))
+        seeds = write(other, tmp_path / "two").seeds
+        config = tmp_path / "one" / "n1.conf"
+        included = f'include "{ACCOUNT}"'
+        config.write_text(config.read_text().replace(included, f'{included}\n  include "../two/{ACCOUNT}"'))
+        running.kill("n1")
+        running.start("n1")
+        await provision(running.url, run="one", store_gb=1, **running.login())
+        await provision(running.url, run="two", store_gb=1, seed_file=seeds[ADMIN])
+        async with connect(running.url, run="two", role=ADMIN, instance="s", seed_file=seeds[ADMIN]) as bus:
+            names = (await bus.connection.api("STREAM.NAMES", {}))["streams"]
+            assert names
+            assert not [name for name in names if "one" in name]
+            with pytest.raises(NotFound):
+                await bus.connection.api("STREAM.INFO.EVENT_one")
 
 
 # Files.

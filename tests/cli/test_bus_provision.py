@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import sys
 from pathlib import Path
 
 import anyio
 import pytest
 from brokers import broker
+from shell_fakes import config
 from typer.testing import CliRunner, Result
 
-from bus import BusError, connect
+from bus import BusError, connect, provision
+from bus.messages import Heartbeat
 from engine.cli import app
 from engine.errors import ConfigError
+from engine.hosting import Origin, put_origin
 
 
 def spade(*arguments: str) -> Result:
@@ -58,6 +63,32 @@ def test_streams_on_a_broker_that_runs_and_again(tmp_path: Path) -> None:
                 return list((await bus.connection.api("CONSUMER.NAMES.TASK_r"))["consumers"])
 
         assert sorted(anyio.run(look)) == ["agent", "designer", "judge"]
+
+
+async def test_a_role_in_a_process_of_its_own_logs_in_with_its_key(tmp_path: Path) -> None:
+    recipe = config(tmp_path)
+    run = recipe.run.name
+    with broker(tmp_path / "broker", run, tls=True) as running:
+        await provision(running.url, run=run, store_gb=1, **running.login())
+        async with connect(running.url, run=run, role="supervisor", instance="s", **running.login()) as bus:
+            await put_origin(bus, Origin(recipe, "elsewhere", str(tmp_path)))
+            async with bus.listen("hb.scorer.*") as beats:
+                command = [sys.executable, "-m", "engine.cli", "role", "scorer", "--connect", running.url]
+                known = {"SPADE_BUS_CREDENTIALS": str(running.seed().parent), "SPADE_BUS_CA": str(running.ca)}
+                role = await anyio.open_process(
+                    [*command, "--directory", str(tmp_path / "scorer")],
+                    env={**os.environ, **known},
+                    stdout=None,
+                    stderr=None,
+                )
+                try:
+                    with anyio.fail_after(30):
+                        assert isinstance(await anext(beats), Heartbeat)
+                        role.terminate()
+                        assert await role.wait() == 0
+                finally:
+                    if role.returncode is None:
+                        role.kill()
 
 
 @pytest.mark.parametrize(
