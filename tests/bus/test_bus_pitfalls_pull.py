@@ -313,7 +313,7 @@ async def test_pitfall_31_a_bus_on_its_own_thread_keeps_its_leases(
         await w.bus.publish(ticket(1))
         async with (
             connect(nats_url, run=w.bus.run, role="y", instance="1", token=TOKEN, own_thread=True) as bus,
-            bus.consume("designer", limit=1) as source,
+            bus.consume("designer", limit=2) as source,
         ):
             (delivery,) = await take(source, 1)
             time.sleep(1.5)  # noqa: ASYNC251 (the blocked loop)
