@@ -129,7 +129,10 @@ def permissions(names: Names, role: str) -> Permissions:
 
 def _reading(names: Names, access: Access) -> list[str]:
     """Following takes a short-lived consumer; its name is random, so one reader cannot meet another's."""
-    subjects = [f"$JS.API.DIRECT.GET.{names.stream(kind)}" for kind in (*access.follows, *access.looks)]
+    # From any copy, and from the leader, who alone can say for certain that a message is gone.
+    verbs = ("DIRECT.GET", "STREAM.MSG.GET")
+    read = [names.stream(kind) for kind in (*access.follows, *access.looks)]
+    subjects = [f"$JS.API.{verb}.{stream}" for stream in read for verb in verbs]
     for kind in access.follows:
         stream = names.stream(kind)
         subjects += [

@@ -5,8 +5,9 @@ blob, else the stream and sequence of a stored message. **A blob is removed as s
 claim of it holds**: a message's claim holds while the message is stored, ``open`` holds for
 ``ORPHAN_SECONDS`` (longer than a publisher waits for a full stream), after which the message that it was for
 is searched. It is looked at after an acknowledgement by the client that gave it, after a purge in the stream
-that was purged, and by everybody who uses blobs once in ``SWEEP_SECONDS``. Who removes takes a second look
-at the claims first, and a dead letter claims the blob before its message is removed.
+that was purged, and by every client once in ``SWEEP_SECONDS``; one that may not look at a stream takes the
+claims of its messages for good. Who removes takes a second look at the claims first, and a dead letter claims
+the blob before its message is removed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
@@ -45,17 +45,10 @@ class Claims:
 
     def __init__(self, store: Store, *, background: bool, orphan_seconds: float = ORPHAN_SECONDS) -> None:
         self._store, self._background, self._orphan = store, background, orphan_seconds
-        self._named = NamedBlobs(store, self.release)
+        self.blobs: Blobs = NamedBlobs(store, self.release)
         self._checks: dict[str, tuple[float, int]] = {}
-        self._used = False
         self._wake = anyio.Event()
         self._counts = dict.fromkeys(("put", "put_bytes", "got", "got_bytes", "removed", "unusable"), 0.0)
-
-    @property
-    def blobs(self) -> Blobs:
-        """Return the public blobs."""
-        self._used = True
-        return self._named
 
     def statistics(self) -> dict[str, float]:
         """Return counters and how many blobs wait to be looked at."""
@@ -72,7 +65,6 @@ class Claims:
                 f"a message of {len(body)} bytes on {message.tail} exceeds {LARGEST} bytes",
                 remedy="Put the bytes under a name (bus.blobs) and send the name.",
             )
-        self._used = True
         ref = await put_pieces(self._store, fresh_id(), body, Opened(message.stream, message.tail))
         self._counts["put"] += 1
         self._counts["put_bytes"] += ref.size
@@ -92,7 +84,6 @@ class Claims:
         ref = claim.ref
         if ref.size > LARGEST or ref.count > LARGEST >> 10:
             raise Undecodable(f"its body of {ref.size} bytes is too large", kind=claim.envelope.kind)
-        self._used = True
         try:
             message = codec.decode_body(claim.envelope.kind, await get_bytes(self._store, ref))
         except Undecodable as error:
@@ -107,7 +98,7 @@ class Claims:
         if not isinstance(record.message, Claim):
             return record
         message = await self.fetch(record.message)
-        return replace(record, message=message, blob=record.message.ref.size)
+        return msgspec.structs.replace(record, message=message, blob=record.message.ref.size)
 
     async def open_delivery(self, delivery: Delivery) -> bool:
         """Give a delivery its message; one without a usable body becomes a dead letter, and False."""
@@ -251,7 +242,7 @@ class Claims:
                 await self._wake.wait()
             try:
                 await self._check_due()
-                if self._used and monotonic() - swept >= SWEEP_SECONDS:
+                if monotonic() - swept >= SWEEP_SECONDS:
                     await self.sweep()
             except BusError as error:
                 log.warning("blobs that nobody needs stay for now: %s", error)

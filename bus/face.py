@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
+import msgspec
 
 from bus.codec import Envelope, encode
 from bus.errors import BusError
@@ -21,8 +22,7 @@ Settle = Callable[["Delivery", Verdict, float, str], Awaitable[None]]
 Source = bytes | bytearray | memoryview | Path
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """One stored message: its ``sequence`` in the stream (from 1), its subject ``tail``. ``blob`` is the
     size of a body that travelled beside its message, 0 otherwise."""
 
