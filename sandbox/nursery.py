@@ -29,7 +29,7 @@ _real_getpid = os.getpid
 _MAX_REQUEST = 4096
 # pymalloc: sizes up to 512 bytes by 16, in pools of 16 KiB
 _ALIGNMENT, _SMALL, _POOL = 16, 512, 16 << 10
-_MOST_HOLES = 20_000
+_MOST_FILLED = 128 << 10
 
 
 class Zygote:
@@ -234,7 +234,7 @@ def fill_holes() -> deque[object]:
     kept: deque[object] = deque()
     for size in range(_ALIGNMENT, _SMALL + 1, _ALIGNMENT):
         count = _POOL // size // 2
-        for _ in range(_MOST_HOLES // count):
+        for _ in range(_MOST_FILLED // (size * count)):
             kept.extend(_fillers(size, count))
             addresses = [id(filler) for filler in itertools.islice(reversed(kept), count)]
             # half a pool in a row is a fresh one: no hole is left
