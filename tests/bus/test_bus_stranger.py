@@ -14,7 +14,7 @@ from pathlib import Path
 from subprocess import Popen
 
 import anyio
-from bus_brokers import broker
+from brokers import broker
 
 from bus import Bus, ServerHandle, connect, provision, serve
 from bus.access import ADMIN
