@@ -8,6 +8,7 @@ A full stream is back-pressure: the message waits and is tried again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ import msgspec
 
 from bus.connection import Connection, status_of
 from bus.errors import BusError, BusUnavailable, Conflict, Denied, NotFound
-from bus.lane import Arrival, headers_block
+from bus.lane import Arrival, headers_block, read_headers
+from bus.reads import find_stored
 
+log = logging.getLogger("spade.bus")
 # "Store failed" has one code for all its causes; a limit that was reached says "maximum ... exceeded".
 STORE_FAILED = 10077
 UNREADY = frozenset({10008, 10009})
@@ -27,6 +30,8 @@ CONFLICT = 10071
 STORE_FULL = frozenset({10002, 10023, 10028, 10047})
 _ID = "Nats-Msg-Id"
 _DIAGNOSIS_SECONDS = 2.0
+# The server recognises an id for 120 s (``bus.subjects``); after that we look for ourselves.
+_DOUBT_SECONDS = 100.0
 DISK_REMEDY = "Free disk space or raise bus.store_gb, then start the run again."
 
 
@@ -59,7 +64,11 @@ class PubAck(msgspec.Struct):
 
 
 class Entry(msgspec.Struct, eq=False):
-    """A message on its way. It ends with an ``answer`` or an ``error``; ``waiter`` is woken by either."""
+    """A message on its way. It ends with an ``answer`` or an ``error``; ``waiter`` is woken by either.
+
+    Of ``unsure`` writes nobody knows the fate; the first was at ``written``, when the stream was known to
+    reach ``floor``.
+    """
 
     stream: str
     subject: str
@@ -77,6 +86,9 @@ class Entry(msgspec.Struct, eq=False):
     refused: bool = False
     absent_since: float = 0.0
     full_since: float = 0.0
+    unsure: int = 0
+    written: float = 0.0
+    floor: int = 0
 
     @property
     def ended(self) -> bool:
@@ -88,6 +100,7 @@ class Entry(msgspec.Struct, eq=False):
 class _Window:
     messages: int = 0
     bytes: int = 0
+    floor: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 
@@ -287,6 +300,9 @@ class Publisher:
             return
         self._counts["retries"] += entry.tries > 0
         entry.tries += 1
+        if not entry.unsure:
+            entry.written, entry.floor = now, self._windows[entry.stream].floor
+        entry.unsure += 1
         connection.write(entry.subject, entry.payload, self._prefix + entry.token, entry.head)
 
     def _on_state(self) -> None:
@@ -334,10 +350,30 @@ class Publisher:
         elif entry.tries:
             entry.unanswered += 1
             self._counts["unanswered"] += 1
-        if entry.unanswered <= self.limits.unanswered:
+        if entry.unanswered > self.limits.unanswered:
+            return
+        if entry.unsure and monotonic() - entry.written > _DOUBT_SECONDS and await self._was_stored(entry):
+            return
+        if self._connection.crowded:
             await self._connection.uncrowded()
-            if entry.token in self._entries:
-                self._write(entry)
+        if entry.token in self._entries:
+            self._write(entry)
+
+    async def _was_stored(self, entry: Entry) -> bool:
+        """Whether a message lies in the stream that was written too long ago for the server to know."""
+        message_id = read_headers(entry.head)[_ID]
+        try:
+            found = await find_stored(
+                self._connection, entry.stream, entry.subject, message_id, after=entry.floor
+            )
+        except BusError as error:
+            log.debug("whether %s is stored cannot be found out: %s", entry.subject, error)
+            return False
+        if found is None:
+            entry.unsure = 0
+        elif entry.token in self._entries:
+            self._finish(entry, PubAck(stream=entry.stream, seq=found, duplicate=True))
+        return found is not None
 
     async def _give_up(self) -> None:
         """Fail what the server leaves unanswered though it is there, after a look at the stream."""
@@ -389,8 +425,14 @@ class Publisher:
         if answer.stream != entry.stream:
             self._fail(entry, BusError(f"{entry.subject} went to stream {answer.stream}, not {entry.stream}"))
             return
+        self._finish(entry, answer)
+
+    def _finish(self, entry: Entry, answer: PubAck) -> None:
         self._counts["stored"] += 1
         self._counts["duplicates"] += answer.duplicate
+        window = self._windows[entry.stream]
+        if answer.seq > window.floor:
+            window.floor = answer.seq
         entry.answer = answer
         self._wake_waiter(entry)
         self._forget(entry)
@@ -440,6 +482,7 @@ class Publisher:
 
     def _later(self, entry: Entry, least: float, most: float) -> None:
         entry.refused, entry.unanswered = True, 0
+        entry.unsure -= entry.unsure > 0
         entry.due = monotonic() + random.uniform(least, most)
         if entry.due < self._planned:
             self._wake.set()

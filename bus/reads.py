@@ -24,6 +24,7 @@ from bus.subjects import Names
 _SECONDS = 20.0
 _SILENCE_SECONDS = 3.0
 _PAUSE_SECONDS = 0.25
+_NO_END = 1 << 62
 # The server that answers in a cluster may be a moment behind the one that stored.
 _BEHIND_SECONDS = (0.05, 0.2, 1.0)
 _BATCH = 256
@@ -180,6 +181,28 @@ class _Source:
                 raise BusError(f"replay of {self._stream}: the server answers status {status}")
             got.append(message)
             self._position = _sequence(message) + 1
+
+
+async def find_stored(
+    connection: Connection, stream: str, subject: str, message_id: str, *, after: int
+) -> int | None:
+    """Return the sequence of the message that was stored under ``message_id``, later than ``after``.
+
+    With ``after`` 0 only the last message on the subject is looked at. ``stream`` is the server's name.
+    """
+    if after == 0:
+        last = await direct(connection, stream, {"last_by_subj": subject}, f"last message on {subject}")
+        return _sequence(last) if last is not None and _has_id(last, message_id) else None
+    source = _Source(connection, stream, subject, after + 1, _NO_END)
+    while (head := await source.head()) is not None:
+        if _has_id(head[1], message_id):
+            return head[0]
+        source.take()
+    return None
+
+
+def _has_id(message: Msg, message_id: str) -> bool:
+    return (message.headers or {}).get("Nats-Msg-Id") == message_id
 
 
 def _sequence(message: Msg) -> int:

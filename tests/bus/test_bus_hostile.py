@@ -256,3 +256,63 @@ async def test_what_is_stored_is_not_kept_by_who_waits_for_the_rest(nats_url: st
         )
         await bus.publisher.collect([entry])
         assert entry.payload == b""
+
+
+@pytest.mark.parametrize("before", [0, 3])
+async def test_an_answer_lost_for_longer_than_the_server_knows_an_id_doubles_nothing(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """A long outage: whoever wrote just before it looks whether that was stored."""
+    monkeypatch.setattr(sys.modules["bus.publish"], "_DOUBT_SECONDS", 0.0)
+    async with nats_world(nats_url) as w, w.peer("tester", "two") as other:
+        bus = over_nats(w)
+        name = bus.names.stream("EVENT")
+        config = (await bus.connection.api(f"STREAM.INFO.{name}"))["config"]
+        await bus.connection.api(f"STREAM.UPDATE.{name}", {**config, "duplicate_window": 100_000_000})
+        bus.publisher.limits = Limits(ack_seconds=0.4)
+        await bus.publish_all(map(summary, range(before)))
+        lost = lose_next_answer(bus)
+        async with anyio.create_task_group() as group:
+            group.start_soon(bus.publish, summary(10))
+            await until(lambda: bool(lost), "the lost answer")
+            if before:
+                await other.publish_all(map(summary, range(20, 23)))
+        assert await bus.publish(summary(11)) == (before + 5 if before else 2)
+        rounds = [record.message.round async for record in bus.replay("EVENT")]
+        assert rounds.count(10) == 1
+
+
+def lose_next_answer(bus: NatsBus) -> list[Any]:
+    lost: list[Any] = []
+    handlers = bus.connection.lane.handlers
+    (number,) = [key for key, handler in handlers.items() if handler == bus.publisher._on_answer]
+
+    def lose(message: Any) -> None:
+        lost.append(message)
+        handlers[number] = bus.publisher._on_answer
+
+    handlers[number] = lose
+    return lost
+
+
+async def test_a_message_that_was_lost_is_written_again_however_late(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["bus.publish"], "_DOUBT_SECONDS", 0.0)
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        bus.publisher.limits = Limits(ack_seconds=0.2)
+        await bus.publish(summary(0))
+        real = bus.connection.write
+        lost: list[str] = []
+
+        def write(subject: str, payload: bytes, reply: str, head: bytes = b"") -> bool:
+            if not lost:
+                lost.append(subject)
+                return True
+            return real(subject, payload, reply, head)
+
+        monkeypatch.setattr(bus.connection, "write", write)
+        with anyio.fail_after(5):
+            assert await bus.publish(summary(1)) == 2
+        assert lost
