@@ -16,7 +16,7 @@ Looked at after 16, 32 and 64 instances, the program is a coin if either
   five is never flagged, a guess between two always.
 
 The toss begins only after blind policies won at least twice, and ends as soon as an action has won nothing
-in five instances or lies surely below ``coin_rate``.
+in six instances or lies surely below ``coin_rate``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sandbox.verdict import BLIND
 
 LEAST_EPISODES = 3
 _LOOKS = (16, 32, 64)
-_FIRST_LOOK, _LEAST_WINS, _PANEL = 5, 3, 4
+_FIRST_LOOK, _LEAST_WINS, _PANEL = 6, 3, 4
 _CANDIDATES, _LIKELY, _TELLING, _SCANNED = 12, 8, 6, 16
 _COIN_BLOCK = 4
 

@@ -27,6 +27,8 @@ async def examine(climb: Climb) -> None:
             raise Rejected(
                 "criteria", f"criterion {which} is true already after reset({seed}); there is nothing to do"
             )
+        if number == 0 and await _criteria(climb, "a second time") != met:
+            raise Rejected("criteria", "the criteria change when they are evaluated; they must only look")
         if number < _PLANS:
             await _follow(climb, seed)
 

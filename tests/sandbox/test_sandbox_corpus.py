@@ -6,6 +6,8 @@ verdict must say about them.
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -49,6 +51,17 @@ async def test_program_ends_on_its_rung(pair: SandboxPool, path: Path) -> None:
         assert found.trivial_win_rate >= 0.25
         assert found.trivial_interval[0] <= found.trivial_win_rate <= found.trivial_interval[1]
         assert found.hack
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_examples_of_the_documentation_are_good(pair: SandboxPool) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    indented = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page, re.MULTILINE)
+    programs = [textwrap.dedent(block) for block in indented if "class " in block]
+    assert len(programs) == 2
+    for source in programs:
+        found = await Validator(pair).validate(source, max_turns=25)
+        assert (found.rung, found.degenerate) == ("accepted", False), found
 
 
 def test_the_corpus_has_programs_for_every_rung() -> None:
