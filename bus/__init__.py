@@ -6,11 +6,11 @@
 
 from bus.client import NatsBus, connect
 from bus.codec import Envelope
+from bus.entry import Limits
 from bus.errors import BusError, BusUnavailable, Conflict, Denied, NotFound, Undecodable
 from bus.face import Bus, Delivery, Lease, Present, Record, StreamInfo
 from bus.memory import MemoryBus
 from bus.provision import provision
-from bus.publish import Limits
 from bus.server import ServerHandle, serve
 
 __all__ = [

@@ -15,10 +15,11 @@ import anyio.lowlevel
 from bus import reads
 from bus.codec import Claim, decode
 from bus.connection import Connection
+from bus.entry import Entry
 from bus.errors import Undecodable
 from bus.face import Record
 from bus.fetch import certain, subjects_of, values
-from bus.publish import Entry, Publisher
+from bus.publish import Publisher
 from bus.subjects import Names, matches
 
 STREAM = "BLOB"

@@ -18,6 +18,7 @@ from bus.blobstore import NatsStore
 from bus.claims import INLINE, Claims, Opening
 from bus.codec import BlobRef
 from bus.connection import Connection, open_connection
+from bus.entry import Entry, Limits, PubAck
 from bus.errors import BusError, Denied, Undecodable
 from bus.face import (
     Announcement,
@@ -36,7 +37,7 @@ from bus.follow import Reader, check_position
 from bus.mailbox import Mailbox
 from bus.messages import DeadLetter, Message, RoleHello
 from bus.presence import NatsPresence, announced, who_is_there
-from bus.publish import Entry, Limits, PubAck, Publisher
+from bus.publish import Publisher
 from bus.scopes import flat_task_group
 from bus.state import State
 from bus.subjects import CONSUMERS, STREAMS, Consumer, stream_of

@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
-from dataclasses import dataclass, field
 from time import monotonic
 
 import anyio
 import msgspec
 
 from bus.connection import Connection, status_of
+from bus.entry import ID, Entry, Fault, Limits, PubAck, Window, head_of
 from bus.errors import BusError, BusUnavailable, Conflict, Denied, NotFound
-from bus.lane import Arrival, headers_block, read_headers
+from bus.lane import Arrival, read_headers
 from bus.reads import find_stored
 
 log = logging.getLogger("spade.bus")
@@ -28,87 +27,10 @@ STORE_FAILED = 10077
 UNREADY = frozenset({10008, 10009})
 CONFLICT = 10071
 STORE_FULL = frozenset({10002, 10023, 10028, 10047})
-_ID = "Nats-Msg-Id"
 _DIAGNOSIS_SECONDS = 2.0
 # The server recognises an id for 120 s (``bus.subjects``); after that we look for ourselves.
 _DOUBT_SECONDS = 100.0
 DISK_REMEDY = "Free disk space or raise bus.store_gb, then start the run again."
-
-
-@dataclass(frozen=True)
-class Limits:
-    """``window`` messages and ``window_bytes`` may be unacknowledged per stream. A message is written
-    again after ``ack_seconds`` without an answer; ``unanswered`` such times in a row while the server is
-    there, or ``absent_seconds`` without a stream, are an error. ``full_seconds`` bounds back-pressure."""
-
-    window: int = 256
-    window_bytes: int = 16 << 20
-    ack_seconds: float = 5.0
-    unanswered: int = 6
-    absent_seconds: float = 10.0
-    full_seconds: float = 6 * 3600.0
-
-
-class _Fault(msgspec.Struct):
-    err_code: int = 0
-    description: str = ""
-
-
-class PubAck(msgspec.Struct):
-    """The server's answer: the stream sequence, or an error."""
-
-    stream: str = ""
-    seq: int = 0
-    duplicate: bool = False
-    error: _Fault | None = None
-
-
-class Entry(msgspec.Struct, eq=False):
-    """A message on its way. It ends with an ``answer`` or an ``error``; ``waiter`` is woken by either.
-
-    Of ``unsure`` writes nobody knows the fate; the first was at ``written``, when the stream was known to
-    reach ``floor``.
-    """
-
-    stream: str
-    subject: str
-    payload: bytes
-    head: bytes
-    token: str
-    size: int
-    born: float
-    due: float
-    answer: PubAck | None = None
-    error: BusError | None = None
-    waiter: asyncio.Future[None] | None = None
-    tries: int = 0
-    unanswered: int = 0
-    refused: bool = False
-    absent_since: float = 0.0
-    full_since: float = 0.0
-    unsure: int = 0
-    written: float = 0.0
-    floor: int = 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether the server has stored it or we have given it up."""
-        return self.answer is not None or self.error is not None
-
-
-@dataclass(slots=True)
-class _Window:
-    messages: int = 0
-    bytes: int = 0
-    floor: int = 0
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
-
-
-def _head(message_id: str, headers: dict[str, str] | None) -> bytes:
-    """Return the block of headers of a message."""
-    if headers or not message_id.isprintable():
-        return headers_block({_ID: message_id, **(headers or {})})
-    return f"NATS/1.0\r\n{_ID}: {message_id}\r\n\r\n".encode()
 
 
 class Publisher:
@@ -119,7 +41,7 @@ class Publisher:
         self.limits = limits or Limits()
         self._prefix = f"{connection.inbox}.ack."
         self._entries: dict[str, Entry] = {}
-        self._windows: dict[str, _Window] = {}
+        self._windows: dict[str, Window] = {}
         self._wake = anyio.Event()
         self._planned = 0.0
         self._serial = 0
@@ -168,7 +90,7 @@ class Publisher:
             raise self._too_large(subject, size)
         window = self._windows.get(stream)
         if window is None:
-            window = self._windows[stream] = _Window()
+            window = self._windows[stream] = Window()
         if window.waiting or not self._has_room(window, size):
             await self._enter(window, size)
         window.messages += 1
@@ -176,7 +98,7 @@ class Publisher:
         self._serial += 1
         now = monotonic()
         entry = Entry(
-            stream, subject, payload, _head(message_id, headers), f"{self._serial:x}", size, now, now
+            stream, subject, payload, head_of(message_id, headers), f"{self._serial:x}", size, now, now
         )
         self._entries[entry.token] = entry
         try:
@@ -247,12 +169,12 @@ class Publisher:
             remedy="Raise bus.max_payload_mb.",
         )
 
-    def _has_room(self, window: _Window, size: int) -> bool:
+    def _has_room(self, window: Window, size: int) -> bool:
         if window.messages == 0:
             return True
         return window.messages < self.limits.window and window.bytes + size <= self.limits.window_bytes
 
-    async def _enter(self, window: _Window, size: int) -> None:
+    async def _enter(self, window: Window, size: int) -> None:
         """Return when it is our turn and the window has room."""
         turn = asyncio.get_running_loop().create_future()
         window.waiting.append(turn)
@@ -265,13 +187,13 @@ class Publisher:
             self._call_next(window)
 
     @staticmethod
-    def _renew(window: _Window, turn: asyncio.Future[None]) -> asyncio.Future[None]:
+    def _renew(window: Window, turn: asyncio.Future[None]) -> asyncio.Future[None]:
         fresh: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         window.waiting[window.waiting.index(turn)] = fresh
         return fresh
 
     @staticmethod
-    def _call_next(window: _Window) -> None:
+    def _call_next(window: Window) -> None:
         if window.waiting and not window.waiting[0].done():
             window.waiting[0].set_result(None)
 
@@ -361,7 +283,7 @@ class Publisher:
 
     async def _was_stored(self, entry: Entry) -> bool:
         """Whether a message lies in the stream that was written too long ago for the server to know."""
-        message_id = read_headers(entry.head)[_ID]
+        message_id = read_headers(entry.head)[ID]
         try:
             found = await find_stored(
                 self._connection, entry.stream, entry.subject, message_id, after=entry.floor
@@ -455,7 +377,7 @@ class Publisher:
             return
         self._later(entry, 0.05, 0.5)
 
-    def _on_refusal(self, entry: Entry, fault: _Fault) -> None:
+    def _on_refusal(self, entry: Entry, fault: Fault) -> None:
         now = monotonic()
         full = fault.err_code == STORE_FAILED and "maximum" in fault.description
         if full:
