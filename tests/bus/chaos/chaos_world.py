@@ -123,12 +123,25 @@ class Crew:
 
 @dataclass
 class Figures:
-    """What was seen. ``recovery`` lists seconds from a kill of the server to what came first after it."""
+    """What was seen. ``recovery`` lists seconds from a kill of the server to what came first after it:
+    an acknowledged ``publish``, a ``delivery``, and a result of the ``work`` of others (who may have been
+    killed, too). ``busy`` is how many processes wanted each core at the worst of these times."""
 
     kills: Counter[str] = field(default_factory=Counter)
     recovery: dict[str, list[float]] = field(
         default_factory=lambda: {"publish": [], "delivery": [], "work": []}
     )
+    busy: float = 0.0
+
+    def note_load(self) -> None:
+        """Look at the machine."""
+        self.busy = max(self.busy, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+    def slow(self, seconds: float) -> dict[str, float]:
+        """Return what took longer than ``seconds``, or on a busy machine than the same share of it."""
+        allowed = seconds * max(1.0, self.busy)
+        worst = {name: max(self.recovery[name], default=0.0) for name in ("publish", "delivery")}
+        return {name: value for name, value in worst.items() if value > allowed}
 
     def summary(self) -> dict[str, Any]:
         """Return JSON values: p50 and max of each recovery time."""
@@ -139,6 +152,7 @@ class Figures:
                 for name, times in self.recovery.items()
                 if times
             },
+            "processes_per_core": round(self.busy, 1),
         }
 
 
@@ -188,6 +202,7 @@ class Probe:
                 group.start_soon(self._note, figures, "delivery", start, arrived.wait)
                 group.start_soon(self._note, figures, "work", start, self._worked.wait)
                 await self._note(figures, "publish", start, lambda: self._bus.publish(message))
+        figures.note_load()
 
     @staticmethod
     async def _note(

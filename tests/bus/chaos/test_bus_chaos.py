@@ -105,9 +105,4 @@ async def test_nothing_is_lost_or_done_twice(
     assert figures["stored_again"] > 0
     assert figures["suppressed"] >= figures["stored_again"]
     assert left_running(tmp_path) == []
-    slow = {
-        name: times
-        for name, times in outcome.figures.recovery.items()
-        if max(times, default=0.0) > RECOVERY_SECONDS
-    }
-    assert slow == {}
+    assert outcome.figures.slow(RECOVERY_SECONDS) == {}
