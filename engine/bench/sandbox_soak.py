@@ -156,7 +156,7 @@ class _Soak:
 
 
 async def soak(
-    *, live: int = 1000, seconds: float = 600.0, think: float = 2.0, say: Callable[[str], None] | None = None
+    live: int = 1000, seconds: float = 600.0, think: float = 2.0, say: Callable[[str], None] | None = None
 ) -> Soaked:
     """Keep ``live`` instances playing at random for ``seconds``, each ended episode replaced.
 
@@ -257,12 +257,3 @@ def _resources() -> dict[str, int]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "shared_memory": len(Path("/proc/sysvipc/shm").read_text().splitlines()),
     }
-
-
-def run(live: int, seconds: float, think: float, say: Callable[[str], None] | None = None) -> Soaked:
-    """Soak on the event loop that a run uses."""
-
-    async def work() -> Soaked:
-        return await soak(live=live, seconds=seconds, think=think, say=say)
-
-    return anyio.run(work, backend_options={"use_uvloop": True})

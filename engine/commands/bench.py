@@ -77,14 +77,11 @@ def sandbox(
     seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each throughput.")] = 3.0,
 ) -> None:
     """Measure spawns, steps, memory and kills of the sandbox, and of other ways to run a program."""
-    import anyio
-
     from engine.bench.sandbox import Work, measure
-    from engine.commands.sandbox import figures
+    from engine.commands.sandbox import figures, sandboxed
 
     work = Work(spawns=spawns, live=live, seconds=seconds)
-    found = anyio.run(measure, work, backend_options={"use_uvloop": True})
-    print(figures(found, as_json=as_json))
+    print(figures(sandboxed(measure, work), as_json=as_json))
 
 
 @app.command()
@@ -97,8 +94,10 @@ def sandbox_soak(
     """Play at random in many live instances; report the loop's lag, memory slopes and what is left over."""
     import sys
 
-    from engine.bench.sandbox_soak import run
-    from engine.commands.sandbox import figures
+    from engine.bench.sandbox_soak import soak
+    from engine.commands.sandbox import figures, sandboxed
 
-    found = run(live, seconds, think, lambda text: print(text, file=sys.stderr, flush=True))
-    print(figures(found, as_json=as_json))
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    print(figures(sandboxed(soak, live, seconds, think, say), as_json=as_json))

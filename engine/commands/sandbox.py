@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, SpadeError
 
 if TYPE_CHECKING:
     import msgspec
@@ -28,6 +29,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MinLevel = Annotated[int | None, typer.Option(min=0, max=4, help="Least level accepted.")]
 Turns = Annotated[int, typer.Option(min=1, help="Turns of an episode.")]
 
+T = TypeVar("T")
+_DOCTOR = "Run `spade sandbox doctor` to see what this host offers."
 _LEVELS = {
     4: "filter, limits, own uid or user namespace, empty root, no network, own processes",
     3: "filter, limits and a second wall around files",
@@ -53,7 +56,6 @@ _CANARY = {
 @app.command()
 def doctor(as_json: AsJson = False, recipe: RecipeOption = None, min_level: MinLevel = None) -> None:
     """Try the walls of this host and say which level they reach; exit status 1 below the least level."""
-    import anyio
     import msgspec
 
     from sandbox import SandboxPool, protection
@@ -66,7 +68,7 @@ def doctor(as_json: AsJson = False, recipe: RecipeOption = None, min_level: MinL
         async with SandboxPool(unrefused) as pool:
             return pool.report
 
-    found = anyio.run(look)
+    found = sandboxed(look, remedy="No program can be run on this host until that is mended.")
     advice = protection.advice(found)
     facts = {"min_level": wanted, "ok": found.level >= wanted, "advice": list(advice)}
     print(
@@ -89,14 +91,12 @@ def run(
     recipe: RecipeOption = None,
 ) -> None:
     """Play an environment by hand, with the sandbox's limits. ``:help`` lists what else can be typed."""
-    import anyio
-
     from engine.commands.play import play
 
     source = _source(file)
     arguments = _arguments(kwargs)
     settings = _settings(recipe)
-    sys.exit(anyio.run(play, source, seed, arguments, settings))
+    sys.exit(sandboxed(play, source, seed, arguments, settings))
 
 
 @app.command()
@@ -110,11 +110,10 @@ def validate(
     recipe: RecipeOption = None,
 ) -> None:
     """Let programs climb the validator's ladder; exit status 1 when any is rejected."""
-    import anyio
     import msgspec
 
     sources = {file: _source(file) for file in files}
-    verdicts = anyio.run(_verdicts, sources, _settings(recipe), strict, max_turns)
+    verdicts = sandboxed(_verdicts, sources, _settings(recipe), strict, max_turns)
     rejected = [file for file, verdict in verdicts.items() if not verdict.ok]
     if as_json:
         rows = [{"file": str(file), **msgspec.to_builtins(verdict)} for file, verdict in verdicts.items()]
@@ -125,6 +124,18 @@ def validate(
             print(f"\n{len(files) - len(rejected)} of {len(files)} accepted", flush=True)
     if rejected:
         sys.exit(1)
+
+
+def sandboxed(work: Callable[..., Awaitable[T]], *arguments: Any, remedy: str = _DOCTOR) -> T:
+    """Run ``work`` on an event loop. Raises SpadeError with ``remedy`` for what the sandbox raises."""
+    import anyio
+
+    from sandbox import SandboxError
+
+    try:
+        return anyio.run(work, *arguments, backend_options={"use_uvloop": True})
+    except SandboxError as error:
+        raise SpadeError(f"{str(error).rstrip('.')}.", remedy=remedy) from error
 
 
 async def _verdicts(

@@ -148,7 +148,12 @@ class TestDoctor:
             raise SandboxUnavailable("generated programs can be confined on Linux 5.3 or newer only")
 
         monkeypatch.setattr(SandboxPool, "__aenter__", enter)
-        refused(spade("sandbox", "doctor"), "Linux 5.3", code=1)
+        refused(spade("sandbox", "doctor"), "Linux 5.3", "until that is mended", code=1)
+        path = written("env.py", LEVERS)
+        for command in (("run", path), ("validate", path)):
+            refused(spade("sandbox", *command), "Linux 5.3", "spade sandbox doctor", code=1)
+        for command in (("sandbox",), ("sandbox-soak", "--live", "2", "--seconds", "1")):
+            refused(spade("bench", *command), "Linux 5.3", "spade sandbox doctor", code=1)
 
     def test_the_recipes_limits_apply(self, spade: Spade) -> None:
         found = json.loads(spade("sandbox", "doctor", "--json", "--recipe", nano_with("max_live = 7")).out)
