@@ -19,7 +19,7 @@ from bus.claims import INLINE, Claims, Opening
 from bus.codec import BlobRef
 from bus.connection import Connection, open_connection
 from bus.entry import Entry, Limits, PubAck
-from bus.errors import BusError, Denied, Undecodable
+from bus.errors import BusError, BusUnavailable, Denied, Undecodable
 from bus.face import (
     Announcement,
     Blobs,
@@ -235,9 +235,13 @@ class NatsBus(Bus):
             if error.action == "subscribe" and error.concerns(subject):
                 arrivals.end(Denied("subscribe", subject))
 
+        def end() -> None:
+            if self.connection.closed:
+                arrivals.end(BusUnavailable(f"messages on {subject}", 0, remedy="The connection is closed."))
+
         subject = self.names.subject(tail)
         await self.connection.wait_connected(f"connection to listen to {tail}")
-        unwatch = self.connection.watch_denied(refuse)
+        unwatch, unwatch_denied = self.connection.watch(end), self.connection.watch_denied(refuse)
         subscription = await self.connection.subscribe(subject, receive)
         try:
             # An answered request proves that the server has read the subscription written before it.
@@ -245,6 +249,7 @@ class NatsBus(Bus):
             yield arrivals
         finally:
             unwatch()
+            unwatch_denied()
             self._counts["listen_dropped"] += arrivals.dropped
             await self.connection.unsubscribe(subscription)
 

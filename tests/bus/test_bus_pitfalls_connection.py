@@ -152,8 +152,13 @@ async def test_pitfall_13_a_connection_that_is_closed_for_good_ends_every_wait(n
             async with bus.follow("EVENT") as source:
                 await anext(source)
 
+        async def hear() -> None:
+            async with bus.listen("ctl.>") as source:
+                await anext(source)
+
         with anyio.fail_after(5):
             async with anyio.create_task_group() as group:
+                group.start_soon(wait, "hear", hear)
                 group.start_soon(wait, "work", work)
                 group.start_soon(wait, "read", read)
                 await until(lambda: len(bus._open) == 2, "both readers")
@@ -161,7 +166,7 @@ async def test_pitfall_13_a_connection_that_is_closed_for_good_ends_every_wait(n
                 await bus.connection.client.close()
                 group.start_soon(wait, "publish", lambda: bus.publish(summary(1)))
                 group.start_soon(wait, "info", lambda: bus.stream_info("EVENT"))
-        assert sorted(ended) == ["info", "publish", "read", "work"]
+        assert sorted(ended) == ["hear", "info", "publish", "read", "work"]
 
 
 async def test_pitfall_25_leaving_is_quick_and_forgets_nothing_on_its_way(nats_url: str) -> None:
