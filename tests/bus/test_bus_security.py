@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import anyio
 import pytest
-from brokers import Broker, broker
+from brokers import Broker, broker, free_ports
 from bus_examples import example, request, summary, ticket
 
 from bus import Bus, BusError, Conflict, Denied, NatsBus, NotFound, Undecodable, codec, connect, provision
@@ -38,6 +38,7 @@ from bus.messages import (
     HeldDesign,
     Message,
     PolicyPublished,
+    RoleHello,
     RoundClosed,
     RoundSummary,
     SampleReady,
@@ -162,6 +163,23 @@ async def test_all_roles_play_one_round_under_their_lists(secured: Broker) -> No
             assert (await first(heard)).command == "drain", role
         for role, bus in buses.items():
             assert bus.connection.statistics()["connection_denied"] == 0, role
+
+
+async def test_presence_and_large_bodies_pass_the_lists(secured: Broker) -> None:
+    async with AsyncExitStack() as stack:
+        buses = {role: await stack.enter_async_context(joined(secured, role)) for role in (*ROLES, GUEST)}
+        for role, bus in buses.items():
+            await stack.enter_async_context(
+                bus.announce(example(RoleHello, role=role, instance=bus.instance))
+            )
+        assert {one.hello.role for one in await buses[GUEST].present()} >= set(buses)
+        large = example(EpisodeFinished, episode="large", reason="x" * (3 << 20))
+        sequence = await buses["agent"].publish(large)
+        assert await buses["scorer"].get("EVENT", sequence) == large
+        async with buses["evaluator"].follow("EVENT", start=sequence) as records:
+            assert (await first(records)).message == large
+        for role, bus in buses.items():
+            assert bus.statistics()["connection_denied"] == 0, role
 
 
 async def _begin(bus: Bus) -> None:
@@ -383,6 +401,13 @@ async def test_a_tls_url_needs_no_more(secured: Broker) -> None:
     url = secured.url.replace("nats://", "tls://")
     async with connect(url, run=RUN, role="agent", instance="a", **secured.login("agent")) as bus:
         assert await bus.publish(example(EpisodeFailed, episode="over tls")) > 0
+
+
+async def test_a_server_that_is_down_is_passed_over(secured: Broker) -> None:
+    url = f"tls://127.0.0.1:{free_ports(1)[0]}, {secured.url}"
+    for _ in range(4):  # the client tries them in random order
+        async with connect(url, run=RUN, role="agent", instance="a", **secured.login("agent")) as bus:
+            assert await bus.state_get("nothing") is None
 
 
 async def test_a_key_of_another_run_is_refused(secured: Broker, tmp_path: Path) -> None:
