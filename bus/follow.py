@@ -16,11 +16,11 @@ from typing import Any
 import anyio
 import nats.errors
 from anyio.abc import TaskStatus
-from nats.aio.msg import Msg
 
 from bus.connection import Connection
 from bus.errors import BusError, BusUnavailable, Undecodable
 from bus.face import Record
+from bus.lane import Arrival
 from bus.mailbox import Mailbox
 from bus.messages import DeadLetter
 from bus.pull import Delivered, Pull, PullSettings, read
@@ -178,7 +178,7 @@ class Reader:
             return 0
         return _CAPACITY - unread
 
-    def _on_message(self, message: Msg, delivered: Delivered) -> None:
+    def _on_message(self, message: Arrival, delivered: Delivered) -> None:
         if self._broken.is_set():
             return
         sequence = delivered.stream_sequence

@@ -23,17 +23,18 @@ _JOIN_BYTES = 16 << 10
 
 
 class Arrival:
-    """A message that has arrived. ``headers`` is None when it has none."""
+    """A message that has arrived. ``head`` is its block of headers, empty when it has none; ``headers``
+    is that block as a dictionary, or None."""
 
-    __slots__ = ("_head", "data", "reply", "subject")
+    __slots__ = ("data", "head", "reply", "subject")
 
     def __init__(self, subject: str, reply: str, data: bytes, head: bytes) -> None:
-        self.subject, self.reply, self.data, self._head = subject, reply, data, head
+        self.subject, self.reply, self.data, self.head = subject, reply, data, head
 
     @property
     def headers(self) -> dict[str, str] | None:
         """Return the headers; a control message has ``Status`` and perhaps ``Description`` among them."""
-        return read_headers(self._head) if self._head else None
+        return read_headers(self.head) if self.head else None
 
 
 def read_headers(head: bytes) -> dict[str, str]:

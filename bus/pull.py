@@ -16,13 +16,13 @@ from typing import NamedTuple
 import anyio
 import msgspec
 import nats.errors
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from bus import codec
 from bus.codec import Envelope
 from bus.connection import Connection, description_of, status_of
 from bus.errors import BusError, Denied, Undecodable
+from bus.lane import Arrival
 from bus.messages import Message
 from bus.subjects import SECOND
 
@@ -44,8 +44,8 @@ class Delivered(NamedTuple):
 def parse_reply(reply: str) -> Delivered | None:
     """Read ``$JS.ACK...`` in its short form and the one with domain and account; None when it is neither."""
     tokens = reply.split(".")
-    first = {9: 4, 12: 6}.get(len(tokens)) if tokens[:2] == ["$JS", "ACK"] else None
-    if first is None:
+    first = 4 if len(tokens) == 9 else 6
+    if len(tokens) not in (9, 12) or not reply.startswith("$JS.ACK."):
         return None
     try:
         return Delivered(
@@ -55,13 +55,13 @@ def parse_reply(reply: str) -> Delivered | None:
         return None
 
 
-def read(message: Msg) -> tuple[Envelope, Message]:
+def read(message: Arrival) -> tuple[Envelope, Message]:
     """Decode a message that a stream delivered. Raises Undecodable, also for one that was copied there.
 
     The server sends an answer to whatever subject its asker names, and a stream stores it, though the
     asker may not write into that stream. What was read elsewhere still names where.
     """
-    if _ORIGIN in (message.headers or {}):
+    if _ORIGIN.encode() in message.head and _ORIGIN in (message.headers or {}):
         raise Undecodable(f"copied from stream {(message.headers or {})[_ORIGIN]}, not published")
     return codec.decode(message.data)
 
@@ -95,7 +95,7 @@ class Pull:
         consumer: str,
         settings: PullSettings,
         wanted: Callable[[], int],
-        on_message: Callable[[Msg, Delivered], None],
+        on_message: Callable[[Arrival, Delivered], None],
         on_gone: Callable[[str], None],
         on_reset: Callable[[], None] | None = None,
     ) -> None:
@@ -123,8 +123,10 @@ class Pull:
         return self._owed
 
     def wake(self) -> None:
-        """Look again at what is wanted."""
-        self._wake.set()
+        """Look again at what is wanted, unless that is nothing or so little that it waits for company."""
+        missing = self._wanted() - self._owed
+        if missing >= self._settings.least or (missing > 0 and not self._linger_until):
+            self._wake.set()
 
     async def run(self) -> None:
         """Request for ever; on cancellation the inbox is given up. Raises Denied."""
@@ -220,25 +222,25 @@ class Pull:
         self._stale = True
         self._wake.set()
 
-    def _receive(self, message: Msg, epoch: int) -> None:
+    def _receive(self, message: Arrival, epoch: int) -> None:
         current = epoch == self._epoch
         if current:
             self._heard = monotonic()
-        status = status_of(message)
+        status = "" if message.data else status_of(message)
         if not status:
             delivered = parse_reply(message.reply)
             if delivered is None:
                 log.error("a message without delivery data on %s", message.subject)
                 return
             if current:
-                self._owed = max(0, self._owed - 1)
+                self._owed -= self._owed > 0
                 self._fruitful = True
             self._on_message(message, delivered)
         elif status != "100" and current:
             self._on_status(status, message)
             self._wake.set()
 
-    def _on_status(self, status: str, message: Msg) -> None:
+    def _on_status(self, status: str, message: Arrival) -> None:
         """A request ended early: the rest is not owed any more."""
         text = description_of(message)
         if status == "503" or "Consumer Deleted" in text or "Consumer is push based" in text:

@@ -10,13 +10,12 @@ from time import monotonic
 
 import anyio
 import msgspec
-import nats.errors
-from nats.aio.msg import Msg
 
 from bus import codec
 from bus.connection import Connection
 from bus.errors import Undecodable
 from bus.face import Delivery, Verdict
+from bus.lane import Arrival
 from bus.mailbox import Mailbox
 from bus.messages import DeadLetter
 from bus.pull import Delivered, Pull, PullSettings, gone, read
@@ -103,9 +102,9 @@ class Work:
         self.arrivals.end()
         with anyio.move_on_after(_LEAVE_SECONDS, shield=True):
             for held in list(self._held.values()):
-                await self._hand_back(held, 0.0)
+                self._hand_back(held, 0.0)
             for reply in self._surplus.take_all():
-                await self._write(reply, b"-NAK", "")
+                self._write(reply, b"-NAK", "")
             self._quiet = anyio.Event()
             while self._verdicts and self._connection.connected:
                 await self._quiet.wait()
@@ -134,7 +133,7 @@ class Work:
 
     # Arrivals.
 
-    def _on_message(self, message: Msg, delivered: Delivered) -> None:
+    def _on_message(self, message: Arrival, delivered: Delivered) -> None:
         place = (delivered.stream_sequence, message.subject)
         self._counts["redelivered"] += delivered.attempt > 1
         if place not in self._held and place not in self._finished:
@@ -147,7 +146,7 @@ class Work:
         else:
             self._repeat_verdict(place, message.reply)
 
-    def _accept(self, place: _Place, message: Msg, delivered: Delivered) -> None:
+    def _accept(self, place: _Place, message: Arrival, delivered: Delivered) -> None:
         if len(self._held) >= self._limit:
             # A request from before a reconnect may be served beside the one that replaced it.
             self._surplus.put(message.reply)
@@ -173,7 +172,7 @@ class Work:
         )
         self.arrivals.put(held.delivery)
 
-    def _set_aside(self, held: _Held, message: Msg, delivered: Delivered, reason: str) -> None:
+    def _set_aside(self, held: _Held, message: Arrival, delivered: Delivered, reason: str) -> None:
         letter = DeadLetter(
             source=self._consumer.stream,
             sequence=delivered.stream_sequence,
@@ -188,13 +187,13 @@ class Work:
     async def _return_surplus(self) -> None:
         async for reply in self._surplus:
             self._counts["surplus"] += 1
-            await self._write(reply, b"-NAK", "")
+            self._write(reply, b"-NAK", "")
 
     async def _bury_all(self) -> None:
         async for held, letter in self._poison:
             await self._bury(letter)
             self._counts["poison"] += 1
-            await self._end(held, b"+TERM")
+            self._end(held, b"+TERM")
 
     def _on_gone(self, why: str) -> None:
         now = monotonic()
@@ -212,7 +211,7 @@ class Work:
         if held is None or held.delivery is not delivery:
             return
         if verdict == "nak":
-            await self._hand_back(held, delay)
+            self._hand_back(held, delay)
             return
         if verdict == "term":
             try:
@@ -222,7 +221,7 @@ class Work:
                 raise
             self._counts["poison"] += 1
         self._counts["acked"] += verdict == "ack"
-        await self._end(held, b"+ACK" if verdict == "ack" else b"+TERM")
+        self._end(held, b"+ACK" if verdict == "ack" else b"+TERM")
 
     def _letter(self, delivery: Delivery, reason: str) -> DeadLetter:
         envelope = delivery.envelope
@@ -243,21 +242,21 @@ class Work:
             frame=frame,
         )
 
-    async def _hand_back(self, held: _Held, delay: float) -> None:
+    def _hand_back(self, held: _Held, delay: float) -> None:
         """Nak once: a lost one ends with the lease, and a late second one could hit another's lease."""
         self._held.pop(held.place, None)
         self._counts["naked"] += 1
         self._pull.wake()
         payload = b"-NAK" if delay <= 0 else b"-NAK " + msgspec.json.encode({"delay": int(delay * SECOND)})
-        await self._write(held.reply, payload, "")
+        self._write(held.reply, payload, "")
 
-    async def _end(self, held: _Held, payload: bytes) -> None:
+    def _end(self, held: _Held, payload: bytes) -> None:
         self._held.pop(held.place, None)
         self._finished[held.place] = None
         if len(self._finished) > _REMEMBERED:
             del self._finished[next(iter(self._finished))]
         self._pull.wake()
-        await self._write_verdict(self._note_verdict(held.place, held.reply, payload))
+        self._write_verdict(self._note_verdict(held.place, held.reply, payload))
 
     def _note_verdict(self, place: _Place, reply: str, payload: bytes) -> str:
         self._serial += 1
@@ -274,7 +273,7 @@ class Work:
             self._note_verdict(place, reply, b"+ACK")
         self._due.set()
 
-    def _on_confirmed(self, message: Msg) -> None:
+    def _on_confirmed(self, message: Arrival) -> None:
         verdict = self._verdicts.pop(message.subject[len(self._prefix) :], None)
         if verdict is not None:
             self._finished.pop(verdict.place, None)
@@ -286,7 +285,7 @@ class Work:
             verdict.due, verdict.tries = 0.0, 0
         self._due.set()
 
-    async def _write_verdict(self, token: str) -> None:
+    def _write_verdict(self, token: str) -> None:
         verdict = self._verdicts[token]
         if not self._connection.connected:
             return
@@ -296,15 +295,12 @@ class Work:
             return
         verdict.tries += 1
         verdict.due = monotonic() + _CONFIRM_SECONDS
-        await self._write(verdict.reply, verdict.payload, self._prefix + token)
+        self._write(verdict.reply, verdict.payload, self._prefix + token)
 
-    async def _write(self, subject: str, payload: bytes, reply: str) -> None:
-        if not self._connection.connected:
-            return
-        try:
-            await self._connection.send(subject, payload, reply=reply)
-        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError, OSError) as error:
-            log.debug("a verdict was not written: %r", error)
+    def _write(self, subject: str, payload: bytes, reply: str) -> None:
+        """Put a verdict in line, without waiting: what we hold bounds them. Without a server it is lost."""
+        if not self._connection.write(subject, payload, reply):
+            log.debug("a verdict was not written: there is no server")
 
     async def _confirm_again(self) -> None:
         while True:
@@ -312,7 +308,7 @@ class Work:
             now = monotonic()
             for token in [token for token, verdict in self._verdicts.items() if verdict.due <= now]:
                 if token in self._verdicts:
-                    await self._write_verdict(token)
+                    self._write_verdict(token)
             with anyio.move_on_after(_CONFIRM_SECONDS / 2):
                 await self._due.wait()
 
@@ -321,4 +317,4 @@ class Work:
         while True:
             await anyio.sleep(min(PROGRESS_SECONDS, self._consumer.ack_seconds / 3))
             for held in list(self._held.values()):
-                await self._write(held.reply, b"+WPI", "")
+                self._write(held.reply, b"+WPI", "")

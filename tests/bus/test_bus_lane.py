@@ -125,7 +125,7 @@ async def test_it_reads_what_nats_py_reads_however_the_bytes_are_cut(
     order: list[tuple[Any, ...]] = ours.passed
     for number in (1, 2):
         lane.handlers[str(number)] = lambda arrival, number=number: order.append(
-            (number, arrival.subject, arrival.reply, arrival.data, arrival._head)
+            (number, arrival.subject, arrival.reply, arrival.data, arrival.head)
         )
     for piece in _cut(b"".join(parts), places):
         await parser.parse(piece)

@@ -261,7 +261,7 @@ async def die_at_work(bus: Any, attempt: int, monkeypatch: pytest.MonkeyPatch) -
             assert delivery.attempt == attempt
 
 
-async def silent_write(*_: Any) -> None:
+def silent_write(*_: Any) -> None:
     return None
 
 
