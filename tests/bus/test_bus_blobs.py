@@ -139,7 +139,8 @@ async def test_a_lost_body_is_a_dead_letter(plain_world: Worlds, damage: str) ->
     async with plain_world(inline=SMALL) as w:
         await w.bus.publish_all([rejected(1), summary(2), work(3), request(4)])
         for tail in await w.blobs("blob.data.>"):
-            await w.write_blob(tail, None if damage == "missing" else b"other bytes")
+            value = await w.aside.claims._store.value(tail)
+            await w.write_blob(tail, None if damage == "missing" else value[:-1] + b"?")
         why = "is missing" if damage == "missing" else "damaged: its SHA-256 differs"
         async with w.bus.follow("EVENT") as source:
             assert (await take(source, 1))[0].message == summary(2)
@@ -216,6 +217,30 @@ async def test_orphans_are_removed_and_unclaimed_messages_adopted(plain_world: W
         assert await w.blobs(f"blob.data.{lost.id}.>") == []
         assert await w.blobs("blob.claim.>") == [f"blob.claim.{kept.id}.event.1"]
         assert await w.bus.get("EVENT", 1) == message
+
+
+async def test_a_claim_that_appears_during_the_look_saves_the_body(
+    plain_world: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a dead letter takes the body over while somebody else looks at it."""
+    async with plain_world(inline=SMALL) as w:
+        await w.bus.publish(work(1))
+        (claim,) = await w.blobs("blob.claim.>")
+        store = w.aside.claims._store
+
+        async def taken_over(stream: str, sequence: int) -> bool:
+            await store.note(claim.replace(f".{stream.lower()}.{sequence}", ".dlq.1"))
+            return False
+
+        monkeypatch.setattr(store, "holds", taken_over)
+        await w.aside.claims.sweep()
+        assert len(await w.blobs("blob.data.>")) == 1
+        monkeypatch.undo()
+        await w.aside.claims.sweep()
+        assert len(await w.blobs("blob.data.>")) == 1
+        await w.bus.purge("TASK")
+        await w.aside.claims.sweep()
+        assert await w.blobs() == []
 
 
 async def test_a_cancelled_reader_gets_the_delivery_again(world: Worlds) -> None:

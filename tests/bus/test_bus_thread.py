@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -225,6 +227,16 @@ async def test_posts_are_carried_out_in_order_before_what_is_closed_later() -> N
         assert done == [*range(20), -1]
 
 
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Let the threads change as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
 async def test_a_channel_loses_nothing_in_a_race() -> None:
     async def numbers() -> AsyncIterator[int]:
         for number in range(20_000):
@@ -239,6 +251,27 @@ async def test_a_channel_loses_nothing_in_a_race() -> None:
             group.start_soon(bridge.call, lambda: channel.serve(numbers()))
             with anyio.fail_after(20):
                 assert [number async for number in channel] == list(range(20_000))
+
+
+async def test_an_item_that_comes_between_looking_and_waiting_is_seen() -> None:
+    class Late(deque[int]):
+        """Is empty at the first look; then the far side adds an item, and sees nobody who waits."""
+
+        def __bool__(self) -> bool:
+            if not self.looked:
+                self.looked = True
+                self.append(7)
+                channel._call_home()
+                return False
+            return len(self) > 0
+
+        looked = False
+
+    async with bridge_to() as bridge:
+        channel = Channel[int](bridge, 16)
+        channel._items = Late()
+        with anyio.fail_after(2):
+            assert await anext(channel) == 7
 
 
 async def test_a_thread_that_dies_ends_what_waits_for_it() -> None:
