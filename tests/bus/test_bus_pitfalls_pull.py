@@ -38,8 +38,8 @@ async def test_pitfall_01_no_pull_request_is_orphaned(nats_url: str, monkeypatch
             assert delivery.attempt == 1
             await delivery.ack()
             waits.append(anyio.current_time() - start)
-        assert sorted(waits)[len(waits) // 2] < 0.05
-        assert max(waits) < 0.5
+        assert sorted(waits)[len(waits) // 2] < 0.2
+        assert max(waits) < 1.0
 
 
 async def test_pitfall_02_a_time_limit_is_an_error_of_ours(
@@ -52,7 +52,7 @@ async def test_pitfall_02_a_time_limit_is_an_error_of_ours(
     async with served(tmp_path) as (_, bus):
         await bus.publish(summary(1))
         async with bus.consume("designer", limit=1) as source:
-            assert await nothing_comes(source, 0.7)
+            assert await nothing_comes(source, 0.45)
         monkeypatch.setattr(bus.connection, "api", partial(bus.connection.api, seconds=0.1))
         with silence(bus):
             for call in (
@@ -91,7 +91,7 @@ async def test_pitfall_03_a_waiting_worker_gets_work_soon_after_a_restart(tmp_pa
         await bus.publish(ticket(1))
         start = anyio.current_time()
         (delivery,) = await take(source, 1, 5)
-        assert anyio.current_time() - start < 1.5
+        assert anyio.current_time() - start < 2.5
         await delivery.ack()
 
 
@@ -286,20 +286,23 @@ async def test_pitfall_29_work_is_done_side_by_side(nats_url: str) -> None:
         assert (await w.bus.stream_info("TASK")).messages == 0
 
 
-async def test_pitfall_31_a_blocked_loop_does_no_work_twice(nats_url: str) -> None:
+async def test_pitfall_31_a_blocked_loop_does_no_work_twice(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lease ends while the loop is blocked; the redelivery to ourselves is recognised and counted."""
-    brief = replace(CONSUMERS["designer"], ack_seconds=0.4)
+    monkeypatch.setattr(sys.modules["bus.connection"], "_WATCHDOG_SECONDS", 0.1)
+    brief = replace(CONSUMERS["designer"], ack_seconds=0.3)
     async with nats_world(nats_url, brief, CONSUMERS["agent"]) as w:
         bus = over_nats(w)
         use(brief, bus)
         await bus.publish(ticket(1))
         async with bus.consume("designer", limit=2) as source:
             (delivery,) = await take(source, 1)
-            time.sleep(1.4)  # noqa: ASYNC251 (the blocked loop)
+            time.sleep(0.7)  # noqa: ASYNC251 (the blocked loop)
             await until(lambda: bus.statistics()["consume_designer_suppressed"] >= 1, "the redelivery", 5)
             assert await nothing_comes(source)
             await delivery.ack()
-            assert await nothing_comes(source, 0.6)
+            assert await nothing_comes(source, 0.4)
             assert bus.statistics()["connection_worst_lag_seconds"] > 0.2
         assert (await bus.stream_info("TASK")).messages == 0
 
@@ -308,7 +311,7 @@ async def test_pitfall_31_a_bus_on_its_own_thread_keeps_its_leases(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "PROGRESS_SECONDS", 0.1)
-    brief = replace(CONSUMERS["designer"], ack_seconds=0.5)
+    brief = replace(CONSUMERS["designer"], ack_seconds=0.3)
     async with nats_world(nats_url, brief, CONSUMERS["agent"]) as w:
         await w.bus.publish(ticket(1))
         async with (
@@ -316,7 +319,7 @@ async def test_pitfall_31_a_bus_on_its_own_thread_keeps_its_leases(
             bus.consume("designer", limit=2) as source,
         ):
             (delivery,) = await take(source, 1)
-            time.sleep(1.5)  # noqa: ASYNC251 (the blocked loop)
+            time.sleep(0.9)  # noqa: ASYNC251 (the blocked loop)
             stream = w.bus.names.stream("TASK")
             info = await over_nats(w).connection.api(f"CONSUMER.INFO.{stream}.designer")
             assert (info["num_ack_pending"], info["num_redelivered"]) == (1, 0)
