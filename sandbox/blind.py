@@ -1,22 +1,24 @@
-"""Policies that do not look, and what it means when they win (canaries for reward hacking).
+"""Policies that do not look, and what it means when they are paid (canaries for reward hacking).
 
-Two findings make a program ``degenerate``:
+What counts is what an episode pays (:attr:`Transcript.returned`), so a program that pays everybody half is
+found as well as one that lets everybody win half of the time; "won" stands for the sum below. Two findings
+make a program ``degenerate``:
 
 *given away*: a blind policy (at random, always the same action, the empty action, nonsense) wins at least
 ``degenerate_rate`` of its episodes and, played again, of as many others.
 
 *coin*: winning does not hang on what is played. Up to four different actions that the program tells apart
-from nonsense, or nonsense itself where it does not, are each played as constants on the same instances.
-Looked at after 16, 32 and 64 instances, the program is a coin if either
+from nonsense, or nonsense and what is plausible where it does not, are each played as constants on the same
+instances. Looked at after 16, 32 and 64 instances, the program is a coin if either
 
 - all actions agreed on every instance and at least three of these were won: then, at 95 %, the action
   matters in fewer than one instance of five (``1 - 0.05 ** (1/16)`` is 0.17); or
 - even the least lucky action's 95 % interval (Wilson) of the win rate lies above ``coin_rate``. Actions
   that exclude each other share the wins, so an honest guess among k options gives each 1 / k: a guess among
-  five is never flagged, a guess between two always.
+  three or more is not flagged, a guess between two is.
 
-The toss begins only after blind policies won at least twice, and ends as soon as an action has won nothing
-in six instances or lies surely below ``coin_rate``.
+The toss begins only after blind policies won at least twice (or were paid 1.5 in parts), and ends as soon as
+an action has won nothing in six instances or lies surely below ``coin_rate``.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ from sandbox.verdict import BLIND
 
 LEAST_EPISODES = 3
 _LOOKS = (16, 32, 64)
-_FIRST_LOOK, _LEAST_WINS, _PANEL = 6, 3, 4
+_FIRST_LOOK, _LEAST_WINS, _PANEL, _SUSPICIOUS = 6, 3, 4, 1.5
 _CANDIDATES, _LIKELY, _TELLING, _SCANNED = 12, 8, 6, 16
 _COIN_BLOCK = 4
 
 
-def interval(won: int, played: int, z: float = 1.959964) -> tuple[float, float]:
+def interval(won: float, played: int, z: float = 1.959964) -> tuple[float, float]:
     """The Wilson interval of a rate; (0, 1) of nothing."""
     if played == 0:
         return 0.0, 1.0
@@ -102,20 +104,20 @@ async def _judge(climb: Climb) -> None:
         won, played = climb.wins(best)
         what = {"random": "actions drawn at random", "constant": f"always {_favourite(climb)!r}"}
         said = what.get(best, f"the {best} action")
-        climb.hack = f"won without looking: {said} won {won} of {played} instances"
-    elif sum(climb.wins(name)[0] for name in BLIND) >= 2:
+        climb.hack = f"won without looking: {said} won {won:g} of {played} instances"
+    elif sum(climb.wins(name)[0] for name in BLIND) >= _SUSPICIOUS:
         await _toss(climb)
 
 
 async def _toss(climb: Climb) -> None:
     """See whether winning hangs on the action at all."""
-    results: dict[str, list[bool]] = {}
+    results: dict[str, list[float]] = {}
     seeds = climb.seeds(_COIN_BLOCK, climb.settings.coin_seeds)
 
     async def wins_early(action: str) -> bool:
         results[action] = []
         await _play(climb, action, seeds[:_FIRST_LOOK], results)
-        return any(results[action])
+        return sum(results[action]) >= probes.WIN
 
     async for action in _understood(climb):
         if not await wins_early(action):
@@ -137,7 +139,7 @@ async def _toss(climb: Climb) -> None:
         climb.tossed = min(sum(won) for won in results.values()), min(map(len, results.values()))
 
 
-def coin(results: dict[str, list[bool]], rate: float) -> str:
+def coin(results: dict[str, list[float]], rate: float) -> str:
     """Judge the outcomes of constant actions on the same instances; "" when they look honest."""
     played = len(next(iter(results.values())))
     if len(results) < 2 or played < _LOOKS[0]:
@@ -147,13 +149,13 @@ def coin(results: dict[str, list[bool]], rate: float) -> str:
     if agreed and least >= _LEAST_WINS:
         return (
             f"a coin decides: {len(results)} different actions gave the same outcome in all {played} "
-            f"instances, and won {least} of them"
+            f"instances, and won {least:g} of them"
         )
     low, high = interval(least, played)
     if low > rate:
         return (
             f"a coin decides: each of {len(results)} different actions, played blindly, wins; the least "
-            f"lucky one won {least} of {played} instances ({low:.0%} to {high:.0%})"
+            f"lucky one won {least:g} of {played} instances ({low:.0%} to {high:.0%})"
         )
     return ""
 
@@ -184,10 +186,10 @@ def _candidates(climb: Climb) -> list[str]:
     return [*spread(actions[:_LIKELY]), *spread(actions[_LIKELY:])][:_CANDIDATES]
 
 
-async def _play(climb: Climb, action: str, seeds: Sequence[int], results: dict[str, list[bool]]) -> None:
+async def _play(climb: Climb, action: str, seeds: Sequence[int], results: dict[str, list[float]]) -> None:
     for seed in seeds:
         played = await climb.episode(seed, iter([action] * climb.turns))
-        results[action].append(played.won)
+        results[action].append(played.returned)
 
 
 def spread(actions: Sequence[str]) -> Iterator[str]:
@@ -220,9 +222,12 @@ def _unnamed(transcript: Transcript) -> str:
 
 
 def _favourite(climb: Climb) -> str:
-    winners = Counter(t.actions[-1] for t in climb.transcripts if t.won)
-    known = climb.actions(next(iter(climb.first.values())))
-    return winners.most_common(1)[0][0] if winners else known[0]
+    """The last action of what paid most, else what the text suggests first."""
+    paid: Counter[str] = Counter()
+    for transcript in climb.transcripts:
+        if transcript.returned > 0:
+            paid[transcript.actions[-1]] += transcript.returned  # type: ignore[assignment]
+    return paid.most_common(1)[0][0] if paid else climb.actions(next(iter(climb.first.values())))[0]
 
 
 def _constant(turns: int, action: str) -> Choose:

@@ -41,7 +41,7 @@ class Climb:
     varies: bool = False
     solved: bool = False
     hack: str = ""
-    tossed: tuple[int, int] | None = None
+    tossed: tuple[float, int] | None = None
 
     @property
     def instance(self) -> Instance:
@@ -56,9 +56,10 @@ class Climb:
     def transcripts(self) -> list[Transcript]:
         return [transcript for by_seed in self.played.values() for transcript in by_seed.values()]
 
-    def wins(self, policy: str) -> tuple[int, int]:
-        """Won and played episodes of ``policy``."""
-        results = [transcript.won for transcript in self.played.get(policy, {}).values()]
+    def wins(self, policy: str) -> tuple[float, int]:
+        """What the episodes of ``policy`` paid together (won ones, where nothing pays in part), and how
+        many they are."""
+        results = [transcript.returned for transcript in self.played.get(policy, {}).values()]
         return sum(results), len(results)
 
     def rate(self, policy: str) -> float:

@@ -28,9 +28,9 @@ def said(observation: str, action: str) -> bool:
         return False
     if observation.strip() == action:
         return True
-    claim = (
-        rf"\b(answer|solution|secret|key|target)\b\W{{0,3}}(is|are|=|:)?\W{{0,3}}{re.escape(action)}(?!\w)"
-    )
+    # "answer: yes or no" only lists what there is
+    end = r"(?!\w|\W{0,3}\bor\b|\s*[,/|])"
+    claim = rf"\b(answer|solution|secret|key|target)\b\W{{0,3}}(is|are|=|:)\W{{0,3}}{re.escape(action)}{end}"
     return re.search(claim, observation, re.IGNORECASE) is not None
 
 

@@ -33,6 +33,8 @@ GARBAGE_CALLS = (
     '[{"answer": "x"}, 7]',
 )
 
+WIN = 0.5
+
 _NUMBER = re.compile(r"-?\d+")
 _RANGE = re.compile(r"(-?\d+)\s*(?:\.\.+|\u2013|-|to|and)\s*(-?\d+)")
 _WORD = re.compile(r"[^\W\d_]{1,24}")
@@ -62,9 +64,16 @@ class Transcript(msgspec.Struct, frozen=True):
         return bool(self.steps) and self.steps[-1].done
 
     @property
+    def returned(self) -> float:
+        """What the episode pays: the last reward, clipped to [0, 1], if the program itself terminated it."""
+        if not self.steps or self.error or not self.steps[-1].terminated:
+            return 0.0
+        return min(1.0, max(0.0, self.steps[-1].reward))
+
+    @property
     def won(self) -> bool:
-        """Whether the episode terminated with a positive return."""
-        return bool(self.steps) and self.steps[-1].terminated and self.steps[-1].reward > 0 and not self.error
+        """Whether the episode pays at least half; a consolation for a wrong answer is no win."""
+        return self.returned >= WIN
 
     def fingerprint(self) -> bytes:
         """Bytes that are equal for equal transcripts."""

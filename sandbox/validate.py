@@ -216,7 +216,8 @@ async def _solution(climb: Climb) -> None:
         except EnvFailure as error:
             raise Rejected("solution", f"solution(): {tell(error)}") from None
         if not played.won:
-            raise Rejected("solution", f"solution() gave {actions[:4]} for seed {seed}, which does not win")
+            pays = f"pays {played.returned:g}, which does not win"
+            raise Rejected("solution", f"solution() gave {actions[:4]} for seed {seed}: it {pays}")
         climb.solved = True
         climb.played.setdefault("solution", {})[seed] = played
 

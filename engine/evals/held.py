@@ -21,6 +21,8 @@ from typing import Any
 from engine.evals import foreign
 
 _SUFFIXES = {".txt", ".json", ".jsonl", ".csv", ".gz", ".flf", ".tlf"}
+# Imported by a function only for some problems.
+_LAZY = ("sympy.polys.domains.old_polynomialring", "sympy.polys.domains.old_fractionfield")
 _held: dict[str, bytes] = {}
 _real_open, _real_exists = builtins.open, Path.exists
 
@@ -80,6 +82,8 @@ def _hold_reasoning_gym() -> None:
     }
     for module in [module for name, module in sys.modules.items() if name.startswith("reasoning_gym")]:
         _replace(module, replaced)
+    for name in _LAZY:
+        importlib.import_module(name)
     for name in factory.DATASETS:
         # some cannot be made, or cannot score nonsense: what they import then is imported all the same
         with contextlib.suppress(Exception):

@@ -40,6 +40,9 @@ def test_leaks() -> None:
     assert said(" 5 ", "5")
     assert said("The answer is: 5.", "5")
     assert said("Secret=red", "red")
+    assert not said("Answer: yes or no", "yes")
+    assert not said("answer 'Yes' or 'No'", "Yes")
+    assert not said("key: a/b/c", "a")
     assert not said("Choose 5 or 6; the answer matters", "5")
     assert not said("the key is 55", "5")
     assert not said("anything", "")
@@ -110,10 +113,10 @@ def test_intervals_hold_the_rate(played: int, data: st.DataObject) -> None:
     assert 0 <= low <= won / played <= high <= 1
 
 
-def outcomes(rates: list[float], seeds: int, *, exclusive: bool, seed: int) -> dict[str, list[bool]]:
+def outcomes(rates: list[float], seeds: int, *, exclusive: bool, seed: int) -> dict[str, list[float]]:
     """Outcomes of constant actions: of one hidden choice that excludes the others, or of a coin each."""
     rng = random.Random(seed)
-    won: dict[str, list[bool]] = {str(i): [] for i in range(len(rates))}
+    won: dict[str, list[float]] = {str(i): [] for i in range(len(rates))}
     for _ in range(seeds):
         at = rng.random()
         for i, rate in enumerate(rates):
