@@ -90,6 +90,14 @@ PEERS = (
         program="redis-server",
     ),
     Transport(
+        "redis_everysec_once",
+        "redis",
+        "<= 1 s at a power cut",
+        "the same, what is sent again is stored once (as ours)",
+        needs=("redis",),
+        program="redis-server",
+    ),
+    Transport(
         "redis_always",
         "redis",
         "full",
@@ -121,7 +129,8 @@ class Setups:
             case "sample" | "work":
                 return self._run("always" if transport.name.endswith("always") else "100ms")
             case "redis":
-                return self._redis(transport.name.removeprefix("redis_"))
+                _, policy, *more = transport.name.split("_")
+                return self._redis(policy, once=bool(more))
             case "files":
                 return self._files(sync=transport.name == "files_fsync")
             case "zmq":
@@ -178,7 +187,7 @@ class Setups:
             yield {"directory": directory, "sync": sync}
 
     @asynccontextmanager
-    async def _redis(self, policy: str) -> AsyncIterator[Where]:
+    async def _redis(self, policy: str, *, once: bool) -> AsyncIterator[Where]:
         """A Redis server of its own, empty, with an append-only file."""
         port = free_port()
         with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
@@ -189,7 +198,7 @@ class Setups:
             )
             try:
                 await _listening(port, process)
-                yield {"port": port}
+                yield {"port": port, "once": once}
             finally:
                 with anyio.CancelScope(shield=True):
                     if process.returncode is None:

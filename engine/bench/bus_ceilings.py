@@ -15,7 +15,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.bench.bus_load import Job, Outcome
+from engine.bench.bus_job import Job, Outcome
 
 _CHUNK = 1 << 20
 _FLIGHT_BYTES = 16 << 20

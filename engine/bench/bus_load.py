@@ -4,48 +4,15 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-import msgspec
+from collections.abc import Iterator
 
 from bus import codec
 from bus.codec import Envelope
 from bus.messages import EpisodeRequest, Message, SampleReady, Segment, Span
+from engine.bench.bus_job import Outcome
 
 RUN, ROLE, INSTANCE = "bench", "producer", "one"
 _TOKEN_BYTES = 9  # int32 token, uint8 mask, float32 log-prob
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of one case, as its process receives it.
-
-    ``side`` is ``produce``, ``consume`` or ``latency`` (one message at a time, its acceptance timed).
-    ``rate`` 0 sends as fast as possible, else so many messages a second. ``where`` is the transport's.
-    """
-
-    transport: str
-    side: str
-    size: int
-    seconds: float
-    rate: float = 0.0
-    cores: tuple[int, ...] = ()
-    where: dict[str, Any] = {}
-
-
-class Outcome(msgspec.Struct, kw_only=True):
-    """What one side saw. Times are of the system's monotonic clock, ``cpu`` is CPU seconds of its process
-    between them, ``milliseconds`` are latencies."""
-
-    messages: int = 0
-    bytes: int = 0
-    first: float = 0.0
-    last: float = 0.0
-    cpu: float = 0.0
-    frame: int = 0
-    lost: int = 0
-    duplicates: int = 0
-    milliseconds: list[float] = []
 
 
 def sample(index: int, segments: tuple[Segment, ...], total: int = 0) -> SampleReady:
@@ -165,9 +132,3 @@ class Sink:
             duplicates=self._duplicates,
             milliseconds=[age / 1e6 for age in self._ages or ()],
         )
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile of ``values`` (nearest rank); 0 when there are none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -11,12 +11,13 @@ import anyio
 
 from bus import Bus, MemoryBus, connect
 from bus.messages import Message
-from engine.bench.bus_load import Job, Outcome, Sink, Supply
+from engine.bench.bus_job import Job, Outcome
+from engine.bench.bus_load import Sink, Supply
 
 _CALL = 4096
 _CALL_BYTES = 64 << 20
-_PURGE = 4096
-_PURGE_BYTES = 32 << 20
+_PURGE = 8192
+_PURGE_BYTES = 64 << 20
 _HELD = 512
 
 

@@ -13,18 +13,29 @@ from typing import Any, Protocol
 
 from bus import codec
 from bus.messages import Message
-from engine.bench.bus_load import Outcome, Sink, Supply, encode
+from engine.bench.bus_job import Outcome
+from engine.bench.bus_load import Sink, Supply, encode
 
 _WINDOW = 64
 _POLL_SECONDS = 0.001
 _STREAM, _GROUP, _FIELD = "bench", "bench", b"f"
 
 
+Sent = tuple[str, bytes]
+# Stores a message unless its id was stored in the last two minutes, as our streams do.
+_ONCE = """
+if redis.call('SET', KEYS[2], 1, 'NX', 'EX', 120) then
+  return redis.call('XADD', KEYS[1], '*', 'f', ARGV[1])
+end
+return false
+"""
+
+
 class PeerProducer(Protocol):
     """Sends frames; :meth:`put` returns when they are accepted with the peer's durability."""
 
-    def put(self, frames: list[bytes]) -> None:
-        """Send a window of frames."""
+    def put(self, messages: list[Sent]) -> None:
+        """Send a window of frames, each with the id of its message."""
 
     def close(self) -> None:
         """Give up the connection."""
@@ -49,12 +60,12 @@ class Sender:
     async def send_all(self, supply: Supply, deadline: float) -> None:
         """Send until the deadline, then what tells the consumer that it was all."""
         while time.monotonic() < deadline:
-            self._peer.put([encode(message) for message in supply.until(deadline, _WINDOW)])
+            self._peer.put([(message.key, encode(message)) for message in supply.until(deadline, _WINDOW)])
         await self.send(supply.make(last=True))
 
     async def send(self, message: Message) -> None:
         """Send one message."""
-        self._peer.put([encode(message)])
+        self._peer.put([(message.key, encode(message))])
 
 
 def take(peer: PeerConsumer, sink: Sink) -> Outcome:
@@ -76,8 +87,8 @@ class ZmqProducer:
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.connect(where["url"])
 
-    def put(self, frames: list[bytes]) -> None:
-        for frame in frames:
+    def put(self, messages: list[Sent]) -> None:
+        for _, frame in messages:
             self._socket.send(frame)
 
     def close(self) -> None:
@@ -112,19 +123,24 @@ def _redis(where: dict[str, Any]) -> Any:
 
 
 class RedisProducer:
-    """XADD in pipelines of a window, which ends when the server has answered all of them."""
+    """XADD in pipelines of a window, which ends when the server has answered all of them. With ``once``
+    a message that is sent again is not stored again."""
 
     def __init__(self, where: dict[str, Any]) -> None:
         self._client = _redis(where)
+        self._once = self._client.register_script(_ONCE) if where["once"] else None
+        if self._once is not None:
+            self._client.script_load(_ONCE)
 
-    def put(self, frames: list[bytes]) -> None:
-        if len(frames) == 1:
-            self._client.xadd(_STREAM, {_FIELD: frames[0]})
-            return
-        pipeline = self._client.pipeline(transaction=False)
-        for frame in frames:
-            pipeline.xadd(_STREAM, {_FIELD: frame})
-        pipeline.execute()
+    def put(self, messages: list[Sent]) -> None:
+        pipeline = self._client.pipeline(transaction=False) if len(messages) > 1 else self._client
+        for key, frame in messages:
+            if self._once is not None:
+                pipeline.evalsha(self._once.sha, 2, _STREAM, key, frame)
+            else:
+                pipeline.xadd(_STREAM, {_FIELD: frame})
+        if len(messages) > 1:
+            pipeline.execute()
 
     def close(self) -> None:
         self._client.close()
@@ -164,8 +180,8 @@ class FilesProducer:
         self._number = 0
         self._handle = os.open(self._directory, os.O_RDONLY)
 
-    def put(self, frames: list[bytes]) -> None:
-        written = [self._write(frame) for frame in frames]
+    def put(self, messages: list[Sent]) -> None:
+        written = [self._write(frame) for _, frame in messages]
         for scratch in written:
             os.rename(scratch, scratch[: -len(".tmp")])
         if self._sync:

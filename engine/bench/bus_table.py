@@ -32,8 +32,8 @@ def show(report: Report, console: Console) -> None:
         f"Others used {load['others_median']:.2f} cores (most {load['others_max']:.2f}): {quiet}. "
         f"Lost {report.lost}, duplicates {report.duplicates}."
     )
-    if report.ahead_of_redis_everysec is not None:
-        console.print(f"Ahead of Redis everysec: {'yes' if report.ahead_of_redis_everysec else 'no'}.")
+    for name, ahead in report.ahead_of.items():
+        console.print(f"Ahead of {name}: {'yes' if ahead else 'no'}.")
 
 
 def _transports(report: Report) -> Table:

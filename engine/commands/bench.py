@@ -20,6 +20,9 @@ def bus(
     seconds: Annotated[float, typer.Option(min=0.05, help="Length of a case.")] = 2.0,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions; medians and ranges are over them.")] = 5,
     pin: Annotated[bool, typer.Option("--pin/--no-pin", help="Tie producer and consumer to a core.")] = True,
+    paths: Annotated[
+        str | None, typer.Option(help="Our paths beside the sample stream, with commas; default: all.")
+    ] = None,
     peers: Annotated[
         str | None, typer.Option(help="Other transports to measure, with commas; default: all there are.")
     ] = None,
@@ -34,8 +37,10 @@ def bus(
     from engine.bench import bus as bench
     from engine.bench.bus_table import show
 
-    chosen = None if peers is None else tuple(filter(None, map(str.strip, peers.split(","))))
-    settings = bench.Settings(seconds=seconds, repeat=repeat, pin=pin, peers=chosen)
+    def names(text: str | None) -> tuple[str, ...] | None:
+        return None if text is None else tuple(filter(None, map(str.strip, text.split(","))))
+
+    settings = bench.Settings(seconds=seconds, repeat=repeat, pin=pin, paths=names(paths), peers=names(peers))
     report = anyio.run(
         bench.measure,
         settings,
