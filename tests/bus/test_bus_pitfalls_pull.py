@@ -27,17 +27,20 @@ HASTY = partial(PullSettings, expires=0.2, heartbeat=0.05)
 
 async def test_pitfall_01_no_pull_request_is_orphaned(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests expire all the time, and each message finds one that is still ours."""
-    monkeypatch.setattr(work, "PullSettings", HASTY)
+    monkeypatch.setattr(work, "PullSettings", partial(PullSettings, expires=0.03, heartbeat=0.01))
     async with nats_world(nats_url) as w, w.bus.consume("designer", limit=4) as source:
         waits = []
-        for number in range(120):
-            await anyio.sleep(0.002 * (number % 5))
+        for number in range(60):
+            await anyio.sleep(0.007 * (number % 6))
             start = anyio.current_time()
             await w.bus.publish(ticket(number))
             (delivery,) = await take(source, 1, 5)
             assert delivery.attempt == 1
             await delivery.ack()
             waits.append(anyio.current_time() - start)
+        mine = over_nats(w)._open["consume_designer"]
+        assert isinstance(mine, work.Work)
+        assert mine._pull.requests > 70  # some expired
         assert sorted(waits)[len(waits) // 2] < 0.2
         assert max(waits) < 1.0
 
