@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import platform
 import resource
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -69,14 +69,6 @@ def cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def pin(pid: int, allowed: Sequence[int]) -> bool:
-    """Tie a process to some cores; False where the system offers no such thing."""
-    if not hasattr(os, "sched_setaffinity"):
-        return False
-    os.sched_setaffinity(pid, allowed)
-    return True
 
 
 def fingerprint(settings: Any) -> str:
