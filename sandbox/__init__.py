@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from sandbox.frames import ResetResult, StepResult
     from sandbox.instance import Instance
+    from sandbox.metadata import Metadata
     from sandbox.pool import SandboxPool
     from sandbox.probes import Transcript
     from sandbox.protection import ProtectionReport
@@ -52,6 +53,7 @@ _HOMES = {
     "ResetResult": "frames",
     "StepResult": "frames",
     "Instance": "instance",
+    "Metadata": "metadata",
     "SandboxPool": "pool",
     "Transcript": "probes",
     "ProtectionReport": "protection",
@@ -72,6 +74,7 @@ __all__ = [
     "InfraFailure",
     "Instance",
     "InstanceClosed",
+    "Metadata",
     "ProtectionReport",
     "ResetResult",
     "SandboxError",

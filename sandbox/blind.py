@@ -11,8 +11,9 @@ make a program ``degenerate``:
 from nonsense, or nonsense and what is plausible where it does not, are each played as constants on the same
 instances. Looked at after 16, 32 and 64 instances, the program is a coin if either
 
-- all actions agreed on every instance and at least three of these were won: then, at 95 %, the action
-  matters in fewer than one instance of five (``1 - 0.05 ** (1/16)`` is 0.17); or
+- all actions agreed on every instance and at least three of sixteen were won: then, at 95 %, the action
+  matters in fewer than one instance of five (``1 - 0.05 ** (1/16)`` is 0.17); what pays less than
+  that is too little for a designer to gain by; or
 - even the least lucky action's 95 % interval (Wilson) of the win rate lies above ``coin_rate``. Actions
   that exclude each other share the wins, so an honest guess among k options gives each 1 / k: a guess among
   three or more is not flagged, a guess between two is.
@@ -35,7 +36,7 @@ from sandbox.verdict import BLIND
 
 LEAST_EPISODES = 3
 _LOOKS = (16, 32, 64)
-_FIRST_LOOK, _LEAST_WINS, _PANEL, _SUSPICIOUS = 6, 3, 4, 1.5
+_FIRST_LOOK, _LEAST_SHARE, _PANEL, _SUSPICIOUS = 6, 3 / 16, 4, 1.5
 _CANDIDATES, _LIKELY, _TELLING, _SCANNED = 12, 8, 6, 16
 _COIN_BLOCK = 4
 
@@ -66,7 +67,9 @@ async def play_policies(climb: Climb) -> None:
         constants["nonsense"] = probes.NONSENSE
     for seed in climb.seeds(1):
         for name, action in constants.items():
-            await climb.rollout(name, seed, _constant(turns, action))
+            # what was refused by raising once cannot win
+            if action not in climb.invalid or name not in climb.played:
+                await climb.rollout(name, seed, _constant(turns, action))
     for name in given_away(climb):
         # a few lucky episodes are not a verdict: play as many again
         for seed in climb.seeds(2):
@@ -146,7 +149,7 @@ def coin(results: dict[str, list[float]], rate: float) -> str:
         return ""
     least = min(sum(won) for won in results.values())
     agreed = all(len(set(outcomes)) == 1 for outcomes in zip(*results.values(), strict=True))
-    if agreed and least >= _LEAST_WINS:
+    if agreed and least >= _LEAST_SHARE * played:
         return (
             f"a coin decides: {len(results)} different actions gave the same outcome in all {played} "
             f"instances, and won {least:g} of them"

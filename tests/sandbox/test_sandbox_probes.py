@@ -151,6 +151,8 @@ def test_one_coin_for_all_actions_is_found_though_it_rarely_falls() -> None:
     assert coin({"a": toss, "b": [False, *toss[1:]]}, 0.25) == ""
     assert coin({"a": [False] * 16, "b": [False] * 16}, 0.25) == ""
     assert coin({"a": toss[:9], "b": toss[:9]}, 0.25) == ""
+    assert coin({"a": [0.1] * 64, "b": [0.1] * 64}, 0.25) == ""
+    assert "won 28.8" in coin({"a": [0.45] * 64, "b": [0.45] * 64}, 0.25)
 
 
 def test_spread_leaves_nothing_out() -> None:
