@@ -62,16 +62,16 @@ class ToolEnv:
     schemas: ClassVar[Mapping[str, Any]] = {}
 
     state: Any
-    _show_tools = True
-    _tools: dict[str, Tool] | None = None
-    _steps: tuple[tuple[str, Predicate], ...] = ()
-    _expected: str | int | float | None = None
-    _turn = _done = 0
-    _over = True
+    __show_tools = True
+    __tools: dict[str, Tool] | None = None
+    __steps: tuple[tuple[str, Predicate], ...] = ()
+    __expected: str | int | float | None = None
+    __turn = __done = 0
+    __over = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        taken = [name for name in OWNED if name in vars(cls)]
+        taken = [name for name in OWNED if getattr(cls, name) is not getattr(ToolEnv, name)]
         if taken:
             raise ContractError(f"{cls.__name__} defines {taken[0]}, which ToolEnv owns")
 
@@ -80,8 +80,8 @@ class ToolEnv:
         template of the model's own."""
         if max_turns is not None:
             self.max_turns = min(self.max_turns, max_turns)
-        self._show_tools = show_tools
-        self._tools = self._collect()
+        self.__show_tools = show_tools
+        self.__tools = self.__collect()
 
     def setup(self, rng: random.Random) -> Any:
         """Return the state of a new instance, drawn from ``rng``."""
@@ -102,44 +102,44 @@ class ToolEnv:
 
     def reset(self, seed: int = 0) -> tuple[str, dict[str, Any]]:
         """Draw a new instance; the observation holds the first instruction only."""
-        if self._tools is None:
-            self._tools = self._collect()
+        if self.__tools is None:
+            self.__tools = self.__collect()
         if self.scoring not in ("all", "share"):
             raise ContractError(f'scoring must be "all" or "share", not {self.scoring!r}')
         state = self.setup(random.Random(seed))
         if state is None and "state" not in vars(self):
             raise ContractError("setup(rng) must return the state")
         self.state = vars(self)["state"] if state is None else state
-        self._steps = _read_steps(self.instructions())
-        self._expected = _read_expected(self.answer())
-        self._turn = self._done = 0
-        self._over = False
-        return self._opening(), self._info()
+        self.__steps = _read_steps(self.instructions())
+        self.__expected = _read_expected(self.answer())
+        self.__turn = self.__done = 0
+        self.__over = False
+        return self.__opening(), self.__info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Carry out the calls of ``action`` in order, then judge its final answer, if it has one."""
-        if self._over:
-            return "The episode is over.", 0.0, False, True, self._info()
-        self._turn += 1
-        before = self._done
+        if self.__over:
+            return "The episode is over.", 0.0, False, True, self.__info()
+        self.__turn += 1
+        before = self.__done
         given: str | None = None
         try:
             turn = calls.parse(action)
         except calls.Unreadable as error:
             lines = [f"Error: {error}"]
         else:
-            lines = [self._run(call) for call in turn.calls]
+            lines = [self.__run(call) for call in turn.calls]
             given = turn.answer
         if given is not None:
-            return self._finish(lines, given)
-        if self._done == len(self._steps) and self._expected is None:
-            return self._finish(lines, None)
-        lines += self._news(before)
-        if self._turn >= self.max_turns:
-            self._over = True
-            return "\n".join([*lines, "No turns are left."]), 0.0, False, True, self._info()
-        lines.append(f"Turn {self._turn} of {self.max_turns}.")
-        return "\n".join(lines), 0.0, False, False, self._info()
+            return self.__finish(lines, given)
+        if self.__done == len(self.__steps) and self.__expected is None:
+            return self.__finish(lines, None)
+        lines += self.__news(before)
+        if self.__turn >= self.max_turns:
+            self.__over = True
+            return "\n".join([*lines, "No turns are left."]), 0.0, False, True, self.__info()
+        lines.append(f"Turn {self.__turn} of {self.max_turns}.")
+        return "\n".join(lines), 0.0, False, False, self.__info()
 
     def get_tools(self) -> list[dict[str, Any]]:
         """Return the tools as chat templates take them."""
@@ -152,16 +152,16 @@ class ToolEnv:
                     "parameters": tool.parameters,
                 },
             }
-            for tool in (self._tools or {}).values()
+            for tool in (self.__tools or {}).values()
         ]
 
     def execute_tool(self, name: str, arguments: dict[str, Any] | None = None) -> str:
         """Carry out one call and return its text. Counts no turn and never ends the episode."""
-        return self._run(calls.Call(name, {} if arguments is None else arguments))
+        return self.__run(calls.Call(name, {} if arguments is None else arguments))
 
     def criteria_met(self) -> list[bool]:
         """Evaluate every predicate on the present state, in order."""
-        return [self._holds(number) for number in range(len(self._steps))]
+        return [self.__holds(number) for number in range(len(self.__steps))]
 
     def solution(self) -> list[str]:
         """Return the actions of :meth:`plan`, one a turn, and the final answer where one is expected."""
@@ -169,11 +169,11 @@ class ToolEnv:
         for entry in self.plan():
             made = [_planned(one) for one in (entry if isinstance(entry, list) else [entry])]
             actions.append(json.dumps(made[0] if len(made) == 1 else made, ensure_ascii=False))
-        if self._expected is not None:
-            actions.append(json.dumps({"answer": self._expected}, ensure_ascii=False))
+        if self.__expected is not None:
+            actions.append(json.dumps({"answer": self.__expected}, ensure_ascii=False))
         return actions
 
-    def _collect(self) -> dict[str, Tool]:
+    def __collect(self) -> dict[str, Tool]:
         found: dict[str, Tool] = {}
         for attribute in dir(type(self)):
             function = getattr(self, attribute)
@@ -196,8 +196,8 @@ class ToolEnv:
             raise ContractError(f"{len(found)} methods {PREFIX}*; a tool environment has 1 to {MAX_TOOLS}")
         return found
 
-    def _run(self, call: calls.Call) -> str:
-        tools = self._tools or {}
+    def __run(self, call: calls.Call) -> str:
+        tools = self.__tools or {}
         tool = tools.get(call.name)
         if tool is None:
             return f"Error: there is no tool {call.name!r}; the tools are {', '.join(tools)}."
@@ -208,49 +208,49 @@ class ToolEnv:
             result = tool.function(**call.arguments)
         except (ToolError, ValueError, LookupError) as error:
             return f"Error in {call.name}: {str(error)[:MAX_RESULT] or type(error).__name__}"
-        while self._done < len(self._steps) and self._holds(self._done):
-            self._done += 1
+        while self.__done < len(self.__steps) and self.__holds(self.__done):
+            self.__done += 1
         text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         return f"{call.name}: {text[:MAX_RESULT]}"
 
-    def _holds(self, number: int) -> bool:
+    def __holds(self, number: int) -> bool:
         try:
-            return exact_bool(self._steps[number][1](self.state), "its value")
+            return exact_bool(self.__steps[number][1](self.state), "its value")
         except ContractError as error:
             raise ContractError(f"criterion {number + 1}: {error}") from None
 
-    def _opening(self) -> str:
-        parts = [self.intro.strip(), f"Instruction 1 of {len(self._steps)}: {self._steps[0][0]}"]
-        if self._show_tools:
-            lines = [f"- {tool.signature()}: {tool.description}" for tool in (self._tools or {}).values()]
+    def __opening(self) -> str:
+        parts = [self.intro.strip(), f"Instruction 1 of {len(self.__steps)}: {self.__steps[0][0]}"]
+        if self.__show_tools:
+            lines = [f"- {tool.signature()}: {tool.description}" for tool in (self.__tools or {}).values()]
             parts.append("\n".join(["Tools:", *lines]))
             parts.append(calls.HOW)
         parts.append(f"There are {self.max_turns} turns.")
         return "\n\n".join(part for part in parts if part)
 
-    def _news(self, before: int) -> list[str]:
+    def __news(self, before: int) -> list[str]:
         """What became of the instructions in this turn."""
-        lines = [f"Instruction {number + 1} is done." for number in range(before, self._done)]
-        if self._done == len(self._steps):
+        lines = [f"Instruction {number + 1} is done." for number in range(before, self.__done)]
+        if self.__done == len(self.__steps):
             return [*lines, 'All instructions are done. Give the final answer: {"answer": "..."}']
         if lines:
-            text = self._steps[self._done][0]
-            lines.append(f"Instruction {self._done + 1} of {len(self._steps)}: {text}")
+            text = self.__steps[self.__done][0]
+            lines.append(f"Instruction {self.__done + 1} of {len(self.__steps)}: {text}")
         return lines
 
-    def _finish(self, lines: list[str], given: str | None) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self._over = True
-        total, got = len(self._steps), self._done
+    def __finish(self, lines: list[str], given: str | None) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.__over = True
+        total, got = len(self.__steps), self.__done
         lines.append(f"{got} of {total} instructions are done.")
-        if self._expected is not None:
-            right = given is not None and same_answer(self._expected, given)
+        if self.__expected is not None:
+            right = given is not None and same_answer(self.__expected, given)
             lines.append("The final answer is right." if right else "The final answer is wrong.")
             total, got = total + 1, got + right
         reward = got / total if self.scoring == "share" else float(got == total)
-        return "\n".join(lines), reward, True, False, self._info()
+        return "\n".join(lines), reward, True, False, self.__info()
 
-    def _info(self) -> dict[str, Any]:
-        return {"turn": self._turn, "done": self._done, "of": len(self._steps)}
+    def __info(self) -> dict[str, Any]:
+        return {"turn": self.__turn, "done": self.__done, "of": len(self.__steps)}
 
 
 def same_answer(expected: str | int | float, given: str) -> bool:

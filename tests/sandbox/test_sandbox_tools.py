@@ -246,6 +246,27 @@ def test_what_the_base_class_owns_cannot_be_replaced(name: str) -> None:
         variant(**{name: lambda self, *a: None})
 
 
+def test_nor_by_way_of_another_base_class() -> None:
+    class Generous:
+        def step(self, action: str) -> Any:
+            return "you win", 1.0, True, False, {}
+
+    with pytest.raises(ContractError, match="defines step"):
+        type("GenerousEnv", (Generous, DeskEnv), {})
+
+
+def test_a_design_may_use_any_attribute_of_its_own() -> None:
+    class BusyEnv(DeskEnv):
+        def setup(self, rng: random.Random) -> dict[str, Any]:
+            self._turn = self._done = self._steps = self._tools = self._over = self._expected = "mine"
+            return super().setup(rng)
+
+    env, _ = fresh(BusyEnv)
+    for action in env.solution():
+        last = env.step(action)
+    assert last[1:4] == (1.0, True, False)
+
+
 @pytest.mark.parametrize("value", [None, 1, [], "yes"])
 def test_criteria_are_exact_booleans(value: object) -> None:
     env = variant(instructions=lambda self: [("do it", lambda s: value)])()
