@@ -257,8 +257,12 @@ async def test_a_lease_has_one_holder_and_growing_revisions(world: Worlds) -> No
             assert second.revision > first.revision
 
 
-async def test_a_held_lease_outlives_its_ttl(world: Worlds) -> None:
-    async with world() as w, w.peer("tester", "two") as other, w.bus.lease("leader.x", ttl=1.0) as lease:
+async def test_a_held_lease_outlives_its_ttl(plain_world: Worlds) -> None:
+    async with (
+        plain_world() as w,
+        w.peer("tester", "two") as other,
+        w.bus.lease("leader.x", ttl=1.0) as lease,
+    ):
         with pytest.raises(BusUnavailable):
             async with other.lease("leader.x", ttl=1.0, wait=1.4):
                 pass

@@ -70,7 +70,6 @@ async def test_what_is_said_is_renewed_and_brought_up_to_date(plain_world: World
             with anyio.fail_after(5):
                 while (await w.bus.present())[0].hello.version != 2:  # noqa: ASYNC110
                     await anyio.sleep(0.02)
-            await anyio.sleep(1.3)
             (one,) = await w.bus.present()
             assert one.hello.state == "draining"
             assert one.age < 1.0
