@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import nats.errors
 import pytest
 from bus_worlds import TOKEN
@@ -48,6 +49,7 @@ def test_nats_py_is_inside_as_the_lane_expects() -> None:
         "data",
         "headers",
     ]
+    assert "if not self._transport:" in inspect.getsource(Client._connect_to_server)
     assert "self._id = id" in inspect.getsource(Subscription.__init__)
 
 
@@ -222,6 +224,26 @@ def _count_writes(connection: Connection) -> list[int]:
 
     transport.writelines = writelines
     return writes
+
+
+async def test_large_messages_are_read_in_few_pieces_after_a_reconnect_too(nats_url: str) -> None:
+    async with open_connection(nats_url, name="lane", token=TOKEN) as connection:
+        heard: list[bytes] = []
+        await connection.subscribe("lane", lambda arrival: heard.append(arrival.data))
+        transport = connection.client._transport
+        for times in (1, 2):
+            connection.write("lane", bytes(4 << 20), "")
+            assert await connection.barrier()
+            assert heard == [bytes(4 << 20)] * times
+            assert transport._io_reader._limit >= 256 << 10
+            changed = anyio.Event()
+            unwatch = connection.watch(changed.set)
+            await connection.client.force_reconnect()
+            with anyio.fail_after(5):
+                await changed.wait()
+                await connection.wait_connected("reconnect")
+            unwatch()
+            assert connection.client._transport is transport
 
 
 async def test_a_request_of_nats_py_works_beside_the_lane(nats_url: str) -> None:
