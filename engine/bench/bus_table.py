@@ -8,12 +8,12 @@ from rich.table import Table
 from engine.bench.bus import Figure, Report
 
 _COLUMNS = (
-    ("1 KB, 1/s", "acked_1k_per_s", "{:,.0f}"),
-    ("36 KB, MB/s", "acked_36k_mb_per_s", "{:,.0f}"),
-    ("accepted p50, ms", "accept_p50_ms", "{:.2f}"),
-    ("p99, ms", "accept_p99_ms", "{:.2f}"),
-    ("age p50 at 500/s, ms", "age_p50_ms_at_500", "{:.2f}"),
-    ("p99, ms", "age_p99_ms_at_500", "{:.2f}"),
+    ("1 KB /s", "acked_1k_per_s", "{:,.0f}"),
+    ("36 KB MB/s", "acked_36k_mb_per_s", "{:,.0f}"),
+    ("accept p50 ms", "accept_p50_ms", "{:.2f}"),
+    ("p99 ms", "accept_p99_ms", "{:.2f}"),
+    ("age p50 ms", "age_p50_ms_at_500", "{:.2f}"),
+    ("p99 ms", "age_p99_ms_at_500", "{:.2f}"),
 )
 _ORDER = ("full", "<= 0.1 s at a power cut", "<= 1 s at a power cut", "process crash", "none")
 
@@ -21,6 +21,9 @@ _ORDER = ("full", "<= 0.1 s at a power cut", "<= 1 s at a power cut", "process c
 def show(report: Report, console: Console) -> None:
     """Print the figures by durability class, what the machine allows, and how busy it was."""
     console.print(_transports(report))
+    for name, found in {**report.paths, **report.peers}.items():
+        promise = f" (durability: {found.durability})" if found.durability else ""
+        console.print(f"{name}{promise}: {found.absent or found.what}", style="dim" if found.absent else "")
     console.print(_ceilings(report))
     machine, load = report.machine, report.load
     console.print(
@@ -37,21 +40,18 @@ def show(report: Report, console: Console) -> None:
 
 
 def _transports(report: Report) -> Table:
-    table = Table(title="Producer to consumer, encoded and decoded; median (lowest - highest)")
-    table.add_column("durability")
-    table.add_column("transport")
+    table = Table(title="Producer to consumer, median and range; age at 500/s of 36 KB")
+    table.add_column("transport", no_wrap=True)
     for heading, _, _ in _COLUMNS:
         table.add_column(heading, justify="right")
     rows = [(name, found, True) for name, found in report.paths.items()]
     rows += [(name, found, False) for name, found in report.peers.items()]
     for name, found, ours in sorted(rows, key=lambda row: _rank(row[1].durability)):
         style = "bold" if ours else ""
-        label = f"{name}: {found.what or '?'}"
         if found.absent:
-            table.add_row(found.durability, label, found.absent, style="dim")
             continue
         cells = [_cell(getattr(found, field), form) for _, field, form in _COLUMNS]
-        table.add_row(found.durability, label, *cells, style=style)
+        table.add_row(name, *cells, style=style)
     return table
 
 
@@ -62,13 +62,14 @@ def _rank(durability: str) -> int:
 def _cell(figure: Figure | None, form: str) -> str:
     if figure is None:
         return "-"
-    return f"{form.format(figure.median)} ({form.format(figure.low)} - {form.format(figure.high)})"
+    median = form.format(figure.median)
+    return median if figure.runs == 1 else f"{median}\n{form.format(figure.low)}-{form.format(figure.high)}"
 
 
 def _ceilings(report: Report) -> Table:
     table = Table(title="What the machine allows")
-    for heading in ("ceiling", "median (lowest - highest)"):
-        table.add_column(heading)
+    table.add_column("ceiling")
+    table.add_column("median, lowest-highest", justify="right")
     for name, figure in report.ceiling.items():
         table.add_row(name, _cell(figure, "{:,.2f}" if figure.high < 100 else "{:,.0f}"))
     for name, share in report.efficiency.items():
