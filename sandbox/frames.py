@@ -14,6 +14,10 @@ import msgspec
 
 Scalar = str | int | float | bool | None
 _PREFIX = 4
+# What the child keeps to; a forged frame may not do what an honest one cannot.
+MAX_KEYS, MAX_KEY, MAX_INT = 64, 256, 1 << 53
+MAX_ERROR = (100, 1000, 2000, 16)  # type, message, traceback, phase
+MAX_CLASS, MAX_CALLS, MAX_TURNS = 128, 16, 1 << 31
 
 
 class Malformed(ValueError):
@@ -116,9 +120,24 @@ def read_reply(body: bytes, expected: int, bounds: Bounds) -> Reply:
     # a byte is at most one character, so the child's cut in bytes bounds the characters too
     if len(reply.o) > bounds.observation or len(reply.out or "") > bounds.output:
         raise Malformed("text longer than agreed")
-    if len(reply.f) > 64 or any(isinstance(v, float) and not math.isfinite(v) for v in reply.f.values()):
+    if len(reply.f) > MAX_KEYS or not all(len(k) <= MAX_KEY and _small(v) for k, v in reply.f.items()):
         raise Malformed("info larger than agreed")
+    if reply.err is not None and any(map(lambda part, most: len(part) > most, reply.err, MAX_ERROR)):
+        raise Malformed("error longer than agreed")
+    if reply.m is not None and not _plausible(reply.m):
+        raise Malformed("a program that cannot be")
     return reply
+
+
+def _small(value: Scalar) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_KEY
+    return abs(value or 0) < MAX_INT if type(value) is int else value is None or math.isfinite(value)
+
+
+def _plausible(about: About) -> bool:
+    named = len(about.cls) <= MAX_CLASS and len(about.calls) <= MAX_CALLS
+    return named and (about.turns is None or 0 <= about.turns < MAX_TURNS)
 
 
 def read_value(text: str) -> Any:

@@ -57,7 +57,8 @@ class _Fault(Exception):
 
     def __init__(self, phase: str, kind: str, message: str, frames: str = "") -> None:
         super().__init__(message)
-        self.report = [kind, message, frames, phase]
+        # the engine refuses longer ones
+        self.report = [kind[:100], message[:1000], frames[:2000], phase]
 
 
 class Runner:
@@ -212,7 +213,7 @@ def _describe(phase: str, error: BaseException) -> _Fault:
         frames = "\n".join(own[-_TRACEBACK_LINES:])[:2000]
     except BaseException:
         frames = ""
-    return _Fault(phase, kind[:100], message, frames)
+    return _Fault(phase, kind, message, frames)
 
 
 _REHEARSAL = """

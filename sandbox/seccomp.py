@@ -61,9 +61,9 @@ _words = str.split
 
 _PLAIN = tuple(
     _words("""
-munmap mremap brk futex clock_gettime clock_getres gettimeofday time nanosleep clock_nanosleep
+munmap mremap brk futex gettimeofday time nanosleep
 getpid gettid getppid getuid geteuid getgid getegid rt_sigaction rt_sigprocmask rt_sigreturn
-sigaltstack exit exit_group sched_yield restart_syscall getrusage times sched_getaffinity getcpu
+sigaltstack exit exit_group sched_yield restart_syscall getrusage times getcpu
 close fstat lseek getcwd getrandom
 """)
 )
@@ -86,7 +86,15 @@ ioperm modify_ldt name_to_handle_at open_by_handle_at memfd_secret vmsplice
 """)
 )
 
+_BY_ARGUMENT = tuple(
+    _words("""
+read write mmap mprotect madvise clock_gettime clock_nanosleep clock_getres prlimit64 sched_getaffinity
+""")
+)
+
 _MADVICE = (0, 1, 2, 3, 4, 8, 14, 15)
+# the kernel's own clocks; negative numbers are CPU clocks of processes, of others too, and of devices
+_CLOCKS = 12
 _X32 = 0x40000000
 _PROT_EXEC, _MAP_TYPE, _MAP_PRIVATE = 4, 3, 2
 
@@ -133,7 +141,11 @@ def _any_of(values: Iterable[int]) -> list[Insn]:
 def _conditions() -> dict[str, list[Insn]]:
     """Bodies, by call, that look at arguments; each ends in a return on every path."""
     denied, allowed = _ret(refuse(errno.EACCES)), _ret(ALLOW)
+    # what would count or watch other processes is asked of oneself only
+    clock = [_load(_low(0)), _jump(_JGE, _CLOCKS, 0, 1), _ret(refuse(errno.EPERM)), allowed]
     return {
+        **dict.fromkeys(("clock_gettime", "clock_nanosleep", "clock_getres"), clock),
+        "sched_getaffinity": [_load(_low(0)), *_any_of([0])],
         "read": [_load(_low(0)), *_any_of([3])],
         "write": [_load(_low(0)), *_any_of([1, 2, 3])],
         # MAP_SHARED is refused because RLIMIT_DATA does not count it: an instance could take gigabytes
@@ -149,6 +161,8 @@ def _conditions() -> dict[str, list[Insn]]:
         "mprotect": [_load(_low(2)), _jump(_JSET, _PROT_EXEC, 0, 1), denied, allowed],
         "madvise": [_load(_low(2)), *_any_of(_MADVICE)],
         "prlimit64": [
+            _load(_low(0)),
+            _jump(_JEQ, 0, 0, 4),
             _load(_low(2)),
             _jump(_JEQ, 0, 0, 2),
             _load(_low(2) + 4),
@@ -174,7 +188,7 @@ def policy(machine: str) -> bytes:
     """
     arch, table, conditions = ARCHES[machine], numbers(machine), _conditions()
     insns = _header(arch)
-    for name in ("read", "write", "mmap", "mprotect", "madvise", "prlimit64"):
+    for name in _BY_ARGUMENT:
         body = conditions[name]
         insns += [_jump(_JEQ, table[name], 0, len(body)), *body]
     return assemble([*insns, *_tree(_ranges(_actions(table), arch.top))])

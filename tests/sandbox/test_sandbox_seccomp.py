@@ -29,9 +29,9 @@ FOREIGN = {
 _words = str.split
 ALLOWED = frozenset(
     _words("""
-    munmap mremap brk futex clock_gettime clock_getres gettimeofday time nanosleep clock_nanosleep getpid
+    munmap mremap brk futex gettimeofday time nanosleep getpid
     gettid getppid getuid geteuid getgid getegid rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack exit
-    exit_group sched_yield restart_syscall getrusage times sched_getaffinity getcpu close fstat lseek getcwd
+    exit_group sched_yield restart_syscall getrusage times getcpu close fstat lseek getcwd
     getrandom
     """)
 )
@@ -43,6 +43,10 @@ BY_ARGUMENT = {
     "mprotect": (0, 4096, 3),
     "madvise": (0, 4096, 4),
     "prlimit64": (0, 7, 0, 1),
+    "clock_gettime": (1,),
+    "clock_getres": (7,),
+    "clock_nanosleep": (1,),
+    "sched_getaffinity": (0, 128),
 }
 HONEST = frozenset(
     _words("""
@@ -116,6 +120,12 @@ class TestPolicy:
             ("prlimit64", (0, 7, 0, 1), ALLOW),
             ("prlimit64", (0, 7, 1, 0), FORBIDDEN),
             ("prlimit64", (0, 7, 1 << 32, 0), FORBIDDEN),
+            ("prlimit64", (1, 7, 0, 1), FORBIDDEN),
+            ("clock_gettime", (11,), ALLOW),
+            ("clock_gettime", ((~1 << 3) | 2,), FORBIDDEN),
+            ("clock_getres", ((~1 << 3) | 2,), FORBIDDEN),
+            ("clock_nanosleep", ((~1 << 3) | 2,), FORBIDDEN),
+            ("sched_getaffinity", (1, 128), FORBIDDEN),
             ("openat", (), DENIED),
             ("socket", (), DENIED),
             ("clone3", (), MISSING),

@@ -1,0 +1,235 @@
+"""The kernel's other doors: privilege, newer calls, code of one's own, foreign tables (cases 11, 12, 24)."""
+
+from __future__ import annotations
+
+import os
+
+from attacks import _TABLE, Attack, call, tried
+from sandbox import seccomp
+
+_HERE = 0 if os.uname().machine == "x86_64" else 1
+
+# Calls that only an attack makes; arguments are those that would do harm where they have some.
+_HOSTILE = {
+    "unshare": ("0x10000000",),
+    "setns": ("3", "0"),
+    "mount": ('b"none"', 'b"/"', 'b"tmpfs"', "0", "0"),
+    "umount2": ('b"/"', "2"),
+    "pivot_root": ('b"."', 'b"."'),
+    "chroot": ('b"/"',),
+    "fsopen": ('b"tmpfs"', "0"),
+    "fsconfig": ("3", "6", "0", "0", "0"),
+    "fsmount": ("3", "0", "0"),
+    "fspick": ("-100", 'b"/"', "0"),
+    "move_mount": ("3", 'b""', "-100", 'b"/"', "4"),
+    "mount_setattr": ("-100", 'b"/"', "0", 'b"\\0" * 32', "32"),
+    "bpf": ("0", 'b"\\0" * 128', "128"),
+    "userfaultfd": ("1",),
+    "perf_event_open": ('b"\\0" * 128', "0", "-1", "-1", "0"),
+    "io_uring_setup": ("8", 'b"\\0" * 120'),
+    "io_uring_enter": ("3", "1", "0", "0", "0", "0"),
+    "io_uring_register": ("3", "0", "0", "0"),
+    "keyctl": ("0", "-3", "1"),
+    "add_key": ('b"user"', 'b"a"', 'b"b"', "1", "-3"),
+    "request_key": ('b"user"', 'b"a"', "0", "-3"),
+    "memfd_secret": ("0",),
+    "init_module": ("0", "0", "0"),
+    "finit_module": ("3", "0", "0"),
+    "delete_module": ('b"x"', "0"),
+    "kexec_load": ("0", "0", "0", "0"),
+    "kexec_file_load": ("3", "3", "0", "0", "0"),
+    "reboot": ("0xfee1dead", "672274793", "0x1234567", "0"),
+    "swapon": ('b"/x"', "0"),
+    "swapoff": ('b"/x"',),
+    "iopl": ("3",),
+    "ioperm": ("0", "1", "1"),
+    "modify_ldt": ("1", 'b"\\0" * 16', "16"),
+    "name_to_handle_at": ("-100", 'b"/"', 'b"\\0" * 64', 'b"\\0" * 8', "0"),
+}
+KILLED = {
+    f"hostile {name}": Attack(11, "killed", tried(name, *arguments))
+    for name, arguments in _HOSTILE.items()
+    if _TABLE[name][_HERE] >= 0
+}
+
+
+def _skipped() -> list[int]:
+    """Numbers that a program may use, and those that kill."""
+    numbers = seccomp.numbers(os.uname().machine)
+    names = (*seccomp._PLAIN, *seccomp._HOSTILE, *seccomp._BY_ARGUMENT)
+    # the kernel shows no filter the calls of its own probes; to anybody else they are an illegal instruction
+    probes = [335, 336] if os.uname().machine == "x86_64" else []
+    return sorted([*(numbers[name] for name in names if name in numbers), *probes])
+
+
+CODE = {
+    "executable memory": Attack(12, "denied", tried("mmap", "0", "4096", "5", "0x22", "-1", "0")),
+    "memory made executable": Attack(
+        12,
+        "denied",
+        f"p = {call('mmap', '0', '4096', '3', '0x22', '-1', '0')}\nreturn tried(lambda: {call('mprotect', 'p', '4096', '5')})",
+    ),
+    "executable by key": Attack(
+        12,
+        "denied",
+        f"p = {call('mmap', '0', '4096', '3', '0x22', '-1', '0')}\n"
+        f"return tried(lambda: {call('pkey_mprotect', 'p', '4096', '7', '-1')})",
+    ),
+    "code of libc made writable and back": Attack(
+        12,
+        "denied|crash",
+        f"""
+        p = ctypes.cast(libc.getpid, ctypes.c_void_p).value & ~4095
+        {call("mprotect", "p", "4096", "3")}
+        ctypes.memset(p, 0xC3, 16)
+        return tried(lambda: {call("mprotect", "p", "4096", "5")})
+        """,
+    ),
+    "reading implies executing": Attack(12, "denied", tried("personality", "0x0400000")),
+    "callback": Attack(12, "denied", "return tried(lambda: ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)())"),
+    "jump into data": Attack(
+        12,
+        "crash",
+        """
+        code = ctypes.create_string_buffer(b"\\xc3" * 64)
+        return f"OPEN {ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(code))()}"
+        """,
+    ),
+    "mapping moved": Attack(
+        12,
+        "denied|harmless|crash",
+        f"""
+        p = ctypes.cast(libc.getpid, ctypes.c_void_p).value & ~4095
+        to = {call("mmap", "0", "4096", "3", "0x22", "-1", "0")}
+        got = tried(lambda: {call("mremap", "p", "0", "4096", "3", "to")})
+        return got if got.startswith("denied") else "harmless"
+        """,
+    ),
+    "null page": Attack(12, "denied", tried("mmap", "0", "4096", "3", "0x32", "-1", "0")),
+    "remap pages": Attack(12, "denied", tried("remap_file_pages", "0", "4096", "0", "0", "0")),
+}
+if _HERE == 0:
+    CODE |= {
+        "x32 table": Attack(12, "killed", "return tried(lambda: raw((0x40000000 | 39, 0)))"),
+        "x32 execve": Attack(12, "killed", "return tried(lambda: raw((0x40000000 | 520, 0), 0, 0, 0))"),
+        "call number -1": Attack(12, "killed|denied", "return tried(lambda: raw((-1, 0)))"),
+        "number with a high half": Attack(
+            12, "denied|harmless", "return tried(lambda: raw(((1 << 32) | 2, 0), b'/etc/passwd', 0))"
+        ),
+        "32 bit gate": Attack(
+            12,
+            "killed",
+            """
+            # no code of one's own is needed: the two bytes of int 0x80 lie somewhere in libc
+            start = ctypes.cast(libc.getpid, ctypes.c_void_p).value & ~4095
+            for page in range(start, start + (1 << 20), 4096):
+                place = ctypes.string_at(page, 4096).find(b"\\xcd\\x80")
+                if place >= 0:
+                    return f"OPEN {ctypes.CFUNCTYPE(ctypes.c_int)(page + place)()}"
+            # none is there: what remains of the attack is another call that kills
+            raw((101, 0), 0, 0, 0, 0)
+            """,
+        ),
+        "vsyscall page": Attack(
+            12,
+            "crash|harmless|killed",
+            """
+            ask = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(0xFFFFFFFFFF600400)
+            return "harmless" if ask(None) else "harmless: no time"
+            """,
+        ),
+        "return probe": Attack(12, "crash|denied", "return tried(lambda: raw((335, 0)))"),
+        "entry probe": Attack(12, "crash|denied", "return tried(lambda: raw((336, 0)))"),
+        "segment base": Attack(12, "denied", tried("arch_prctl", "0x1002", "0")),
+        "cpuid trap": Attack(12, "denied", tried("arch_prctl", "0x1012", "0")),
+    }
+
+NEWER = {
+    name: Attack(12, "denied", f"return tried(lambda: raw(({number}, {number}), 0, 0, 0, 0, 0, 0))")
+    for name, number in {
+        "cachestat": 451,
+        "fchmodat2": 452,
+        "map_shadow_stack": 453,
+        "futex_wake": 454,
+        "futex_wait": 455,
+        "futex_requeue": 456,
+        "statmount": 457,
+        "listmount": 458,
+        "lsm_get_self_attr": 459,
+        "lsm_set_self_attr": 460,
+        "mseal": 462,
+        "setxattrat": 463,
+        "open_tree_attr": 467,
+        "a call of the future": 999,
+    }.items()
+} | {
+    "every number refused or gone": Attack(
+        12,
+        "denied",
+        """
+        # those that kill or that a program needs are attacks, or no attacks, of their own
+        skip = SKIPPED
+        seen = {}
+        for number in range(1100):
+            if number not in skip:
+                seen[number] = tried(lambda: raw((number, number), 3, 0, 0, 0, 0, 0))
+        opened = {n: got for n, got in seen.items() if got[7:] not in ("EPERM", "EACCES", "ENOSYS")}
+        return f"OPEN {opened}" if opened or len(seen) < 900 else "denied:all"
+        """.replace("SKIPPED", repr(_skipped())),
+    ),
+}
+
+PRIVILEGE = {
+    "setuid": Attack(24, "denied", "return tried(lambda: os.setuid(0))"),
+    "setresuid by number": Attack(24, "denied", tried("setresuid", "0", "0", "0")),
+    "setgroups": Attack(24, "denied", tried("setgroups", "1", 'b"\\0" * 4')),
+    "file system uid": Attack(24, "denied", tried("setfsuid", "0")),
+    "capabilities": Attack(
+        24, "denied", tried("capset", "b'\\x22\\x05\\x08\\x20\\0\\0\\0\\0'", "b'\\xff' * 24")
+    ),
+    "undo no_new_privs": Attack(24, "denied", tried("prctl", "38", "0", "0", "0", "0")),
+    "dumpable": Attack(24, "denied", tried("prctl", "4", "1", "0", "0", "0")),
+    "keep capabilities": Attack(24, "denied", tried("prctl", "8", "1", "0", "0", "0")),
+    "let anybody trace": Attack(24, "denied", tried("prctl", "0x59616d61", "-1", "0", "0", "0")),
+    "another name": Attack(24, "denied", tried("prctl", "15", 'b"zygote"', "0", "0", "0")),
+    "speculation": Attack(24, "denied", tried("prctl", "53", "0", "2", "0", "0")),
+    "second filter": Attack(24, "denied", tried("seccomp", "1", "0", "b'\\0' * 16")),
+    "filter by prctl": Attack(24, "denied", tried("prctl", "22", "2", "b'\\0' * 16", "0", "0")),
+    "filter with a listener": Attack(24, "denied", tried("seccomp", "1", "8", "b'\\0' * 16")),
+    "new ruleset": Attack(24, "denied", tried("landlock_create_ruleset", "b'\\0' * 8", "8", "0")),
+    "own ruleset": Attack(24, "denied", tried("landlock_restrict_self", "3", "0")),
+    "raise limits": Attack(
+        24,
+        "denied",
+        "import resource\nreturn tried(lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)))",
+    ),
+    "lower limits of the zygote": Attack(
+        24, "denied", tried("prlimit64", call("getppid"), "7", "b'\\0' * 16", "0")
+    ),
+    "setrlimit by number": Attack(24, "denied", tried("setrlimit", "0", "b'\\xff' * 16")),
+    "nice": Attack(24, "denied", "return tried(lambda: os.nice(-10))"),
+    "priority": Attack(24, "denied", tried("setpriority", "0", "0", "-20")),
+    "io priority": Attack(24, "denied", tried("ioprio_set", "1", "0", "0x2000")),
+    "real time": Attack(24, "denied", tried("sched_setscheduler", "0", "1", "b'\\x63\\0\\0\\0'")),
+    "deadline scheduling": Attack(24, "denied", tried("sched_setattr", "0", "b'\\x30' + b'\\0' * 47", "0")),
+    "affinity": Attack(24, "denied", "return tried(lambda: os.sched_setaffinity(0, {0}))"),
+    "duplicate": Attack(24, "denied", "return tried(lambda: os.dup(3))"),
+    "duplicate onto": Attack(24, "denied", "return tried(lambda: os.dup2(3, 7))"),
+    "inheritable": Attack(24, "denied", "return tried(lambda: os.set_inheritable(3, True))"),
+    "ioctl": Attack(24, "denied", tried("ioctl", "3", "0x5412", "b'x'")),
+    "set the clock": Attack(24, "denied", tried("clock_settime", "0", "b'\\0' * 16")),
+    "adjust the clock": Attack(24, "denied", tried("adjtimex", "b'\\0' * 208")),
+    "host name": Attack(24, "denied", tried("sethostname", 'b"x"', "1")),
+    "system log": Attack(24, "denied", tried("syslog", "3", "0", "0")),
+    "accounting": Attack(24, "denied", tried("acct", "0")),
+    "quota": Attack(24, "denied", tried("quotactl", "0x800001", "0", "0", "0")),
+    "hang up": Attack(24, "denied", tried("vhangup")),
+    "restartable sequence": Attack(24, "denied", tried("rseq", "0", "32", "0", "0x53053053")),
+    "robust list of the zygote": Attack(
+        24, "denied", tried("get_robust_list", call("getppid"), "b'\\0' * 8", "b'\\0' * 8")
+    ),
+    "memory policy": Attack(24, "denied", tried("mbind", "0", "4096", "2", "0", "0", "0")),
+    "move the zygote's pages": Attack(24, "denied", tried("migrate_pages", call("getppid"), "0", "0", "0")),
+    "lock memory": Attack(24, "denied", tried("mlockall", "3")),
+    "barrier on all CPUs": Attack(24, "denied", tried("membarrier", "1", "0", "0")),
+}

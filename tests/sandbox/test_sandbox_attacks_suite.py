@@ -1,0 +1,107 @@
+"""The whole attack suite, on this host and on poorer ones (reference spec sandbox, section 7)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from attacks import every
+from attacks.inside import LITTER
+from conftest import held_pool
+from sandbox_siege import Siege, besiege
+
+from sandbox import SandboxPool, SandboxSettings
+
+ATTACKS = every()
+SETTINGS = SandboxSettings(
+    zygotes=2, cpu_call_seconds=0.2, cpu_load_seconds=0.4, wall_call_seconds=1.0, strikes=0, nice=0
+)
+# an attack may take the engine's thread no longer than this at a time, in seconds of its CPU
+LAG = 0.1
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="taking features away needs root")
+POORER = (
+    (("no-userns",), 3),
+    (("no-caps",), 3),
+    (("nobody",), 4),
+    (("nobody", "no-userns"), 3),
+    (("nobody", "no-userns", "no-landlock"), 2),
+    (("no-userns", "no-landlock"), 2),
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def siege() -> AsyncIterator[Siege]:
+    async with held_pool(SETTINGS) as pool:
+        yield await besiege(pool, ATTACKS)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_attack(siege: Siege, name: str) -> None:
+    assert siege.outcomes[name] in ATTACKS[name].expect.split("|")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_siege_leaves_nothing(siege: Siege) -> None:
+    assert siege.after == siege.before
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_engine_and_the_neighbours_go_on(siege: Siege) -> None:
+    assert siege.lag < LAG
+    assert siege.steps > 20
+
+
+def test_the_suite_is_large_and_covers_the_cases() -> None:
+    assert len(ATTACKS) >= 100
+    assert len({attack.source for attack in ATTACKS.values()}) == len(ATTACKS)
+    cases = {attack.case for attack in ATTACKS.values()}
+    assert cases >= {*range(1, 25)}
+
+
+@needs_root
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("features", "level"), POORER, ids=str)
+async def test_attacks_on_poorer_hosts(features: tuple[str, ...], level: int) -> None:
+    async with SandboxPool(SETTINGS) as _, held_pool(SETTINGS, *features) as pool:
+        assert pool.report.level == level
+        found = await besiege(pool, ATTACKS)
+    assert found.wrong(ATTACKS) == {}
+    assert found.after == found.before
+    assert found.lag < LAG
+    assert found.steps > 20
+
+
+async def test_nothing_persists_from_one_instance_to_the_next() -> None:
+    async with SandboxPool(SandboxSettings(zygotes=1)) as pool:
+        seen = []
+        for _ in range(3):
+            async with await pool.spawn(LITTER) as instance:
+                seen.append((await instance.step("look")).observation)
+                # and it is there within the same instance: the look can see something
+                assert (await instance.step("again")).observation != seen[-1]
+        # one that lives on changes nothing for those born beside it
+        async with await pool.spawn(LITTER) as older:
+            await older.step("look")
+            async with await pool.spawn(LITTER) as instance:
+                seen.append((await instance.step("look")).observation)
+    assert len(set(seen)) == 1
+
+
+async def test_crowded_attacks_leave_figures_as_they_were() -> None:
+    """Many of the fastest kills at once: places, turns and descriptors come back."""
+    attacks = {name: ATTACKS[name] for name in ATTACKS if name.startswith("hostile ")}
+    async with SandboxPool(SETTINGS) as pool:
+        crowd = {f"{name} {k}": attack for name, attack in attacks.items() for k in range(3)}
+        found = await besiege(pool, crowd, at_once=64)
+        assert set(found.outcomes.values()) == {"killed"}
+        assert found.after == found.before
+        assert pool.turns._value == 4 * len(os.sched_getaffinity(0))
+        assert pool._places._value == pool.max_live
+        await asyncio.sleep(0)
+        assert pool.statistics()["live"] == 0
