@@ -30,7 +30,10 @@ Outcome = Literal["terminated", "truncated", "failed"]
 
 
 class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
-    """Work for a designer: write one environment. ``target`` is the win rate wanted."""
+    """Work for a designer: write one environment. ``target`` is the win rate wanted.
+
+    ``number`` tickets come before this one in the run's plan, ``turn`` of them with the same skill.
+    """
 
     stream: ClassVar[str] = "TASK"
     design: str
@@ -41,6 +44,8 @@ class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
     attempts: int
     target: float
     round: int
+    number: int = 0
+    turn: int = 0
 
     @property
     def key(self) -> str:
@@ -52,7 +57,10 @@ class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
 
 
 class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
-    """The designer's own tokens of one attempt, waiting for their window to close."""
+    """The designer's own tokens of one attempt, waiting for their window to close.
+
+    ``prompt`` names the template and its version that the attempt was asked with.
+    """
 
     stream: ClassVar[str] = "DESIGN"
     design: str
@@ -62,6 +70,7 @@ class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
     valid: bool
     segments: tuple[Segment, ...]
     document: str = ""
+    prompt: str = ""
 
     @property
     def key(self) -> str:
@@ -83,6 +92,7 @@ class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1
     reason: str
     source: str
     document: str
+    prompt: str = ""
 
     @property
     def key(self) -> str:
@@ -117,7 +127,8 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
 
     ``hint`` is None when no acceptable hint was written: such a design has no regret term.
     ``trivial_win_rate`` is the best win rate of a policy that does not look (validator canaries);
-    ``difficulty`` is the level a classifier gives the program, None where there is no classifier.
+    ``difficulty`` is the level a classifier gives the program, None where there is no classifier;
+    ``prompt`` names the template and its version that the program was asked for with.
     """
 
     design: str
@@ -134,6 +145,7 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
     degenerate: bool
     difficulty: float | None = None
     family: str | None = None
+    prompt: str = ""
 
     @property
     def key(self) -> str:

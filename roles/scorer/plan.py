@@ -59,6 +59,32 @@ def skills(config: Config, cohort: int, size: int) -> list[str]:
     return [names[(start + slot % count) % len(names)] for slot in range(size)]
 
 
+class Place(NamedTuple):
+    """Where a ticket stands: how many come before it in the plan, and how many of those have its skill."""
+
+    number: int
+    turn: int
+
+
+def place(config: Config, cohort: int, slot: int) -> Place:
+    """Return the place of a slot. Sizes and skills of cohorts repeat, so it takes no count of the past.
+
+    A document is dealt by place: that is the same on every host, in any order of answers, and after a
+    restart (see ``roles.designer.corpus``).
+    """
+    period = len(config.designer.skills) * (
+        config.curriculum.rounds_per_window if config.curriculum.schedule == "rolling" else 1
+    )
+    sizes = [life(config.curriculum, index).size for index in range(period)]
+    dealt = [skills(config, index, sizes[index]) for index in range(period)]
+    wanted = skills(config, cohort, sizes[cohort % period])[slot]
+    full, rest = divmod(cohort, period)
+    number = full * sum(sizes) + sum(sizes[:rest]) + slot
+    same = [names.count(wanted) for names in dealt]
+    turn = full * sum(same) + sum(same[:rest]) + dealt[rest][:slot].count(wanted)
+    return Place(number, turn)
+
+
 def seed(run_seed: int, *parts: object) -> int:
     """Return a seed in [0, 2**31) that depends on the run's seed and ``parts`` only."""
     digits = stable_id("seed", run_seed, *parts).rpartition("-")[2]

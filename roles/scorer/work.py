@@ -14,6 +14,7 @@ ARMS: tuple[Arm, Arm] = ("plain", "hinted")
 
 def ticket(config: Config, design: Design, opens: int) -> DesignTicket:
     """Return the ticket of ``design``, whose window opens in round ``opens``."""
+    number, turn = plan.place(config, design.cohort, design.slot)
     return DesignTicket(
         design=design.design,
         cohort=design.cohort,
@@ -23,6 +24,8 @@ def ticket(config: Config, design: Design, opens: int) -> DesignTicket:
         attempts=config.designer.attempts,
         target=config.designer.target,
         round=opens,
+        number=number,
+        turn=turn,
     )
 
 
