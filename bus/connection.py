@@ -290,9 +290,13 @@ class Connection(Wire):
         """Connect for the first time. Raises BusUnavailable, or BusError for a wrong login or server."""
         refused = anyio.Event()
         distrust: list[Exception] = []
+        starting = True
 
         async def on_error(error: Exception) -> None:
             await self._on_error(error)
+            if starting and self.client._transport:
+                # nats-py forgets the socket of a try that failed half-way.
+                self.client._transport.close()
             if isinstance(error, ssl.SSLError):
                 distrust.append(error)
                 refused.set()
@@ -304,6 +308,7 @@ class Connection(Wire):
                 group.start_soon(self._cancel_when, refused, group.cancel_scope)
                 await self._connect(name, on_error)
                 group.cancel_scope.cancel()
+        starting = False
         if distrust:
             raise BusError(
                 f"TLS with the broker at {self.url} failed: {distrust[0]}",

@@ -66,7 +66,7 @@ class Broker:
 
 @contextmanager
 def broker(
-    directory: Path, run: str, *, servers: int = 1, tls: bool = False, **given: Any
+    directory: Path, run: str, *, servers: int = 1, tls: bool = False, start: bool = True, **given: Any
 ) -> Iterator[Broker]:
     """Configure and run servers; they may not listen yet (clients try again until they do)."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def broker(
     write(made, directory)
     running = Broker(run, directory, names, Path(certificates.ca) if certificates else None)
     try:
-        for server in names:
+        for server in names if start else ():
             running.start(server.name)
         yield running
     finally:

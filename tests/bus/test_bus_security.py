@@ -463,13 +463,12 @@ async def _gets_in(running: Broker, role: str) -> bool:
 
 
 async def test_runs_of_one_broker_do_not_see_each_other(tmp_path: Path) -> None:
-    with broker(tmp_path / "one", "one") as running:
+    with broker(tmp_path / "one", "one", start=False) as running:
         other = Deployment("two", running.servers, str(tmp_path / "store"))
         seeds = write(other, tmp_path / "two").seeds
         config = tmp_path / "one" / "n1.conf"
         included = f'include "{ACCOUNT}"'
         config.write_text(config.read_text().replace(included, f'{included}\n  include "../two/{ACCOUNT}"'))
-        running.kill("n1")
         running.start("n1")
         await provision(running.url, run="one", store_gb=1, **running.login())
         await provision(running.url, run="two", store_gb=1, seed_file=seeds[ADMIN])
