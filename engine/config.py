@@ -121,11 +121,64 @@ class Sampling(Table, frozen=True, kw_only=True):
     max_tokens: int = 256
 
 
+class Endpoint(Table, frozen=True, kw_only=True):
+    """An OpenAI-compatible endpoint. ``key_env`` names the environment variable that holds its key (empty:
+    no key). ``tries`` bounds the requests for one answer, ``request_seconds`` each of them;
+    ``requests_per_minute`` 0 sets no limit. ``context_tokens`` is what the model takes, counted with the
+    run's tokenizer. ``tokens_field`` is what the endpoint calls the limit of an answer; ``send_sampling``
+    false leaves temperature and top-p out; ``extra`` is laid over each request. Prices are for a million
+    tokens."""
+
+    base_url: str = ""
+    model: str = ""
+    key_env: str = ""
+    request_seconds: float = 600.0
+    tries: int = 4
+    requests_per_minute: float = 0.0
+    context_tokens: int = 32768
+    tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    send_sampling: bool = True
+    send_seed: bool = False
+    price_in: float = 0.0
+    price_out: float = 0.0
+    extra: dict[str, str | int | float | bool] = {}
+
+
+class Frozen(Table, frozen=True, kw_only=True):
+    """A designer that stays as it is: a server of its own, started from ``path`` (empty: the run's starting
+    model), that takes no weights. ``url`` names a running one instead. ``args`` and ``environment`` are laid
+    over those of ``[server]``."""
+
+    path: str = ""
+    url: str = ""
+    port: int = 0
+    args: dict[str, str | int | float | bool] = {}
+    environment: dict[str, str] = {}
+
+
+class Library(Table, frozen=True, kw_only=True):
+    """Programs that are there already: ``dir:PATH`` (the *.py below it), ``reasoning_gym:`` or ``gem:`` (all
+    of them; ``reasoning_gym:a,b`` names some). ``seed`` orders them."""
+
+    source: str = ""
+    seed: int = 42
+
+
 class Designer(Table, frozen=True, kw_only=True):
     """The designer role: tickets in, environments out. ``corpus`` is empty (no documents), ``seeds:`` (those
     of the seed families), ``jsonl:PATH`` (objects with ``text``), ``dir:PATH`` (text files below it) or
-    ``pydoc:a,b.c`` (documentation of Python modules). ``skills_per_cohort`` 0 takes all skills."""
+    ``pydoc:a,b.c`` (documentation of Python modules). ``skills_per_cohort`` 0 takes all skills.
 
+    ``kind`` is who designs: the ``policy`` that is trained, or one that is not: a ``frozen`` checkpoint, an
+    ``external`` endpoint, or a ``pool`` of programs. With ``repair`` every second attempt mends the one before
+    it. ``designs_per_ticket`` designs share one prompt: a group for ``learner.designer.scope = "group"``."""
+
+    kind: Literal["policy", "frozen", "external", "pool"] = "policy"
+    frozen: Frozen = Frozen()
+    external: Endpoint = Endpoint()
+    pool: Library = Library()
+    repair: bool = False
+    designs_per_ticket: int = 1
     skills: tuple[str, ...] = (
         "Mathematical Reasoning",
         "Logical Deduction",
