@@ -14,9 +14,15 @@ from typing import ClassVar, Literal
 from bus.parts import Message as Message
 from bus.parts import Segment as Segment
 from bus.parts import Span as Span
+from bus.parts import Standing as Standing
+from bus.parts import State as State
 from bus.parts import Turn as Turn
 from bus.parts import stable_id as stable_id
 from bus.parts import token as token
+from bus.policies import EvaluationFinished as EvaluationFinished
+from bus.policies import PolicyPublished as PolicyPublished
+from bus.policies import ServerLost as ServerLost
+from bus.policies import ServerServing as ServerServing
 from bus.signals import Control as Control
 from bus.signals import DeadLetter as DeadLetter
 from bus.signals import Heartbeat as Heartbeat
@@ -27,6 +33,7 @@ Role = Literal["agent", "designer"]
 Arm = Literal["plain", "hinted"]
 FailureKind = Literal["infra", "env", "policy", "quarantined"]
 Outcome = Literal["terminated", "truncated", "failed"]
+Flag = Literal["", "off_ticket", "incoherent"]
 
 
 class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
@@ -59,7 +66,8 @@ class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
 class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
     """The designer's own tokens of one attempt, waiting for their window to close.
 
-    ``prompt`` names the template and its version that the attempt was asked with.
+    ``prompt`` names the template and its version that the attempt was asked with; ``part`` says which call
+    the tokens are of, "" being the program's.
     """
 
     stream: ClassVar[str] = "DESIGN"
@@ -71,14 +79,15 @@ class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
     segments: tuple[Segment, ...]
     document: str = ""
     prompt: str = ""
+    part: Literal["", "hint"] = ""
 
     @property
     def key(self) -> str:
-        return f"held:{self.design}:{self.attempt}"
+        return f"held:{self.design}:{self.attempt}{self.part and ':' + self.part}"
 
     @property
     def tail(self) -> str:
-        return f"design.{self.cohort}.{self.design}-{self.attempt}"
+        return f"design.{self.cohort}.{self.design}-{self.attempt}{self.part and '-' + self.part}"
 
 
 class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1"):
@@ -128,7 +137,9 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
     ``hint`` is None when no acceptable hint was written: such a design has no regret term.
     ``trivial_win_rate`` is the best win rate of a policy that does not look (validator canaries);
     ``difficulty`` is the level a classifier gives the program, None where there is no classifier;
-    ``prompt`` names the template and its version that the program was asked for with.
+    ``prompt`` names the template and its version that the program was asked for with. ``summary`` says what
+    the game is about; ``near`` is the remembered program most like it, ``similarity`` their cosine. A design
+    with a ``flag`` earns the floor, ``flag_reason`` says why; ``hint_held``: the hint's tokens are trained.
     """
 
     design: str
@@ -146,6 +157,12 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
     difficulty: float | None = None
     family: str | None = None
     prompt: str = ""
+    summary: str = ""
+    near: str = ""
+    similarity: float | None = None
+    flag: Flag = ""
+    flag_reason: str = ""
+    hint_held: bool = False
 
     @property
     def key(self) -> str:
@@ -237,7 +254,8 @@ class EpisodeFailed(Message, frozen=True, kw_only=True, tag="episode_failed.v1")
 class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_scored.v1"):
     """A window closed. ``win`` is the mean plain return over the window, ``regret`` hinted - plain.
 
-    ``noise_floor`` is the standard error that ``regret`` would have if the hint did nothing.
+    ``noise_floor`` is the standard error that ``regret`` would have if the hint did nothing; ``turns`` is the
+    mean length of a plain play.
     """
 
     design: str
@@ -258,10 +276,11 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
     plateau: float
     reward: float
     advantage: float
-    state: Literal["fresh", "frontier", "mastered", "intractable", "degenerate"]
+    state: State
     difficulty: float | None = None
     family: str | None = None
     noise_floor: float | None = None
+    turns: float | None = None
 
     @property
     def key(self) -> str:
@@ -321,7 +340,10 @@ class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
 
 
 class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
-    """What a round looked like, for people: returns, validity, share of plays with a gradient."""
+    """What a round looked like, for people: returns, validity, share of plays with a gradient.
+
+    ``standings`` are the environments whose window goes on.
+    """
 
     round: int
     environments: int
@@ -335,6 +357,7 @@ class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
     failures: dict[str, int]
     win_histogram: tuple[int, ...]
     reward: float | None = None
+    standings: tuple[Standing, ...] = ()
 
     @property
     def key(self) -> str:
@@ -372,86 +395,6 @@ class BatchTrained(Message, frozen=True, kw_only=True, tag="batch_trained.v1"):
     @property
     def tail(self) -> str:
         return "event.learner.trained"
-
-
-class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.v1"):
-    """New weights lie at ``uri``. The canary is a prompt (int32) and the learner's log-probs of its
-    tokens 1.. given their prefix (float32, one fewer than tokens)."""
-
-    version: int
-    step: int
-    uri: str
-    sha256: str
-    size: int
-    canary_tokens: bytes
-    canary_logprobs: bytes
-
-    @property
-    def key(self) -> str:
-        return f"policy:{self.version}"
-
-    @property
-    def tail(self) -> str:
-        return "event.learner.published"
-
-
-class ServerServing(Message, frozen=True, kw_only=True, tag="server_serving.v1"):
-    """A vLLM server at ``url`` answers with ``version``; ``canary_error`` is the largest absolute
-    log-prob difference from the learner's. ``epoch`` changes with every start of the process."""
-
-    server: str
-    epoch: str
-    url: str
-    version: int
-    canary_error: float
-    seconds: float
-
-    @property
-    def key(self) -> str:
-        return f"serving:{self.server}:{self.epoch}:{self.version}"
-
-    @property
-    def tail(self) -> str:
-        return "event.server.serving"
-
-
-class ServerLost(Message, frozen=True, kw_only=True, tag="server_lost.v1"):
-    """A vLLM server ended or was stopped; its URL must not be used any more."""
-
-    server: str
-    epoch: str
-    reason: str
-
-    @property
-    def key(self) -> str:
-        return f"lost:{self.server}:{self.epoch}"
-
-    @property
-    def tail(self) -> str:
-        return "event.server.lost"
-
-
-class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_finished.v1"):
-    """A held-out suite was played. ``version`` is the lowest and ``version_high`` the highest version
-    that answered; ``stderr`` is the standard error of ``win``."""
-
-    suite: str
-    step: int
-    version: int
-    version_high: int
-    episodes: int
-    win: float
-    stderr: float
-    by_family: dict[str, float]
-    seconds: float
-
-    @property
-    def key(self) -> str:
-        return f"evaluation:{self.suite}:{self.step}"
-
-    @property
-    def tail(self) -> str:
-        return "event.evaluator.finished"
 
 
 AnyMessage = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -71,3 +71,22 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     reply: str
     action: str
     reward: float
+
+
+State = Literal["fresh", "frontier", "mastered", "intractable", "degenerate"]
+
+
+class Standing(msgspec.Struct, frozen=True, array_like=True):
+    """How an environment has done so far, while its window is open; fields as in ``EnvironmentScored``."""
+
+    design: str
+    environment: str
+    state: State
+    plays: int
+    win: float
+    win_low: float
+    win_high: float
+    hinted_plays: int = 0
+    hinted: float | None = None
+    regret: float | None = None
+    turns: float | None = None

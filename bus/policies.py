@@ -1,0 +1,85 @@
+"""Facts about the policy: its versions, who serves which, how it does on held-out suites."""
+
+from __future__ import annotations
+
+from bus.parts import Message
+
+
+class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.v1"):
+    """New weights lie at ``uri``. The canary is a prompt (int32) and the learner's log-probs of its
+    tokens 1.. given their prefix (float32, one fewer than tokens)."""
+
+    version: int
+    step: int
+    uri: str
+    sha256: str
+    size: int
+    canary_tokens: bytes
+    canary_logprobs: bytes
+
+    @property
+    def key(self) -> str:
+        return f"policy:{self.version}"
+
+    @property
+    def tail(self) -> str:
+        return "event.learner.published"
+
+
+class ServerServing(Message, frozen=True, kw_only=True, tag="server_serving.v1"):
+    """A vLLM server at ``url`` answers with ``version``; ``canary_error`` is the largest absolute
+    log-prob difference from the learner's. ``epoch`` changes with every start of the process."""
+
+    server: str
+    epoch: str
+    url: str
+    version: int
+    canary_error: float
+    seconds: float
+
+    @property
+    def key(self) -> str:
+        return f"serving:{self.server}:{self.epoch}:{self.version}"
+
+    @property
+    def tail(self) -> str:
+        return "event.server.serving"
+
+
+class ServerLost(Message, frozen=True, kw_only=True, tag="server_lost.v1"):
+    """A vLLM server ended or was stopped; its URL must not be used any more."""
+
+    server: str
+    epoch: str
+    reason: str
+
+    @property
+    def key(self) -> str:
+        return f"lost:{self.server}:{self.epoch}"
+
+    @property
+    def tail(self) -> str:
+        return "event.server.lost"
+
+
+class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_finished.v1"):
+    """A held-out suite was played. ``version`` is the lowest and ``version_high`` the highest version
+    that answered; ``stderr`` is the standard error of ``win``."""
+
+    suite: str
+    step: int
+    version: int
+    version_high: int
+    episodes: int
+    win: float
+    stderr: float
+    by_family: dict[str, float]
+    seconds: float
+
+    @property
+    def key(self) -> str:
+        return f"evaluation:{self.suite}:{self.step}"
+
+    @property
+    def tail(self) -> str:
+        return "event.evaluator.finished"
