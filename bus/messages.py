@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import msgspec
+
 from bus.parts import Message as Message
 from bus.parts import Segment as Segment
 from bus.parts import Span as Span
@@ -36,10 +38,17 @@ Outcome = Literal["terminated", "truncated", "failed"]
 Flag = Literal["", "off_ticket", "incoherent"]
 
 
+def _again(issue: int) -> str:
+    """Return what tells a repeated ticket, and the news of it, from the first one."""
+    return f"-{issue}" if issue else ""
+
+
 class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
     """Work for a designer: write one environment. ``target`` is the win rate wanted.
 
     ``number`` tickets come before this one in the run's plan, ``turn`` of them with the same skill.
+    ``designs`` are the designs of a group, slot by slot from ``slot`` on, which share one prompt; empty: the
+    one ``design``. ``issue`` counts how often the ticket was asked for again.
     """
 
     stream: ClassVar[str] = "TASK"
@@ -53,21 +62,33 @@ class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
     round: int
     number: int = 0
     turn: int = 0
+    designs: tuple[str, ...] = ()
+    issue: int = 0
 
     @property
     def key(self) -> str:
-        return f"ticket:{self.design}"
+        return f"ticket:{self.design}{_again(self.issue)}"
 
     @property
     def tail(self) -> str:
-        return f"task.designer.design.{self.design}"
+        return f"task.designer.design.{self.design}{_again(self.issue)}"
+
+    def parts(self) -> tuple[DesignTicket, ...]:
+        """Return the ticket of each design; they differ in ``design`` and ``slot`` only."""
+        if not self.designs:
+            return (self,)
+        return tuple(
+            msgspec.structs.replace(self, design=name, slot=self.slot + index, designs=())
+            for index, name in enumerate(self.designs)
+        )
 
 
 class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
     """The designer's own tokens of one attempt, waiting for their window to close.
 
     ``prompt`` names the template and its version that the attempt was asked with; ``part`` says which call
-    the tokens are of, "" being the program's.
+    the tokens are of, "" being the program's. A designer that is not trained has no tokens: ``text`` is what
+    it wrote then.
     """
 
     stream: ClassVar[str] = "DESIGN"
@@ -80,6 +101,7 @@ class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
     document: str = ""
     prompt: str = ""
     part: Literal["", "hint"] = ""
+    text: str = ""
 
     @property
     def key(self) -> str:
@@ -113,7 +135,7 @@ class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1
 
 
 class DesignFailed(Message, frozen=True, kw_only=True, tag="design_failed.v1"):
-    """A ticket ended without an environment after ``attempts`` attempts."""
+    """A design ended without an environment after ``attempts`` attempts at ``issue`` of its ticket."""
 
     design: str
     cohort: int
@@ -121,10 +143,11 @@ class DesignFailed(Message, frozen=True, kw_only=True, tag="design_failed.v1"):
     attempts: int
     failure: FailureKind
     reason: str
+    issue: int = 0
 
     @property
     def key(self) -> str:
-        return f"failed:{self.design}"
+        return f"failed:{self.design}{_again(self.issue)}"
 
     @property
     def tail(self) -> str:
