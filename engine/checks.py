@@ -168,8 +168,13 @@ def _designer(config: Config) -> Iterator[Problem]:
         yield "designer.prompt", 'must be "nano" or "full"'
     if designer.corpus and not designer.corpus.startswith(_CORPORA):
         yield "designer.corpus", f"must be empty or begin with {', '.join(_CORPORA[:-1])} or {_CORPORA[-1]}"
-    for name in ("corpus_tokens", "memory_records", "memory_positive", "memory_negative"):
+    for name in ("corpus_tokens", "memory_records", "memory_positive", "memory_negative", "memory_tokens"):
         yield from _least(f"designer.{name}", getattr(designer, name), 0)
+    yield from _within("designer.memory_duplicate", designer.memory_duplicate, 0, 1)
+    if designer.hint_train:
+        yield from _trained_sampling("designer.hint_sampling", designer.hint_sampling)
+        if designer.hint_writer != "self":
+            yield "designer.hint_train", 'only the policy\'s own hints are trained: hint_writer = "self"'
 
 
 def _agent(config: Config) -> Iterator[Problem]:

@@ -170,8 +170,17 @@ class Designer(Table, frozen=True, kw_only=True):
     ``pydoc:a,b.c`` (documentation of Python modules). ``skills_per_cohort`` 0 takes all skills.
 
     ``kind`` is who designs: the ``policy`` that is trained, or one that is not: a ``frozen`` checkpoint, an
-    ``external`` endpoint, or a ``pool`` of programs. With ``repair`` every second attempt mends the one before
-    it. ``designs_per_ticket`` designs share one prompt: a group for ``learner.designer.scope = "group"``."""
+    ``external`` endpoint, or a ``pool`` of programs. With ``repair`` every second attempt mends the one
+    before it. ``designs_per_ticket`` designs share one prompt: a group for ``learner.designer.scope =
+    "group"``.
+
+    ``memory_tokens`` bounds what memory takes of a prompt. A program whose similarity to a remembered one is
+    at least ``memory_duplicate`` (0: what suits the way of measuring) is a near-duplicate: counted, or
+    rejected where ``duplicates`` says so. ``similarity`` is ``hashed``, ``minilm``, a directory with a
+    sentence model, or ``auto`` (minilm where it is installed, else hashed). ``conformity`` looks whether a
+    program belongs to its ticket and its text to its code: what does not earns ``reward.degenerate_reward``
+    and is played ("flag"), or is an invalid attempt ("reject"). ``hint_writer`` "external" asks the endpoint
+    of ``external``. ``hint_train`` trains the hint's tokens by the regret."""
 
     kind: Literal["policy", "frozen", "external", "pool"] = "policy"
     frozen: Frozen = Frozen()
@@ -199,6 +208,13 @@ class Designer(Table, frozen=True, kw_only=True):
     memory_records: int = 200
     memory_positive: int = 2
     memory_negative: int = 1
+    memory_tokens: int = 3000
+    memory_duplicate: float = 0.0
+    duplicates: Literal["count", "reject"] = "count"
+    similarity: str = "auto"
+    conformity: Literal["off", "flag", "reject"] = "flag"
+    hint_writer: Literal["self", "external"] = "self"
+    hint_train: bool = False
     prompt: str = "full"
     invalid: Literal["penalise", "drop"] = "penalise"
     target: float = 0.5
