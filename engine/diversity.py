@@ -1,0 +1,178 @@
+"""How varied environments are. Pure: texts in, figures out.
+
+The *Vendi score* (Friedman & Dieng 2023, arXiv:2210.02410) is the exponential of the entropy of the eigenvalues
+of the similarity kernel divided by N: the number of environments that are effectively different, 1 when all
+are the same and N when no two have anything in common. It grows with N, so only sets of one size compare.
+Beyond ``SAMPLE`` items figures are those of a uniform sample, which depends on the items alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Vectors = NDArray[np.float32]
+T = TypeVar("T")
+
+SAMPLE = 1000
+
+
+class Item(NamedTuple):
+    """One environment as it was written; ``environment`` is the SHA-256 of its program."""
+
+    design: str
+    environment: str
+    skill: str
+    document: str
+
+
+class Diversity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round's environments look like. Shares are in [0, 1], None where there is nothing to count.
+
+    Of the ``environments`` that were played: ``vendi`` (1 to their number); ``duplicates`` and
+    ``near_duplicates``, the shares whose program equals, or all but equals, that of one written before them;
+    ``skills`` and ``documents`` among them, ``effective_skills`` the exponential of the entropy of skills.
+    Of the ``new`` ones, written since the round before closed: ``repeats``, the share whose program the run
+    had already, and ``novelty``, the mean of 1 - cosine to the nearest of ``compared`` programs before.
+    ``documents_so_far`` counts those of the whole run.
+    """
+
+    environments: int
+    vendi: float | None
+    duplicates: float | None
+    near_duplicates: float | None
+    skills: int
+    effective_skills: float | None
+    documents: int
+    new: int
+    repeats: float | None
+    novelty: float | None
+    compared: int
+    documents_so_far: int
+
+
+class Sketch:
+    """A uniform sample of at most ``limit`` distinct programs: those with the smallest hashes.
+
+    It does not depend on the order in which they came, so a restart finds the same sample.
+    """
+
+    def __init__(self, limit: int = SAMPLE) -> None:
+        self._limit = limit
+        self._names: list[str] = []
+        self._rows: dict[str, Vectors] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def wanted(self, names: Iterable[str]) -> list[str]:
+        """Return those of ``names`` that are not in the sample and belong to it, sorted."""
+        merged = sorted({*names, *self._names})[: self._limit]
+        return [name for name in merged if name not in self._rows]
+
+    def add(self, name: str, vector: Vectors) -> None:
+        """Take in a program with its vector (D,), if it belongs to the sample."""
+        if name in self._rows or (len(self) == self._limit and name > self._names[-1]):
+            return
+        self._names.insert(bisect_left(self._names, name), name)
+        self._rows[name] = vector
+        if len(self) > self._limit:
+            del self._rows[self._names.pop()]
+
+    def vectors(self) -> Vectors | None:
+        """Return the sample's vectors (n, D), None when it is empty."""
+        return np.stack([self._rows[name] for name in self._names]) if self._names else None
+
+
+def vendi(vectors: Vectors) -> float:
+    """Return the Vendi score of rows of unit length (N, D), with their cosines as the kernel; 0.0 without rows.
+
+    A row of zeros is like other rows of zeros only.
+    """
+    if not len(vectors):
+        return 0.0
+    rows = np.asarray(vectors, np.float64)
+    empty = (np.linalg.norm(rows, axis=1) < 0.5).astype(np.float64)
+    rows = np.concatenate([rows, empty[:, None]], axis=1)
+    gram = rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
+    spectrum = np.clip(np.linalg.eigvalsh(gram), 0.0, None)
+    spectrum = spectrum[spectrum > spectrum.max() * 1e-12]
+    return effective(spectrum)
+
+
+def effective(amounts: Sequence[float] | NDArray[np.float64]) -> float:
+    """Return the exponential of the entropy of positive ``amounts``: how many kinds there effectively are."""
+    shares = np.asarray(amounts, np.float64)
+    shares = shares / shares.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum()))
+
+
+def near_duplicates(vectors: Vectors, near: float) -> float | None:
+    """Return the share of rows (N, D) with a cosine of ``near`` or more to a row before them."""
+    if not len(vectors):
+        return None
+    alike = np.tril(vectors @ vectors.T, -1) >= near
+    return float(alike.any(axis=1).mean())
+
+
+def novelty(vectors: Vectors, before: Vectors | None) -> float | None:
+    """Return the mean of 1 - cosine of each row (N, D) to its nearest in ``before`` (M, D)."""
+    if before is None or not len(vectors) or not len(before):
+        return None
+    nearest = np.clip((vectors @ before.T).max(axis=1), -1.0, 1.0)
+    return float((1.0 - nearest).mean())
+
+
+def sampled(items: Sequence[T], names: Sequence[str], limit: int = SAMPLE) -> list[T]:
+    """Return at most ``limit`` of ``items`` in their order, the same ones for the same ``names``."""
+    if len(items) <= limit:
+        return list(items)
+    ranked = sorted(range(len(items)), key=lambda at: hashlib.sha256(names[at].encode()).digest())
+    return [items[at] for at in sorted(ranked[:limit])]
+
+
+def measure(
+    played: Sequence[Item],
+    vectors: Vectors,
+    *,
+    near: float,
+    new: Sequence[Item] = (),
+    new_vectors: Vectors | None = None,
+    before: Vectors | None = None,
+    known: Iterable[str] = (),
+    documents_so_far: int = 0,
+) -> Diversity:
+    """Return the figures of a round. ``vectors`` are those of ``played``, in the order of writing.
+
+    ``before`` are vectors of programs written before the new ones, ``known`` the hashes of all of them.
+    """
+    skills = Counter(item.skill for item in played)
+    return Diversity(
+        environments=len(played),
+        vendi=vendi(vectors) if len(played) else None,
+        duplicates=_repeated(played, frozenset()),
+        near_duplicates=near_duplicates(vectors, near),
+        skills=len(skills),
+        effective_skills=effective(list(skills.values())) if skills else None,
+        documents=len({item.document for item in played if item.document}),
+        new=len(new),
+        repeats=_repeated(new, known if isinstance(known, set | frozenset) else frozenset(known)),
+        novelty=None if new_vectors is None else novelty(new_vectors, before),
+        compared=0 if before is None else len(before),
+        documents_so_far=documents_so_far,
+    )
+
+
+def _repeated(items: Sequence[Item], known: set[str] | frozenset[str]) -> float | None:
+    """Return the share of items whose program is known, or is that of an item before."""
+    if not items:
+        return None
+    fresh = {item.environment for item in items} - known
+    return 1.0 - len(fresh) / len(items)

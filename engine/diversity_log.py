@@ -1,0 +1,188 @@
+"""The diversity of a run, round by round: measured from its database, and kept there.
+
+The recorder measures each round once, in its worker thread, when the round's summary has been written; what
+it costs does not grow with the run. Whoever reads a run gets what is kept, and the rest worked out anew.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engine.diversity import SAMPLE, Diversity, Item, Sketch, Vectors, measure, near_duplicates
+from engine.diversity import sampled as sample_of
+from engine.diversity import vendi as vendi_of
+from engine.similarity import Embedder, HashedTfidf
+
+AT_ONCE = 4
+"""Rounds that are measured in one go: what a resumed run has missed is made up for little by little."""
+WORKED_OUT = 40
+"""Rounds that a reader works out when they are not kept, evenly spread."""
+
+_ITEM = "design, environment, skill, document"
+_PLAYED = f"""SELECT {_ITEM} FROM environments
+WHERE design IN (SELECT DISTINCT design FROM episodes WHERE round = ?) ORDER BY sequence"""
+_WRITTEN = f"SELECT {_ITEM} FROM environments WHERE sequence > ? AND sequence <= ? ORDER BY sequence"
+_MISSING = """SELECT round FROM rounds WHERE round > (SELECT COALESCE(MAX(round), -1) FROM diversity)
+ORDER BY round LIMIT ?"""
+
+
+class Meter:
+    """Measures rounds of one run in ascending order. Raises sqlite3.Error."""
+
+    def __init__(self, embedder: Embedder | None = None, *, sample: int = SAMPLE) -> None:
+        self._embedder: Embedder = embedder or HashedTfidf()
+        self._sample = sample
+        self._before = Sketch(sample)
+        self._known: set[str] = set()
+        self._documents: set[str] = set()
+        self._position = 0
+        self._vectors: dict[str, Vectors] = {}
+
+    def record(self, connection: sqlite3.Connection) -> int:
+        """Measure up to ``AT_ONCE`` rounds that are behind those measured, keep them; return how many."""
+        rounds = [row[0] for row in connection.execute(_MISSING, (AT_ONCE,))]
+        for number in rounds:
+            found = self.measure(connection, number)
+            connection.execute(
+                "INSERT OR REPLACE INTO diversity VALUES (?, ?)",
+                (number, msgspec.json.encode(found).decode()),
+            )
+        return len(rounds)
+
+    def measure(self, connection: sqlite3.Connection, number: int) -> Diversity:
+        """Return the figures of round ``number``, which must not lie before the last one measured."""
+        begun, ended = _span(connection, number)
+        self._advance(connection, begun)
+        played = _items(connection, _PLAYED, number)
+        played = sample_of(played, [item.design for item in played], self._sample)
+        new = _items(connection, _WRITTEN, begun, ended)
+        some = sample_of(new, [item.design for item in new], self._sample)
+        self._embed(connection, (*played, *some))
+        return measure(
+            played,
+            self._rows(played),
+            near=self._embedder.near,
+            new=new,
+            new_vectors=self._rows(some) if some else None,
+            before=self._before.vectors(),
+            known=self._known,
+            documents_so_far=len(self._documents | {item.document for item in new} - {""}),
+        )
+
+    def _advance(self, connection: sqlite3.Connection, sequence: int) -> None:
+        """Count everything that was written up to ``sequence`` as known."""
+        if sequence <= self._position:
+            return
+        written = _items(connection, _WRITTEN, self._position, sequence)
+        first = {item.environment: item for item in reversed(written)}
+        wanted = [first[name] for name in self._before.wanted(first)]
+        self._embed(connection, wanted)
+        for item in wanted:
+            self._before.add(item.environment, self._vectors[item.environment])
+        self._known.update(first)
+        self._documents.update(item.document for item in written if item.document)
+        self._position = sequence
+
+    def _embed(self, connection: sqlite3.Connection, items: Sequence[Item]) -> None:
+        """Have the vectors of ``items`` at hand, and no others."""
+        needed = {item.environment: item.design for item in items}
+        kept = {name: self._vectors[name] for name in needed if name in self._vectors}
+        missing = [name for name in needed if name not in kept]
+        rows = self._embedder.embed(sources(connection, [needed[name] for name in missing]))
+        self._vectors = kept | dict(zip(missing, rows, strict=True))
+
+    def _rows(self, items: Sequence[Item]) -> Vectors:
+        rows = [self._vectors[item.environment] for item in items]
+        return np.stack(rows) if rows else np.zeros((0, 1), np.float32)
+
+
+class Overall(msgspec.Struct, frozen=True, kw_only=True):
+    """A set of environments as a whole, or those of one ``skill``; ``sampled`` is how many vectors count."""
+
+    skill: str
+    environments: int
+    programs: int
+    documents: int
+    sampled: int
+    vendi: float
+    near_duplicates: float | None
+    share: float
+
+
+def rounds(connection: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Return the figures of each round, with ``round``; at most ``WORKED_OUT`` of those that are not kept."""
+    found: dict[int, dict[str, Any]] = {}
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'diversity'").fetchone():
+        for number, fields in connection.execute("SELECT round, fields FROM diversity"):
+            found[number] = msgspec.json.decode(fields)
+    missing = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round")]
+    missing = [number for number in missing if number not in found]
+    meter = Meter()
+    for number in spread(missing, WORKED_OUT):
+        found[number] = msgspec.to_builtins(meter.measure(connection, number))
+    return [{"round": number, **found[number]} for number in sorted(found)]
+
+
+def overall(items: Sequence[Item], chosen: Sequence[Item], vectors: Vectors, *, near: float) -> list[Overall]:
+    """Return the figures of all ``items`` and then of each skill, by name.
+
+    ``vectors`` are the rows of ``chosen``, a sample of ``items`` (:func:`engine.diversity.sampled`).
+    """
+    names = sorted({item.skill for item in items})
+    return [
+        _overall(
+            name, [item for item in items if name in ("", item.skill)], chosen, vectors, near, len(items)
+        )
+        for name in ("", *names)
+        if items
+    ]
+
+
+def sources(connection: sqlite3.Connection, designs: Sequence[str]) -> list[str]:
+    """Return the programs of ``designs``, in their order."""
+    query = "SELECT source FROM environments WHERE design = ?"
+    return [str(connection.execute(query, (design,)).fetchone()[0]) for design in designs]
+
+
+def spread(values: Sequence[int], count: int) -> list[int]:
+    """Return at most ``count`` of ``values``, evenly spread, the first and the last among them."""
+    if len(values) <= count:
+        return list(values)
+    return [values[round(at * (len(values) - 1) / (count - 1))] for at in range(count)]
+
+
+def items(connection: sqlite3.Connection) -> list[Item]:
+    """Return all environments of a run in the order of their writing."""
+    return _items(connection, f"SELECT {_ITEM} FROM environments ORDER BY sequence")
+
+
+def _items(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[Item]:
+    return [Item(*row) for row in connection.execute(query, parameters)]
+
+
+def _span(connection: sqlite3.Connection, number: int) -> tuple[int, int]:
+    """Return the positions in the stream at which the round before and round ``number`` closed."""
+    query = "SELECT COALESCE(MAX(sequence), 0) FROM rounds WHERE round {} ?"
+    begun = connection.execute(query.format("<"), (number,)).fetchone()[0]
+    return int(begun), int(connection.execute(query.format("="), (number,)).fetchone()[0])
+
+
+def _overall(
+    skill: str, items: Sequence[Item], chosen: Sequence[Item], vectors: Vectors, near: float, of: int
+) -> Overall:
+    rows = vectors[[at for at, item in enumerate(chosen) if skill in ("", item.skill)]]
+    return Overall(
+        skill=skill,
+        environments=len(items),
+        programs=len({item.environment for item in items}),
+        documents=len({item.document for item in items if item.document}),
+        sampled=len(rows),
+        vendi=vendi_of(rows),
+        near_duplicates=near_duplicates(rows, near),
+        share=len(items) / of,
+    )
