@@ -25,6 +25,7 @@ from bus.policies import EvaluationFinished as EvaluationFinished
 from bus.policies import PolicyPublished as PolicyPublished
 from bus.policies import ServerLost as ServerLost
 from bus.policies import ServerServing as ServerServing
+from bus.policies import WeightDelta as WeightDelta
 from bus.signals import Control as Control
 from bus.signals import DeadLetter as DeadLetter
 from bus.signals import Heartbeat as Heartbeat
