@@ -1,8 +1,8 @@
 """How varied environments are. Pure: texts in, figures out.
 
-The *Vendi score* (Friedman & Dieng 2023, arXiv:2210.02410) is the exponential of the entropy of the eigenvalues
-of the similarity kernel divided by N: the number of environments that are effectively different, 1 when all
-are the same and N when no two have anything in common. It grows with N, so only sets of one size compare.
+The *Vendi score* (Friedman & Dieng 2023, arXiv:2210.02410) is the exponential of the entropy of the
+eigenvalues of the similarity kernel divided by N: the number of environments that are effectively different,
+1 when all are the same and N when no two have anything in common. It grows with N: compare sets of one size.
 Beyond ``SAMPLE`` items figures are those of a uniform sample, which depends on the items alone.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -39,9 +39,9 @@ class Diversity(msgspec.Struct, frozen=True, kw_only=True):
     Of the ``environments`` that were played: ``vendi`` (1 to their number); ``duplicates`` and
     ``near_duplicates``, the shares whose program equals, or all but equals, that of one written before them;
     ``skills`` and ``documents`` among them, ``effective_skills`` the exponential of the entropy of skills.
-    Of the ``new`` ones, written since the round before closed: ``repeats``, the share whose program the run
-    had already, and ``novelty``, the mean of 1 - cosine to the nearest of ``compared`` programs before.
-    ``documents_so_far`` counts those of the whole run.
+    Of the ``new`` ones, played for the first time: ``repeats``, the share whose program the run had played
+    already, and ``novelty``, the mean of 1 - cosine to the nearest of ``compared`` programs before.
+    ``documents_so_far`` counts those of all rounds up to this one.
     """
 
     environments: int
@@ -92,7 +92,7 @@ class Sketch:
 
 
 def vendi(vectors: Vectors) -> float:
-    """Return the Vendi score of rows of unit length (N, D), with their cosines as the kernel; 0.0 without rows.
+    """Return the Vendi score of rows of unit length (N, D), their cosines the kernel; 0.0 without rows.
 
     A row of zeros is like other rows of zeros only.
     """
@@ -143,17 +143,18 @@ def measure(
     vectors: Vectors,
     *,
     near: float,
-    new: Sequence[Item] = (),
-    new_vectors: Vectors | None = None,
+    new: Collection[str] = (),
     before: Vectors | None = None,
-    known: Iterable[str] = (),
+    known: Set[str] = frozenset(),
     documents_so_far: int = 0,
 ) -> Diversity:
     """Return the figures of a round. ``vectors`` are those of ``played``, in the order of writing.
 
-    ``before`` are vectors of programs written before the new ones, ``known`` the hashes of all of them.
+    ``new`` names the designs that had no round before; ``before`` are vectors of programs of earlier rounds,
+    ``known`` the hashes of all of them.
     """
     skills = Counter(item.skill for item in played)
+    fresh = [at for at, item in enumerate(played) if item.design in new]
     return Diversity(
         environments=len(played),
         vendi=vendi(vectors) if len(played) else None,
@@ -162,15 +163,15 @@ def measure(
         skills=len(skills),
         effective_skills=effective(list(skills.values())) if skills else None,
         documents=len({item.document for item in played if item.document}),
-        new=len(new),
-        repeats=_repeated(new, known if isinstance(known, set | frozenset) else frozenset(known)),
-        novelty=None if new_vectors is None else novelty(new_vectors, before),
+        new=len(fresh),
+        repeats=_repeated([played[at] for at in fresh], known),
+        novelty=novelty(vectors[fresh], before) if fresh else None,
         compared=0 if before is None else len(before),
         documents_so_far=documents_so_far,
     )
 
 
-def _repeated(items: Sequence[Item], known: set[str] | frozenset[str]) -> float | None:
+def _repeated(items: Sequence[Item], known: Set[str]) -> float | None:
     """Return the share of items whose program is known, or is that of an item before."""
     if not items:
         return None

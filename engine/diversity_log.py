@@ -24,9 +24,8 @@ WORKED_OUT = 40
 """Rounds that a reader works out when they are not kept, evenly spread."""
 
 _ITEM = "design, environment, skill, document"
-_PLAYED = f"""SELECT {_ITEM} FROM environments
-WHERE design IN (SELECT DISTINCT design FROM episodes WHERE round = ?) ORDER BY sequence"""
-_WRITTEN = f"SELECT {_ITEM} FROM environments WHERE sequence > ? AND sequence <= ? ORDER BY sequence"
+_PLAYED = f"""SELECT {_ITEM} FROM environments WHERE design IN
+(SELECT DISTINCT design FROM episodes WHERE round BETWEEN ? AND ?) ORDER BY sequence"""
 _MISSING = """SELECT round FROM rounds WHERE round > (SELECT COALESCE(MAX(round), -1) FROM diversity)
 ORDER BY round LIMIT ?"""
 
@@ -39,8 +38,9 @@ class Meter:
         self._sample = sample
         self._before = Sketch(sample)
         self._known: set[str] = set()
+        self._designs: set[str] = set()
         self._documents: set[str] = set()
-        self._position = 0
+        self._next = 0
         self._vectors: dict[str, Vectors] = {}
 
     def record(self, connection: sqlite3.Connection) -> int:
@@ -56,37 +56,33 @@ class Meter:
 
     def measure(self, connection: sqlite3.Connection, number: int) -> Diversity:
         """Return the figures of round ``number``, which must not lie before the last one measured."""
-        begun, ended = _span(connection, number)
-        self._advance(connection, begun)
-        played = _items(connection, _PLAYED, number)
-        played = sample_of(played, [item.design for item in played], self._sample)
-        new = _items(connection, _WRITTEN, begun, ended)
-        some = sample_of(new, [item.design for item in new], self._sample)
-        self._embed(connection, (*played, *some))
-        return measure(
-            played,
-            self._rows(played),
+        if number > self._next:
+            self._learn(connection, _items(connection, _PLAYED, self._next, number - 1))
+            self._next = number
+        played = _items(connection, _PLAYED, number, number)
+        some = sample_of(played, [item.design for item in played], self._sample)
+        self._embed(connection, some)
+        found = measure(
+            some,
+            self._rows(some),
             near=self._embedder.near,
-            new=new,
-            new_vectors=self._rows(some) if some else None,
+            new={item.design for item in some} - self._designs,
             before=self._before.vectors(),
             known=self._known,
-            documents_so_far=len(self._documents | {item.document for item in new} - {""}),
+            documents_so_far=len(self._documents | {item.document for item in played} - {""}),
         )
+        return msgspec.structs.replace(found, environments=len(played))
 
-    def _advance(self, connection: sqlite3.Connection, sequence: int) -> None:
-        """Count everything that was written up to ``sequence`` as known."""
-        if sequence <= self._position:
-            return
-        written = _items(connection, _WRITTEN, self._position, sequence)
-        first = {item.environment: item for item in reversed(written)}
+    def _learn(self, connection: sqlite3.Connection, items: Sequence[Item]) -> None:
+        """Count ``items`` as known."""
+        first = {item.environment: item for item in reversed(items)}
         wanted = [first[name] for name in self._before.wanted(first)]
         self._embed(connection, wanted)
         for item in wanted:
             self._before.add(item.environment, self._vectors[item.environment])
         self._known.update(first)
-        self._documents.update(item.document for item in written if item.document)
-        self._position = sequence
+        self._designs.update(item.design for item in items)
+        self._documents.update(item.document for item in items if item.document)
 
     def _embed(self, connection: sqlite3.Connection, items: Sequence[Item]) -> None:
         """Have the vectors of ``items`` at hand, and no others."""
@@ -163,13 +159,6 @@ def items(connection: sqlite3.Connection) -> list[Item]:
 
 def _items(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[Item]:
     return [Item(*row) for row in connection.execute(query, parameters)]
-
-
-def _span(connection: sqlite3.Connection, number: int) -> tuple[int, int]:
-    """Return the positions in the stream at which the round before and round ``number`` closed."""
-    query = "SELECT COALESCE(MAX(sequence), 0) FROM rounds WHERE round {} ?"
-    begun = connection.execute(query.format("<"), (number,)).fetchone()[0]
-    return int(begun), int(connection.execute(query.format("="), (number,)).fetchone()[0])
 
 
 def _overall(

@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS servers (server TEXT PRIMARY KEY, epoch TEXT, url TEX
 CREATE TABLE IF NOT EXISTS updates (id TEXT PRIMARY KEY, sequence INTEGER, at REAL, server TEXT, epoch TEXT,
     version INTEGER, canary_error REAL, seconds REAL);
 CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, sequence INTEGER, at REAL, summary TEXT);
+CREATE TABLE IF NOT EXISTS diversity (round INTEGER PRIMARY KEY, fields TEXT);
 CREATE TABLE IF NOT EXISTS environments (design TEXT PRIMARY KEY, sequence INTEGER, at REAL, cohort INTEGER,
     attempt INTEGER, skill TEXT, environment TEXT, source TEXT, hint TEXT, document TEXT, title TEXT,
     trivial_win_rate REAL, degenerate INTEGER, difficulty REAL, family TEXT);

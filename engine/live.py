@@ -104,6 +104,7 @@ def line(status: Status, config: Config, phase: str) -> str:
         f"plain {_number(summary.get('plain'))}",
         f"hinted {_number(summary.get('hinted'))}",
         f"regret {_number(status.regret)}",
+        f"vendi {_vendi(status)}",
         f"tok/s {status.tokens_per_second:.0f}",
         f"age<={status.max_staleness_seen}",
     ]
@@ -148,6 +149,12 @@ def _overview(status: Status, config: Config) -> Table:
         ("plain return", _number(summary.get("plain")), "hinted return", _number(summary.get("hinted"))),
         ("regret", _number(status.regret), "in band", _share(summary.get("in_band"))),
         ("win rates 0..1", bars, "gradient", _share(summary.get("gradient_share"))),
+        (
+            "Vendi score",
+            _vendi(status),
+            "duplicates",
+            _share((status.diversity or {}).get("near_duplicates")),
+        ),
         ("tokens/s", f"{status.tokens_per_second:,.0f}", "episodes", episodes),
         ("staleness max", str(status.max_staleness_seen), "mean, last batch", _number(status.mean_staleness)),
     ]
@@ -182,6 +189,12 @@ def _suites(status: Status) -> Table:
 
 def _live_environments(status: Status) -> int:
     return max(status.environments_accepted - status.environments_scored, 0)
+
+
+def _vendi(status: Status) -> str:
+    """How many of the last round's environments are effectively different, of how many."""
+    found = status.diversity or {}
+    return f"{found['vendi']:.1f} of {found['environments']}" if found.get("vendi") else "-"
 
 
 def _rounds(status: Status, config: Config) -> int:

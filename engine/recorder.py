@@ -16,8 +16,9 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from bus import Bus
-from bus.messages import Heartbeat
+from bus.messages import Heartbeat, RoundSummary
 from engine import history, serving
+from engine.diversity_log import Meter
 from engine.errors import SpadeError
 from engine.history import Event
 
@@ -40,6 +41,7 @@ class Recorder:
         self._connection = _open(path)
         self._position = history.position(self._connection)
         self._noted = self._position
+        self._meter = Meter()
         self._changed = anyio.Event()
         self._heartbeats: dict[tuple[str, str], Heartbeat] = {}
         self._queued = 0
@@ -108,6 +110,8 @@ class Recorder:
 
     async def _apply(self, batch: list[Event]) -> None:
         await self._in_thread(history.apply, batch)
+        if any(isinstance(event.message, RoundSummary) for event in batch):
+            await self._in_thread(self._meter.record)
         self._queued -= len(batch)
         self._position = batch[-1].sequence
         self._changed.set()

@@ -92,6 +92,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float
     valid_share: float | None
     summary: dict[str, Any] | None
+    diversity: dict[str, Any] | None
     regret: float | None
     evaluations: tuple[Evaluation, ...]
     gauges: dict[str, dict[str, float]]
@@ -186,6 +187,7 @@ class Reader:
             tokens_per_second=_token_rate(db, gauges, now),
             valid_share=accepted / (accepted + rejected) if accepted + rejected else None,
             summary=json.loads(summary["summary"]) if summary else None,
+            diversity=_diversity(db),
             regret=_recent_regret(db),
             evaluations=_evaluations(db),
             gauges=gauges,
@@ -335,6 +337,14 @@ def _token_rate(
         "SELECT SUM(tokens), MIN(at) FROM episodes WHERE at > ?", (now - RECENT_SECONDS,)
     ).fetchone()
     return float(row[0]) / max(now - row[1], 1.0) if row[0] else 0.0
+
+
+def _diversity(connection: sqlite3.Connection) -> dict[str, Any] | None:
+    """Return the last round's figures (:class:`engine.diversity.Diversity`); older builds kept none."""
+    if not _one(connection, "SELECT 1 FROM sqlite_master WHERE name = 'diversity'"):
+        return None
+    row = _one(connection, "SELECT round, fields FROM diversity ORDER BY round DESC LIMIT 1")
+    return {"round": row["round"]} | json.loads(row["fields"]) if row else None
 
 
 def _recent_regret(connection: sqlite3.Connection) -> float | None:
