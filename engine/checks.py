@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.config import Config, Sampling
+from engine.config import Config, Designer, Sampling
 
 Problem = tuple[str, str]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
-_CORPORA = ("seeds:", "jsonl:", "dir:", "pydoc:")
+_CORPORA = ("seeds:", "jsonl:", "dir:", "pydoc:", "botocore:", "hf:")
+_DESIGN_PROMPTS = ("nano", "full", "tools")
 _LEVELS = ("seeds:easy", "seeds:mid", "seeds:hard")
 _LARGEST_SEED = 2**32 - 1
 
@@ -164,10 +165,9 @@ def _designer(config: Config) -> Iterator[Problem]:
     yield from _least("designer.concurrency", designer.concurrency, 1)
     yield from _within("designer.target", designer.target, 0, 1)
     yield from _least("designer.max_turns", designer.max_turns, 1)
-    if designer.prompt not in ("nano", "full"):
-        yield "designer.prompt", 'must be "nano" or "full"'
-    if designer.corpus and not designer.corpus.startswith(_CORPORA):
-        yield "designer.corpus", f"must be empty or begin with {', '.join(_CORPORA[:-1])} or {_CORPORA[-1]}"
+    if designer.prompt not in _DESIGN_PROMPTS:
+        yield "designer.prompt", f"must be one of {', '.join(_DESIGN_PROMPTS)}"
+    yield from _corpus(designer)
     for name in ("corpus_tokens", "memory_records", "memory_positive", "memory_negative", "memory_tokens"):
         yield from _least(f"designer.{name}", getattr(designer, name), 0)
     yield from _within("designer.memory_duplicate", designer.memory_duplicate, 0, 1)
@@ -175,6 +175,24 @@ def _designer(config: Config) -> Iterator[Problem]:
         yield from _trained_sampling("designer.hint_sampling", designer.hint_sampling)
         if designer.hint_writer != "self":
             yield "designer.hint_train", 'only the policy\'s own hints are trained: hint_writer = "self"'
+
+
+def _corpus(designer: Designer) -> Iterator[Problem]:
+    known = f"{', '.join(_CORPORA[:-1])} or {_CORPORA[-1]}"
+    if isinstance(designer.corpus, str):
+        if designer.corpus and not designer.corpus.startswith(_CORPORA):
+            yield "designer.corpus", f"must be empty, off, or begin with {known}"
+    else:
+        for index, item in enumerate(designer.corpus):
+            if not item.source.startswith(_CORPORA):
+                yield f"designer.corpus[{index}].source", f"must begin with {known}"
+            yield from _positive(f"designer.corpus[{index}].weight", item.weight)
+    named = [skill.name for skill in designer.custom_skills]
+    for index, name in enumerate(named):
+        if name not in designer.skills:
+            yield f"designer.custom_skills[{index}].name", f"must be one of designer.skills, not {name!r}"
+        if named.index(name) != index:
+            yield f"designer.custom_skills[{index}].name", "is described twice"
 
 
 def _agent(config: Config) -> Iterator[Problem]:

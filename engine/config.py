@@ -164,10 +164,29 @@ class Library(Table, frozen=True, kw_only=True):
     seed: int = 42
 
 
+class CorpusSource(Table, frozen=True, kw_only=True):
+    """One of several sources of documents; ``weight`` is its share of the draws, relative to the others'."""
+
+    source: str
+    weight: float = 1.0
+
+
+class Skill(Table, frozen=True, kw_only=True):
+    """A skill of your own, or other words for a built-in one: ``description`` is the line that the prompt
+    says about it, ``documents`` a glob over document ids that its designs are grounded in (empty: all)."""
+
+    name: str
+    description: str = ""
+    documents: str = ""
+
+
 class Designer(Table, frozen=True, kw_only=True):
-    """The designer role: tickets in, environments out. ``corpus`` is empty (no documents), ``seeds:`` (those
-    of the seed families), ``jsonl:PATH`` (objects with ``text``), ``dir:PATH`` (text files below it) or
-    ``pydoc:a,b.c`` (documentation of Python modules). ``skills_per_cohort`` 0 takes all skills.
+    """The designer role: tickets in, environments out. ``corpus`` is empty (no documents), one source, or
+    several with weights: ``seeds:`` (documents of the seed families), ``jsonl:PATH`` (objects with ``text``),
+    ``dir:PATH`` (text files below it), ``pydoc:a,b.c`` (documentation of Python modules), ``botocore:a,b``
+    (of web services) or ``hf:NAME`` (a dataset). ``skills`` may name a preset (``games``, ``two``,
+    ``tools``); ``skills_per_cohort`` 0 takes all skills. ``custom_skills`` describes skills of your own.
+    ``prompt`` is the kind of prompt: ``full``, ``tools`` (tool environments) or ``nano``.
 
     ``kind`` is who designs: the ``policy`` that is trained, or one that is not: a ``frozen`` checkpoint, an
     ``external`` endpoint, or a ``pool`` of programs. With ``repair`` every second attempt mends the one
@@ -202,7 +221,8 @@ class Designer(Table, frozen=True, kw_only=True):
     sampling: Sampling = Sampling(max_tokens=256)
     hint_sampling: Sampling = Sampling(temperature=0.3, max_tokens=32)
     hint_attempts: int = 3
-    corpus: str = ""
+    custom_skills: tuple[Skill, ...] = ()
+    corpus: tuple[CorpusSource, ...] | str = ""
     corpus_tokens: int = 1000
     memory: bool = True
     memory_records: int = 200

@@ -81,7 +81,11 @@ def _require_keys(config: Config) -> None:
 def _files(config: Config) -> Iterator[tuple[str, str]]:
     """Yield what the roles of this host will read, with the key that names each."""
     if "designer" in config.run.roles:
-        yield "designer.corpus", config.designer.corpus
+        corpus = config.designer.corpus
+        if isinstance(corpus, str):
+            yield "designer.corpus", corpus
+        else:
+            yield from ((f"designer.corpus[{i}].source", item.source) for i, item in enumerate(corpus))
     if "evaluator" in config.run.roles:
         for index, suite in enumerate(config.evaluator.suites):
             yield f"evaluator.suites[{index}].source", suite.source

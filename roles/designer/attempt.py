@@ -69,7 +69,7 @@ class Workshop:
     async def write(self, ticket: DesignTicket, attempt: int) -> Draft:
         """Ask the policy for one program on a fresh document. Raises InferenceUnavailable."""
         rng = random.Random(f"{ticket.seed}/{ticket.design}/{attempt}")
-        document = self._corpus.draw(ticket.skill, rng)
+        document = self._corpus.draw(ticket, attempt)
         prompt = self._prompts.design(self._brief(ticket, document, rng))
         completion = await self._pool.generate(
             prompt,

@@ -21,7 +21,7 @@ from bus.messages import (
 )
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Judged, Workshop
-from roles.designer.corpus import Corpus, load
+from roles.designer.corpus import Corpus
 from roles.designer.hint import HintWriter
 from roles.designer.memory import Memory
 from roles.designer.prompt import PromptWriter
@@ -58,17 +58,14 @@ class Designer(Role):
         self._counts: Counter[str] = Counter()
         self._cohorts: OrderedDict[int, set[str]] = OrderedDict()
         self._memory = Memory(self.config.designer.memory_records)
-        self._in_hand = self._documents = 0
+        self._in_hand = 0
 
     async def run(self) -> None:
         config = self.config.designer
         chat = await chat_tokens(self.context)
-        source = config.corpus
-        if source == "seeds:":
-            source += ",".join(self.config.warmstart.families)
-        documents = await anyio.to_thread.run_sync(load, source)
-        self._documents = len(documents)
-        self._corpus = Corpus(documents, limit=config.corpus_tokens, tokens=chat)
+        self._corpus = await anyio.to_thread.run_sync(Corpus.open, self.config, chat)
+        for line in self._corpus.named:
+            self.log.warning("no document", place=line)
         self._equip(chat)
         following = await self._read_back()
         async with anyio.create_task_group() as tasks:
@@ -93,7 +90,7 @@ class Designer(Role):
             "in_hand": self._in_hand,
             "memory_records": len(self._memory),
             "memory_waiting": self._memory.waiting,
-            "documents": self._documents,
+            **(self._corpus.statistics() if hasattr(self, "_corpus") else {}),
             **self._counts,
         }
 

@@ -1,0 +1,83 @@
+"""Which document a draw gets: arithmetic on the draw's number, no memory of earlier draws.
+
+So two hosts that answer tickets of one run, in any order, before and after a restart, deal each design the
+same documents; and the numbers of different draws differ, so none is dealt twice before the rest.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+_CYCLE = 1000
+
+
+class Deal(NamedTuple):
+    """``position`` in the pool's documents; it is deal ``done + 1`` of pass ``epoch`` over them."""
+
+    position: int
+    epoch: int
+    done: int
+
+
+class Deck:
+    """Deals ``size`` documents without replacement within an epoch, one pass over them.
+
+    Draws come in blocks of ``attempts`` for one design, of which often only the first is used. From one pass
+    to the next the order moves on by one, so that over ``attempts`` passes nearly every document is the
+    first of a block once; then it is shuffled anew. ``sharers`` designs of different skills take blocks side
+    by side. A pass leaves out what would not fill a last block: a design never gets the same document twice.
+    """
+
+    def __init__(self, size: int, *, seed: str, attempts: int, sharers: int = 1) -> None:
+        self.size, self._seed, self._passes = size, seed, max(attempts, 1)
+        block = self._passes * sharers
+        self.length = size - size % block if size >= block else size
+        self._order = lru_cache(maxsize=4)(self._shuffled)
+
+    def deal(self, index: int) -> Deal:
+        """Return the deal of draw ``index`` >= 0."""
+        epoch, done = divmod(index, self.length)
+        order = self._order(epoch // self._passes)
+        return Deal(order[(done + epoch % self._passes) % self.size], epoch, done)
+
+    def _shuffled(self, number: int) -> list[int]:
+        order = list(range(self.size))
+        random.Random(f"{self._seed}/{number}").shuffle(order)
+        return order
+
+
+class Mixture:
+    """Spreads draws over sources by weight: exact in every cycle of a thousand draws.
+
+    Each source has a draw in every cycle, however small its weight.
+    """
+
+    def __init__(self, weights: Sequence[float], *, seed: str) -> None:
+        places = [index for index, share in enumerate(_shares(weights)) for _ in range(share)]
+        random.Random(seed).shuffle(places)
+        self._places = places
+        self._where = [[at for at, of in enumerate(places) if of == index] for index in range(len(weights))]
+
+    def pick(self, draw: int) -> tuple[int, int]:
+        """Return (source, how many earlier draws that source had)."""
+        full, at = divmod(draw, len(self._places))
+        source = self._places[at]
+        mine = self._where[source]
+        return source, full * len(mine) + bisect_left(mine, at)
+
+
+def _shares(weights: Sequence[float]) -> list[int]:
+    """Split a cycle by largest remainder, at least one for each weight."""
+    if len(weights) == 1:
+        return [1]
+    total = sum(weights)
+    exact = [weight / total * _CYCLE for weight in weights]
+    shares = [max(1, int(value)) for value in exact]
+    order = sorted(range(len(weights)), key=lambda index: (int(exact[index]) - exact[index], index))
+    for index in order[: max(0, _CYCLE - sum(shares))]:
+        shares[index] += 1
+    return shares

@@ -1,0 +1,110 @@
+"""``hf:NAME`` - a dataset of the Hugging Face hub, or a directory or file that ``datasets`` can read.
+
+Options follow a question mark: ``hf:allenai/peS2o?name=v2&split=train&field=text&take=20000&buffer=5000``.
+The dataset is streamed through a shuffle buffer that the run's seed sets, and the first ``take`` documents
+are kept: the same documents on every host and after a restart, and never more than that in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from engine.errors import ConfigError
+from roles.designer.corpus import jsonl
+from roles.designer.corpus.document import Document
+from roles.designer.corpus.reading import WHERE, Reading
+
+_OPTIONS = {"name": "", "split": "train", "field": "", "id": "", "take": "10000", "buffer": "1000"}
+_FILES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".txt": "text"}
+
+
+def read(argument: str, reading: Reading) -> Iterator[Document]:
+    """Yield up to ``take`` documents of the shuffled stream. Raises ConfigError when it cannot be had."""
+    place, options = _parse(argument)
+    take, buffer = _whole("take", options), _whole("buffer", options)
+    stream = _open(place, options).shuffle(seed=reading.seed, buffer_size=buffer)
+    kept = 0
+    for number, row in enumerate(_rows(stream, place)):
+        found = _document(row, options, f"{Path(place).name}:{number}")
+        if isinstance(found, str):
+            reading.skip(f"hf:{place}, row {number} of the shuffled stream", found)
+            continue
+        yield found._replace(text=found.text[: reading.longest])
+        kept += 1
+        if kept == take:
+            return
+
+
+def _parse(argument: str) -> tuple[str, dict[str, str]]:
+    place, _, query = argument.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(given.keys() - _OPTIONS.keys())
+    if unknown or not place:
+        what = f"has no option {unknown[0]!r}" if unknown else "names no dataset"
+        raise ConfigError(f"hf:{argument} {what}", where=WHERE, remedy=f"Options: {', '.join(_OPTIONS)}.")
+    return place, {**_OPTIONS, **given}
+
+
+def _whole(name: str, options: dict[str, str]) -> int:
+    if not options[name].isdecimal() or int(options[name]) < 1:
+        raise ConfigError(
+            f"hf: option {name}={options[name]} must be a whole number, at least 1", where=WHERE
+        )
+    return int(options[name])
+
+
+def _open(place: str, options: dict[str, str]) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(
+            "the corpus hf: needs the package datasets", where=WHERE, remedy="pip install datasets"
+        ) from error
+    path = Path(place).expanduser()
+    try:
+        if path.is_file():
+            kind = _FILES.get(path.suffix.lower(), "text")
+            return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
+        where = str(path) if path.is_dir() else place
+        return datasets.load_dataset(where, options["name"] or None, split=options["split"], streaming=True)
+    except Exception as error:  # the hub's client raises a different one for each way of not being there
+        raise _unreachable(place, error) from error
+
+
+def _rows(stream: Any, place: str) -> Iterator[dict[str, Any]]:
+    """Iterate; what breaks on the way is told like what breaks at the start."""
+    rows = iter(stream)
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # as above
+            raise _unreachable(place, error) from error
+        yield row
+
+
+def _unreachable(place: str, error: Exception) -> ConfigError:
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return ConfigError(
+        f"the dataset hf:{place} cannot be read: {line}",
+        where=WHERE,
+        remedy="Without access to the hub, name a directory of parquet or JSON files (hf:PATH), "
+        "or take documents that are here: pydoc:, dir:PATH, jsonl:PATH.",
+    )
+
+
+def _document(row: dict[str, Any], options: dict[str, str], place: str) -> Document | str:
+    field, key = options["field"], options["id"]
+    if not field:
+        known: dict[str, Any] = {
+            name: row[name] for name in ("orig_doc", "text", "id", "skill") if name in row
+        }
+        return jsonl.document(known, place)
+    text = row.get(field)
+    if not isinstance(text, str) or not text.strip():
+        return f"no text in {field}; the fields are {', '.join(row)}"
+    return Document(str(row[key]) if key in row else place, text.strip())
