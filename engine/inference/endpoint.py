@@ -275,5 +275,5 @@ def _delay(state: RetryCallState) -> float:
     """Return the seconds before the next try: exponential with jitter, at least what was asked for."""
     error = state.outcome.exception() if state.outcome else None
     asked = error.after if isinstance(error, _Busy) else 0.0
-    grown = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (state.attempt_number - 1))
+    grown = float(min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (state.attempt_number - 1)))
     return max(asked, grown * random.uniform(0.5, 1.0))

@@ -37,9 +37,15 @@ def normalise(rewards: Sequence[float], labels: Sequence[str], settings: RoleTra
     return result
 
 
-def designer_labels(skills: Sequence[str], settings: RoleTraining) -> list[str]:
-    """Return what the designs of a cohort are centred by: their skill, or the whole cohort."""
-    return list(skills) if settings.scope == "skill" else [""] * len(skills)
+def designer_labels(skills: Sequence[str], settings: RoleTraining, groups: Sequence[str] = ()) -> list[str]:
+    """Return what the designs of a cohort are centred by: their ticket (GRPO), their skill, or the cohort."""
+    match settings.scope:
+        case "group":
+            return list(groups)
+        case "skill":
+            return list(skills)
+        case _:
+            return [""] * len(skills)
 
 
 def agent_label(group: str, skill: str, arm: str, settings: RoleTraining) -> str:

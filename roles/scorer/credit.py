@@ -88,13 +88,19 @@ def window_of(design: Design, first: int) -> Window:
     )
 
 
+def penalises(config: Config) -> bool:
+    """Whether invalid attempts are trained: those of a designer that is trained, unless they are dropped."""
+    return config.designer.kind == "policy" and config.designer.invalid == "penalise"
+
+
 def settle(
     config: Config, tracker: Tracker, cohort: Cohort, designs: Sequence[Design], round_: int
 ) -> tuple[list[EnvironmentScored], list[Held]]:
     """Close the window of ``cohort`` in ``round_``: score its designs, give credit to their tokens.
 
-    Invalid attempts are part of their skill's mean under ``designer.invalid = "penalise"``. A design that
-    was never played has no reward and is not trained. Moves the moving averages of ``tracker``.
+    Invalid attempts are part of their skill's (or group's) mean under ``designer.invalid = "penalise"``. A
+    design that was never played has no reward and is not trained; those of a designer that is not the policy
+    have a reward and no credit. Moves the moving averages of ``tracker``.
     """
     settings = config.reward
     windows = [window_of(design, cohort.opens) for design in designs]
@@ -110,20 +116,28 @@ def settle(
         for design, reward in zip(designs, rewards, strict=True)
         if reward is not None
     ]
-    if config.designer.invalid == "penalise":
+    if penalises(config):
         entries += [(name, n, skill, False, settings.invalid_reward) for name, n, skill in cohort.rejected]
-    labels = designer_labels([entry[2] for entry in entries], config.learner.designer)
-    advantages = normalise([entry[4] for entry in entries], labels, config.learner.designer)
+    each, by_group = config.designer.designs_per_ticket, config.learner.designer.scope == "group"
+    group = {name: f"cohort-{cohort.number}-{slot // each}" for slot, name in enumerate(cohort.designs)}
+    groups = [group[entry[0]] for entry in entries]
+    labels = designer_labels([entry[2] for entry in entries], config.learner.designer, groups)
+    trained = config.designer.kind == "policy"
+    advantages = (
+        normalise([entry[4] for entry in entries], labels, config.learner.designer)
+        if trained
+        else [0.0] * len(entries)
+    )
     held = [
-        Held(name, attempt, cohort.number, skill, valid, reward, advantage, cohort.due)
-        for (name, attempt, skill, valid, reward), advantage in zip(entries, advantages, strict=True)
+        Held(name, n, cohort.number, skill, valid, reward, advantage, cohort.due, label if by_group else "")
+        for (name, n, skill, valid, reward), advantage, label in zip(entries, advantages, groups, strict=True)
     ]
     credit = {item.design: item for item in held if item.valid}
     scored = [
         _scored(config, design, statistics, proof.broken, credit.get(design.design), round_)
         for design, statistics, proof in zip(designs, found, evidence, strict=True)
     ]
-    return scored, held
+    return scored, held if trained else []
 
 
 def _evidence(design: Design, window: Window, statistics: Statistics) -> Evidence:

@@ -28,7 +28,7 @@ from bus.messages import (
 )
 from engine.config import Config
 from roles.scorer import plan, work
-from roles.scorer.credit import Group, close, grade, settle, summarise
+from roles.scorer.credit import Group, close, grade, penalises, settle, summarise
 from roles.scorer.state import (
     Cohort,
     Command,
@@ -105,7 +105,7 @@ class Curriculum:
             case DesignRejected():
                 commands = self._rejected(message)
             case DesignFailed():
-                self._abandoned(message)
+                commands = self._abandoned(message)
             case BatchTrained():
                 commands = self._purge(message.round) if progress.batch_trained(message) else []
             case PolicyPublished():
@@ -202,7 +202,8 @@ class Curriculum:
             for slot, skill in enumerate(plan.skills(self.config, number, life.size)):
                 design = Design(design=names[slot], cohort=number, slot=slot, skill=skill)
                 state.designs[design.design] = design
-                commands.append(Publish(work.ticket(self.config, design, opens)))
+                if slot % self.config.designer.designs_per_ticket == 0:
+                    commands.append(Publish(work.ticket(self.config, state.cohorts[number], design, 0)))
         return commands
 
     def _issue_plays(self, cohort: Cohort, design: Design, round_: int) -> list[Command]:
@@ -212,9 +213,10 @@ class Curriculum:
         return [Publish(request) for request in work.requests(self.config, design, round_)]
 
     def _ready(self, message: EnvironmentReady) -> list[Command]:
-        design = self._answer(message.design)
+        design = self._asked(message.design)
         if design is None:
-            return []
+            return self._late(message)
+        self.state.cohorts[design.cohort].asked -= 1
         for name in ("attempt", "environment", "source", "hint", "document", "degenerate"):
             setattr(design, name, getattr(message, name))
         design.status, design.difficulty, design.family = "ready", message.difficulty, message.family
@@ -226,30 +228,52 @@ class Curriculum:
             commands += self._issue_plays(cohort, design, round_)
         return commands
 
-    def _abandoned(self, message: DesignFailed) -> None:
-        design = self._answer(message.design)
-        if design is not None:
-            design.status = "failed"
-            failed = self.state.cohorts[design.cohort].failed
-            failed[message.failure] = failed.get(message.failure, 0) + 1
+    def _abandoned(self, message: DesignFailed) -> list[Command]:
+        """A fault of the infrastructure asks for the ticket again, as long as ``reissues`` lasts."""
+        design = self._asked(message.design)
+        if design is None:
+            return self._late(message)
+        if message.failure == "infra":
+            if message.issue != design.issue:
+                return self._late(message)
+            if design.issue < self.config.curriculum.reissues:
+                return self._ask_again(design)
+        cohort = self.state.cohorts[design.cohort]
+        cohort.asked -= 1
+        design.status = "failed"
+        cohort.failed[message.failure] = cohort.failed.get(message.failure, 0) + 1
+        return []
 
-    def _answer(self, name: str) -> Design | None:
-        """Return the design whose ticket is answered now; the first answer counts."""
+    def _ask_again(self, design: Design) -> list[Command]:
+        """Of a group, the first design that failed brings the ticket of all."""
+        before = work.newest_issue(self.config, self.state, design)
+        design.issue += 1
+        if design.issue <= before:
+            return []
+        self.state.reissued += 1
+        cohort = self.state.cohorts[design.cohort]
+        return [Publish(work.ticket(self.config, cohort, design, design.issue))]
+
+    def _asked(self, name: str) -> Design | None:
+        """Return the design if its ticket still waits for an answer; the first answer counts."""
         design = self.state.designs.get(name)
-        if design is None or design.status != "asked":
-            self.state.late += 1
-            return None
-        self.state.cohorts[design.cohort].asked -= 1
-        return design
+        return design if design and design.status == "asked" else None
+
+    def _late(self, message: EnvironmentReady | DesignRejected | DesignFailed) -> list[Command]:
+        """Tokens that came after their cohort was trained and purged would stay for ever."""
+        self.state.late += 1
+        number = message.cohort
+        if number in self.state.cohorts or any(number in due for due in self.state.purges.values()):
+            return []
+        return [PurgeHeld(f"design.{number}.>")]
 
     def _rejected(self, message: DesignRejected) -> list[Command]:
-        design = self.state.designs.get(message.design)
-        if design is None or design.status != "asked":
-            self.state.late += 1
-            return []
+        design = self._asked(message.design)
+        if design is None:
+            return self._late(message)
         cohort = self.state.cohorts[design.cohort]
         entry = (design.design, message.attempt, design.skill)
-        if self.config.designer.invalid == "drop":
+        if not penalises(self.config):
             cohort.refused += 1
             return [PurgeHeld(f"design.{cohort.number}.{design.design}-{message.attempt}")]
         if entry not in cohort.rejected:

@@ -133,7 +133,7 @@ class Outbox:
                 sample=sample,
                 role="designer",
                 skill=held.skill,
-                group=f"cohort-{held.cohort}",
+                group=held.group or f"cohort-{held.cohort}",
                 round=command.round,
                 reward=held.reward,
                 advantage=held.advantage,

@@ -45,18 +45,21 @@ def life(settings: Curriculum, index: int) -> Life:
 def skills(config: Config, cohort: int, size: int) -> list[str]:
     """Return the skill of every slot of a cohort.
 
-    Cohort c uses ``skills_per_cohort`` consecutive skills starting at c * s mod n, slot i the (i mod s)-th
-    of them (reference spec 1.3). With all skills active the start moves by the cohort's size instead, and s
-    never exceeds the size, so that no skill is starved by cohorts smaller than the list.
+    Cohort c uses ``skills_per_cohort`` consecutive skills starting at c * s mod n, ticket i the (i mod s)-th
+    of them (reference spec 1.3). With all skills active the start moves by the cohort's tickets instead, and
+    s never exceeds them, so that no skill is starved by cohorts smaller than the list. The slots of a ticket
+    share its skill.
     """
     names = config.designer.skills
     count = config.designer.skills_per_cohort
+    each = config.designer.designs_per_ticket
+    tickets = -(-size // each)
     if 0 < count < len(names):
-        count = min(count, max(size, 1))
+        count = min(count, max(tickets, 1))
         start = cohort * count
     else:
-        count, start = len(names), cohort * size
-    return [names[(start + slot % count) % len(names)] for slot in range(size)]
+        count, start = len(names), cohort * tickets
+    return [names[(start + slot // each % count) % len(names)] for slot in range(size)]
 
 
 class Place(NamedTuple):
@@ -67,21 +70,24 @@ class Place(NamedTuple):
 
 
 def place(config: Config, cohort: int, slot: int) -> Place:
-    """Return the place of a slot. Sizes and skills of cohorts repeat, so it takes no count of the past.
+    """Return the place of a slot's ticket. Sizes and skills of cohorts repeat: no count of the past is taken.
 
     A document is dealt by place: that is the same on every host, in any order of answers, and after a
     restart (see ``roles.designer.corpus``).
     """
+    each = config.designer.designs_per_ticket
     period = len(config.designer.skills) * (
         config.curriculum.rounds_per_window if config.curriculum.schedule == "rolling" else 1
     )
     sizes = [life(config.curriculum, index).size for index in range(period)]
-    dealt = [skills(config, index, sizes[index]) for index in range(period)]
-    wanted = skills(config, cohort, sizes[cohort % period])[slot]
+    tickets = [skills(config, index, sizes[index])[::each] for index in range(period)]
+    # After an extension of the run, uneven cohorts do not repeat as counted here.
+    size = max(sizes[cohort % period], slot + 1)
+    mine, before = skills(config, cohort, size)[::each], slot // each
     full, rest = divmod(cohort, period)
-    number = full * sum(sizes) + sum(sizes[:rest]) + slot
-    same = [names.count(wanted) for names in dealt]
-    turn = full * sum(same) + sum(same[:rest]) + dealt[rest][:slot].count(wanted)
+    number = full * sum(map(len, tickets)) + sum(map(len, tickets[:rest])) + before
+    same = [names.count(mine[before]) for names in tickets]
+    turn = full * sum(same) + sum(same[:rest]) + mine[:before].count(mine[before])
     return Place(number, turn)
 
 

@@ -289,7 +289,8 @@ class Scorer(Role):
                 if isinstance(letter, DeadLetter):
                     lost = {work.tail: work for work in self._machine.outstanding()}.get(letter.subject)
                     if lost is not None:
-                        await self.bus.publish(_failure(lost, f"given up by its queue: {letter.reason}"))
+                        reason = f"given up by its queue: {letter.reason}"
+                        await self.bus.publish_all(_failures(lost, reason))
 
     async def _mourn(self) -> None:
         """Announce the loss of servers whose role has gone silent: nobody else would."""
@@ -318,18 +319,23 @@ def _waiting(steps: MemoryObjectReceiveStream[_Step]) -> Iterator[_Step]:
             return
 
 
-def _failure(work: Message, reason: str) -> Message:
+def _failures(work: Message, reason: str) -> list[Message]:
+    """Return the news that ``work`` came to nothing, one of each design of a ticket."""
     if isinstance(work, DesignTicket):
-        return DesignFailed(
-            design=work.design,
-            cohort=work.cohort,
-            skill=work.skill,
-            attempts=work.attempts,
-            failure="infra",
-            reason=reason,
-        )
+        return [
+            DesignFailed(
+                design=part.design,
+                cohort=part.cohort,
+                skill=part.skill,
+                attempts=part.attempts,
+                failure="infra",
+                reason=reason,
+                issue=part.issue,
+            )
+            for part in work.parts()
+        ]
     assert isinstance(work, EpisodeRequest)
-    return EpisodeFailed(
+    failed = EpisodeFailed(
         episode=work.episode,
         design=work.design,
         arm=work.arm,
@@ -338,3 +344,4 @@ def _failure(work: Message, reason: str) -> Message:
         failure="infra",
         reason=reason,
     )
+    return [failed]

@@ -43,7 +43,8 @@ class Plays(msgspec.Struct, array_like=True):
 
 
 class Design(msgspec.Struct, kw_only=True):
-    """One ticket and what became of it; ``rounds`` holds the plays issued so far."""
+    """One design and what became of it; ``rounds`` holds the plays issued so far. ``issue`` counts how often
+    its ticket was asked for again after infrastructure faults."""
 
     design: str
     cohort: int
@@ -51,6 +52,7 @@ class Design(msgspec.Struct, kw_only=True):
     skill: str
     status: Literal["asked", "ready", "failed"] = "asked"
     attempt: int = 0
+    issue: int = 0
     environment: str = ""
     source: str = ""
     hint: str | None = None
@@ -80,7 +82,8 @@ class Cohort(msgspec.Struct, kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """A designer sample with its credit: tail ``design.<cohort>.<design>-<attempt>`` in DESIGN."""
+    """A designer sample with its credit: tail ``design.<cohort>.<design>-<attempt>`` in DESIGN. ``group``
+    names those it was compared with, where they are those of one ticket."""
 
     design: str
     attempt: int
@@ -90,6 +93,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     reward: float
     advantage: float
     due: int
+    group: str = ""
 
 
 class Tally(msgspec.Struct, kw_only=True):

@@ -7,26 +7,39 @@ from collections.abc import Iterator
 from bus.messages import Arm, DesignTicket, EpisodeRequest, Message, stable_id
 from engine.config import Config
 from roles.scorer import plan
-from roles.scorer.state import Design, Play, Plays, State, Status
+from roles.scorer.state import Cohort, Design, Play, Plays, State, Status
 
 ARMS: tuple[Arm, Arm] = ("plain", "hinted")
 
 
-def ticket(config: Config, design: Design, opens: int) -> DesignTicket:
-    """Return the ticket of ``design``, whose window opens in round ``opens``."""
-    number, turn = plan.place(config, design.cohort, design.slot)
+def ticket(config: Config, cohort: Cohort, design: Design, issue: int) -> DesignTicket:
+    """Return the ticket that ``design`` is on, alone or with the others of its group."""
+    each = config.designer.designs_per_ticket
+    first = design.slot - design.slot % each
+    group = cohort.designs[first : first + each]
+    number, turn = plan.place(config, cohort.number, first)
     return DesignTicket(
-        design=design.design,
-        cohort=design.cohort,
-        slot=design.slot,
+        design=group[0],
+        cohort=cohort.number,
+        slot=first,
         skill=design.skill,
-        seed=plan.seed(config.run.seed, design.design),
+        seed=plan.seed(config.run.seed, group[0]),
         attempts=config.designer.attempts,
         target=config.designer.target,
-        round=opens,
+        round=cohort.opens,
         number=number,
         turn=turn,
+        designs=tuple(group) if each > 1 else (),
+        issue=issue,
     )
+
+
+def newest_issue(config: Config, state: State, design: Design) -> int:
+    """Return how often the ticket of ``design`` was asked for again."""
+    each = config.designer.designs_per_ticket
+    first = design.slot - design.slot % each
+    group = state.cohorts[design.cohort].designs[first : first + each]
+    return max(state.designs[name].issue for name in group)
 
 
 def episode(config: Config, design: str, round_: int, arm: str, index: int, attempt: int) -> str:
@@ -71,10 +84,13 @@ def new_plays(config: Config, design: Design, *, opening: bool) -> Plays:
 
 def outstanding(config: Config, state: State) -> list[Message]:
     """Return all tickets and requests that have no outcome yet, equal to those first published."""
-    work: list[Message] = []
+    tickets: dict[str, Message] = {}
+    plays: list[Message] = []
     for design in state.designs.values():
         if design.status == "asked":
-            work.append(ticket(config, design, state.cohorts[design.cohort].opens))
+            issue = newest_issue(config, state, design)
+            message = ticket(config, state.cohorts[design.cohort], design, issue)
+            tickets[message.tail] = message
         for round_ in design.rounds:
-            work += requests(config, design, round_)
-    return work
+            plays += requests(config, design, round_)
+    return [*tickets.values(), *plays]

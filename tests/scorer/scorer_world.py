@@ -225,8 +225,16 @@ class World:
                 self.serve(machine, server)
 
     def design(self, machine: Curriculum, ticket: DesignTicket) -> None:
-        """Answer a ticket, perhaps after refused attempts."""
+        """Answer a ticket, design by design."""
         del self.tickets[ticket.design]
+        for part in ticket.parts():
+            self._answer(machine, part)
+
+    def _answer(self, machine: Curriculum, ticket: DesignTicket) -> None:
+        """Answer one design of a ticket, perhaps after refused attempts."""
+        if self.random.random() < self.chances.infra:
+            self.tell(machine, failed(ticket, 0, failure="infra"))
+            return
         attempt = 0
         while attempt < ticket.attempts and self.random.random() < self.chances.rejected:
             self.tell(machine, rejected(ticket, attempt))
@@ -344,14 +352,15 @@ def rejected(ticket: DesignTicket, attempt: int) -> DesignRejected:
     )
 
 
-def failed(ticket: DesignTicket, attempts: int) -> DesignFailed:
+def failed(ticket: DesignTicket, attempts: int, *, failure: Any = "policy") -> DesignFailed:
     return DesignFailed(
         design=ticket.design,
         cohort=ticket.cohort,
         skill=ticket.skill,
         attempts=attempts,
-        failure="policy",
+        failure=failure,
         reason="no",
+        issue=ticket.issue,
     )
 
 
