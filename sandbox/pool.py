@@ -84,14 +84,14 @@ class SandboxPool:
         self._roomy, self._standing = asyncio.Event(), asyncio.Event()
         self._roomy.set()
         self._group: TaskGroup = await anyio.create_task_group().__aenter__()
+        self._scopes = [anyio.CancelScope() for _ in range(1 + (settings.zygotes or max(1, cores // 2)))]
         try:
-            count = settings.zygotes or max(1, cores // 2)
-            found = [await self._group.start(self._tend, index) for index in range(count)]
+            found = [await self._group.start(self._tend, *pair) for pair in enumerate(self._scopes[1:])]
         except BaseException:
             await self.__aexit__()
             raise
         self.report = min(found, key=lambda report: report.level)
-        self._group.start_soon(self._watch)
+        self._group.start_soon(self._watch, self._scopes[0])
         self._closed = False
         return self
 
@@ -99,7 +99,9 @@ class SandboxPool:
         self._closed = True
         for instance in list(self._live.values()):
             instance.expire(InstanceClosed("the pool was closed"))
-        self._group.cancel_scope.cancel()
+        # not the group's own scope: that would cancel the task that is leaving, too
+        for scope in self._scopes:
+            scope.cancel()
         # what the body raised goes on as it is, not inside an exception group
         await self._group.__aexit__(None, None, None)
 
@@ -265,8 +267,15 @@ class SandboxPool:
         self._spawn_seconds.append(time.monotonic() - began)
         return instance
 
-    async def _tend(self, index: int, *, task_status: TaskStatus[ProtectionReport]) -> None:
-        """Keep zygote ``index`` alive, with growing pauses between starts that fail."""
+    async def _tend(
+        self, index: int, scope: anyio.CancelScope, *, task_status: TaskStatus[ProtectionReport]
+    ) -> None:
+        """Keep zygote ``index`` alive until ``scope`` is cancelled."""
+        with scope:
+            await self._keep_up(index, task_status)
+
+    async def _keep_up(self, index: int, task_status: TaskStatus[ProtectionReport]) -> None:
+        """Start zygote ``index`` again and again, with growing pauses between starts that fail."""
         delay, announced = _FIRST_DELAY, False
         while True:
             keeper = self._keepers[index] = Keeper(
@@ -298,25 +307,30 @@ class SandboxPool:
             await anyio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
-    async def _watch(self) -> None:
-        """Once a second: end what nobody uses, and stop admission while memory is short."""
-        while True:
-            await anyio.sleep(_WATCH_SECONDS)
-            oldest = time.monotonic() - self.settings.idle_seconds
-            for instance in list(self._live.values()):
-                if not instance.busy and instance.used < oldest:
-                    instance.expire(InstanceClosed(f"idle for {self.settings.idle_seconds:g} s"))
-            self._oom_kills = (self._oom_kills[1], host.oom_kills())
-            if host.available_share() >= self.settings.low_memory_share:
-                self._roomy.set()
-                continue
-            self._roomy.clear()
-            live = [instance for instance in self._live.values() if instance.pid]
-            if live:
-                largest = max(live, key=lambda instance: host.resident(instance.pid))
-                # Its own limit it has kept: what the host lacks is not the program's fault, nor its reward.
-                largest.expire(InstanceClosed("the host is short of memory and this was the largest one"))
-                self._counts["memory_evictions"] += 1
+    async def _watch(self, scope: anyio.CancelScope) -> None:
+        """Once a second, look after instances and memory, until ``scope`` is cancelled."""
+        with scope:
+            while True:
+                await anyio.sleep(_WATCH_SECONDS)
+                self._look_after()
+
+    def _look_after(self) -> None:
+        """End what nobody uses, and stop admission while memory is short."""
+        oldest = time.monotonic() - self.settings.idle_seconds
+        for instance in list(self._live.values()):
+            if not instance.busy and instance.used < oldest:
+                instance.expire(InstanceClosed(f"idle for {self.settings.idle_seconds:g} s"))
+        self._oom_kills = (self._oom_kills[1], host.oom_kills())
+        if host.available_share() >= self.settings.low_memory_share:
+            self._roomy.set()
+            return
+        self._roomy.clear()
+        live = [instance for instance in self._live.values() if instance.pid and instance.error is None]
+        if live:
+            largest = max(live, key=lambda instance: host.resident(instance.pid))
+            # Its own limit it has kept: what the host lacks is not the program's fault, nor its reward.
+            largest.expire(InstanceClosed("the host is short of memory and this was the largest one"))
+            self._counts["memory_evictions"] += 1
 
 
 def _quantile(values: deque[float], share: float) -> float:

@@ -88,6 +88,26 @@ async def test_error_in_the_body_passes_through() -> None:
         await body()
 
 
+async def test_a_task_group_that_failed_in_the_body_passes_through() -> None:
+    """The cancellation that such a group leaves on its task must not be taken for one of the pool."""
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def body(*, caught: bool) -> None:
+        async with SandboxPool():
+            with contextlib.ExitStack() as stack:
+                if caught:
+                    stack.enter_context(pytest.raises(ExceptionGroup))
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(fail())
+                    group.create_task(asyncio.Event().wait())
+
+    with pytest.raises(ExceptionGroup):
+        await asyncio.create_task(body(caught=False))
+    await asyncio.create_task(body(caught=True))
+
+
 async def test_many_lives_leave_figures_constant(open_files: Callable[[], int]) -> None:
     async with SandboxPool() as pool:
         async with await pool.spawn(PEAK):
