@@ -1,5 +1,5 @@
 # make run     the main job: self-play with the nano recipe on two CPU cores, with a live view and a report
-# make test    formatting, lint, types, floors, fast tests, end-to-end tests, processes killed at random
+# make test    formatting, lint, types, floors, fast tests, end-to-end tests, processes killed at random, fuzz
 # Both set up .venv first when it is missing or its lock has changed.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 UV ?=
 BIN := .venv/bin
 
-.PHONY: run test test-fast test-e2e test-chaos lint format setup clean
+.PHONY: run test test-fast test-e2e test-chaos test-fuzz lint format setup clean
 .DEFAULT_GOAL := run
 .NOTPARALLEL:
 
@@ -27,15 +27,18 @@ lint: setup
 	$(BIN)/lint-imports
 
 test-fast: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e and not chaos" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e and not chaos and not fuzz" $(PYTEST_ARGS)
 
 test-e2e: setup
-	$(BIN)/python -m pytest -m "e2e and not chaos" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "e2e and not chaos and not fuzz" $(PYTEST_ARGS)
 
 test-chaos: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos $(PYTEST_ARGS)
 
-test: lint test-fast test-e2e test-chaos
+test-fuzz: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz $(PYTEST_ARGS)
+
+test: lint test-fast test-e2e test-chaos test-fuzz
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -9,8 +9,13 @@ settings.load_profile("spade")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the tests marked ``chaos``."""
+    """Options of the tests marked ``chaos`` and ``fuzz``."""
     group = parser.getgroup("spade")
     group.addoption("--chaos-kills", type=int, default=12, help="kill -9 so many processes (default 12)")
     group.addoption("--chaos-seed", type=int, default=0, help="repeat the schedule of this seed")
     group.addoption("--soak-seconds", type=float, default=0.0, help="length of the soak test (default: none)")
+    group.addoption(
+        "--fuzz-programs", type=int, default=300, help="mutated programs to validate (default 300)"
+    )
+    group.addoption("--fuzz-frames", type=int, default=300, help="mutated frames to send (default 300)")
+    group.addoption("--fuzz-seed", type=int, default=0, help="make the mutations of this seed")
