@@ -7,25 +7,25 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import markupsafe
 
-from engine import history
+from engine import history, report_diversity
 from engine import status as standing
+from engine.charts import BLUE, COLOURS, GREEN, GREY, Row, curves, figure, trace
 from engine.errors import SpadeError
 from engine.overview import about
 from engine.run import RunDirectory
 
 SHOWN = 3
-_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#2563a8", "#d9822b", "#2e8b57", "#c0392b", "#8a8f98"
-_COLOURS = (_BLUE, _ORANGE, _GREEN, _RED)
+_RANKED = """SELECT s.design, s.round, s.win, s.regret, s.reward, s.state, e.title, e.skill, e.source, e.hint,
+    e.family, e.difficulty
+FROM (SELECT * FROM scores s ORDER BY {0} LIMIT ?) s JOIN environments e USING (design) ORDER BY {0}"""
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
-
-Row = dict[str, Any]
 
 
 def write(run: RunDirectory) -> Path:
@@ -71,7 +71,8 @@ def render(run: RunDirectory, connection: sqlite3.Connection) -> str:
         recipe=run.config_file.read_text(encoding="utf-8") if run.config_file.exists() else "",
         # The library's own code, and figures that escape what they carry.
         library=markupsafe.Markup(plotly.offline.get_plotlyjs()),
-        figures=[markupsafe.Markup(figure) for figure in figures(connection)],
+        figures=[markupsafe.Markup(drawn) for drawn in figures(connection)],
+        diversity=report_diversity.section(connection),
         groups=[("Best environments", best), ("Worst environments", worst)],
     )
 
@@ -84,27 +85,24 @@ def figures(connection: sqlite3.Connection) -> list[str]:
     ages = {"max_staleness": "max", "mean_staleness": "mean"}
     drawn = [
         _held_out(connection),
-        _curves("Designer difficulty (mean level of live programs)", rounds, {"difficulty": "level"}),
-        _curves("Return of the agent", rounds, {"plain": "plain", "hinted": "hinted"}),
-        _curves("Shares", rounds, shares),
+        curves("Designer difficulty (mean level of live programs)", rounds, {"difficulty": "level"}),
+        curves("Return of the agent", rounds, {"plain": "plain", "hinted": "hinted"}),
+        curves("Shares", rounds, shares, (0, 1)),
         _regret(connection),
         _validity(rounds),
-        _curves("Designer reward (mean)", rounds, {"reward": "reward"}),
-        _curves("Staleness of trained tokens (steps)", batches, ages),
+        curves("Designer reward (mean)", rounds, {"reward": "reward"}),
+        curves("Staleness of trained tokens (steps)", batches, ages),
         _tokens(connection, batches),
     ]
-    return [figure for figure in drawn if figure]
+    return [one for one in drawn if one]
 
 
 def extremes(connection: sqlite3.Connection) -> tuple[list[Row], list[Row]]:
     """Return the environments with the highest and with the lowest reward, each with its transcripts."""
-    query = (
-        "SELECT s.design, s.round, s.win, s.regret, s.reward, s.state, e.title, e.skill, e.source, e.hint, "
-        "e.family, e.difficulty FROM scores s JOIN environments e USING (design)"
-    )
-    ranked = _rows(connection, f"{query} ORDER BY s.reward DESC, s.round DESC, s.design")
-    best = ranked[:SHOWN]
-    worst = [row for row in reversed(ranked) if row not in best][:SHOWN]
+    best = _rows(connection, _RANKED.format("s.reward DESC, s.round DESC, s.design"), SHOWN)
+    shown = {row["design"] for row in best}
+    worst = _rows(connection, _RANKED.format("s.reward, s.round, s.design DESC"), 2 * SHOWN)
+    worst = [row for row in worst if row["design"] not in shown][:SHOWN]
     for row in (*best, *worst):
         row["plays"] = _plays(connection, row["design"])
     return best, worst
@@ -125,7 +123,7 @@ def _held_out(connection: sqlite3.Connection) -> str:
     for row in rows:
         suites.setdefault(row["suite"], {})[row["step"]] = row
     traces = []
-    for colour, (suite, by_step) in zip(_COLOURS * len(suites), suites.items(), strict=False):
+    for colour, (suite, by_step) in zip(COLOURS * len(suites), suites.items(), strict=False):
         points = list(by_step.values())
         intervals = [1.96 * point["stderr"] for point in points]
         traces.append(
@@ -142,7 +140,7 @@ def _held_out(connection: sqlite3.Connection) -> str:
                 "line": {"color": colour},
             }
         )
-    return _figure("Held-out win rate (95 % intervals)", traces, "step", (0, 1))
+    return figure("Held-out win rate (95 % intervals)", traces, "step", (0, 1))
 
 
 def _regret(connection: sqlite3.Connection) -> str:
@@ -169,8 +167,8 @@ def _regret(connection: sqlite3.Connection) -> str:
         "name": "95 % interval",
         "hoverinfo": "skip",
     }
-    line = _trace(list(zip(x, mean, strict=True)), _BLUE, "mean")
-    return _figure("Regret (hinted - plain return) of closed windows", [band, *line], "round")
+    line = trace(list(zip(x, mean, strict=True)), BLUE, "mean")
+    return figure("Regret (hinted - plain return) of closed windows", [band, *line], "round")
 
 
 def _validity(rounds: Sequence[Row]) -> str:
@@ -183,9 +181,9 @@ def _validity(rounds: Sequence[Row]) -> str:
         "x": [x for x, _ in points],
         "y": [y for _, y in points],
         "name": "valid",
-        "line": {"color": _GREEN},
+        "line": {"color": GREEN},
     }
-    return _figure("Share of designs that pass the validator", [trace] if points else [], "round", (0, 1))
+    return figure("Share of designs that pass the validator", [trace] if points else [], "round", (0, 1))
 
 
 def _tokens(connection: sqlite3.Connection, batches: Sequence[Row]) -> str:
@@ -200,52 +198,9 @@ def _tokens(connection: sqlite3.Connection, batches: Sequence[Row]) -> str:
         "x": [x for x, _ in points],
         "y": [y for _, y in points],
         "name": "tokens/s",
-        "line": {"color": _GREY},
+        "line": {"color": GREY},
     }
-    return _figure("Sampled tokens a second, over the whole loop", [trace] if points else [], "round")
-
-
-def _curves(title: str, rows: Sequence[Row], names: dict[str, str]) -> str:
-    """Draw columns of ``rows`` against their round; columns without any value are left out."""
-    traces = []
-    for colour, (key, name) in zip(_COLOURS, names.items(), strict=False):
-        points = [(row["round"], row[key]) for row in rows if row.get(key) is not None]
-        traces += _trace(points, colour, name)
-    span = (0, 1) if "in_band" in names else None
-    return _figure(title, traces, "round", span)
-
-
-def _trace(points: Sequence[tuple[float, float]], colour: str, name: str = "") -> list[Row]:
-    """Return one line through ``points``, [] without any."""
-    if not points:
-        return []
-    x, y = zip(*points, strict=True)
-    return [{"x": list(x), "y": list(y), "name": name, "line": {"color": colour}, "mode": "lines"}]
-
-
-def _figure(title: str, traces: list[Row], x: str, span: tuple[float, float] | None = None) -> str:
-    if not traces:
-        return ""
-    import plotly.graph_objects as go
-
-    figure = go.Figure([go.Scatter(**trace) for trace in traces])
-    figure.update_layout(
-        title={"text": title, "font": {"size": 14}},
-        template="plotly_white",
-        height=300,
-        margin={"l": 45, "r": 10, "t": 40, "b": 40},
-        xaxis={"title": {"text": x}},
-        yaxis={
-            "range": [span[0], span[1]] if span else None,
-            "rangemode": "tozero" if not span else "normal",
-        },
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1.0, "xanchor": "right"},
-        showlegend=len(traces) > 1,
-    )
-    convert: Callable[..., str] = figure.to_html
-    return convert(
-        include_plotlyjs=False, full_html=False, config={"displayModeBar": False, "responsive": True}
-    )
+    return figure("Sampled tokens a second, over the whole loop", [trace] if points else [], "round")
 
 
 def _highlighted(source: str) -> markupsafe.Markup:

@@ -1,0 +1,172 @@
+"""The diversity part of a report: curves over rounds, figures by skill, and a picture of the environments."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine import diversity_log
+from engine.charts import Row, curves, drawn
+from engine.diversity import Item, Vectors, sampled
+from engine.similarity import HashedTfidf
+
+FEWEST_FOR_TSNE = 8
+_DIMENSIONS = 30
+_ITERATIONS = 500
+_SYMBOLS = (
+    "circle",
+    "square",
+    "diamond",
+    "cross",
+    "x",
+    "triangle-up",
+    "star",
+    "pentagon",
+    "hexagon",
+    "bowtie",
+)
+_HOVER = """SELECT e.design, e.title, e.cohort, s.win, s.regret, s.state FROM environments e
+LEFT JOIN scores s USING (design)"""
+
+Places = NDArray[np.float64]
+
+
+def section(connection: sqlite3.Connection) -> Row:
+    """Return what the template shows: ``curves`` and ``picture`` as HTML, ``rows`` of figures by skill.
+
+    Figures of the whole run are those of ``sampled`` (at most ``engine.diversity.SAMPLE``) ``of`` its
+    environments. Raises sqlite3.Error.
+    """
+    items = diversity_log.items(connection)
+    chosen = sampled(items, [item.design for item in items])
+    embedder = HashedTfidf()
+    vectors = embedder.embed(diversity_log.sources(connection, [item.design for item in chosen]))
+    places, method = _laid_out(chosen, vectors)
+    return {
+        "curves": _curves(diversity_log.rounds(connection)),
+        "picture": _picture(connection, chosen, places, method) if chosen else "",
+        "rows": diversity_log.overall(items, chosen, vectors, near=embedder.near),
+        "near": embedder.near,
+        "sampled": len(chosen),
+        "of": len(items),
+    }
+
+
+def layout(vectors: Vectors, *, seed: int = 0) -> tuple[Places, str]:
+    """Return places (N, 2) in which like vectors (N, D) lie close together, and how they were found.
+
+    t-SNE (van der Maaten & Hinton 2008) where scikit-learn is installed and there are enough vectors, else
+    the two principal components. The same vectors give the same places.
+    """
+    wide = _components(vectors, _DIMENSIONS)
+    flat = len(wide) < FEWEST_FOR_TSNE or float(wide[:, 0].std()) < 1e-6
+    if flat or importlib.util.find_spec("sklearn") is None:
+        return _padded(wide), "PCA"
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(wide) - 1) / 3)
+    fit = TSNE(2, perplexity=perplexity, init="pca", random_state=seed, max_iter=_ITERATIONS, n_jobs=1)
+    return np.asarray(fit.fit_transform(_padded(wide)), np.float64), "t-SNE"
+
+
+def _components(vectors: Vectors, count: int) -> Places:
+    """Return the first ``count`` principal components of rows, those that there are."""
+    rows = np.asarray(vectors, np.float64)
+    if not len(rows):
+        return np.zeros((0, 2))
+    rows = rows - rows.mean(axis=0)
+    values, directions = np.linalg.eigh(rows @ rows.T)
+    kept = np.argsort(-values)[:count]
+    # An eigenvector's sign is arbitrary: the largest entry is made positive.
+    directions = directions[:, kept]
+    signs = np.sign(directions[np.abs(directions).argmax(axis=0), np.arange(len(kept))])
+    return np.asarray(directions * signs * np.sqrt(np.clip(values[kept], 0.0, None)), np.float64)
+
+
+def _padded(wide: Places) -> Places:
+    return np.pad(wide, ((0, 0), (0, max(0, 2 - wide.shape[1]))))
+
+
+def _laid_out(chosen: Sequence[Item], vectors: Vectors) -> tuple[Places, str]:
+    """Lay out distinct programs; the same program lies at the same place each time."""
+    first: dict[str, int] = {}
+    for at, item in enumerate(chosen):
+        first.setdefault(item.environment, at)
+    places, method = layout(vectors[list(first.values())])
+    row = {name: at for at, name in enumerate(first)}
+    return places[[row[item.environment] for item in chosen]], method
+
+
+def _curves(rounds: Sequence[Row]) -> list[str]:
+    varied = {"vendi": "Vendi score of programs", "effective_skills": "effective skills"}
+    repeated = {
+        "duplicates": "the same as another in play",
+        "near_duplicates": "nearly the same",
+        "repeats": "new, but played before",
+    }
+    documents = {"documents": "in play", "documents_so_far": "so far"}
+    found = [
+        curves("Effectively different environments in play", rounds, varied),
+        curves("Repetition (share of environments)", rounds, repeated, (0, 1)),
+        curves("Novelty of new programs (1 - cosine to the nearest before)", rounds, {"novelty": "novelty"}),
+        curves("Documents that environments stand on", rounds, documents),
+    ]
+    return [one for one in found if one]
+
+
+def _picture(connection: sqlite3.Connection, chosen: Sequence[Item], places: Places, method: str) -> str:
+    facts = {row[0]: tuple(row[1:]) for row in connection.execute(_HOVER)}
+    skills = sorted({item.skill for item in chosen})
+    traces = []
+    for number, skill in enumerate(skills):
+        at = [index for index, item in enumerate(chosen) if item.skill == skill]
+        traces.append(
+            {
+                "x": [round(float(places[index, 0]), 3) for index in at],
+                "y": [round(float(places[index, 1]), 3) for index in at],
+                "mode": "markers",
+                "name": html.escape(skill),
+                "text": [_hover(chosen[index], facts) for index in at],
+                "hoverinfo": "text",
+                "marker": {
+                    "symbol": _SYMBOLS[number % len(_SYMBOLS)],
+                    "size": 7,
+                    "opacity": 0.8,
+                    "color": [facts[chosen[index].design][1] for index in at],
+                    "coloraxis": "coloraxis",
+                },
+            }
+        )
+    hidden = {"showticklabels": False, "zeroline": False, "title": {"text": ""}}
+    shape = {
+        "height": 620,
+        "xaxis": hidden,
+        "yaxis": hidden,
+        "hovermode": "closest",
+        "coloraxis": {"colorscale": "Viridis", "colorbar": {"title": {"text": "step"}, "thickness": 12}},
+        "legend": {"orientation": "h", "y": -0.02, "yanchor": "top", "x": 0, "xanchor": "left"},
+    }
+    return drawn(f"Environments ({method} of their programs), coloured by step", traces, shape)
+
+
+def _hover(item: Item, facts: Mapping[str, tuple[Any, ...]]) -> str:
+    """Return what a point says, as the markup that charts understand: what models wrote is escaped."""
+    title, cohort, win, regret, state = facts[item.design]
+    lines = [
+        str(title or item.design),
+        item.skill,
+        f"step {cohort}, {item.environment[:8]}, {state or 'open'}",
+        f"win rate {_number(win)}, regret {_number(regret)}",
+        item.document,
+    ]
+    return "<br>".join(html.escape(line[:100]) for line in lines if line)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
