@@ -114,6 +114,9 @@ class Workshop:
             return Judged(draft, source, verdict.rung, verdict.reason, verdict)
         return Judged(draft, source, verdict=verdict)
 
+    def _tokens(self, text: str) -> int:
+        return len(self._chat.encode(text))
+
     def _brief(self, ticket: DesignTicket, document: Document, rng: random.Random) -> Brief:
         examples = (
             self._memory.examples(
@@ -121,6 +124,8 @@ class Workshop:
                 positive=self._config.memory_positive,
                 negative=self._config.memory_negative,
                 rng=rng,
+                tokens=self._tokens,
+                limit=self._config.memory_tokens,
             )
             if self._config.memory
             else []

@@ -1,120 +1,294 @@
-"""What the designer remembers of its environments: pure, rebuilt from the facts on the bus.
+"""What the designer remembers of its environments. Pure: facts in, examples for the prompt out.
 
-Two facts make a record: ``environment.ready`` brings the program, ``environment.scored`` the verdict of a
-whole window. The reference writes a record once, after the first round, and shows negatives by file name
-only (reference spec 7); here a record is the closed window, and a negative says what the game was.
+``environment.ready`` makes a record, every round's standings correct it, ``environment.scored`` gives it the
+verdict of the whole window. The reference writes a record once, after the first round, and shows negatives by
+file name only (reference spec 7); here a negative says in words what the game was and why it missed.
 """
 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from bus.messages import EnvironmentReady, EnvironmentScored
+import msgspec
 
-_SUMMARY_CHARACTERS = 6000
-_NEGATIVE_STATES = ("mastered", "intractable", "degenerate")
+from bus.messages import EnvironmentReady, EnvironmentScored, Flag, RoundSummary, State
+from roles.designer.words import why
+
+_NEGATIVE: frozenset[State] = frozenset(("mastered", "intractable", "degenerate"))
+_FINAL: frozenset[State] = frozenset(("mastered", "degenerate"))
 _BEST = 10
+_SETTLED = 1 << 16
+# What a template writes around an example, in tokens, generously.
+_FRAME = 48
+_SHORTEST_CUT = 64
 
 
-@dataclass(frozen=True)
-class Record:
-    """One closed window. ``source`` is whole unless ``cut`` is set; ``regret`` None without a hint."""
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One environment. ``win`` and the fields after it are of its window so far, or of the whole once it is
+    ``closed``; ``regret`` is None without a hint. ``source`` is whole, "" when it was not seen; blind play
+    wins ``trivial`` of the instances, which ``trivially`` calls too many."""
 
+    design: str
     environment: str
     skill: str
-    document: str
-    win: float
-    regret: float | None
-    state: str
-    title: str
-    source: str
-    cut: bool
-    family: str | None
-    difficulty: float | None
+    document: str = ""
+    title: str = ""
+    summary: str = ""
+    source: str = ""
+    hint: bool = False
+    trivial: float = 0.0
+    trivially: bool = False
+    flag: Flag = ""
+    flag_reason: str = ""
+    family: str | None = None
+    difficulty: float | None = None
+    state: State = "fresh"
+    closed: bool = False
+    plays: int = 0
+    win: float = 0.0
+    win_low: float = 0.0
+    win_high: float = 1.0
+    hinted: float | None = None
+    hinted_plays: int = 0
+    regret: float | None = None
+    regret_low: float | None = None
+    turns: float | None = None
 
-    def view(self, polarity: Literal["positive", "negative"]) -> dict[str, Any]:
-        """Return what a prompt template sees; a negative shows its title, not its program."""
+    def view(self, polarity: Literal["positive", "negative"], source: str | None = None) -> dict[str, Any]:
+        """Return what a prompt template sees. A positive shows its program, or ``source``, a beginning of it;
+        a negative shows ``title``, ``summary`` and ``why``."""
+        shown = "" if polarity == "negative" else self.source if source is None else source
         return {
             "polarity": polarity,
+            "environment": self.environment,
             "skill": self.skill,
             "win": self.win,
+            "win_low": self.win_low,
+            "win_high": self.win_high,
+            "plays": self.plays,
+            "hinted": self.hinted,
             "regret": self.regret,
+            "turns": self.turns,
             "state": self.state,
             "title": self.title,
+            "summary": self.summary,
+            "why": why(self),
             "family": self.family,
             "difficulty": self.difficulty,
-            "source": self.source if polarity == "positive" else "",
-            "cut": self.cut,
+            "source": shown,
+            "cut": polarity == "positive" and shown != self.source,
         }
 
 
-class Memory:
-    """At most ``records`` closed windows, oldest out first, one a program.
+class Frozen(msgspec.Struct, frozen=True, kw_only=True):
+    """A memory at rest, without the texts of its programs, which are in the archive."""
 
-    Programs whose window is still open wait in a second bounded store; a program that was pushed out of it
-    is remembered without its text.
+    closed: tuple[Record, ...] = ()
+    open: tuple[Record, ...] = ()
+    settled: tuple[str, ...] = ()
+
+
+class Memory:
+    """At most ``records`` closed windows, one a program, and ``open_windows`` open ones; oldest out first.
+
+    A program that was once mastered, or degenerate, is never an example to follow again, whatever a later
+    window of the same program says; of such programs the last 65,536 are known by their digest.
     """
 
     def __init__(self, records: int, *, open_windows: int = 1024) -> None:
         self._limit, self._open_limit = records, open_windows
-        self._open: OrderedDict[str, EnvironmentReady] = OrderedDict()
-        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._open: OrderedDict[str, Record] = OrderedDict()
+        self._closed: OrderedDict[str, Record] = OrderedDict()
+        self._settled: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._closed)
 
     @property
     def waiting(self) -> int:
-        """Programs whose window has not closed yet."""
+        """Environments whose window has not closed yet."""
         return len(self._open)
+
+    def states(self) -> Counter[State]:
+        """Return how many records are in each state, open windows included."""
+        return Counter(record.state for record in self._all())
+
+    def programs(self) -> Iterator[Record]:
+        """Yield the records whose program is known, oldest first."""
+        return (record for record in self._all() if record.source)
 
     def ready(self, fact: EnvironmentReady) -> None:
         """Keep the program of ``fact`` until its window closes."""
-        self._open[fact.design] = fact
-        while len(self._open) > self._open_limit:
-            self._open.popitem(last=False)
-
-    def scored(self, fact: EnvironmentScored) -> None:
-        """Make a record of a closed window; the same program again replaces its older record."""
-        ready = self._open.pop(fact.design, None)
-        source = ready.source if ready else ""
-        self._records.pop(fact.environment, None)
-        self._records[fact.environment] = Record(
+        self._open[fact.design] = Record(
+            design=fact.design,
             environment=fact.environment,
             skill=fact.skill,
             document=fact.document,
-            win=fact.win,
-            regret=fact.regret,
-            state=fact.state,
-            title=ready.title if ready else "",
-            source=source[:_SUMMARY_CHARACTERS],
-            cut=len(source) > _SUMMARY_CHARACTERS,
+            title=fact.title,
+            summary=fact.summary,
+            source=fact.source,
+            hint=fact.hint is not None,
+            trivial=fact.trivial_win_rate,
+            trivially=fact.degenerate,
+            flag=fact.flag,
+            flag_reason=fact.flag_reason,
             family=fact.family,
             difficulty=fact.difficulty,
+            state="degenerate" if fact.degenerate or fact.flag else "fresh",
         )
-        while len(self._records) > self._limit:
-            self._records.popitem(last=False)
+        _shrink(self._open, self._open_limit)
+
+    def played(self, fact: RoundSummary) -> None:
+        """Correct the records of open windows by a round's standings."""
+        for standing in fact.standings:
+            record = self._open.get(standing.design)
+            if record is not None:
+                fields = {name: getattr(standing, name) for name in _MEASURED}
+                self._open[standing.design] = msgspec.structs.replace(record, **fields)
+
+    def scored(self, fact: EnvironmentScored) -> None:
+        """Close a window; the same program again replaces its older record."""
+        known = self._open.pop(fact.design, None) or Record(
+            design=fact.design, environment=fact.environment, skill=fact.skill, document=fact.document
+        )
+        self._closed.pop(fact.environment, None)
+        self._closed[fact.environment] = msgspec.structs.replace(
+            known,
+            environment=fact.environment,
+            family=fact.family,
+            difficulty=fact.difficulty,
+            regret_low=fact.regret_low,
+            closed=True,
+            **{name: getattr(fact, name) for name in _MEASURED},
+        )
+        if fact.state in _FINAL:
+            self._settled.pop(fact.environment, None)
+            self._settled[fact.environment] = None
+            _shrink(self._settled, _SETTLED)
+        _shrink(self._closed, self._limit)
 
     def examples(
-        self, skill: str, *, positive: int, negative: int, rng: random.Random
+        self,
+        skill: str,
+        *,
+        positive: int,
+        negative: int,
+        rng: random.Random,
+        tokens: Callable[[str], int] | None = None,
+        limit: int = 0,
     ) -> list[dict[str, Any]]:
         """Return up to ``positive`` frontier and ``negative`` mastered, intractable or degenerate records.
 
-        Positives are drawn from the best by regret (the top ``max(3 * positive, 10)``), negatives
-        uniformly; both from ``skill`` only and without repetition. The same state and the same generator
-        give the same examples.
+        Positives are drawn from the best by regret (the top ``max(3 * positive, 10)``), negatives uniformly;
+        both from ``skill`` only and without repetition. The same state and the same generator give the same
+        examples. With ``tokens``, which counts a text, they take at most ``limit`` tokens together: programs
+        that fit are preferred to the beginning of one that does not.
         """
-        mine = [record for record in self._records.values() if record.skill == skill]
-        frontier = sorted(
-            (record for record in mine if record.state == "frontier" and record.source),
-            key=lambda record: (-(record.regret or 0.0), record.environment),
-        )
-        best = frontier[: max(3 * positive, _BEST)]
-        missed = [record for record in mine if record.state in _NEGATIVE_STATES]
-        return [
-            *(record.view("positive") for record in rng.sample(best, min(positive, len(best)))),
-            *(record.view("negative") for record in rng.sample(missed, min(negative, len(missed)))),
+        mine = [record for record in self._all() if record.skill == skill]
+        best = sorted(filter(self._exemplary, mine), key=lambda r: (-(r.regret or 0.0), r.environment))
+        drawn = _shuffled(best[: max(3 * positive, _BEST)], rng)
+        missed = _shuffled([record for record in mine if record.state in _NEGATIVE], rng)
+        budget = _Budget(tokens, limit)
+        negatives = [
+            view
+            for view in (record.view("negative") for record in missed[:negative])
+            if budget.take(f"{view['title']} {view['summary']} {view['why']}")
         ]
+        positives = [record.view("positive") for record in _fitting(drawn, positive, budget)]
+        if drawn and positive and not positives and (beginning := budget.beginning(drawn[0].source)):
+            positives = [drawn[0].view("positive", beginning)]
+        return positives + negatives
+
+    def freeze(self) -> Frozen:
+        """Return the whole memory as plain data, without the texts of programs."""
+        return Frozen(
+            closed=tuple(map(_bare, self._closed.values())),
+            open=tuple(map(_bare, self._open.values())),
+            settled=tuple(self._settled),
+        )
+
+    def thaw(self, frozen: Frozen, sources: Mapping[str, str]) -> None:
+        """Become what ``frozen`` was; ``sources`` maps digests to programs. Raises KeyError, with nothing
+        changed, when one is missing."""
+        closed = OrderedDict((r.environment, _clad(r, sources)) for r in frozen.closed)
+        opened = OrderedDict((r.design, _clad(r, sources)) for r in frozen.open)
+        self._closed, self._open = closed, opened
+        self._settled = OrderedDict.fromkeys(frozen.settled)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Memory) and self._parts() == other._parts()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _parts(self) -> tuple[list[Record], list[Record], list[str]]:
+        return [*self._closed.values()], [*self._open.values()], [*self._settled]
+
+    def _all(self) -> Iterator[Record]:
+        yield from self._closed.values()
+        yield from self._open.values()
+
+    def _exemplary(self, record: Record) -> bool:
+        return record.state == "frontier" and bool(record.source) and record.environment not in self._settled
+
+
+_MEASURED = ("state", "plays", "win", "win_low", "win_high", "hinted", "hinted_plays", "regret", "turns")
+_ABSENT = "\0"
+
+
+class _Budget:
+    """Tokens that are left for examples; without a counter there is no bound."""
+
+    def __init__(self, tokens: Callable[[str], int] | None, limit: int) -> None:
+        self._tokens, self._left = tokens, limit
+
+    def take(self, text: str) -> bool:
+        """Pay for one example; False, and nothing paid, when it does not fit."""
+        cost = self._tokens(text) + _FRAME if self._tokens else 0
+        if self._tokens and cost > self._left:
+            return False
+        self._left -= cost
+        return True
+
+    def beginning(self, text: str) -> str:
+        """Return as many first lines of ``text`` as fit, "" when too few do."""
+        lines, room = text.splitlines(keepends=True), self._left - _FRAME
+        if self._tokens is None or room < _SHORTEST_CUT:
+            return ""
+        low, high = 0, len(lines)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._tokens("".join(lines[:middle])) <= room else (low, middle - 1)
+        return "".join(lines[:low])
+
+
+def _fitting(records: Iterable[Record], count: int, budget: _Budget) -> list[Record]:
+    """Take the first ``count`` of different programs that the budget can pay."""
+    taken: dict[str, Record] = {}
+    for record in records:
+        if len(taken) >= count:
+            break
+        if record.environment not in taken and budget.take(record.source):
+            taken[record.environment] = record
+    return list(taken.values())
+
+
+def _shuffled(records: list[Record], rng: random.Random) -> list[Record]:
+    return rng.sample(records, len(records))
+
+
+def _shrink(store: OrderedDict[str, Any], limit: int) -> None:
+    while len(store) > limit:
+        store.popitem(last=False)
+
+
+def _bare(record: Record) -> Record:
+    """Without the program; that there was none is kept."""
+    return msgspec.structs.replace(record, source="" if record.source else _ABSENT)
+
+
+def _clad(record: Record, sources: Mapping[str, str]) -> Record:
+    source = "" if record.source == _ABSENT else sources[record.environment]
+    return msgspec.structs.replace(record, source=source)

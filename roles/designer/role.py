@@ -14,15 +14,14 @@ from bus.messages import (
     DesignRejected,
     DesignTicket,
     EnvironmentReady,
-    EnvironmentScored,
     FailureKind,
     HeldDesign,
-    Message,
 )
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Judged, Workshop
 from roles.designer.corpus import Corpus
 from roles.designer.hint import HintWriter
+from roles.designer.keeper import Keeper
 from roles.designer.memory import Memory
 from roles.designer.prompt import PromptWriter
 from roles.work import ATTEMPTS, INFRASTRUCTURE, answer_work, back_off, chat_tokens, drain_grace
@@ -31,7 +30,6 @@ from sandbox import Validator
 if TYPE_CHECKING:
     from engine.inference.tokens import ChatTokens
 
-_MEMORY_FACTS = ("event.designer.ready", "event.scorer.scored")
 _COHORTS_KEPT = 16
 _TITLE_CHARACTERS = 120
 _REASON_CHARACTERS = 400
@@ -58,6 +56,7 @@ class Designer(Role):
         self._counts: Counter[str] = Counter()
         self._cohorts: OrderedDict[int, set[str]] = OrderedDict()
         self._memory = Memory(self.config.designer.memory_records)
+        self._keeper: Keeper | None = None
         self._in_hand = 0
 
     async def run(self) -> None:
@@ -67,10 +66,10 @@ class Designer(Role):
         for line in self._corpus.named:
             self.log.warning("no document", place=line)
         self._equip(chat)
-        following = await self._read_back()
+        keeper = self._keeper = Keeper(self.bus, self.context.directory, self._memory, self._corpus.note_used)
+        await keeper.read_back()
         async with anyio.create_task_group() as tasks:
-            if config.memory:
-                tasks.start_soon(self._remember, following)
+            tasks.start_soon(keeper.follow)
             await answer_work(
                 self.bus,
                 "designer",
@@ -80,6 +79,7 @@ class Designer(Role):
                 handle=self._answer,
             )
             tasks.cancel_scope.cancel()
+        await keeper.save()
 
     @property
     def slots(self) -> int:
@@ -88,8 +88,7 @@ class Designer(Role):
     def statistics(self) -> dict[str, float]:
         return {
             "in_hand": self._in_hand,
-            "memory_records": len(self._memory),
-            "memory_waiting": self._memory.waiting,
+            **(self._keeper.statistics() if self._keeper else {"memory_records": 0}),
             **(self._corpus.statistics() if hasattr(self, "_corpus") else {}),
             **self._counts,
         }
@@ -107,28 +106,6 @@ class Designer(Role):
             validator=Validator(shared["sandbox"]),
         )
         self._hints = HintWriter(shared["pool"], chat, prompts, config.hint_sampling, config.hint_attempts)
-
-    async def _read_back(self) -> int:
-        """Rebuild memory and document counts from the facts so far; return where to follow from."""
-        following = 1
-        tails = (*_MEMORY_FACTS, "event.designer.rejected")
-        async for record in self.bus.replay("EVENT", tails=tails):
-            following = record.sequence + 1
-            if isinstance(record.message, EnvironmentReady | DesignRejected):
-                self._corpus.note_used(record.message.document)
-            self._learn(record.message)
-        return following
-
-    async def _remember(self, start: int) -> None:
-        async with self.bus.follow("EVENT", start=start, tails=_MEMORY_FACTS) as facts:
-            async for record in facts:
-                self._learn(record.message)
-
-    def _learn(self, fact: Message) -> None:
-        if isinstance(fact, EnvironmentReady):
-            self._memory.ready(fact)
-        elif isinstance(fact, EnvironmentScored):
-            self._memory.scored(fact)
 
     async def _answer(self, delivery: Delivery) -> None:
         ticket = delivery.message

@@ -102,15 +102,6 @@ def test_a_scored_design_without_its_program_is_no_positive() -> None:
     assert [view["polarity"] for view in views] == ["negative"]
 
 
-def test_long_programs_are_marked_as_cut() -> None:
-    memory = Memory(5)
-    memory.ready(ready(1, source="x" * 10_000))
-    memory.scored(scored(1))
-    (view,) = memory.examples("Logic", positive=1, negative=0, rng=random.Random(0))
-    assert view["cut"] is True
-    assert len(view["source"]) < 10_000
-
-
 def test_the_same_program_again_replaces_its_record() -> None:
     memory = Memory(5)
     remember(memory, 1, state="frontier")

@@ -1,0 +1,171 @@
+"""Keeps the memory in step with the facts of the run, and on disk.
+
+A snapshot holds the memory, how often each document was used, and the EVENT sequence up to which both were
+told; what came later is replayed, so a restart gives exactly the memory that a replay from the beginning
+would give. Programs lie beside it in the archive. A snapshot that is damaged, of another stream, or whose
+programs are not all there, is not used: then the whole stream is replayed.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from bus import NotFound, Undecodable
+from bus.messages import DesignRejected, EnvironmentReady, EnvironmentScored, Message, RoundSummary
+from engine.archive import Archive, replace
+from roles.designer.memory import Frozen, Memory
+
+if TYPE_CHECKING:
+    from bus import Bus
+
+TAILS = ("event.designer.ready", "event.designer.rejected", "event.scorer.scored", "event.scorer.round")
+FILE = "designer.memory"
+SECONDS = 15.0
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory after EVENT ``position``, where the message with ``key`` lies; ``used`` counts the uses of
+    each document."""
+
+    run: str
+    position: int
+    key: str
+    memory: Frozen
+    used: dict[str, int]
+
+
+class Keeper:
+    """Feeds ``memory`` from the bus. ``note_used`` is told each use of a document that an earlier life made.
+
+    Files lie in ``directory``; ``seconds`` is the least time between two snapshots. Raises OSError when the
+    disk takes no more.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        directory: Path,
+        memory: Memory,
+        note_used: Callable[[str], None],
+        *,
+        seconds: float = SECONDS,
+    ) -> None:
+        self._bus, self._directory, self._memory = bus, directory, memory
+        self._note_used, self._seconds = note_used, seconds
+        self._archive = Archive(directory)
+        self._used = Counter[str]()
+        self._saved_at, self._saved = time.monotonic(), 0
+        self.position, self._key = 0, ""
+        self.replayed = 0
+
+    async def read_back(self) -> None:
+        """Rebuild memory and uses of documents from the snapshot and the facts since."""
+        snapshot = await anyio.to_thread.run_sync(read, self._directory)
+        if (
+            snapshot
+            and await self._is_ours(snapshot)
+            and await anyio.to_thread.run_sync(self._thaw, snapshot)
+        ):
+            self.position = self._saved = snapshot.position
+            self._key = snapshot.key
+            self._used.update(snapshot.used)
+        async for record in self._bus.replay("EVENT", start=self.position + 1, tails=TAILS):
+            await self._learn(record.sequence, record.message)
+            self.replayed += 1
+        for document, times in self._used.items():
+            for _ in range(times):
+                self._note_used(document)
+        await self.save()
+
+    async def follow(self) -> None:
+        """Learn from every new fact until cancelled."""
+        async with self._bus.follow("EVENT", start=self.position + 1, tails=TAILS) as facts:
+            async for record in facts:
+                await self._learn(record.sequence, record.message)
+                if time.monotonic() - self._saved_at >= self._seconds:
+                    await self.save()
+
+    async def save(self) -> None:
+        """Write a snapshot unless the last one says the same."""
+        if self.position == self._saved:
+            return
+        snapshot = Snapshot(
+            run=self._bus.run,
+            position=self.position,
+            key=self._key,
+            memory=self._memory.freeze(),
+            used=dict(self._used),
+        )
+        await anyio.to_thread.run_sync(write, self._directory, snapshot)
+        self._saved, self._saved_at = snapshot.position, time.monotonic()
+
+    def statistics(self) -> dict[str, float]:
+        """Records and their states, facts replayed at start, facts since the last snapshot."""
+        return {
+            "memory_records": len(self._memory),
+            "memory_waiting": self._memory.waiting,
+            "memory_replayed": self.replayed,
+            "memory_unsaved": self.position - self._saved,
+            **{f"memory_{state}": count for state, count in self._memory.states().items()},
+        }
+
+    async def _learn(self, sequence: int, fact: Message) -> None:
+        match fact:
+            case EnvironmentReady():
+                # the archive first: a snapshot never names a program that is not there
+                await anyio.to_thread.run_sync(self._archive.put, fact.source)
+                self._memory.ready(fact)
+                self._used[fact.document] += 1
+            case DesignRejected():
+                self._used[fact.document] += 1
+            case EnvironmentScored():
+                self._memory.scored(fact)
+            case RoundSummary():
+                self._memory.played(fact)
+            case _:
+                pass
+        self.position, self._key = sequence, fact.key
+
+    async def _is_ours(self, snapshot: Snapshot) -> bool:
+        """Whether the stream holds what it held when the snapshot was taken, as far as it reaches back."""
+        stream = await self._bus.stream_info("EVENT")
+        if snapshot.run != self._bus.run or snapshot.position > stream.last:
+            return False
+        if snapshot.position < stream.first:
+            return True
+        try:
+            return (await self._bus.get("EVENT", snapshot.position)).key == snapshot.key
+        except (NotFound, Undecodable):
+            return False
+
+    def _thaw(self, snapshot: Snapshot) -> bool:
+        """Read the snapshot into the memory; False when the archive lacks one of its programs."""
+        wanted = {record.environment for record in (*snapshot.memory.closed, *snapshot.memory.open)}
+        sources = {name: source for name in wanted if (source := self._archive.get(name)) is not None}
+        try:
+            self._memory.thaw(snapshot.memory, sources)
+        except KeyError:
+            return False
+        return True
+
+
+def write(directory: Path, snapshot: Snapshot) -> None:
+    """Replace the snapshot in ``directory`` atomically. Raises OSError."""
+    replace(directory / FILE, zlib.compress(msgspec.msgpack.encode(snapshot), 1), durable=True)
+
+
+def read(directory: Path) -> Snapshot | None:
+    """Return the snapshot in ``directory``, None when there is none or it is damaged."""
+    try:
+        data = (directory / FILE).read_bytes()
+        return msgspec.msgpack.decode(zlib.decompress(data), type=Snapshot)
+    except (FileNotFoundError, zlib.error, msgspec.DecodeError):
+        return None
