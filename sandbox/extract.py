@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _THINK_END = "</think>"
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_OPENING = re.compile(r"```[ \t]*([\w+.-]*)")
 _PYTHON = frozenset(("python", "py", "python3"))
 
 
@@ -16,9 +17,27 @@ def extract(text: str) -> str:
     after the tag is the program.
     """
     answer = text.rpartition(_THINK_END)[2]
-    blocks = [(match[1].lower(), match[2]) for match in _FENCE.finditer(answer)]
+    blocks = list(_blocks(answer))
     for wanted in (_PYTHON, frozenset(("",))):
         for language, body in blocks:
             if language in wanted:
                 return body.strip("\n")
     return answer.strip()
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (language, body) of each complete fenced block; looks at each line once.
+
+    A search for the end from every opening fence would take minutes for a model that repeats itself.
+    """
+    language, body = None, []
+    for line in text.split("\n"):
+        bare = line.strip(" \t")
+        if language is None:
+            if opening := _OPENING.match(bare):
+                language, body = opening[1].lower(), []
+        elif bare == "```":
+            yield language, "\n".join(body)
+            language = None
+        else:
+            body.append(line)

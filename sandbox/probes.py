@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -36,11 +37,13 @@ GARBAGE_CALLS = (
 WIN = 0.5
 
 _NUMBER = re.compile(r"-?\d+")
-_RANGE = re.compile(r"(-?\d+)\s*(?:\.\.+|\u2013|-|to|and)\s*(-?\d+)")
+# bounded, because a program may fill its observation with digits: int() refuses thousands of them, and a
+# search that begins at each of them blocks the engine
+_RANGE = re.compile(r"(?<!\d)(-?\d{1,18})\s*(?:\.\.+|\u2013|-|to|and)\s*(-?\d{1,18})(?!\d)")
 _WORD = re.compile(r"[^\W\d_]{1,24}")
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _QUOTED = re.compile(r"(?<!\w)['\"`]([^'\"`\n]{1,32})['\"`](?!\w)")
-_MAX_SPAN, _MAX_EACH, _MAX_WORDS, _MAX_EXAMPLES, _MAX_ACTIONS = 40, 12, 24, 8, 64
+_MAX_SPAN, _MAX_EACH, _MAX_WORDS, _MAX_EXAMPLES, _MAX_ACTIONS, _MAX_RANGES = 40, 12, 24, 8, 64, 16
 _VARIANTS = 6
 
 
@@ -102,7 +105,8 @@ def plausible(observation: str) -> tuple[str, ...]:
     """Return at most 64 actions that the text suggests: its examples, ranges, numbers and words, then small
     numbers."""
     found = [example.strip() for example in _BOXED.findall(observation)][:_MAX_EXAMPLES]
-    for low, high in ((int(a), int(b)) for a, b in _RANGE.findall(observation)):
+    for match in itertools.islice(_RANGE.finditer(observation), _MAX_RANGES):
+        low, high = int(match[1]), int(match[2])
         if 0 < high - low <= _MAX_SPAN:
             found += map(str, range(low, high + 1))
         elif high > low:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,3 +51,31 @@ def test_never_longer_than_the_text(text: str) -> None:
 @given(st.text(alphabet="xy =1\n", min_size=1, max_size=60).filter(str.strip))
 def test_fenced_text_comes_out_as_it_went_in(body: str) -> None:
     assert extract(f"words\n```python\n{body}\n```\nwords") == body.strip("\n")
+
+
+# What a fence is, said another way; too slow for long texts, because it looks for an end from every opening.
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+def plainly(text: str) -> str:
+    blocks = [(match[1].lower(), match[2]) for match in _FENCE.finditer(text)]
+    named = [body for language, body in blocks if language in ("python", "py", "python3")]
+    bare = [body for language, body in blocks if not language]
+    return (named or bare)[0].strip("\n") if named or bare else text.strip()
+
+
+@given(
+    st.lists(
+        st.sampled_from(("```", "```py", "``` python x", " ```\t", "a", "", "\n", "````", "```\r")),
+        max_size=12,
+    )
+)
+def test_fences_are_what_they_were(lines: list[str]) -> None:
+    assert extract("\n".join(lines)) == plainly("\n".join(lines))
+
+
+@pytest.mark.parametrize("line", ["```python\n", "```python x\n", "```\n", "``` ```\n", " \t```", "```"])
+def test_a_model_that_repeats_itself_costs_nothing(line: str) -> None:
+    began = time.thread_time()
+    extract(line * 20_000)
+    assert time.thread_time() - began < 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from sandbox.blind import coin, interval, spread
 from sandbox.frames import StepResult
 from sandbox.leak import copied, said, suspects
-from sandbox.probes import GARBAGE, Transcript, plausible, solution_actions, tool_actions
+from sandbox.probes import GARBAGE, Transcript, inner, plausible, solution_actions, tool_actions
 from sandbox.variation import differ
 
 
@@ -160,3 +161,34 @@ def test_spread_leaves_nothing_out() -> None:
         assert sorted(spread(list(map(str, range(size))))) == sorted(map(str, range(size)))
     assert list(spread([])) == []
     assert list(spread(list("abcdefgh")))[:4] == ["a", "e", "c", "g"]
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        "9" * 65_536,
+        "1 to " + "9" * 5_000,
+        "9" * 5_000 + "..9",
+        "1" + " " * 65_000,
+        "1 " * 32_000,
+        "1-40 " * 13_000,
+        "9-" * 32_000,
+        "\\boxed{" * 9_000,
+        "\\boxed{" + "x" * 65_000,
+        "'" * 65_000,
+        "\u0661" * 60_000,
+    ],
+    ids=lambda text: f"{text[:8]}... {len(text)}",
+)
+def test_no_observation_holds_the_engine_up(observation: str) -> None:
+    began = time.thread_time()
+    actions = plausible(observation)
+    assert time.thread_time() - began < 0.5
+    assert 0 < len(actions) <= 64
+    assert inner(observation) is not None
+
+
+def test_long_numbers_are_no_range() -> None:
+    assert "500000000" in plausible("a number from 0 to 1000000000")
+    assert not any(len(action) > 20 for action in plausible("from 1 to " + "9" * 30))
+    assert plausible("between -3 and -1")[:3] == ("-3", "-2", "-1")
