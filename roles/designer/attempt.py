@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """What the policy wrote: its reply as text, why it ended, and its tokens."""
+    """What the policy wrote: its reply as text, why it ended, its tokens, and what it was asked with."""
 
     document: str
     text: str
     finish: str
     segments: tuple[Segment, ...]
+    prompt: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Workshop:
             text=self._chat.decode(completion.tokens),
             finish=completion.finish,
             segments=tuple(segments.segments()),
+            prompt=self._prompts.version,
         )
 
     def recall(self, held: HeldDesign) -> Draft:
@@ -100,6 +102,7 @@ class Workshop:
             text=self._chat.decode(reply),
             finish="stop" if ended else "length",
             segments=held.segments,
+            prompt=held.prompt,
         )
 
     async def judge(self, draft: Draft) -> Judged:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine import prompts
 from engine.errors import SpadeError
+from roles.designer import skills
 from roles.designer.corpus import cut
 
 if TYPE_CHECKING:
@@ -36,6 +37,13 @@ class PromptWriter:
         self._room = config.model.max_model_len - config.designer.sampling.max_tokens
         self._hint_room = config.model.max_model_len - config.designer.hint_sampling.max_tokens
         self._chat = chat
+        self._descriptions = skills.descriptions(config.designer)
+        self._imports = prompts.imports(config.sandbox.preload)
+
+    @property
+    def version(self) -> str:
+        """The name of the design prompt with its version, as it is recorded with each design."""
+        return prompts.version(f"design_{self._family}")
 
     def design(self, brief: Brief) -> list[int]:
         """Return the ids of the design prompt.
@@ -72,6 +80,8 @@ class PromptWriter:
             target=brief.target,
             memory=memory,
             max_turns=self._max_turns,
+            description=self._descriptions.get(brief.skill, ""),
+            imports=self._imports,
         )
         return list(self._chat.first(content))
 

@@ -24,6 +24,7 @@ from roles.designer.hint import HintWriter
 from roles.designer.keeper import Keeper
 from roles.designer.memory import Memory
 from roles.designer.prompt import PromptWriter
+from roles.designer.skills import Coverage
 from roles.work import ATTEMPTS, INFRASTRUCTURE, answer_work, back_off, chat_tokens, drain_grace
 from sandbox import Validator
 
@@ -57,6 +58,7 @@ class Designer(Role):
         self._cohorts: OrderedDict[int, set[str]] = OrderedDict()
         self._memory = Memory(self.config.designer.memory_records)
         self._keeper: Keeper | None = None
+        self._coverage = Coverage(self.config.designer.skills)
         self._in_hand = 0
 
     async def run(self) -> None:
@@ -90,6 +92,7 @@ class Designer(Role):
             "in_hand": self._in_hand,
             **(self._keeper.statistics() if self._keeper else {"memory_records": 0}),
             **(self._corpus.statistics() if hasattr(self, "_corpus") else {}),
+            **self._coverage.statistics(),
             **self._counts,
         }
 
@@ -162,6 +165,7 @@ class Designer(Role):
                 valid=judged.valid,
                 segments=judged.draft.segments,
                 document=judged.draft.document,
+                prompt=judged.draft.prompt,
             )
         )
 
@@ -182,6 +186,7 @@ class Designer(Role):
                 source=judged.source,
                 hint=hint,
                 document=judged.draft.document,
+                prompt=judged.draft.prompt,
                 title=title(next(iter(verdict.first_observations), "")),
                 trivial_win_rate=verdict.trivial_win_rate,
                 degenerate=verdict.degenerate,
@@ -190,6 +195,7 @@ class Designer(Role):
             )
         )
         self._counts["accepted"] += 1
+        self._coverage.note(ticket.skill, accepted=True)
         self._counts["without_hint"] += hint is None
         self._counts["duplicates"] += self._is_duplicate(ticket.cohort, environment)
 
@@ -204,9 +210,11 @@ class Designer(Role):
                 reason=judged.reason[:_REASON_CHARACTERS],
                 source=judged.source,
                 document=judged.draft.document,
+                prompt=judged.draft.prompt,
             )
         )
         self._counts[f"rejected_{judged.rung}"] += 1
+        self._coverage.note(ticket.skill, accepted=False)
 
     async def _fail(self, ticket: DesignTicket, failure: FailureKind, reason: str) -> None:
         await self.bus.publish(

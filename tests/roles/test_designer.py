@@ -277,7 +277,7 @@ async def test_documents_and_memory_reach_the_prompt_and_survive_a_restart(tmp_p
     await stage.bus.publish(scored(ready))
 
     again = Stage(tmp_path, Policy(GOOD), bus=stage.bus, corpus=f"dir:{corpus}")
-    facts = await again.answer(3, make_ticket("d2"), make_ticket("d3"))
+    facts = await again.answer(3, make_ticket("d2", number=1), make_ticket("d3", number=2))
     documents = {fact.document for fact in facts if isinstance(fact, EnvironmentReady)}
     assert len(documents) == 3
     assert all("CounterEnv" in prompt for prompt in again.policy.design_prompts)
