@@ -203,7 +203,9 @@ def _lost(db: sqlite3.Connection, event: Event, x: m.ServerLost) -> bool:
 
 
 def _round(db: sqlite3.Connection, event: Event, x: m.RoundSummary) -> bool:
-    return _insert(db, "rounds", x.round, event.sequence, event.at, msgspec.json.encode(x).decode())
+    # Standings are for the memory; scores of closed windows have a table of their own.
+    summary = msgspec.json.encode(msgspec.structs.replace(x, standings=())).decode()
+    return _insert(db, "rounds", x.round, event.sequence, event.at, summary)
 
 
 def _ready(db: sqlite3.Connection, event: Event, x: m.EnvironmentReady) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from bus.messages import Arm, EnvironmentScored, RoundClosed, RoundSummary, stable_id
+import msgspec
+
+from bus.messages import Arm, EnvironmentScored, RoundClosed, RoundSummary, Standing, State, stable_id
 from engine.config import Config, Reward
 from roles.scorer import plan
 from roles.scorer.advantages import agent_label, designer_labels, normalise
@@ -18,6 +20,7 @@ from roles.scorer.rewards import (
     Tracker,
     plateau,
     raw_rewards,
+    regret_credit,
 )
 from roles.scorer.state import Cohort, Design, Graded, Held, Play, PublishGroup, Status, Tally
 from roles.scorer.window import Statistics, Window, measure
@@ -100,15 +103,12 @@ def settle(
 
     Invalid attempts are part of their skill's (or group's) mean under ``designer.invalid = "penalise"``. A
     design that was never played has no reward and is not trained; those of a designer that is not the policy
-    have a reward and no credit. Moves the moving averages of ``tracker``.
+    have a reward and no credit. A hint whose tokens are held earns the regret, among hints. Moves the moving
+    averages of ``tracker``.
     """
     settings = config.reward
-    windows = [window_of(design, cohort.opens) for design in designs]
-    found = [
-        measure(window, plan.seed(config.run.seed, design.design, "bootstrap"))
-        for design, window in zip(designs, windows, strict=True)
-    ]
-    evidence = [_evidence(*item) for item in zip(designs, windows, found, strict=True)]
+    measured = [_measured(config, cohort, design) for design in designs]
+    found, evidence = [statistics for statistics, _ in measured], [proof for _, proof in measured]
     rules = REFERENCE if settings.reference_parity else CORRECTED
     rewards = raw_rewards(evidence, settings, tracker, rules)
     entries = [
@@ -137,17 +137,73 @@ def settle(
         _scored(config, design, statistics, proof.broken, credit.get(design.design), round_)
         for design, statistics, proof in zip(designs, found, evidence, strict=True)
     ]
-    return scored, held if trained else []
+    hints = [_hint(cohort, design, settings, *item) for design, item in zip(designs, measured, strict=True)]
+    return scored, [*held, *_compared(hints, config)] if trained else []
 
 
-def _evidence(design: Design, window: Window, statistics: Statistics) -> Evidence:
+def standing(config: Config, cohort: Cohort, design: Design) -> Standing:
+    """Return how a design of an open window has done so far."""
+    found, proof = _measured(config, cohort, design)
+    return Standing(
+        design=design.design,
+        environment=design.environment,
+        state=_state(config.reward, found, proof.broken),
+        plays=found.plays,
+        win=found.win,
+        win_low=found.win_low,
+        win_high=found.win_high,
+        hinted_plays=found.hinted_plays,
+        hinted=found.hinted,
+        regret=found.regret,
+        turns=_turns(design),
+    )
+
+
+def _measured(config: Config, cohort: Cohort, design: Design) -> tuple[Statistics, Evidence]:
+    window = window_of(design, cohort.opens)
+    found = measure(window, plan.seed(config.run.seed, design.design, "bootstrap"))
+    flagged = bool(design.flag) and not config.reward.reference_parity
+    return found, _evidence(design, window, found, flagged=flagged)
+
+
+def _turns(design: Design) -> float | None:
+    """Return the mean length of finished plain plays."""
+    plays = [play for plays in design.rounds.values() for play in plays.plain]
+    return _mean([float(play.turns) for play in plays if play.status is Status.DONE])
+
+
+def _hint(
+    cohort: Cohort, design: Design, settings: Reward, found: Statistics, proof: Evidence
+) -> Held | None:
+    """The tokens of a hint that will be trained, with the regret as their reward."""
+    if not design.hint_held or found.regret is None:
+        return None
+    reward = (
+        settings.degenerate_reward if proof.broken else regret_credit(found.regret, settings.regret_scale)
+    )
+    where = (design.design, design.attempt, cohort.number, design.skill)
+    return Held(*where, True, reward, 0.0, cohort.due, part="hint")
+
+
+def _compared(hints: Sequence[Held | None], config: Config) -> list[Held]:
+    """Give hints their advantage, centred among those of their skill, or of the cohort."""
+    held, settings = [hint for hint in hints if hint is not None], config.learner.designer
+    labels = ["" if settings.scope == "global" else hint.skill for hint in held]
+    advantages = normalise([hint.reward for hint in held], labels, settings)
+    return [
+        msgspec.structs.replace(hint, advantage=value) for hint, value in zip(held, advantages, strict=True)
+    ]
+
+
+def _evidence(design: Design, window: Window, statistics: Statistics, *, flagged: bool) -> Evidence:
+    """A design that was flagged earns the floor, as a degenerate one does."""
     crashing = statistics.plays > 0 and window.env_failures > BROKEN_SHARE * statistics.plays
     return Evidence(
         skill=design.skill,
         rounds=window.by_round,
         hinted=statistics.hinted,
         regret=statistics.regret,
-        broken=design.degenerate or crashing,
+        broken=design.degenerate or crashing or flagged,
     )
 
 
@@ -178,12 +234,11 @@ def _scored(
         difficulty=design.difficulty,
         family=design.family,
         noise_floor=found.noise_floor,
+        turns=_turns(design),
     )
 
 
-def _state(
-    settings: Reward, found: Statistics, broken: bool
-) -> Literal["fresh", "frontier", "mastered", "intractable", "degenerate"]:
+def _state(settings: Reward, found: Statistics, broken: bool) -> State:
     """Mastered and intractable are where the plateau has fallen to zero; fresh was never played."""
     if broken:
         return "degenerate"
@@ -215,8 +270,10 @@ def summarise(
     designs: Iterable[Design],
     opening: Sequence[Cohort],
     scored: Sequence[EnvironmentScored],
+    going_on: Sequence[Standing] = (),
 ) -> RoundSummary:
-    """Return what the round looked like. ``opening`` cohorts had their first round now."""
+    """Return what the round looked like. ``opening`` cohorts had their first round now; windows that stay
+    open are ``going_on``."""
     active = [(design, design.rounds[round_]) for design in designs if round_ in design.rounds]
     plain = [_returns(plays.plain) for _, plays in active]
     wins = [fmean(values) for values in plain if values]
@@ -245,6 +302,7 @@ def summarise(
         failures=failures,
         win_histogram=tuple(histogram),
         reward=_mean(rewards),
+        standings=tuple(going_on),
     )
 
 

@@ -28,7 +28,7 @@ from bus.messages import (
 )
 from engine.config import Config
 from roles.scorer import plan, work
-from roles.scorer.credit import Group, close, grade, penalises, settle, summarise
+from roles.scorer.credit import Group, close, grade, penalises, settle, standing, summarise
 from roles.scorer.state import (
     Cohort,
     Command,
@@ -43,6 +43,8 @@ from roles.scorer.state import (
     Status,
     Tally,
 )
+
+_TOLD = ("attempt", "environment", "source", "hint", "document", "degenerate", "flag", "hint_held")
 
 
 class Curriculum:
@@ -217,7 +219,7 @@ class Curriculum:
         if design is None:
             return self._late(message)
         self.state.cohorts[design.cohort].asked -= 1
-        for name in ("attempt", "environment", "source", "hint", "document", "degenerate"):
+        for name in _TOLD:
             setattr(design, name, getattr(message, name))
         design.status, design.difficulty, design.family = "ready", message.difficulty, message.family
         cohort = self.state.cohorts[design.cohort]
@@ -289,6 +291,7 @@ class Curriculum:
         play.returned = min(1.0, max(-1.0, message.returned))
         play.truncated = message.outcome == "truncated"
         play.env_failed = message.failure == "env"
+        play.turns = message.turns
         if message.failure:
             self._count(message.round, message.failure)
         return self._ended(message.design, message.round, message.arm)
@@ -362,7 +365,12 @@ class Curriculum:
         ending = [c for c in state.cohorts.values() if c.last <= round_ or round_ == self._last_round]
         scores = self._settle(ending, round_)
         due = [item for item in state.held if item.due <= round_]
-        summary = summarise(self.config, round_, tally, played, opening, scores)
+        going_on = [
+            standing(self.config, state.cohorts[design.cohort], design)
+            for design in state.designs.values()
+            if round_ in design.rounds
+        ]
+        summary = summarise(self.config, round_, tally, played, opening, scores, going_on)
         commands += [Publish(message) for message in scores]
         commands += [*self._train(round_, due), Publish(close(round_, tally, due)), Publish(summary)]
         del state.tallies[round_]
@@ -387,7 +395,10 @@ class Curriculum:
             return []
         self.state.held = [item for item in self.state.held if item not in due]
         run = self.config.run.name
-        samples = tuple(stable_id("sample", run, item.design, item.attempt) for item in due)
+        samples = tuple(
+            stable_id("sample", run, item.design, item.attempt, *([item.part] if item.part else []))
+            for item in due
+        )
         return [PublishDesigns(round_, tuple(due), samples)]
 
     def _flush(self) -> list[Command]:

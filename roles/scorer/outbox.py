@@ -146,7 +146,7 @@ class Outbox:
     async def _fetch_design(self, held: Held, sample: str, found: dict[str, HeldDesign]) -> None:
         """Tokens that are gone, or that another try of the ticket has replaced, are not trained."""
         async with self._limit:
-            record = await self._bus.last(f"design.{held.cohort}.{held.design}-{held.attempt}")
+            record = await self._bus.last(held.tail)
         message = record.message if record else None
         if isinstance(message, HeldDesign) and message.valid == held.valid:
             found[sample] = message

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from bus.messages import Arm, Message
+from bus.messages import Arm, Flag, Message
 from roles.scorer.progress import Progress
 from roles.scorer.rewards import Tracker
 
@@ -29,6 +29,7 @@ class Play(msgspec.Struct, array_like=True):
     returned: float = 0.0
     truncated: bool = False
     env_failed: bool = False
+    turns: int = 0
 
 
 class Plays(msgspec.Struct, array_like=True):
@@ -58,6 +59,8 @@ class Design(msgspec.Struct, kw_only=True):
     hint: str | None = None
     document: str = ""
     degenerate: bool = False
+    flag: Flag = ""
+    hint_held: bool = False
     difficulty: float | None = None
     family: str | None = None
     rounds: dict[int, Plays] = {}
@@ -82,8 +85,8 @@ class Cohort(msgspec.Struct, kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """A designer sample with its credit: tail ``design.<cohort>.<design>-<attempt>`` in DESIGN. ``group``
-    names those it was compared with, where they are those of one ticket."""
+    """A designer sample with its credit. ``group`` names those it was compared with, where they are those of
+    one ticket; ``part`` is that of the ``HeldDesign``."""
 
     design: str
     attempt: int
@@ -94,6 +97,12 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     advantage: float
     due: int
     group: str = ""
+    part: Literal["", "hint"] = ""
+
+    @property
+    def tail(self) -> str:
+        """The subject of its tokens in DESIGN."""
+        return f"design.{self.cohort}.{self.design}-{self.attempt}{self.part and '-' + self.part}"
 
 
 class Tally(msgspec.Struct, kw_only=True):

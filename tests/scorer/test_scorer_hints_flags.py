@@ -1,0 +1,97 @@
+"""Flags of designs, credit of hints, standings of open windows."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from scorer_script import play_all, start
+from scorer_world import World, config, ready
+
+from bus.messages import EnvironmentReady, EpisodeRequest, HeldDesign
+from engine.config import Config
+from roles.scorer.curriculum import Curriculum
+
+ONE_ROUND = {"rounds_per_window": 1, "delay": 1}
+
+
+def answer(world: World, machine: Curriculum, **fields: object) -> list[str]:
+    """Answer all tickets; ``fields`` go to the first one's environment. Return the designs' names."""
+    tickets = list(world.tickets.values())
+    world.tickets.clear()
+    for number, ticket in enumerate(tickets):
+        fact: EnvironmentReady = ready(ticket)
+        world.tell(machine, msgspec.structs.replace(fact, **(fields if number == 0 else {})))
+    return [ticket.design for ticket in tickets]
+
+
+def by_arm(request: EpisodeRequest) -> float:
+    """Every second plain play is won, and every hinted one."""
+    return float(request.index % 2 == 0 or request.arm == "hinted")
+
+
+@pytest.mark.parametrize(
+    ("parity", "reward", "state"), [(False, -0.1, "degenerate"), (True, None, "frontier")]
+)
+def test_a_flagged_design_earns_the_floor(parity: bool, reward: float | None, state: str) -> None:
+    rewards = {"degenerate_reward": -0.1, "reference_parity": parity}
+    world, machine = start(config(steps=1, curriculum=ONE_ROUND, reward=rewards))
+    flagged, *others = answer(world, machine, flag="off_ticket", flag_reason="another skill")
+    play_all(world, machine, by_arm)
+    score = world.scored[flagged]
+    assert score.state == state
+    assert score.reward == (reward if reward is not None else world.scored[others[0]].reward)
+    assert {world.scored[name].state for name in others} == {"frontier"}
+
+
+def recipe() -> Config:
+    return config(
+        steps=1,
+        curriculum=ONE_ROUND | {"environments": 4, "plays_per_round": 4, "hinted_plays": 4},
+        designer={"skills": ["Logic"], "hint_train": True},
+        reward={"regret_scale": 1.0},
+        learner={
+            "designer": {"max_staleness": 64, "normalise": "centre", "scope": "skill", "advantage_scale": 2.0}
+        },
+    )
+
+
+def test_a_hint_earns_the_regret_among_hints() -> None:
+    world, machine = start(recipe())
+    tickets = list(world.tickets.values())
+    world.tickets.clear()
+    for number, ticket in enumerate(tickets):
+        fields = {"hint_held": number < 3, "degenerate": number == 2}
+        world.tell(machine, msgspec.structs.replace(ready(ticket), **fields))
+    helped, useless, broken, silent = (ticket.design for ticket in tickets)
+    play_all(world, machine, lambda r: by_arm(r) if r.design in (helped, broken) else float(r.index % 2 == 0))
+    hints = {held.design: held for _, held in world.designs.values() if held.part == "hint"}
+    assert {name: held.reward for name, held in hints.items()} == {helped: 0.5, useless: 0.0, broken: 0.0}
+    assert silent not in hints
+    assert sum(held.advantage for held in hints.values()) == pytest.approx(0.0)
+    assert hints[helped].advantage == pytest.approx(2.0 * (0.5 - 0.5 / 3))
+    programs = {held.design: held for _, held in world.designs.values() if held.part == ""}
+    assert set(programs) == {helped, useless, broken, silent}
+    tokens = HeldDesign(
+        design=helped, cohort=0, attempt=0, skill="Logic", valid=True, segments=(), part="hint"
+    )
+    assert hints[helped].tail == tokens.tail
+    assert programs[helped].tail == msgspec.structs.replace(tokens, part="").tail
+    (closed, *_) = (closed for closed in world.closed if closed.designer_samples)
+    assert closed.designer_samples == closed.designs == 7
+    assert len(world.designs) == 7
+
+
+def test_open_windows_have_standings() -> None:
+    world, machine = start(
+        config(steps=3, curriculum={"rounds_per_window": 2, "lead": 0, "schedule": "epoch"})
+    )
+    names = answer(world, machine)
+    play_all(world, machine, by_arm)
+    opened = {standing.design: standing for standing in world.summaries[0].standings}
+    assert set(opened) == set(names)
+    assert all(
+        (s.state, s.plays, s.win, s.hinted_plays, s.hinted, s.regret, s.turns)
+        == ("frontier", 2, 0.5, 2, 1.0, 0.5, 1.0)
+        for s in opened.values()
+    )
+    assert all(s.win_low < s.win < s.win_high for s in opened.values())
