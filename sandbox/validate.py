@@ -17,7 +17,7 @@ from sandbox import blind, criteria, leak, metadata, probes, variation
 from sandbox.climb import Climb, tell
 from sandbox.errors import EnvError, EnvFailure, InfraFailure
 from sandbox.probes import Transcript
-from sandbox.verdict import BLIND, RUNGS, Rejected, ValidatorSettings, Verdict
+from sandbox.verdict import BLIND, RUNGS, Episode, Rejected, ValidatorSettings, Verdict
 
 if TYPE_CHECKING:
     from sandbox.instance import Instance
@@ -260,6 +260,11 @@ def _verdict(climb: Climb, rung: str, reason: str) -> Verdict:
         tools=bool(instance and instance.tools),
         criteria=climb.criteria,
         metadata=climb.metadata,
+        episodes=tuple(
+            Episode(policy, seed, transcript)
+            for policy, by_seed in climb.played.items()
+            for seed, transcript in by_seed.items()
+        ),
     )
 
 

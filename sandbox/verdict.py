@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from sandbox.metadata import Metadata
+from sandbox.probes import Transcript
 
 RUNGS = (
     "extract",
@@ -60,6 +61,14 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     first_seed: int = 1009
 
 
+class Episode(msgspec.Struct, frozen=True):
+    """What one of the ladder's policies (or ``solution``, ``garbage ...``) played on one instance."""
+
+    policy: str
+    seed: int
+    transcript: Transcript
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """How far a program came. ``rung`` is where it failed, or ``accepted``.
 
@@ -68,7 +77,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     too often, ``hack`` in which way. ``sweep`` tries one plausible action after the other, which may be
     honest work. ``ends`` tells whether the program ended an episode within the turns, ``varies`` whether its
     seed made a difference, ``solvable`` whether anything won, ``tools`` whether it is a tool environment
-    with ``criteria`` instructions.
+    with ``criteria`` instructions. ``episodes`` is everything that was played.
     """
 
     ok: bool
@@ -88,6 +97,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     tools: bool = False
     criteria: int = 0
     metadata: Metadata | None = None
+    episodes: tuple[Episode, ...] = ()
 
 
 class Rejected(Exception):

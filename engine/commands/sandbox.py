@@ -117,6 +117,8 @@ def validate(
     rejected = [file for file, verdict in verdicts.items() if not verdict.ok]
     if as_json:
         rows = [{"file": str(file), **msgspec.to_builtins(verdict)} for file, verdict in verdicts.items()]
+        for row in rows:
+            del row["episodes"]
         print(json.dumps(rows, indent=2), flush=True)
     else:
         print("\n\n".join(_judged(file, verdict) for file, verdict in verdicts.items()), flush=True)
