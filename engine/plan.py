@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine import models
+from engine import ablations, models
 from engine.config import Config
 from engine.inference import launch
 from engine.run import RunDirectory
@@ -44,6 +44,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[Process, ...]
     memory_gb: float
     memory_here_gb: float
+    factors: dict[str, str] = {}
 
 
 def make(config: Config, directory: RunDirectory) -> Plan:
@@ -59,6 +60,7 @@ def make(config: Config, directory: RunDirectory) -> Plan:
         processes=processes,
         memory_gb=sum(process.memory_gb for process in processes),
         memory_here_gb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB,
+        factors=ablations.factors(config),
     )
 
 
@@ -147,6 +149,7 @@ def render(plan: Plan) -> str:
         f"run        {plan.run}",
         f"directory  {plan.directory} ({'resumes' if plan.resumes else 'new'})",
         f"model      {plan.model} ({size})",
+        *(f"{name:<10} {value}" for name, value in plan.factors.items()),
         "processes",
     ]
     for process in plan.processes:

@@ -20,7 +20,7 @@ from engine import models
 from engine.child import guarded, tail
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
-from engine.hosting import available, login
+from engine.hosting import available, load, login
 from engine.inference import launch
 from engine.run import RunDirectory
 
@@ -57,6 +57,10 @@ def check_start(config: Config) -> None:
                 f"{key} = {source!r}: {path} does not exist.",
                 remedy="A relative path starts at the working directory.",
             )
+    for name in config.run.roles:
+        check = getattr(load(name), "check", None)  # a role need not have one
+        if check is not None:
+            check(config)
 
 
 def _require_keys(config: Config) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from engine import ablations
 from engine.checks import check
 from engine.config import Config
 from engine.errors import ConfigError
@@ -51,7 +52,9 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """
     source = _read(Path(path), ())
     for override in overrides:
-        _override(source, override)
+        for setting in ablations.expand(override):
+            _override(source, setting)
+    ablations.resolve(source.values)
     config = _decode(source)
     problems = check(config)
     if problems:
@@ -300,6 +303,8 @@ def _type_at(dotted: str) -> Any:
         fields = _fields(kind)
         if fields is not None:
             kind = fields.get(step, Any)
+        elif isinstance(kind, types.UnionType):
+            kind = next((get_args(member)[0] for member in get_args(kind) if get_args(member)), Any)
         elif get_args(kind):
             kind = get_args(kind)[-1] if _is_mapping(kind) else get_args(kind)[0]
     return kind

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from engine.config import Config
 from engine.context import RoleContext
 
 __all__ = ["Role", "RoleContext"]
@@ -26,6 +27,13 @@ class Role(ABC):
         self.config = context.config
         self.bus = context.bus
         self.log = context.log
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Look, before anything is started, for what the role will need beyond the recipe's own rules.
+
+        Raises ConfigError. Called on the host that will run the role; files may be read, nothing is changed.
+        """
 
     @abstractmethod
     async def run(self) -> None:

@@ -19,7 +19,7 @@ from bus.messages import (
 )
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Judged, Workshop
-from roles.designer.corpus import Corpus
+from roles.designer.corpus import Corpus, probe
 from roles.designer.hint import HintWriter
 from roles.designer.keeper import Keeper
 from roles.designer.memory import Memory
@@ -29,6 +29,7 @@ from roles.work import ATTEMPTS, INFRASTRUCTURE, answer_work, back_off, chat_tok
 from sandbox import Validator
 
 if TYPE_CHECKING:
+    from engine.config import Config
     from engine.inference.tokens import ChatTokens
 
 _COHORTS_KEPT = 16
@@ -60,6 +61,11 @@ class Designer(Role):
         self._keeper: Keeper | None = None
         self._coverage = Coverage(self.config.designer.skills)
         self._in_hand = 0
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Look whether every source of documents holds one. Raises ConfigError."""
+        probe(config)
 
     async def run(self) -> None:
         config = self.config.designer
