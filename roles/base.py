@@ -29,7 +29,7 @@ class Role(ABC):
         self.log = context.log
 
     @classmethod
-    def check(cls, config: Config) -> None:
+    def check(cls, config: Config) -> None:  # noqa: B027 - most roles need nothing more
         """Look, before anything is started, for what the role will need beyond the recipe's own rules.
 
         Raises ConfigError. Called on the host that will run the role; files may be read, nothing is changed.
