@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +49,17 @@ def about(found: RunDirectory, state: Status) -> dict[str, Any]:
 
 
 def _read(found: RunDirectory) -> Status:
+    with reading(found) as connection:
+        return standing.read(connection)
+
+
+@contextmanager
+def reading(found: RunDirectory) -> Iterator[sqlite3.Connection]:
+    """Hold the database of a run open for reading. Raises SpadeError when it cannot be read."""
     try:
         connection = history.open_for_reading(found.database)
         try:
-            return standing.read(connection)
+            yield connection
         finally:
             connection.close()
     except sqlite3.Error as error:

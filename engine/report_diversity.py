@@ -104,16 +104,16 @@ def _laid_out(chosen: Sequence[Item], vectors: Vectors) -> tuple[Places, str]:
 
 
 def _curves(rounds: Sequence[Row]) -> list[str]:
-    varied = {"vendi": "Vendi score of programs", "effective_skills": "effective skills"}
+    varied = {"vendi": "programs (Vendi score)", "effective_skills": "skills"}
     repeated = {
-        "duplicates": "the same as another in play",
-        "near_duplicates": "nearly the same",
-        "repeats": "new, but played before",
+        "duplicates": "twice in play",
+        "near_duplicates": "nearly",
+        "repeats": "played before",
     }
     documents = {"documents": "in play", "documents_so_far": "so far"}
     found = [
-        curves("Effectively different environments in play", rounds, varied),
-        curves("Repetition (share of environments)", rounds, repeated, (0, 1)),
+        curves("Effective number", rounds, varied),
+        curves("Repeated programs (share)", rounds, repeated, (0, 1)),
         curves("Novelty of new programs (1 - cosine to the nearest before)", rounds, {"novelty": "novelty"}),
         curves("Documents that environments stand on", rounds, documents),
     ]
