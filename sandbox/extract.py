@@ -30,7 +30,8 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
     A search for the end from every opening fence would take minutes for a model that repeats itself.
     """
-    language, body = None, []
+    language: str | None = None
+    body: list[str] = []
     for line in text.split("\n"):
         bare = line.strip(" \t")
         if language is None:

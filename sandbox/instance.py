@@ -105,6 +105,7 @@ class Instance:
         self._answer: asyncio.Future[frames.Reply] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
+        self._grace: asyncio.TimerHandle | None = None
         self._started = self._spent = self._budget = 0.0
         self._socket, self._theirs = socket.socketpair()
         self._socket.setblocking(False)
@@ -293,11 +294,12 @@ class Instance:
         self._loop.remove_writer(self._socket)
         if self.error is None and not self.gone.is_set():
             self._stop_clock()
-            self._timer = self._loop.call_later(_EXIT_GRACE, self._hung_up_for_long)
+            # a timer of its own: the end of the call that is under way must not stop it
+            self._grace = self._loop.call_later(_EXIT_GRACE, self._hung_up_for_long)
 
     def _hung_up_for_long(self) -> None:
         """Kill what closed its channel and lives on; of a dead process only the notice is late."""
-        self._timer = None
+        self._grace = None
         if self._pidfd >= 0 and not host.ended(self._pidfd):
             self._end(EnvCrashed())
         elif self._watch is None:
@@ -403,6 +405,9 @@ class Instance:
             return
         self.error = error
         self._stop_clock()
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()

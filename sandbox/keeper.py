@@ -176,6 +176,7 @@ class Keeper:
         try:
             message = frames.read_control(data)
         except msgspec.DecodeError as error:
+            _close(descriptors)
             self.give_up(f"control message: {error}")
             return
         if isinstance(message, frames.Ready):
@@ -185,18 +186,24 @@ class Keeper:
             self.give_up(message.reason)
         elif isinstance(message, frames.Spawned):
             self._spawned(message.id, descriptors)
+            return
         elif isinstance(message, frames.Refused):
             if tenant := self.tenants.pop(message.id, None):
                 tenant.refused(message.reason)
         elif tenant := self.tenants.pop(message.id, None):
             tenant.exited(message.status, message.cpu)
+        _close(descriptors)
 
     def _spawned(self, number: int, descriptors: list[int]) -> None:
-        if len(descriptors) != 1:
-            # the kernel drops descriptors when our own table is full
-            self.give_up("no descriptor left for a child's pidfd")
+        tenant = self.tenants.get(number)
+        if tenant is not None and len(descriptors) == 1:
+            # whoever has it could kill the child: no process that we start inherits it
+            os.set_inheritable(descriptors[0], False)
+            tenant.spawned(descriptors[0])
             return
-        self.tenants[number].spawned(descriptors[0])
+        _close(descriptors)
+        # the kernel drops descriptors when our own table is full
+        self.give_up("no descriptor left for a child's pidfd" if tenant else "a child that nobody asked for")
 
     def give_up(self, reason: str, *, grace: float = 0.0) -> None:
         """Treat the zygote as gone: kill it after ``grace`` seconds, fail what hangs on it. Idempotent.
@@ -258,3 +265,8 @@ class Keeper:
             self._kill()
             with anyio.move_on_after(_STOP_SECONDS):
                 await self._reaped.wait()
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

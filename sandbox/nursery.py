@@ -195,10 +195,16 @@ class Zygote:
         os._exit(code)
 
     def _reap(self) -> None:
-        while self.children:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        """Reap all that has ended: our children and, where programs can fork, what theirs left behind."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
             if pid == 0:
                 return
+            if pid not in self.children:
+                continue
             number, slot = self.children.pop(pid)
             self.free.insert(0, slot)
             cpu = usage.ru_utime + usage.ru_stime

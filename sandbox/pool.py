@@ -39,6 +39,8 @@ _WATCH_SECONDS = 1.0
 _STRIKES_KEPT = 4096
 _SAMPLES = 512
 _MAX_LIVE = 4096
+_POOLS = itertools.count()
+_STRIDE = 1511  # so that the uids of pools of one process lie apart
 _FILTERED = 2  # the least level at which a program cannot send signals
 
 
@@ -59,6 +61,7 @@ class SandboxPool:
             output=self.settings.max_output_bytes,
         )
         self._launcher = tuple(launcher)
+        self._uids = os.getpid() + _STRIDE * next(_POOLS)
         self._keepers: dict[int, Keeper] = {}
         self._live: dict[int, Instance] = {}
         self._numbers = itertools.count(1)
@@ -279,7 +282,7 @@ class SandboxPool:
         delay, announced = _FIRST_DELAY, False
         while True:
             keeper = self._keepers[index] = Keeper(
-                self.settings, index, os.getpid(), self.max_live, self._launcher
+                self.settings, index, self._uids, self.max_live, self._launcher
             )
             try:
                 found = protection.report(await keeper.start(), self.max_live, self.bounds_of_live)

@@ -122,6 +122,30 @@ async def test_hosts_without_a_filter_are_refused_by_default(features: tuple[str
             assert (await instance.step("x")).observation == "1 x"
 
 
+ORPHANS = """
+made = 0
+for _ in range(3):
+    if os.fork() == 0:
+        os.fork()
+        os._exit(0)
+    made += 1
+return made
+"""
+
+
+@needs_root
+async def test_orphans_of_programs_do_not_end_a_zygote_without_a_filter() -> None:
+    """Without a filter programs can fork; what their children leave comes to the zygote as pid 1."""
+    settings = SandboxSettings(min_level=1, zygotes=1)
+    async with SandboxPool(settings, launcher=emulated("nobody", "no-seccomp")) as pool:
+        async with await pool.spawn(attack(ORPHANS)) as instance:
+            assert (await instance.step("go")).observation == "3"
+        for _ in range(3):
+            async with await pool.spawn(ECHO) as instance:
+                assert (await instance.step("x")).observation == "1 x"
+        assert "zygote_restarts" not in pool.statistics()
+
+
 async def test_report_of_this_host() -> None:
     async with SandboxPool() as pool:
         report = pool.report

@@ -108,6 +108,35 @@ async def test_a_task_group_that_failed_in_the_body_passes_through() -> None:
     await asyncio.create_task(body(caught=True))
 
 
+async def test_pools_of_one_process_share_nothing() -> None:
+    async with SandboxPool() as one, SandboxPool() as other:
+        mine, theirs = await one.spawn(ECHO), await other.spawn(ECHO)
+        assert not os.get_inheritable(mine._pidfd), "a server that is started meanwhile must not get it"
+        if one.report.uid_mode == "own":
+            assert os.stat(f"/proc/{mine.pid}").st_uid != os.stat(f"/proc/{theirs.pid}").st_uid
+
+
+@pytest.mark.parametrize(
+    ("message", "word"),
+    [
+        (b'{"op":"spawned","id":9999}', "nobody asked for"),
+        (b'{"op":"nonsense"}', "control message"),
+        (b"\xff", "control message"),
+    ],
+)
+async def test_a_zygote_that_talks_nonsense_is_given_up(
+    message: bytes, word: str, open_files: Callable[[], int]
+) -> None:
+    async with SandboxPool(SandboxSettings(zygotes=1)) as pool:
+        keeper, before = pool._keepers[0], open_files()
+        given = os.open("/dev/null", os.O_RDONLY)
+        keeper._dispatch(message, [given])
+        assert word in keeper.reason
+        assert open_files() < before, "nothing that came along is kept"
+        async with await pool.spawn(ECHO) as instance:
+            assert (await instance.step("x")).observation == "1 x"
+
+
 async def test_many_lives_leave_figures_constant(open_files: Callable[[], int]) -> None:
     async with SandboxPool() as pool:
         async with await pool.spawn(PEAK):
@@ -226,6 +255,23 @@ async def test_a_program_that_closes_its_channel_and_lives_on_is_ended() -> None
         with pytest.raises(EnvCrashed):
             await instance.step("x")
         await asyncio.wait_for(instance.gone.wait(), 5)
+
+
+async def test_one_that_answers_before_it_closes_its_channel_is_ended_too() -> None:
+    answer = """
+        body = b'{"i":2,"o":"bye"}'
+        os.write(3, len(body).to_bytes(4, "little") + body)
+        os.close(3)
+        while True: pass
+"""
+    async with SandboxPool() as pool:
+        instance = await pool.spawn("import os\n" + ECHO.replace("        self.t += 1\n", answer))
+        pid = instance.pid
+        assert (await instance.step("x")).observation == "bye"
+        # nobody calls it again: it must not use up its life in the dark
+        await asyncio.wait_for(instance.gone.wait(), 5)
+        assert isinstance(instance.error, EnvCrashed)
+        assert not alive(pid)
 
 
 async def test_cancelled_step_kills_the_instance() -> None:
