@@ -28,8 +28,8 @@ class Role(ABC):
         self.bus = context.bus
         self.log = context.log
 
-    @classmethod
-    def check(cls, config: Config) -> None:  # noqa: B027 - most roles need nothing more
+    @classmethod  # noqa: B027 - most roles need nothing more
+    def check(cls, config: Config) -> None:
         """Look, before anything is started, for what the role will need beyond the recipe's own rules.
 
         Raises ConfigError. Called on the host that will run the role; files may be read, nothing is changed.

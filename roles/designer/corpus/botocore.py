@@ -78,7 +78,7 @@ def _operation(name: str, operation: dict[str, Any], shapes: dict[str, Any]) -> 
             lines = _members(shapes[operation[key]["shape"]], shapes)
             parts += [f"{heading}:", *lines] if lines else []
     errors = [error["shape"] for error in operation.get("errors", ())]
-    lines = [f"- {error}: {plain(shapes[error].get('documentation', ''))}".rstrip(": ") for error in errors]
+    lines = [f"- {error}: {_line(shapes[error].get('documentation', ''))}".rstrip(": ") for error in errors]
     parts += ["Errors:", *lines] if lines else []
     return "\n".join(part for part in parts if part)
 
@@ -90,9 +90,13 @@ def _members(shape: dict[str, Any], shapes: dict[str, Any]) -> list[str]:
         inner = shapes[member["shape"]]
         allowed = f", one of {', '.join(inner['enum'][:20])}" if "enum" in inner else ""
         marks = f"{inner['type']}{', required' if name in required else ''}{allowed}"
-        text = plain(member.get("documentation", inner.get("documentation", "")))
-        lines.append(f"- {name} ({marks}): {' '.join(text.split())}".rstrip(": "))
+        text = _line(member.get("documentation", inner.get("documentation", "")))
+        lines.append(f"- {name} ({marks}): {text}".rstrip(": "))
     return lines
+
+
+def _line(text: str) -> str:
+    return " ".join(plain(text).split())
 
 
 def plain(text: str) -> str:

@@ -1,7 +1,7 @@
 """``pydoc:`` - the documentation of Python: of the standard library, or of the packages named.
 
-``pydoc:`` alone reads the modules of the standard library that a generated program may import;
-``pydoc:networkx,sympy`` reads packages that are installed, their public submodules too.
+``pydoc:`` alone reads some hundred modules of the standard library; ``pydoc:networkx,sympy`` reads packages
+that are installed, their public submodules too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -18,6 +19,18 @@ from roles.designer.corpus.document import Document
 from roles.designer.corpus.reading import WHERE, Reading, listed
 from sandbox.contract import STDLIB
 
+_words = str.split
+_STANDARD = (
+    *STDLIB,
+    *_words("""
+    argparse asyncio.queues asyncio.locks cmd codecs concurrent.futures configparser csv ctypes email.message
+    filecmp gettext glob gzip http.cookies imaplib inspect ipaddress linecache mailbox mimetypes mmap
+    multiprocessing.pool netrc optparse pickle pickletools plistlib poplib profile quopri reprlib rlcompleter
+    sched selectors shelve shutil smtplib socket socketserver sqlite3 stat subprocess symtable tarfile tempfile
+    timeit tokenize trace tracemalloc urllib.parse urllib.robotparser wave xml.etree.ElementTree xmlrpc.client
+    zipfile zoneinfo
+    """),
+)
 _SHORTEST = 200
 _MOST_MODULES = 500
 
@@ -25,7 +38,7 @@ _MOST_MODULES = 500
 def read(argument: str, reading: Reading) -> Iterator[Document]:
     """Yield one document a module, class or function whose docstring is long enough to stand alone."""
     seen: set[str] = set()
-    for name in listed(argument) or STDLIB:
+    for name in listed(argument) or _STANDARD:
         for module in _with_submodules(_import(name), reading):
             for label, text in _documented(module):
                 if text not in seen:
@@ -54,7 +67,7 @@ def _with_submodules(module: ModuleType, reading: Reading) -> Iterator[ModuleTyp
     """Yield a module and, of a package that is not the standard library's, its public submodules."""
     yield module
     root = module.__name__.partition(".")[0]
-    if root in {name.partition(".")[0] for name in STDLIB} or not hasattr(module, "__path__"):
+    if root in sys.stdlib_module_names or not hasattr(module, "__path__"):
         return
     names = sorted(
         found.name
