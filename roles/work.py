@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from engine.inference.completion import InferenceError
 from sandbox import InfraFailure
 
 if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
     from engine.config import Config
     from engine.inference.tokens import ChatTokens
     from roles.base import RoleContext
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 # A refused request counts too: asked again, another server or a newer one may take it.
 INFRASTRUCTURE = (InferenceError, InfraFailure)
 ATTEMPTS = 5
+REASON_CHARACTERS = 400
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 30.0
 _HAND_BACK_SECONDS = 5.0
@@ -79,6 +83,21 @@ async def _handle(handle: Handler, delivery: Delivery) -> None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(_HAND_BACK_SECONDS):
             await delivery.nak()
         raise
+
+
+async def hand_back(
+    delivery: Delivery, error: Exception, *, counts: Counter[str], log: BoundLogger, **what: object
+) -> bool:
+    """Hand work that met an infrastructure fault back to its queue, with a growing delay.
+
+    Returns False, and does nothing, when it was tried ``ATTEMPTS`` times: then it has failed.
+    """
+    if delivery.attempt >= ATTEMPTS:
+        return False
+    counts["handed_back"] += 1
+    log.warning("work handed back", attempt=delivery.attempt, why=str(error), **what)
+    await delivery.nak(back_off(delivery.attempt))
+    return True
 
 
 async def chat_tokens(context: RoleContext) -> ChatTokens:

@@ -31,13 +31,17 @@ _VALIDATE_SECONDS = 120.0
 _CPU_BLOCK = 32
 
 
-def command(config: Config, model_path: Path, port: int) -> list[str]:
+def command(config: Config, model_path: Path, port: int, *, updates: bool = True) -> list[str]:
     """Return the exact command line of a server: vLLM's own flags, the recipe's over our defaults.
+
+    Without ``updates`` it has no engine that could load other weights.
 
     A flag with the value ``false`` in ``[server.args]`` removes a default. Raises ConfigError for a flag
     that spade sets itself.
     """
     flags = _defaults(config, model_path, port)
+    if not updates:
+        del flags["weight-transfer-config"]
     for key, value in config.server.args.items():
         flag = key.lstrip("-").replace("_", "-")
         if flag in _OWNED:

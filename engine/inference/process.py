@@ -58,15 +58,22 @@ class VllmProcess:
 
 @asynccontextmanager
 async def serve(
-    config: Config, model_path: Path, *, index: int, log_path: Path, session: aiohttp.ClientSession
+    config: Config,
+    model_path: Path,
+    *,
+    index: int,
+    log_path: Path,
+    session: aiohttp.ClientSession,
+    updates: bool = True,
 ) -> AsyncIterator[VllmProcess]:
     """Start server ``index`` and yield it once it is healthy; end it and all its children on exit.
+    ``updates`` says whether it may be given other weights.
 
     Raises SpadeError when the port is taken, ServerFailed with the end of the log when it does not start
     within ``[server] start_seconds``.
     """
     port = port_for(config, index)
-    words = command(config, model_path, port)
+    words = command(config, model_path, port, updates=updates)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as stream:
         stream.write(f"\n{time.strftime('%FT%T')} {subprocess.list2cmdline(words)}\n".encode())

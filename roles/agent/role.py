@@ -10,18 +10,23 @@ from bus import Delivery
 from bus.messages import EpisodeFailed, EpisodeRequest, FailureKind
 from roles.agent.episode import Played, Player, Rules
 from roles.base import Role, RoleContext
-from roles.work import ATTEMPTS, INFRASTRUCTURE, answer_work, back_off, chat_tokens, drain_grace
+from roles.work import (
+    INFRASTRUCTURE,
+    REASON_CHARACTERS,
+    answer_work,
+    chat_tokens,
+    drain_grace,
+    hand_back,
+)
 from sandbox import EnvQuarantined
-
-_REASON_CHARACTERS = 400
 
 
 class Agent(Role):
     """Plays what the scorer asks for: one task an episode, ``agent.concurrency`` at a time.
 
     An infrastructure fault hands the episode back with a growing delay and becomes ``EpisodeFailed`` after
-    ``ATTEMPTS`` deliveries; an episode that takes longer than ``agent.episode_seconds`` becomes one at
-    once, because the scorer may reissue it. What the policy or its program caused is an outcome.
+    ``roles.work.ATTEMPTS`` deliveries; an episode that takes longer than ``agent.episode_seconds`` becomes
+    one at once, because the scorer may reissue it. What the policy or its program caused is an outcome.
     """
 
     name = "agent"
@@ -75,7 +80,9 @@ class Agent(Role):
             await self._fail(request, delivery, "quarantined", str(error))
             return
         except INFRASTRUCTURE as error:
-            await self._infrastructure(request, delivery, error)
+            episode = request.episode
+            if not await hand_back(delivery, error, counts=self._counts, log=self.log, episode=episode):
+                await self._fail(request, delivery, "infra", str(error))
             return
         if played is None:
             await self._fail(request, delivery, "infra", f"no outcome after {seconds:.0f} s")
@@ -84,16 +91,6 @@ class Agent(Role):
         await delivery.ack()
         self._turns += len(played.transcript)
         self._counts[played.ending.failure or played.ending.outcome] += 1
-
-    async def _infrastructure(self, request: EpisodeRequest, delivery: Delivery, error: Exception) -> None:
-        if delivery.attempt >= ATTEMPTS:
-            await self._fail(request, delivery, "infra", str(error))
-            return
-        self._counts["handed_back"] += 1
-        self.log.warning(
-            "episode handed back", episode=request.episode, attempt=delivery.attempt, why=str(error)
-        )
-        await delivery.nak(back_off(delivery.attempt))
 
     async def _fail(
         self, request: EpisodeRequest, delivery: Delivery, failure: FailureKind, reason: str
@@ -106,7 +103,7 @@ class Agent(Role):
                 round=request.round,
                 index=request.index,
                 failure=failure,
-                reason=reason[:_REASON_CHARACTERS],
+                reason=reason[:REASON_CHARACTERS],
             )
         )
         await delivery.ack()

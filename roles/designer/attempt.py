@@ -1,37 +1,62 @@
-"""One design attempt, from the prompt to the verdict. Talks to the pool and the sandbox, not to the bus."""
+"""One design attempt, from the prompt to the verdict. Talks to an author and the sandbox, not to the bus."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bus.messages import DesignTicket, HeldDesign, Segment
-from engine.inference.tokens import SegmentBuilder
+from engine import prompts
+from roles.designer.authors import Author, Reply
 from roles.designer.corpus import Corpus, Document
+from roles.designer.library import Programs
 from roles.designer.prompt import Brief, PromptWriter
 from roles.work import sampling_seed
 from sandbox import extract
 
 if TYPE_CHECKING:
     from engine.config import Designer as DesignerConfig
-    from engine.inference.pool import InferencePool
     from engine.inference.tokens import ChatTokens
     from roles.designer.memory import Memory
     from sandbox import Validator, Verdict
 
+_LONGEST_REASON = 600
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a design is asked with: the document's id and the ids of the prompt. Requests with the same
+    ``key`` go to the same server."""
+
+    document: str
+    ids: Sequence[int]
+    key: str
+
 
 @dataclass(frozen=True)
 class Draft:
-    """What the policy wrote: its reply as text, why it ended, its tokens, and what it was asked with."""
+    """What an author wrote, and what it was asked with. ``source`` is a program that nobody had to write."""
 
     document: str
-    text: str
-    finish: str
-    segments: tuple[Segment, ...]
+    reply: Reply
     prompt: str = ""
+    source: str = ""
+
+    @property
+    def text(self) -> str:
+        return self.reply.text
+
+    @property
+    def finish(self) -> str:
+        return self.reply.finish
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.reply.segments
 
 
 @dataclass(frozen=True)
@@ -50,66 +75,97 @@ class Judged:
 
 
 class Workshop:
-    """Writes drafts and judges them. The same ticket, attempt, memory and weights give the same draft."""
+    """Gets drafts and judges them. The same ticket, attempt, memory and weights give the same draft."""
 
     def __init__(
         self,
         config: DesignerConfig,
         *,
-        pool: InferencePool,
+        designer: Author | Programs,
         chat: ChatTokens,
         prompts: PromptWriter,
         corpus: Corpus,
         memory: Memory,
         validator: Validator,
     ) -> None:
-        self._config, self._pool, self._chat = config, pool, chat
+        self._config, self._designer, self._chat = config, designer, chat
         self._prompts, self._corpus, self._memory = prompts, corpus, memory
         self._validator = validator
 
-    async def write(self, ticket: DesignTicket, attempt: int) -> Draft:
-        """Ask the policy for one program on a fresh document. Raises InferenceUnavailable."""
+    @property
+    def trained(self) -> bool:
+        """Whether what is written here is given to the learner."""
+        return self._designer.trained
+
+    def statistics(self) -> dict[str, float]:
+        """Those of the designer, under the name of its kind."""
+        return {f"{self._config.kind}_{name}": value for name, value in self._designer.statistics().items()}
+
+    def ask(self, ticket: DesignTicket, attempt: int) -> Asked:
+        """Return a prompt on the document of this attempt. Raises SpadeError when it does not fit."""
         rng = random.Random(f"{ticket.seed}/{ticket.design}/{attempt}")
         document = self._corpus.draw(ticket, attempt)
-        prompt = self._prompts.design(self._brief(ticket, document, rng))
-        completion = await self._pool.generate(
-            prompt,
-            sampling=self._config.sampling,
-            seed=sampling_seed(ticket.seed, ticket.design, attempt),
-            key=ticket.design,
-            stop_token_ids=self._chat.stop_token_ids,
-        )
-        segments = SegmentBuilder()
-        segments.prompt(prompt)
-        segments.completion(completion)
-        return Draft(
-            document=document.id,
-            text=self._chat.decode(completion.tokens),
-            finish=completion.finish,
-            segments=tuple(segments.segments()),
-            prompt=self._prompts.version,
-        )
+        ids = self._prompts.design(self._brief(ticket, document, rng))
+        return Asked(document.id, ids, ticket.design)
+
+    def asked(self, ticket: DesignTicket, held: HeldDesign) -> Asked:
+        """Return the prompt that published tokens of ``ticket`` were an answer to."""
+        (segment, *_) = held.segments
+        prompt = segment.mask.find(1)
+        ids = np.frombuffer(segment.tokens, "<i4")[:prompt].tolist()
+        return Asked(held.document, ids, ticket.design)
+
+    async def write(
+        self,
+        ticket: DesignTicket,
+        attempt: int,
+        *,
+        before: Judged | None = None,
+        shared: Asked | None = None,
+    ) -> Draft:
+        """Get one draft: a mended one where a repair is due after ``before``, else an answer to ``shared``,
+        the prompt of a group, or to a prompt of its own. Raises InferenceError."""
+        if isinstance(self._designer, Programs):
+            name, source = self._designer.draw(ticket.number, attempt)
+            return Draft(name, Reply(source, "stop"), source=source)
+        seed = sampling_seed(ticket.seed, ticket.design, attempt)
+        if before is not None and self._config.repair and attempt % 2:
+            mended = await self._mend(ticket, before, seed)
+            if mended is not None:
+                return mended
+        asked = shared or self.ask(ticket, attempt)
+        reply = await self._designer.write(asked.ids, seed=seed, key=asked.key)
+        return Draft(asked.document, reply, self._prompts.version)
+
+    async def _mend(self, ticket: DesignTicket, before: Judged, seed: int) -> Draft | None:
+        """Ask for ``before`` again, with what is wrong with it. None: it was cut, or leaves no room."""
+        assert not isinstance(self._designer, Programs)
+        if before.draft.finish != "stop":
+            return None
+        name = f"repair_{self._config.prompt}"
+        name = name if name in prompts.names() else "repair_full"
+        reason = before.reason[:_LONGEST_REASON]
+        message = prompts.render(name, source=before.source, rung=before.rung, reason=reason)
+        reply = await self._designer.mend(before.draft.reply, message, seed=seed, key=ticket.design)
+        return Draft(before.draft.document, reply, prompts.version(name)) if reply else None
 
     def recall(self, held: HeldDesign) -> Draft:
-        """Return the draft behind tokens that an earlier life of the ticket has already published."""
-        reply: list[int] = []
+        """Return the draft that an earlier life of the ticket has already published."""
+        if not held.segments:
+            return Draft(held.document, Reply(held.text, "stop"), held.prompt)
+        tokens: list[int] = []
         for segment in held.segments:
             mask = np.frombuffer(segment.mask, np.uint8).astype(bool)
-            reply += np.frombuffer(segment.tokens, "<i4")[mask].tolist()
-        ended = bool(reply) and reply[-1] in set(self._chat.stop_token_ids)
-        return Draft(
-            document=held.document,
-            text=self._chat.decode(reply),
-            finish="stop" if ended else "length",
-            segments=held.segments,
-            prompt=held.prompt,
-        )
+            tokens += np.frombuffer(segment.tokens, "<i4")[mask].tolist()
+        ended = bool(tokens) and tokens[-1] in set(self._chat.stop_token_ids)
+        reply = Reply(self._chat.decode(tokens), "stop" if ended else "length", held.segments)
+        return Draft(held.document, reply, held.prompt)
 
     async def judge(self, draft: Draft) -> Judged:
         """Extract the program and run it up the validator's ladder. Raises the sandbox's infra errors."""
         if draft.finish == "length":
             return Judged(draft, draft.text, "extract", "the reply was cut at its length limit")
-        source = extract(draft.text)
+        source = draft.source or extract(draft.text)
         if not source.strip():
             return Judged(draft, source, "extract", "no program in the reply")
         verdict = await self._validator.validate(source, max_turns=self._config.max_turns)

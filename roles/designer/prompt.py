@@ -14,6 +14,7 @@ from roles.designer.corpus import cut
 if TYPE_CHECKING:
     from engine.config import Config
     from engine.inference.tokens import ChatTokens
+    from roles.designer.authors import PlainText
 
 _SMALLEST_DOCUMENT = 16
 
@@ -31,7 +32,7 @@ class Brief:
 class PromptWriter:
     """Renders briefs within the model's context: ``max_model_len`` less the tokens of the reply."""
 
-    def __init__(self, config: Config, chat: ChatTokens) -> None:
+    def __init__(self, config: Config, chat: ChatTokens | PlainText) -> None:
         self._family = config.designer.prompt
         self._max_turns = config.designer.max_turns
         self._room = config.model.max_model_len - config.designer.sampling.max_tokens

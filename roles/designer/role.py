@@ -17,33 +17,43 @@ from bus.messages import (
     FailureKind,
     HeldDesign,
 )
+from bus.scopes import flat_task_group
 from roles.base import Role, RoleContext
-from roles.designer.attempt import Judged, Workshop
+from roles.designer.attempt import Asked, Judged, Workshop
 from roles.designer.corpus import Corpus, probe
 from roles.designer.hint import HintWriter
 from roles.designer.keeper import Keeper
+from roles.designer.kinds import check_designer, open_designer, prompts_for
 from roles.designer.memory import Memory
 from roles.designer.prompt import PromptWriter
 from roles.designer.skills import Coverage
-from roles.work import ATTEMPTS, INFRASTRUCTURE, answer_work, back_off, chat_tokens, drain_grace
+from roles.work import (
+    INFRASTRUCTURE,
+    REASON_CHARACTERS,
+    answer_work,
+    chat_tokens,
+    drain_grace,
+    hand_back,
+)
 from sandbox import Validator
 
 if TYPE_CHECKING:
     from engine.config import Config
     from engine.inference.tokens import ChatTokens
+    from roles.designer.authors import Author
+    from roles.designer.library import Programs
 
 _COHORTS_KEPT = 16
 _TITLE_CHARACTERS = 120
-_REASON_CHARACTERS = 400
 
 
 class Designer(Role):
     """Answers design tickets, ``designer.concurrency`` at a time.
 
-    Each attempt of a ticket has a document and a sampling seed of its own. Its tokens are published
-    before the fact about them, so whoever reads the fact finds the tokens; a ticket that is delivered or
-    issued again takes up the attempts that are already published instead of writing them anew, so tokens
-    and fact always belong together.
+    Each attempt of a ticket has a document and a sampling seed of its own; the designs of a group share one
+    prompt. What was written is published before the fact about it, so whoever reads the fact finds the
+    tokens; a ticket that is delivered or issued again takes up the attempts that are already published
+    instead of writing them anew, so tokens and fact always belong together.
     """
 
     name = "designer"
@@ -64,16 +74,21 @@ class Designer(Role):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Look whether every source of documents holds one. Raises ConfigError."""
+        """Look whether every source of documents holds one, and whether who designs has what it needs.
+        Raises ConfigError."""
         probe(config)
+        check_designer(config)
 
     async def run(self) -> None:
-        config = self.config.designer
         chat = await chat_tokens(self.context)
         self._corpus = await anyio.to_thread.run_sync(Corpus.open, self.config, chat)
         for line in self._corpus.named:
             self.log.warning("no document", place=line)
-        self._equip(chat)
+        async with open_designer(self.context, chat) as designer:
+            self._equip(chat, designer)
+            await self._work()
+
+    async def _work(self) -> None:
         keeper = self._keeper = Keeper(self.bus, self.context.directory, self._memory, self._corpus.note_used)
         await keeper.read_back()
         async with anyio.create_task_group() as tasks:
@@ -81,7 +96,7 @@ class Designer(Role):
             await answer_work(
                 self.bus,
                 "designer",
-                limit=config.concurrency,
+                limit=self.config.designer.concurrency,
                 draining=self.context.draining,
                 grace=drain_grace(self.config),
                 handle=self._answer,
@@ -99,17 +114,18 @@ class Designer(Role):
             **(self._keeper.statistics() if self._keeper else {"memory_records": 0}),
             **(self._corpus.statistics() if hasattr(self, "_corpus") else {}),
             **self._coverage.statistics(),
+            **(self._workshop.statistics() if hasattr(self, "_workshop") else {}),
             **self._counts,
         }
 
-    def _equip(self, chat: ChatTokens) -> None:
+    def _equip(self, chat: ChatTokens, designer: Author | Programs) -> None:
         config, shared = self.config.designer, self.context.shared
         prompts = PromptWriter(self.config, chat)
         self._workshop = Workshop(
             config,
-            pool=shared["pool"],
+            designer=designer,
             chat=chat,
-            prompts=prompts,
+            prompts=prompts_for(self.config, chat),
             corpus=self._corpus,
             memory=self._memory,
             validator=Validator(shared["sandbox"]),
@@ -122,25 +138,61 @@ class Designer(Role):
             await delivery.term(f"a designer cannot answer {type(ticket).__name__}")
             return
         self._in_hand += 1
+        answered: set[str] = set()
         try:
-            await self._design(ticket)
+            await self._design(ticket, answered)
         except INFRASTRUCTURE as error:
-            if delivery.attempt < ATTEMPTS:
-                self._counts["handed_back"] += 1
-                self.log.warning("ticket handed back", design=ticket.design, why=str(error))
-                await delivery.nak(back_off(delivery.attempt))
+            if await hand_back(delivery, error, counts=self._counts, log=self.log, design=ticket.design):
                 return
-            await self._fail(ticket, "infra", str(error))
+            for part in ticket.parts():
+                if part.design not in answered:
+                    await self._fail(part, "infra", str(error))
         finally:
             self._in_hand -= 1
         await delivery.ack()
 
-    async def _design(self, ticket: DesignTicket) -> None:
+    async def _design(self, ticket: DesignTicket, answered: set[str]) -> None:
+        """Answer every design of ``ticket``, all at once. Raises the first infrastructure fault, last."""
+        if not ticket.designs:
+            await self._fill(ticket, None)
+            return
+        shared = await self._shared(ticket)
+        faults: list[Exception] = []
+
+        async def fill(part: DesignTicket) -> None:
+            try:
+                await self._fill(part, shared)
+                answered.add(part.design)
+            except INFRASTRUCTURE as error:
+                faults.append(error)
+
+        async with flat_task_group() as tasks:
+            for part in ticket.parts():
+                tasks.start_soon(fill, part)
+        if faults:
+            raise faults[0]
+
+    async def _shared(self, ticket: DesignTicket) -> Asked:
+        """Return the prompt of a group: that of its published tokens, else a new one."""
+        for part in ticket.parts():
+            for attempt in range(part.attempts):
+                held = await self._held(part, attempt)
+                if held is not None and held.segments:
+                    return self._workshop.asked(ticket, held)
+        return self._workshop.ask(ticket, 0)
+
+    async def _fill(self, ticket: DesignTicket, shared: Asked | None) -> None:
+        """Answer one design, in up to ``attempts`` attempts."""
+        judged: Judged | None = None
         for attempt in range(ticket.attempts):
             held = await self._held(ticket, attempt)
-            draft = self._workshop.recall(held) if held else await self._workshop.write(ticket, attempt)
+            draft = (
+                self._workshop.recall(held)
+                if held
+                else await self._workshop.write(ticket, attempt, before=judged, shared=shared)
+            )
             judged = await self._workshop.judge(draft)
-            if held is None and (judged.valid or self.config.designer.invalid == "penalise"):
+            if held is None:
                 await self._hold(ticket, attempt, judged)
             self._counts["attempts"] += 1
             if judged.valid:
@@ -162,6 +214,10 @@ class Designer(Role):
         return record.message if record and isinstance(record.message, HeldDesign) else None
 
     async def _hold(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
+        """Publish what was written, if it will be trained or must not be written twice."""
+        trained = self._workshop.trained
+        if not judged.valid and not (trained and self.config.designer.invalid == "penalise"):
+            return
         await self.bus.publish(
             HeldDesign(
                 design=ticket.design,
@@ -169,7 +225,8 @@ class Designer(Role):
                 attempt=attempt,
                 skill=ticket.skill,
                 valid=judged.valid,
-                segments=judged.draft.segments,
+                segments=judged.draft.segments if trained else (),
+                text="" if trained else judged.draft.text,
                 document=judged.draft.document,
                 prompt=judged.draft.prompt,
             )
@@ -213,7 +270,7 @@ class Designer(Role):
                 attempt=attempt,
                 skill=ticket.skill,
                 rung=judged.rung,
-                reason=judged.reason[:_REASON_CHARACTERS],
+                reason=judged.reason[:REASON_CHARACTERS],
                 source=judged.source,
                 document=judged.draft.document,
                 prompt=judged.draft.prompt,
@@ -230,7 +287,8 @@ class Designer(Role):
                 skill=ticket.skill,
                 attempts=ticket.attempts,
                 failure=failure,
-                reason=reason[:_REASON_CHARACTERS],
+                reason=reason[:REASON_CHARACTERS],
+                issue=ticket.issue,
             )
         )
         self._counts[f"failed_{failure}"] += 1

@@ -1,0 +1,252 @@
+"""A checkpoint on a vLLM server of its own that takes no weights: what it writes never changes.
+
+Nothing about it is on the bus, so no role updates it or sends it plays; it is started without a
+weight-transfer engine and without the routes of an update; and a token that carries a version label, which
+only an update can set, is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+import anyio
+import msgspec
+import structlog
+
+from bus.scopes import flat_task_group
+from engine import models
+from engine.config import Config, Sampling
+from engine.errors import SpadeError
+from engine.inference import wire
+from engine.inference.completion import (
+    Completion,
+    InferenceError,
+    InferenceUnavailable,
+    ServerGone,
+    ServerStuck,
+)
+from engine.inference.process import ServerFailed, serve
+from engine.inference.vllm import VllmClient, open_session
+
+PROBE_SECONDS = 15.0
+_FAILED_STARTS = 3
+_LONGEST_BACKOFF = 60.0
+_PAUSE = 0.2
+_NO_UPDATES = {"VLLM_SERVER_DEV_MODE": "0"}
+
+log = structlog.get_logger("spade.inference")
+
+Opens = Callable[[], AbstractAsyncContextManager[tuple[VllmClient, Callable[[], Awaitable[str]]]]]
+
+
+class Thawed(SpadeError):
+    """A server that was to stay as it is answers with other weights."""
+
+
+def config_of(config: Config) -> Config:
+    """Return the recipe as the frozen server sees it: ``[designer.frozen]`` over model and ``[server]``."""
+    frozen, server = config.designer.frozen, config.server
+    replace = msgspec.structs.replace
+    return replace(
+        config,
+        model=replace(config.model, path=frozen.path or config.model.path),
+        server=replace(
+            server,
+            count=1,
+            urls=(),
+            port=frozen.port,
+            args=server.args | frozen.args,
+            environment=server.environment | frozen.environment | _NO_UPDATES,
+            max_concurrency=config.designer.concurrency * config.designer.designs_per_ticket,
+        ),
+    )
+
+
+class FrozenServer:
+    """One frozen server, started again when it ends or stands still. Use :func:`open_frozen`.
+
+    ``opens`` yields a healthy client and what returns, with the reason, when the server is gone.
+    """
+
+    def __init__(self, opens: Opens, *, request_seconds: float) -> None:
+        self._opens, self._request_seconds = opens, request_seconds
+        self._client: VllmClient | None = None
+        self._changed = anyio.Event()
+        self._suspect = anyio.Event()
+        self._counts: Counter[str] = Counter()
+        self._in_flight = 0
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        sampling: Sampling,
+        seed: int | None,
+        key: str,
+        stop_token_ids: Sequence[int],
+        deadline: float | None = None,
+    ) -> Completion:
+        """Sample one continuation; ``deadline`` is in seconds and covers a restart, not the first start.
+
+        ``seed`` is not sent, for the reasons of ``InferencePool``, and ``key`` has nothing to choose from.
+
+        Raises InferenceUnavailable, ServerRefused, and Thawed when the weights are not those of the start.
+        """
+        seconds = self._request_seconds if deadline is None else deadline
+        if not self._counts["starts"]:
+            await self._up(math.inf)  # the first start has a deadline of its own
+        end = anyio.current_time() + seconds
+        last = "it is not up"
+        self._in_flight += 1
+        try:
+            while (left := end - anyio.current_time()) > 0:
+                client = await self._up(end)
+                if client is None:
+                    break
+                try:
+                    return self._checked(await self._ask(client, prompt, sampling, stop_token_ids, left))
+                except (ServerGone, ServerStuck) as error:
+                    last = str(error)
+                    self._counts["failures"] += 1
+                    self._suspect.set()
+                    await anyio.sleep(_PAUSE)
+        finally:
+            self._in_flight -= 1
+        raise InferenceUnavailable(f"the frozen server gave no answer in {seconds:.1f} s: {last}")
+
+    def statistics(self) -> dict[str, float]:
+        """Gauges: whether it is up, requests in flight, tokens, failures, restarts."""
+        return {"up": float(self._client is not None), "in_flight": float(self._in_flight), **self._counts}
+
+    async def keep(self) -> None:
+        """Keep the server up until cancelled. Raises SpadeError when it does not start, or not any more."""
+        barren = 0  # starts in a row that did not lead to an answer
+        while True:
+            answers = self._counts["answers"]
+            try:
+                async with self._opens() as (client, ended):
+                    self._set(client)
+                    raise ServerFailed(await self._until_ended(client, ended), where="designer.frozen")
+            except (ServerFailed, InferenceError) as failure:
+                error = failure
+            finally:
+                self._set(None)
+            barren = 0 if self._counts["answers"] > answers else barren + 1
+            if not self._counts["starts"] or barren >= _FAILED_STARTS:
+                raise error
+            self._counts["restarts"] += 1
+            log.warning("frozen_restart", reason=error.what)
+            await anyio.sleep(min(_LONGEST_BACKOFF, 2.0**barren))
+
+    def _set(self, client: VllmClient | None) -> None:
+        self._client = client
+        self._counts["starts"] += client is not None
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def _up(self, end: float) -> VllmClient | None:
+        """Return the client, None when the server is not up in time."""
+        with anyio.move_on_at(end):
+            while self._client is None:
+                await self._changed.wait()
+        return self._client
+
+    async def _ask(
+        self,
+        client: VllmClient,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        seconds: float,
+    ) -> Completion:
+        self._counts["requests"] += 1
+        completion = await client.generate(prompt, sampling, deadline=seconds, stop_token_ids=stop_token_ids)
+        self._counts["answers"] += 1
+        self._counts["tokens"] += len(completion.tokens)
+        return completion
+
+    def _checked(self, completion: Completion) -> Completion:
+        if any(span.version != wire.UNLABELLED for span in completion.spans):
+            raise Thawed(
+                "the frozen server answers with weights that were pushed into it",
+                where="designer.frozen.url",
+                remedy="Name a server that no run updates, or leave url empty: then one is started.",
+            )
+        return completion
+
+    async def _until_ended(self, client: VllmClient, ended: Callable[[], Awaitable[str]]) -> str:
+        """Return why the server is of no use any more."""
+        reasons: list[str] = []
+
+        async def watch(wait: Callable[[], Awaitable[str]], scope: anyio.CancelScope) -> None:
+            reasons.append(await wait())
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch, ended, tasks.cancel_scope)
+            tasks.start_soon(watch, partial(self._stuck, client), tasks.cancel_scope)
+        return reasons[0]
+
+    async def _stuck(self, client: VllmClient) -> str:
+        """Return when it does not sample a token: asked after a failure, and now and then (I10)."""
+        while True:
+            with anyio.move_on_after(PROBE_SECONDS):
+                await self._suspect.wait()
+            self._suspect = anyio.Event()
+            try:
+                await client.probe(deadline=max(PROBE_SECONDS, self._request_seconds / 2))
+            except InferenceError as error:
+                return f"it makes no progress: {error.what}"
+
+
+@asynccontextmanager
+async def open_frozen(config: Config, directory: Path, *, name: str) -> AsyncIterator[FrozenServer]:
+    """Yield the frozen server of a recipe, started under ``directory`` (a run's) or adopted.
+
+    It starts while its user goes on; requests wait for it. ``name`` is that of its log. Raises ConfigError
+    for a model that cannot be used, SpadeError when the server does not start.
+    """
+    async with open_session() as session, flat_task_group() as tasks:
+        opens = partial(_adopted, config, session)
+        if not config.designer.frozen.url:
+            opens = partial(_started, config_of(config), directory, name, session)
+        server = FrozenServer(opens, request_seconds=config.server.request_seconds)
+        tasks.start_soon(server.keep)
+        yield server
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _started(
+    config: Config, directory: Path, name: str, session: aiohttp.ClientSession
+) -> AsyncIterator[tuple[VllmClient, Callable[[], Awaitable[str]]]]:
+    model = await anyio.to_thread.run_sync(models.resolve, config, directory)
+    log_path = directory / "logs" / f"{name}.log"
+    async with serve(config, model, index=0, log_path=log_path, session=session, updates=False) as process:
+        yield VllmClient(process.url, session), process.wait
+
+
+@asynccontextmanager
+async def _adopted(
+    config: Config, session: aiohttp.ClientSession
+) -> AsyncIterator[tuple[VllmClient, Callable[[], Awaitable[str]]]]:
+    client = VllmClient(config.designer.frozen.url, session)
+    if not await client.until_healthy(seconds=config.server.start_seconds):
+        raise ServerFailed(
+            f"the frozen server at {client.url} did not answer within {config.server.start_seconds:.0f} s",
+            where="designer.frozen.url",
+            remedy="Start it, or leave url empty: then one is started.",
+        )
+    yield client, _never
+
+
+async def _never() -> str:
+    """A server that somebody else started has no process to wait for: probes find its end."""
+    await anyio.sleep_forever()
+    raise AssertionError("unreachable")

@@ -1,0 +1,73 @@
+"""The designer that a recipe names (``designer.kind``), opened and closed with its role."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from engine import models
+from engine.inference.endpoint import key_of, open_endpoint
+from engine.inference.frozen import config_of, open_frozen
+from roles.designer.authors import Author, EndpointAuthor, PlainText, PolicyAuthor, TokenAuthor
+from roles.designer.library import Programs, read
+from roles.designer.prompt import PromptWriter
+
+if TYPE_CHECKING:
+    from engine.config import Config
+    from engine.inference.tokens import ChatTokens
+    from roles.base import RoleContext
+
+
+@asynccontextmanager
+async def open_designer(context: RoleContext, chat: ChatTokens) -> AsyncIterator[Author | Programs]:
+    """Yield who designs; a frozen one's server starts meanwhile, and requests wait for it.
+
+    Raises ConfigError for a missing key, model or directory, SpadeError when a server does not start.
+    """
+    config, designer = context.config, context.config.designer
+    match designer.kind:
+        case "frozen":
+            name = f"{context.instance}-frozen"
+            async with open_frozen(config, context.directory, name=name) as server:
+                yield TokenAuthor(server, chat, designer.sampling, config.model.max_model_len)
+        case "external":
+            async with open_endpoint(designer.external) as endpoint:
+                room = designer.external.context_tokens
+                yield EndpointAuthor(endpoint, PlainText(chat), designer.sampling, room)
+        case "pool":
+            yield await anyio.to_thread.run_sync(Programs.open, designer.pool)
+        case _:
+            pool = context.shared["pool"]
+            yield PolicyAuthor(pool, chat, designer.sampling, config.model.max_model_len)
+
+
+def check_designer(config: Config) -> None:
+    """Look, before anything is started, whether the designer has what it needs: a key, a model, programs.
+
+    Raises ConfigError.
+    """
+    designer = config.designer
+    match designer.kind:
+        case "external":
+            key_of(designer.external)
+        case "pool":
+            if next(read(designer.pool.source), None) is None:
+                Programs.open(designer.pool)
+        case "frozen" if designer.frozen.path:
+            models.resolve(config_of(config), Path())
+        case _:
+            pass
+
+
+def prompts_for(config: Config, chat: ChatTokens) -> PromptWriter:
+    """Return what writes the design prompts: ids of a chat for a model of ours, of plain text for an
+    endpoint, which has a context of its own."""
+    if config.designer.kind != "external":
+        return PromptWriter(config, chat)
+    model = msgspec.structs.replace(config.model, max_model_len=config.designer.external.context_tokens)
+    return PromptWriter(msgspec.structs.replace(config, model=model), PlainText(chat))
