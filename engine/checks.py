@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from engine.checks_designers import designers
 from engine.config import Config, Designer, Sampling
 
 Problem = tuple[str, str]
@@ -153,7 +154,8 @@ def _lengths(config: Config) -> Iterator[Problem]:
 
 def _designer(config: Config) -> Iterator[Problem]:
     designer = config.designer
-    yield from _trained_sampling("designer.sampling", designer.sampling)
+    if designer.kind == "policy":
+        yield from _trained_sampling("designer.sampling", designer.sampling)
     yield from _least("designer.hint_sampling.temperature", designer.hint_sampling.temperature, 0)
     if not designer.skills:
         yield "designer.skills", "must name at least one skill"
@@ -398,3 +400,4 @@ _RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _evaluator,
     _warmstart,
 )
+    designers,

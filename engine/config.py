@@ -311,15 +311,23 @@ class Optimizer(Table, frozen=True, kw_only=True):
     beta2: float = 0.98
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
+class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
+    """The same for the designer, whose designs are compared within a ticket (``designer.designs_per_ticket``),
+    a skill, or a whole cohort."""
+
+    max_staleness: int = 8
+    normalise: Literal["zscore", "centre"] = "centre"
+    scope: Literal["group", "skill", "global"] = "skill"
+    advantage_scale: float = 10.0
+
+
 
 
 class Learner(Table, frozen=True, kw_only=True):
     """The learner role. ``launch`` is the command prefix for several devices."""
 
     agent: RoleTraining = RoleTraining()
-    designer: RoleTraining = RoleTraining(
-        max_staleness=8, normalise="centre", scope="skill", advantage_scale=10.0
-    )
+    designer: DesignerTraining = DesignerTraining()
     optimizer: Optimizer = Optimizer()
     clip_low: float = 0.2
     clip_high: float = 0.28

@@ -29,7 +29,7 @@ from bus.face import Announcement
 from bus.messages import Control, Heartbeat, RoleHello, token
 from engine import telemetry
 from engine.checks import is_bus_url
-from engine.config import Config, Sandbox
+from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import ConfigError, SpadeError
 
@@ -132,7 +132,7 @@ async def services(
             remedy="Offered are: pool, sandbox.",
         )
     shared: dict[str, Any] = {}
-    async with _sandbox(config.sandbox, shared, wanted="sandbox" in needs):
+    async with _sandbox(config, shared, wanted="sandbox" in needs):
         if "pool" in needs:
             from engine.inference.pool import InferencePool
 
@@ -145,13 +145,18 @@ async def services(
 
 
 @asynccontextmanager
-async def _sandbox(table: Sandbox, shared: dict[str, Any], *, wanted: bool) -> AsyncIterator[None]:
+async def _sandbox(config: Config, shared: dict[str, Any], *, wanted: bool) -> AsyncIterator[None]:
     if not wanted:
         yield
         return
     from sandbox import SandboxPool, SandboxSettings
 
-    async with SandboxPool(SandboxSettings(**msgspec.structs.asdict(table))) as pool:
+    settings = SandboxSettings(**msgspec.structs.asdict(config.sandbox))
+    if config.designer.kind == "pool" and not config.designer.pool.source.startswith("dir:"):
+        from engine.evals import foreign
+
+        settings = foreign.settings(settings)
+    async with SandboxPool(settings) as pool:
         shared["sandbox"] = pool
         yield
 

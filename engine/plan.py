@@ -13,7 +13,7 @@ import msgspec
 
 from engine import ablations, models
 from engine.config import Config
-from engine.inference import launch
+from engine.inference import frozen, launch
 from engine.run import RunDirectory
 from engine.supervisor import Address, child_command
 
@@ -87,6 +87,8 @@ def _processes(config: Config, directory: RunDirectory, parameters: int) -> Iter
         )
     if "server" in config.run.roles:
         yield from _servers(config, parameters)
+    if "designer" in config.run.roles and config.designer.kind == "frozen":
+        yield _frozen(config, parameters)
     for name in children:
         reference = 4 if config.learner.kl > 0 else 0
         yield Process(
@@ -115,6 +117,16 @@ def _servers(config: Config, parameters: int) -> Iterator[Process]:
             memory_gb=_BASE["vllm"] + weights + cache,
             note="device memory where it has a device, plus its cache" if not cache else "",
         )
+
+
+def _frozen(config: Config, parameters: int) -> Process:
+    """The server of a frozen designer, as large as one of the policy's."""
+    table, own = config.designer.frozen, frozen.config_of(config)
+    if table.url:
+        return Process(name="frozen designer (adopted)", command=table.url, port=None, memory_gb=0.0)
+    words = launch.command(own, Path(own.model.path or "MODEL"), table.port, updates=False)
+    server = next(_servers(own, parameters))
+    return msgspec.structs.replace(server, name="frozen designer", command=shlex.join(words))
 
 
 def count_parameters(config: Config) -> int | None:

@@ -21,7 +21,7 @@ from engine.child import guarded, tail
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.hosting import available, load, login
-from engine.inference import launch
+from engine.inference import frozen, launch
 from engine.run import RunDirectory
 
 TELL_SECONDS = 5.0
@@ -102,6 +102,14 @@ def ports(config: Config) -> Iterator[tuple[str, int]]:
     if config.server.port and not config.server.urls and "server" in config.run.roles:
         for index in range(config.server.count):
             yield "server.port", config.server.port + index
+    if _starts_frozen(config) and config.designer.frozen.port:
+        yield "designer.frozen.port", config.designer.frozen.port
+
+
+def _starts_frozen(config: Config) -> bool:
+    """Whether this host starts the server of a frozen designer."""
+    designer = config.designer
+    return designer.kind == "frozen" and not designer.frozen.url and "designer" in config.run.roles
 
 
 def _require_free(key: str, port: int) -> None:
@@ -177,8 +185,13 @@ async def check_flags(config: Config, model: Path) -> None:
 
     Raises ConfigError with vLLM's own words.
     """
-    if config.server.urls or "server" not in config.run.roles:
-        return
+    if not config.server.urls and "server" in config.run.roles:
+        await _check_flags(config, model)
+    if _starts_frozen(config) and config.designer.frozen.args:
+        await _check_flags(frozen.config_of(config), model)
+
+
+async def _check_flags(config: Config, model: Path) -> None:
     words = [launch.command(config, model, config.server.port), sorted(config.server.environment.items())]
     key = hashlib.sha256(json.dumps([words, _vllm_version()]).encode()).hexdigest()[:24]
     stamp = models.cache_directory() / "flags" / key

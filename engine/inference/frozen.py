@@ -63,6 +63,7 @@ def config_of(config: Config) -> Config:
             port=frozen.port,
             args=server.args | frozen.args,
             environment=server.environment | frozen.environment | _NO_UPDATES,
+            weights="file",
             max_concurrency=config.designer.concurrency * config.designer.designs_per_ticket,
         ),
     )

@@ -41,7 +41,8 @@ def command(config: Config, model_path: Path, port: int, *, updates: bool = True
     """
     flags = _defaults(config, model_path, port)
     if not updates:
-        del flags["weight-transfer-config"]
+        for flag in ("weight-transfer-config", "worker-extension-cls"):
+            flags.pop(flag, None)
     for key, value in config.server.args.items():
         flag = key.lstrip("-").replace("_", "-")
         if flag in _OWNED:

@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from engine import models
+from engine.errors import ConfigError
 from engine.inference.endpoint import key_of, open_endpoint
 from engine.inference.frozen import config_of, open_frozen
 from roles.designer.authors import Author, EndpointAuthor, PlainText, PolicyAuthor, TokenAuthor
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from engine.config import Config
     from engine.inference.tokens import ChatTokens
     from roles.base import RoleContext
+
+_BUILT = (models.WARMSTART, models.PACKAGE)
 
 
 @asynccontextmanager
@@ -58,8 +61,12 @@ def check_designer(config: Config) -> None:
         case "pool":
             if next(read(designer.pool.source), None) is None:
                 Programs.open(designer.pool)
-        case "frozen" if designer.frozen.path:
-            models.resolve(config_of(config), Path())
+        case "frozen" if designer.frozen.path and not designer.frozen.path.startswith(_BUILT):
+            try:
+                models.resolve(config_of(config), Path())
+            except ConfigError as error:
+                what = f"designer.frozen.path = {designer.frozen.path!r}: {error.what}"
+                raise ConfigError(what, remedy=error.remedy) from error
         case _:
             pass
 

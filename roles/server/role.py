@@ -55,7 +55,8 @@ class Server(Role):
     async def run(self) -> None:
         """Serve until drained. Raises SpadeError when a server cannot be brought to serve."""
         check_sampling(self.config.agent.sampling, "agent.sampling")
-        check_sampling(self.config.designer.sampling, "designer.sampling")
+        if self.config.designer.kind == "policy":
+            check_sampling(self.config.designer.sampling, "designer.sampling")
         count = len(self.config.server.urls) or self.config.server.count
         async with open_session() as session, flat_task_group() as tasks:
             await self._bury(session)

@@ -1,0 +1,97 @@
+"""What types cannot say about who designs: the kinds of designer, repair, and designs of one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config import Config, Endpoint
+
+Problem = tuple[str, str]
+_POOLS = ("dir:", "reasoning_gym:", "gem:")
+_FREE = 64
+"""Tokens that a prompt needs at least."""
+
+
+def designers(config: Config) -> Iterator[Problem]:
+    """Yield what is wrong with ``designer.kind``, the table of that kind, and how a ticket is answered."""
+    designer = config.designer
+    asks = designer.kind == "external" or designer.hint_writer == "external"
+    if asks:
+        yield from _endpoint(designer.external, designer.sampling.max_tokens)
+    if designer.kind == "pool":
+        yield from _pool(config)
+    if designer.kind == "frozen":
+        yield from _frozen(config)
+    if designer.kind != "policy" and designer.hint_train:
+        yield (
+            "designer.hint_train",
+            'needs designer.kind = "policy": nothing of other designers is trained',
+        )
+    if designer.repair and designer.attempts < 2:
+        yield "designer.repair", "needs designer.attempts of at least 2: a repair is an attempt"
+    yield from _groups(config)
+
+
+def _endpoint(endpoint: Endpoint, reply: int) -> Iterator[Problem]:
+    key = "designer.external"
+    if not endpoint.base_url.startswith(("http://", "https://")):
+        yield f"{key}.base_url", 'must start with "http://" or "https://", such as https://api.openai.com/v1'
+    if not endpoint.model:
+        yield f"{key}.model", "must name the model that the endpoint is to use"
+    if endpoint.request_seconds <= 0:
+        yield f"{key}.request_seconds", "must be greater than 0"
+    if endpoint.tries < 1:
+        yield f"{key}.tries", "must be at least 1"
+    for name in ("requests_per_minute", "price_in", "price_out"):
+        if getattr(endpoint, name) < 0:
+            yield f"{key}.{name}", "must be at least 0"
+    if endpoint.context_tokens < reply + _FREE:
+        yield f"{key}.context_tokens", f"must leave room beside designer.sampling.max_tokens = {reply}"
+
+
+def _frozen(config: Config) -> Iterator[Problem]:
+    frozen = config.designer.frozen
+    if frozen.url and not frozen.url.startswith(("http://", "https://")):
+        yield "designer.frozen.url", 'must start with "http://" or "https://"'
+    if frozen.url and frozen.path:
+        yield "designer.frozen.path", "is for a server started here; designer.frozen.url names a running one"
+    if frozen.url and frozen.url in config.server.urls:
+        yield "designer.frozen.url", "is among server.urls: the run would update it"
+    if not 0 <= frozen.port <= 65535:
+        yield "designer.frozen.port", "must lie in [0, 65535]"
+    taken = range(config.server.port, config.server.port + config.server.count)
+    if frozen.port and (frozen.port == config.bus.port or (config.server.port and frozen.port in taken)):
+        yield "designer.frozen.port", "is a port of bus.port or server.port too; 0 picks a free one"
+
+
+def _pool(config: Config) -> Iterator[Problem]:
+    designer = config.designer
+    scheme, colon, rest = designer.pool.source.partition(":")
+    if f"{scheme}{colon}" not in _POOLS or (scheme == "dir" and not rest):
+        yield "designer.pool.source", 'must be "dir:PATH", "reasoning_gym:" or "gem:"'
+    if designer.repair:
+        yield "designer.repair", "needs a designer that writes: a program of a pool is taken as it is"
+    if designer.designs_per_ticket > 1:
+        yield "designer.designs_per_ticket", "must be 1: a pool has no prompt to share"
+
+
+def _groups(config: Config) -> Iterator[Problem]:
+    designer, plan, each = config.designer, config.curriculum, config.designer.designs_per_ticket
+    if each < 1:
+        yield "designer.designs_per_ticket", "must be at least 1"
+        return
+    rolling = plan.schedule == "rolling"
+    size = plan.environments // max(plan.rounds_per_window, 1) if rolling else plan.environments
+    if size > 0 and size % each:
+        yield (
+            "designer.designs_per_ticket",
+            f"must divide the {size} designs of a cohort, or a group would be smaller than the others",
+        )
+    if each > 1 and designer.repair:
+        yield "designer.repair", "has no place in a group: the answer to a repair is one to another prompt"
+    if each == 1 and designer.kind == "policy" and config.learner.designer.scope == "group":
+        yield (
+            "learner.designer.scope",
+            'must not be "group" while designer.designs_per_ticket = 1: a design alone has no advantage; '
+            'use "skill" or "global"',
+        )
