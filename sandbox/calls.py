@@ -18,7 +18,6 @@ HOW = (
 )
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 _CALL_KEYS = frozenset(("name", "arguments", "parameters", "id", "type"))
 
 
@@ -41,13 +40,15 @@ class Turn(NamedTuple):
 def parse(action: str) -> Turn:
     """Read ``action``. Raises Unreadable; then nothing of it is to be carried out."""
     text = action.strip()
+    # looked for only where an end follows: a player that opens thousands must not use up the program's time
+    if text.rfind("<tool_call>") > text.rfind("</tool_call>"):
+        raise Unreadable("A <tool_call> is not closed by </tool_call>. " + HOW)
     blocks, rest = _BLOCK.findall(text), _BLOCK.sub("", text)
     if "<tool_call>" in rest:
         raise Unreadable("A <tool_call> is not closed by </tool_call>. " + HOW)
-    answers = _ANSWER.findall(rest)
+    answers = _ANSWER.findall(rest, 0, rest.rfind("</answer>") + len("</answer>"))
     if not blocks and not answers:
-        fenced = _FENCE.fullmatch(text)
-        blocks = [fenced[1] if fenced else text]
+        blocks = [_unfenced(text)]
         if not blocks[0].startswith(("{", "[")):
             raise Unreadable("This is neither a tool call nor a final answer. " + HOW)
     calls: list[Call] = []
@@ -61,6 +62,13 @@ def parse(action: str) -> Turn:
     if len(calls) > MAX_CALLS:
         raise Unreadable(f"{len(calls)} calls in one turn, at most {MAX_CALLS} are carried out.")
     return Turn(tuple(calls), answer)
+
+
+def _unfenced(text: str) -> str:
+    """What stands in a fence of three backticks, if all of ``text`` does."""
+    if len(text) < 6 or not text.startswith("```") or not text.endswith("```"):
+        return text
+    return text[3:-3].removeprefix("json").strip()
 
 
 def load(text: str) -> Any:

@@ -198,7 +198,7 @@ def declaration(module: ModuleType, cls: type) -> dict[str, Any]:
             key = key.strip().lower().replace(" ", "_")
             key = "max_turns" if key in TURN_KEYS else key
             if colon and value.strip() and key in DECLARED:
-                fields.setdefault(key, value.strip())
+                fields.setdefault(key, value.strip()[:MAX_METADATA])
     return {"source": "docstring", "fields": fields} if fields else {}
 
 

@@ -6,9 +6,15 @@ an exact boolean on every state that is met, and made true by a tool call of the
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+import msgspec
+
 from sandbox import probes
 from sandbox.climb import Climb, tell
 from sandbox.errors import EnvError, EnvFailure, EnvProtocolError
+from sandbox.schema import SchemaError, require_sound
+from sandbox.tools import MAX_TOOLS
 from sandbox.verdict import Rejected
 
 _PLANS = 3
@@ -16,8 +22,7 @@ _PLANS = 3
 
 async def examine(climb: Climb) -> None:
     """Raise Rejected unless the criteria of several instances begin false and the plan fulfils each."""
-    tools = await _call(climb, "get_tools", [])
-    climb.toolbox = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    climb.toolbox = read_tools(await _call(climb, "get_tools", ""))
     for number, seed in enumerate(climb.seeds()):
         await climb.open(seed)
         met = await _criteria(climb, f"after reset({seed})")
@@ -31,6 +36,33 @@ async def examine(climb: Climb) -> None:
             raise Rejected("criteria", "the criteria change when they are evaluated; they must only look")
         if number < _PLANS:
             await _follow(climb, seed)
+
+
+def read_tools(value: object) -> list[dict[str, Any]]:
+    """Check what ``get_tools`` returned, which came from the program's process.
+
+    Raises EnvProtocolError: the base class makes it, so that an honest one is sound.
+    """
+    try:
+        found = msgspec.convert(value, type=list[_Tool])
+        for tool in found:
+            require_sound(tool.function.parameters)
+    except (msgspec.ValidationError, SchemaError) as error:
+        raise EnvProtocolError(f"get_tools() did not return tools: {str(error)[:200]}") from None
+    if not 0 < len(found) <= MAX_TOOLS:
+        raise EnvProtocolError(f"get_tools() returned {len(found)} tools, 1 to {MAX_TOOLS} are allowed")
+    return [msgspec.to_builtins(tool) for tool in found]
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    parameters: dict[str, Any]
+    description: str = ""
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    function: _Function
+    type: str = "function"
 
 
 async def _follow(climb: Climb, seed: int) -> None:

@@ -18,6 +18,7 @@ from sandbox.probes import Transcript
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LEAST, _FRESH, _BLOCK, _RATE = 3, 8, 5, 0.9
 _CONTEXT = 2
+_LONGEST = 256  # of an action that is looked for in a text
 
 Place = tuple[str, ...]
 
@@ -28,6 +29,8 @@ def said(observation: str, action: str) -> bool:
         return False
     if observation.strip() == action:
         return True
+    if len(action) > _LONGEST:
+        return False
     # "answer: yes or no" only lists what there is
     end = r"(?!\w|\W{0,3}\bor\b|\s*[,/|])"
     claim = rf"\b(answer|solution|secret|key|target)\b\W{{0,3}}(is|are|=|:)\W{{0,3}}{re.escape(action)}{end}"

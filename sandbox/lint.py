@@ -20,6 +20,8 @@ __globals__ __code__ __closure__ __subclasses__ __bases__ __mro__ __builtins__ _
 __file__ f_back f_globals f_locals f_builtins f_code tb_frame gi_frame co_code co_consts
 """)
 )
+# How Python spells what the base class of tool environments keeps to itself.
+OWNED_PREFIX = "_ToolEnv__"
 SYSTEM_MODULES = frozenset(("os", "sys"))
 SYSTEM_ATTRIBUTES = frozenset(
     _words("path name sep linesep maxsize version version_info byteorder float_info")
@@ -88,7 +90,7 @@ def _name(node: ast.AST, assigned: set[str]) -> str:
 def _attribute(node: ast.AST) -> str:
     if not isinstance(node, ast.Attribute):
         return ""
-    if node.attr in FORBIDDEN_ATTRIBUTES:
+    if node.attr in FORBIDDEN_ATTRIBUTES or node.attr.startswith(OWNED_PREFIX):
         return f"attribute {node.attr} is not allowed in an environment"
     owner = node.value.id if isinstance(node.value, ast.Name) else ""
     if owner in SYSTEM_MODULES and node.attr not in SYSTEM_ATTRIBUTES:

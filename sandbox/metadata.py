@@ -6,6 +6,7 @@ without any is fine unless the settings require it; what is declared must be wel
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -83,14 +84,17 @@ def contradiction(found: Metadata, *, offered: int, observed: int | None) -> str
 
 
 def _number(text: str) -> object:
-    """A number where the text is one (``12``, ``12 turns``, ``40 %``), else the text."""
+    """A finite number where the text is one (``12``, ``12 turns``, ``40 %``), else the text."""
     head = text.split()[0] if text.split() else ""
+    value: int | float
     try:
         if text.rstrip().endswith("%"):
-            return float(text.rstrip().rstrip("%")) / 100
-        return int(head) if head.lstrip("-").isdecimal() else float(head)
+            value = float(text.rstrip().rstrip("%")) / 100
+        else:
+            value = int(head) if head.lstrip("-").isdecimal() else float(head)
     except ValueError:
         return text.lower()
+    return value if isinstance(value, int) or math.isfinite(value) else text.lower()
 
 
 def _plain(message: str) -> str:

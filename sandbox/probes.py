@@ -143,7 +143,7 @@ def _value(schema: Mapping[str, Any], words: Sequence[str], variant: int) -> Any
         return _value(choices[variant % len(choices)], words, variant)
     kinds = schema.get("type", "string")
     kind = kinds if isinstance(kinds, str) else kinds[variant % len(kinds)]
-    numbers = [int(word) for word in words if _NUMBER.fullmatch(word)]
+    numbers = [int(word) for word in words if _NUMBER.fullmatch(word)] or [0]
     low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
     number = min(high, max(low, numbers[variant % len(numbers)]))
     texts = [word for word in words if not _NUMBER.fullmatch(word)] or words

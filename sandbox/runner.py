@@ -68,6 +68,7 @@ class Runner:
         self.importable = importable
         self.output = _Output()
         self.env: Any = None
+        self.owned: dict[str, Callable[..., Any]] = {}
         self.seed = 0
         self.numpy = False
         self.takes_seed: bool | None = None
@@ -114,7 +115,8 @@ class Runner:
         with _faults("init"):
             self.declared = contract.declaration(sys.modules[contract.MODULE], cls)
             self.env = contract.construct(cls, contract.budgeted(request["kwargs"], self.declared))
-            self.takes_seed = contract.takes_seed(self.env.reset)
+            self.owned = tools.keep(self.env) if isinstance(self.env, tools.ToolEnv) else {}
+            self.takes_seed = contract.takes_seed(self._method("reset"))
         return self._reset(request) | {"m": self._about(cls)}
 
     def _define(self, source: str, check: bool) -> type:
@@ -155,17 +157,18 @@ class Runner:
         seed = request["reset_seed"]
         determinism.seed(self.seed, seed, numpy=self.numpy)
         with _faults("reset"):
+            reset = self._method("reset")
             if self.takes_seed is None:
-                answer = self.env.reset()
+                answer = reset()
             else:
-                answer = self.env.reset(seed=seed) if self.takes_seed else self.env.reset(seed)
+                answer = reset(seed=seed) if self.takes_seed else reset(seed)
         with _faults("contract"):
             observation, info = contract.read_reset(answer)
             return self._text(observation) | {"f": contract.clean(info)}
 
     def _step(self, request: dict[str, Any]) -> dict[str, Any]:
         with _faults("step"):
-            answer = self.env.step(request["action"])
+            answer = self._method("step")(request["action"])
         with _faults("contract"):
             observation, reward, terminated, truncated, info = contract.read_step(answer)
             rest = {"r": reward, "te": terminated, "tr": truncated, "f": contract.clean(info)}
@@ -175,8 +178,13 @@ class Runner:
         with _faults("call"):
             if request["name"] not in contract.CALLABLE:
                 raise contract.ContractError(f"{request['name']} may not be called")
-            value = getattr(self.env, request["name"])(*request["args"], **request["kwargs"])
+            value = self._method(request["name"])(*request["args"], **request["kwargs"])
             return self._text(json.dumps(value, ensure_ascii=False, default=str))
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        """What the engine calls by ``name``: of a tool environment the base class's own."""
+        method: Callable[..., Any] = self.owned.get(name) or getattr(self.env, name)
+        return method
 
     def _text(self, text: str) -> dict[str, Any]:
         limit = self.limits["observation"]

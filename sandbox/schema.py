@@ -24,6 +24,8 @@ KEYWORDS = frozenset(
     minItems maxItems pattern title description default examples
     """)
 )
+BOUNDS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
+MAX_DEPTH, MAX_PATTERN = 16, 400
 _PLAIN: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", None: "null"}
 _PLAIN |= {type(None): "null", list: "array", dict: "object"}
 TYPES = frozenset(_PLAIN.values())
@@ -81,31 +83,59 @@ def of_hint(hint: Any) -> dict[str, Any]:
     raise SchemaError(f"{hint} is no type of JSON; use str, int, float, bool, list, dict or Literal")
 
 
-def require_sound(schema: object, where: str = "the schema") -> None:
-    """Raise SchemaError unless ``schema`` uses only what :func:`problems` understands."""
+def require_sound(schema: object, where: str = "the schema", depth: int = 0) -> None:
+    """Raise SchemaError, and nothing else, unless ``schema`` uses only what :func:`problems` understands."""
+    if depth > MAX_DEPTH:
+        raise SchemaError("the schema is nested too deeply")
     if not isinstance(schema, Mapping):
         raise SchemaError(f"{where} must be a dict")
     unknown = sorted(set(map(str, schema)) - KEYWORDS)
     if unknown:
         raise SchemaError(f"{where} uses {unknown[0]!r}, which is not understood")
-    kinds = schema.get("type", [])
-    if not set([kinds] if isinstance(kinds, str) else kinds) <= TYPES:
-        raise SchemaError(f"{where} has the unknown type {kinds!r}")
-    if "enum" in schema and not (isinstance(schema["enum"], list | tuple) and schema["enum"]):
-        raise SchemaError(f"{where} has an enum that is not a list of values")
+    _require_kinds(schema, where)
+    _require_bounds(schema, where)
     properties = schema.get("properties", {})
-    if not isinstance(properties, Mapping):
+    if not isinstance(properties, Mapping) or not all(isinstance(name, str) for name in properties):
         raise SchemaError(f"{where} has properties that are not a dict")
-    missing = sorted(set(schema.get("required", ())) - set(properties)) if properties else []
+    required = schema.get("required", ())
+    if not isinstance(required, list | tuple) or not all(isinstance(name, str) for name in required):
+        raise SchemaError(f"{where} requires what is no list of names")
+    missing = sorted(set(required) - set(properties)) if properties else []
     if missing:
         raise SchemaError(f"{where} requires {missing[0]!r}, which is not among its properties")
     for name, inner in properties.items():
-        require_sound(inner, f"{where}.{name}")
+        require_sound(inner, f"{where}.{name}", depth + 1)
     for inner in schema.get("anyOf", ()):
-        require_sound(inner, where)
+        require_sound(inner, where, depth + 1)
     for key in ("items", "additionalProperties"):
         if not isinstance(schema.get(key, True), bool):
-            require_sound(schema[key], f"{where}.{key}")
+            require_sound(schema[key], f"{where}.{key}", depth + 1)
+
+
+def _require_kinds(schema: Schema, where: str) -> None:
+    kinds = schema.get("type", [])
+    names = [kinds] if isinstance(kinds, str) else kinds
+    known = isinstance(names, list | tuple) and all(isinstance(n, str) and n in TYPES for n in names)
+    if not known or (not names and "type" in schema):
+        raise SchemaError(f"{where} has the unknown type {kinds!r}")
+    for key, what in (("enum", "values"), ("anyOf", "schemas")):
+        if key in schema and not (isinstance(schema[key], list | tuple) and schema[key]):
+            raise SchemaError(f"{where} has an {key} that is not a list of {what}")
+
+
+def _require_bounds(schema: Schema, where: str) -> None:
+    for key in BOUNDS:
+        value = schema.get(key, 0)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or (isinstance(value, float) and not math.isfinite(value)):
+            raise SchemaError(f"{where} has a {key} that is not a number")
+    pattern = schema.get("pattern", "")
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
+        raise SchemaError(f"{where} has a pattern that is no text of at most {MAX_PATTERN} characters")
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise SchemaError(f"{where} has a pattern that is no regular expression: {error}") from None
 
 
 def problems(value: object, schema: Schema, where: str = "the value") -> list[str]:

@@ -12,6 +12,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from sandbox import calls, schema
@@ -251,6 +252,21 @@ class ToolEnv:
 
     def __info(self) -> dict[str, Any]:
         return {"turn": self.__turn, "done": self.__done, "of": len(self.__steps)}
+
+
+def keep(env: ToolEnv) -> dict[str, Callable[..., Any]]:
+    """Return the base class's own methods of ``env``, by name, whatever is put over them later.
+
+    Raises ContractError when something is put over them already.
+    """
+    for name, own in _OWN.items():
+        if name in vars(env) or getattr(type(env), name, None) is not own:
+            raise ContractError(f"{type(env).__name__} replaces {name}, which ToolEnv owns")
+    return {name: partial(own, env) for name, own in _OWN.items()}
+
+
+# taken when this is imported, before any program is there
+_OWN: dict[str, Callable[..., Any]] = {name: vars(ToolEnv)[name] for name in OWNED}
 
 
 def same_answer(expected: str | int | float, given: str) -> bool:

@@ -60,7 +60,7 @@ class Validator:
         """
         climb = Climb(source, max_turns, self.settings, budget=self.settings.probe_steps)
         try:
-            await self._climb(climb)
+            await self._climb_in_time(climb)
             await self._ask(climb)
         except Rejected as rejected:
             return _verdict(climb, rejected.rung, rejected.reason)
@@ -68,6 +68,13 @@ class Validator:
             if climb.opened is not None:
                 await climb.opened.close()
         return _verdict(climb, "accepted", "")
+
+    async def _climb_in_time(self, climb: Climb) -> None:
+        seconds = self.settings.seconds
+        with anyio.move_on_after(seconds) as scope:
+            await self._climb(climb)
+        if scope.cancelled_caught:
+            raise Rejected("step", f"its episodes could not be played within {seconds:g} s")
 
     async def _climb(self, climb: Climb) -> None:
         if not climb.source.strip():

@@ -41,7 +41,8 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     themselves. ``degenerate_rate`` is the win rate of a blind policy from which a program counts as
     degenerate; ``coin_seeds`` bounds the instances on which a suspected coin is tossed and ``coin_rate`` is
     the win rate that no blind action may surely exceed (see :mod:`sandbox.blind`). ``degenerate`` says what
-    follows from it. ``judge_seconds`` bounds the caller's own check.
+    follows from it. ``judge_seconds`` bounds the caller's own check, ``seconds`` all that goes before: a
+    program that waits in every step must not hold its judge for hours.
     """
 
     seeds: int = 6
@@ -58,6 +59,7 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     coin_seeds: int = 64
     coin_rate: float = 0.25
     judge_seconds: float = 120.0
+    seconds: float = 600.0
     first_seed: int = 1009
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -61,6 +63,19 @@ def test_the_suite_is_large_and_covers_the_cases() -> None:
     assert len({attack.source for attack in ATTACKS.values()}) == len(ATTACKS)
     cases = {attack.case for attack in ATTACKS.values()}
     assert cases >= {*range(1, 25)}
+
+
+def test_the_page_names_real_tests() -> None:
+    here = Path(__file__).parent
+    page = (here.parents[1] / "docs" / "sandbox.md").read_text().partition("## The cases")[2]
+    rows = [line.split("|") for line in page.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert [int(row[1]) for row in rows] == list(range(1, 31))
+    for row in rows:
+        for part in row[3].split(";"):
+            words = re.findall(r"[\w/]+\.py|`\w+`", part)
+            text = "".join((here / word).read_text() for word in words if word.endswith(".py"))
+            assert text or "spade bench" in part, part
+            assert all(word.strip("`") in text for word in words if word.startswith("`")), part
 
 
 @needs_root

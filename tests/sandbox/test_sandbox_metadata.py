@@ -127,3 +127,16 @@ def test_contradictions(turns: int | None, offered: int, observed: int | None, w
 def test_the_constructor_is_offered_what_was_declared(fields: dict[str, Any], turns: int) -> None:
     assert contract.budgeted({"max_turns": 25, "x": 1}, {"fields": fields}) == {"max_turns": turns, "x": 1}
     assert contract.budgeted({}, {"fields": fields}) == {}
+
+
+@pytest.mark.parametrize("number", ["nan", "inf %", "-inf", "1e999", "9" * 5000, "9" * 400])
+def test_numbers_that_are_none_are_refused(number: str) -> None:
+    with pytest.raises(Wrong, match="difficulty"):
+        metadata.read(declared(f'"""difficulty: {number}"""'))
+
+
+def test_a_long_docstring_is_cut() -> None:
+    found = metadata.read(declared(f'"""goal: {"g" * 100_000}"""'))
+    assert found is not None
+    assert found.goal == "g" * 600
+    assert len(declared(f'"""goal: {"g" * 100_000}"""')) < 5000

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import random
+import time
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 
 from sandbox import calls, schema
 from sandbox.contract import CALLABLE, ContractError
-from sandbox.tools import OWNED, ToolEnv, ToolError, same_answer
+from sandbox.criteria import read_tools
+from sandbox.errors import EnvProtocolError
+from sandbox.probes import tool_actions
+from sandbox.tools import OWNED, ToolEnv, ToolError, keep, same_answer
 
 
 class DeskEnv(ToolEnv):
@@ -373,3 +377,114 @@ def test_any_text_leaves_a_desk_whole(action: str) -> None:
     observation, reward, *_ = env.step(action)
     assert observation
     assert reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "<tool_call>" * 6_000,
+        "<answer>" * 8_000,
+        "<answer>" * 8_000 + "<tool_call>x</tool_call>",
+        "```" + " " * 65_000 + "x",
+        "```json" + "\n" * 65_000 + "{",
+        "{" * 65_000,
+        "[" * 65_000 + "]" * 65_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_no_action_uses_up_the_programs_time(action: str) -> None:
+    began = time.thread_time()
+    with pytest.raises(calls.Unreadable):
+        calls.parse(action)
+    assert time.thread_time() - began < 0.3
+
+
+@pytest.mark.parametrize(
+    ("action", "answer"),
+    [
+        ('```json\n{"answer": 4}\n```', "4"),
+        ('``` {"answer": 4} ```', "4"),
+        ("<answer>a<answer>b</answer> and <answer>c</answer> and <answer>", "c"),
+    ],
+)
+def test_fences_and_open_ends_are_read_as_before(action: str, answer: str) -> None:
+    assert calls.parse(action).answer == answer
+
+
+@pytest.mark.parametrize("name", OWNED)
+def test_what_is_put_over_the_base_class_is_refused_or_without_effect(name: str) -> None:
+    with pytest.raises(ContractError, match=name):
+        keep(_replaced(name))
+    env = DeskEnv()
+    own = keep(env)
+    setattr(env, name, lambda *a: "mine")
+    assert own[name].func is vars(ToolEnv)[name]
+    assert own["reset"](3)[0].startswith("A desk.")
+
+
+def _replaced(name: str) -> ToolEnv:
+    env = DeskEnv()
+    setattr(env, name, lambda *a: "mine")
+    return env
+
+
+def test_a_class_changed_after_it_was_made_is_refused() -> None:
+    changed = type("ChangedEnv", (DeskEnv,), {})
+    changed.step = lambda self, action: ("", 1.0, True, False, {})  # type: ignore[attr-defined]
+    with pytest.raises(ContractError, match="step"):
+        keep(changed())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(schema.KEYWORDS)), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(json_values)
+def test_any_value_is_a_sound_schema_or_refused(value: Any) -> None:
+    try:
+        schema.require_sound(value)
+    except schema.SchemaError:
+        return
+    # what is sound can be worked with
+    for given_ in (None, True, 1, 1.5, "x", [], {}, [1], {"a": 1}):
+        assert isinstance(schema.problems(given_, value, "it"), list)
+    tool = {"type": "function", "function": {"name": "t", "parameters": value}}
+    assert all(json.loads(action) for action in tool_actions([tool], "take 3 of 'red' things"))
+
+
+def test_schemas_are_not_nested_without_end() -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(5_000):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(schema.SchemaError, match="deeply"):
+        schema.require_sound(deep)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        [],
+        [{}],
+        ["x"],
+        [{"function": {"name": "t"}}],
+        [{"function": {"name": "", "parameters": {}}}],
+        [{"function": {"name": "t", "parameters": {"type": []}}}],
+        [{"function": {"name": "t", "parameters": {"minimum": "a"}}}],
+        [{"function": {"name": "t", "parameters": {"pattern": "("}}}],
+        [{"function": {"name": "t", "parameters": {}}}] * 25,
+    ],
+)
+def test_forged_tools_are_a_fault_of_the_program(answer: object) -> None:
+    with pytest.raises(EnvProtocolError):
+        read_tools(answer)
+
+
+def test_real_tools_are_read() -> None:
+    tools = DeskEnv().get_tools()
+    assert read_tools(tools) == tools
