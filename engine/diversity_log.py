@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from engine import history
 from engine.diversity import SAMPLE, Diversity, Item, Sketch, Vectors, measure, near_duplicates
 from engine.diversity import sampled as sample_of
 from engine.diversity import vendi as vendi_of
@@ -113,7 +114,7 @@ class Overall(msgspec.Struct, frozen=True, kw_only=True):
 def rounds(connection: sqlite3.Connection) -> list[dict[str, Any]]:
     """Return the figures of each round, with ``round``; at most ``WORKED_OUT`` of those that are not kept."""
     found: dict[int, dict[str, Any]] = {}
-    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'diversity'").fetchone():
+    if history.has(connection, "diversity"):
         for number, fields in connection.execute("SELECT round, fields FROM diversity"):
             found[number] = msgspec.json.decode(fields)
     missing = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round")]

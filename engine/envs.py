@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from engine import history
 from engine.errors import ConfigError, SpadeError
 
 SHORT = 8
@@ -20,20 +21,24 @@ SHORT = 8
 NEIGHBOURS = 5
 LISTED = 6
 MANIFEST = "manifest.json"
-STATES = ("open", "fresh", "frontier", "mastered", "intractable", "degenerate")
+STATES = ("open", "fresh", "frontier", "mastered", "intractable", "degenerate", "off_ticket", "incoherent")
 SORTS = ("step", "win", "regret", "reward", "turns", "skill", "title")
 
 _COLUMNS = """e.design, e.environment, e.cohort AS step, e.skill, e.document, e.title, e.family, e.difficulty,
 e.attempt, e.trivial_win_rate, e.degenerate, e.hint IS NOT NULL AS hinted, COALESCE(s.state, 'open') AS state,
-s.round, s.win, s.regret, s.reward, s.advantage, s.fields, e.sequence"""
-_FROM = "FROM environments e LEFT JOIN scores s USING (design)"
+s.round, s.win, s.regret, s.reward, s.advantage, s.fields, l.flag, l.fields AS labels"""
+_FROM = "FROM environments e LEFT JOIN scores s USING (design) LEFT JOIN {labels} l USING (design)"
+# Databases of older builds have no labels.
+_NO_LABELS = "(SELECT '' AS design, '' AS flag, NULL AS fields)"
 _TURNS = "SELECT design, AVG(turns) FROM episodes WHERE arm = 'plain' GROUP BY design"
 _FROM_SCORE = ("win_low", "win_high", "regret_low", "regret_high", "plays", "hinted_plays", "noise_floor")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One environment of a run. ``step`` is the round it was written for, ``turns`` the mean of its plain
-    plays. Figures are None until its window has closed (``state`` is ``open``) and without a hint's plays."""
+    plays. Figures are None until its window has closed (``state`` is ``open``) and without a hint's plays.
+    ``flag`` says that the design does not belong to its ticket, ``similarity`` is the cosine to the most
+    similar program that the designer remembered."""
 
     id: str
     step: int
@@ -58,6 +63,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     difficulty: float | None
     trivial_win_rate: float
     degenerate: bool
+    flag: str
+    flag_reason: str
+    summary: str
+    prompt: str
+    similarity: float | None
     attempt: int
     round: int | None
     environment: str
@@ -65,7 +75,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which environments: all conditions hold. ``steps`` is inclusive; ``skill`` a part of its name."""
+    """Which environments: all conditions hold. ``steps`` is inclusive, ``skill`` a part of its name,
+    ``state`` a state or a flag."""
 
     skill: str = ""
     state: str = ""
@@ -75,7 +86,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     def admits(self, entry: Entry) -> bool:
         return (
             self.skill.casefold() in entry.skill.casefold()
-            and self.state in ("", entry.state)
+            and self.state in ("", entry.state, entry.flag)
             and (self.steps is None or self.steps[0] <= entry.step <= self.steps[1])
             and (self.least_regret is None or _or_least(entry.regret) >= self.least_regret)
         )
@@ -94,7 +105,8 @@ class Archive:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         turns = dict(connection.execute(_TURNS).fetchall())
-        rows = [dict(row) for row in connection.execute(f"SELECT {_COLUMNS} {_FROM} ORDER BY e.sequence")]
+        origin = _FROM.format(labels="labels" if history.has(connection, "labels") else _NO_LABELS)
+        rows = [dict(row) for row in connection.execute(f"SELECT {_COLUMNS} {origin} ORDER BY e.sequence")]
         lengths = _lengths({row["environment"] for row in rows})
         self.entries = [_entry(row, turns, lengths) for row in rows]
 
@@ -245,6 +257,9 @@ def _entry(row: dict[str, Any], turns: dict[str, float], lengths: dict[str, int]
     fields = msgspec.json.decode(row["fields"]) if row["fields"] else {}
     known = {name: row[name] for name in Entry.__struct_fields__ if name in row}
     known |= {name: fields.get(name) for name in _FROM_SCORE}
+    labels = json.loads(row["labels"]) if row["labels"] else {}
+    known |= {name: labels.get(name, "") for name in ("flag_reason", "summary", "prompt")}
+    known |= {"flag": row["flag"] or "", "similarity": labels.get("similarity")}
     known["hinted"], known["degenerate"] = bool(row["hinted"]), bool(row["degenerate"])
     return Entry(
         id=row["environment"][: lengths[row["environment"]]], turns=turns.get(row["design"]), **known

@@ -39,6 +39,9 @@ def facts(entry: Entry) -> list[tuple[str, str]]:
         ("skill", entry.skill),
         ("document", entry.document or "none"),
         ("state", entry.state if entry.round is None else f"{entry.state}, closed in round {entry.round}"),
+        ("flag", f"{entry.flag}: {entry.flag_reason}" if entry.flag else ""),
+        ("about", entry.summary),
+        ("prompt", entry.prompt),
         ("win rate", _with(interval(entry.win, entry.win_low, entry.win_high), _of(entry.plays))),
         (
             "regret",
@@ -58,7 +61,9 @@ def facts(entry: Entry) -> list[tuple[str, str]]:
     if entry.family:
         level = "" if entry.difficulty is None else f", level {entry.difficulty:.2f}"
         rows.append(("family", f"{entry.family}{level}"))
-    return [(name, clean(value)) for name, value in rows]
+    if entry.similarity is not None:
+        rows.append(("like one known", number(entry.similarity)))
+    return [(name, clean(value)) for name, value in rows if value]
 
 
 def sheet(entry: Entry) -> str:
@@ -117,7 +122,7 @@ def _cells(entry: Entry) -> dict[str, str]:
         "id": entry.id,
         "skill": entry.skill,
         "document": entry.document or "-",
-        "state": entry.state,
+        "state": f"{entry.state} {entry.flag}",
         "win": interval(entry.win, entry.win_low, entry.win_high),
         "regret": interval(entry.regret, entry.regret_low, entry.regret_high),
         "turns": number(entry.turns, 1),

@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS diversity (round INTEGER PRIMARY KEY, fields TEXT);
 CREATE TABLE IF NOT EXISTS environments (design TEXT PRIMARY KEY, sequence INTEGER, at REAL, cohort INTEGER,
     attempt INTEGER, skill TEXT, environment TEXT, source TEXT, hint TEXT, document TEXT, title TEXT,
     trivial_win_rate REAL, degenerate INTEGER, difficulty REAL, family TEXT);
+CREATE TABLE IF NOT EXISTS labels (design TEXT PRIMARY KEY, flag TEXT, fields TEXT);
 CREATE TABLE IF NOT EXISTS scores (design TEXT PRIMARY KEY, sequence INTEGER, at REAL, cohort INTEGER,
     round INTEGER, win REAL, regret REAL, reward REAL, advantage REAL, state TEXT, fields TEXT);
 CREATE TABLE IF NOT EXISTS rejections (id TEXT PRIMARY KEY, sequence INTEGER, at REAL, design TEXT,
@@ -70,6 +71,8 @@ CREATE TABLE IF NOT EXISTS gauges (role TEXT, instance TEXT, state TEXT, at REAL
 _NEWEST = (
     "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = MAX(value, excluded.value)"
 )
+LABELS = ("prompt", "summary", "near", "similarity", "flag_reason", "hint_held")
+"""What ``labels`` keeps of a design beside its flag; databases of older builds have no such table."""
 LAST_AT = "last_event_at"
 """The counter that keeps when the newest event was made."""
 
@@ -96,6 +99,11 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     return connection
+
+
+def has(connection: sqlite3.Connection, table: str) -> bool:
+    """Whether the database has ``table``: an older build may have written it. Raises sqlite3.Error."""
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
 
 
 def position(connection: sqlite3.Connection) -> int:
@@ -214,6 +222,8 @@ def _ready(db: sqlite3.Connection, event: Event, x: m.EnvironmentReady) -> bool:
         x.source, x.hint, x.document, x.title, x.trivial_win_rate, x.degenerate, x.difficulty, x.family,
     )  # fmt: skip
     if new:
+        labels = {name: getattr(x, name) for name in LABELS}
+        db.execute("INSERT OR REPLACE INTO labels VALUES (?, ?, ?)", (x.design, x.flag, json.dumps(labels)))
         _count(db, "environments_accepted")
     return new
 

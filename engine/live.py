@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.config import Config
+from engine.overview import vendi
 from engine.status import Status
 
 LINE_SECONDS = 10.0
@@ -104,7 +105,7 @@ def line(status: Status, config: Config, phase: str) -> str:
         f"plain {_number(summary.get('plain'))}",
         f"hinted {_number(summary.get('hinted'))}",
         f"regret {_number(status.regret)}",
-        f"vendi {_vendi(status)}",
+        f"vendi {vendi(status)}",
         f"tok/s {status.tokens_per_second:.0f}",
         f"age<={status.max_staleness_seen}",
     ]
@@ -151,7 +152,7 @@ def _overview(status: Status, config: Config) -> Table:
         ("win rates 0..1", bars, "gradient", _share(summary.get("gradient_share"))),
         (
             "Vendi score",
-            _vendi(status),
+            vendi(status),
             "duplicates",
             _share((status.diversity or {}).get("near_duplicates")),
         ),
@@ -189,12 +190,6 @@ def _suites(status: Status) -> Table:
 
 def _live_environments(status: Status) -> int:
     return max(status.environments_accepted - status.environments_scored, 0)
-
-
-def _vendi(status: Status) -> str:
-    """How many of the last round's environments are effectively different, of how many."""
-    found = status.diversity or {}
-    return f"{found['vendi']:.1f} of {found['environments']}" if found.get("vendi") else "-"
 
 
 def _rounds(status: Status, config: Config) -> int:

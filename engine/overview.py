@@ -72,6 +72,12 @@ def reading(found: RunDirectory) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
+def vendi(state: Status) -> str:
+    """Return how many of the last round's environments are effectively different, of how many."""
+    found = state.diversity or {}
+    return f"{found['vendi']:.1f} of {found['environments']}" if found.get("vendi") else "-"
+
+
 def _lines(facts: dict[str, Any], state: Status) -> str:
     serving = ", ".join(f"{item.server}: {item.version}" for item in state.servers if item.lost is None)
     failed = ", ".join(f"{kind} {count}" for kind, count in sorted(state.episodes_failed.items()))
@@ -85,6 +91,7 @@ def _lines(facts: dict[str, Any], state: Status) -> str:
         ("episodes failed", failed),
         ("environments accepted", state.environments_accepted),
         ("designs rejected", state.designs_rejected),
+        ("Vendi score", vendi(state)),
         ("agent samples trained", state.agent_samples_trained),
         ("designer samples trained", state.designer_samples_trained),
         ("max staleness seen", state.max_staleness_seen),

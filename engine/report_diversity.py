@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine import diversity_log
+from engine import diversity_log, history
 from engine.charts import Row, curves, drawn
 from engine.diversity import Item, Vectors, sampled
 from engine.similarity import HashedTfidf
@@ -34,6 +34,9 @@ _SYMBOLS = (
 _HOVER = """SELECT e.design, e.title, e.cohort, s.win, s.regret, s.state FROM environments e
 LEFT JOIN scores s USING (design)"""
 
+_FLAGS = """SELECT cohort, flag, COUNT(*) * 1.0 / SUM(COUNT(*)) OVER (PARTITION BY cohort)
+FROM environments JOIN labels USING (design) GROUP BY cohort, flag ORDER BY cohort"""
+
 Places = NDArray[np.float64]
 
 
@@ -49,7 +52,7 @@ def section(connection: sqlite3.Connection) -> Row:
     vectors = embedder.embed(diversity_log.sources(connection, [item.design for item in chosen]))
     places, method = _laid_out(chosen, vectors)
     return {
-        "curves": _curves(diversity_log.rounds(connection)),
+        "curves": [*_curves(diversity_log.rounds(connection)), *_flagged(connection)],
         "picture": _picture(connection, chosen, places, method) if chosen else "",
         "rows": diversity_log.overall(items, chosen, vectors, near=embedder.near),
         "near": embedder.near,
@@ -118,6 +121,22 @@ def _curves(rounds: Sequence[Row]) -> list[str]:
         curves("Documents that environments stand on", rounds, documents),
     ]
     return [one for one in found if one]
+
+
+def _flagged(connection: sqlite3.Connection) -> list[str]:
+    """Draw the shares of designs that do not belong to their ticket; none where nobody looked."""
+    if not history.has(connection, "labels"):
+        return []
+    rows: dict[int, Row] = {}
+    flags: dict[str, str] = {}
+    for cohort, flag, share in connection.execute(_FLAGS):
+        row = rows.setdefault(cohort, {"round": cohort})
+        if flag:
+            row[flag], flags[flag] = share, flag.replace("_", " ")
+    for row in rows.values():
+        row.update({flag: 0.0 for flag in flags if flag not in row})
+    found = curves("Designs that miss their ticket (share)", list(rows.values()), flags, (0, 1))
+    return [found] if found else []
 
 
 def _picture(connection: sqlite3.Connection, chosen: Sequence[Item], places: Places, method: str) -> str:

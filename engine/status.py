@@ -341,7 +341,7 @@ def _token_rate(
 
 def _diversity(connection: sqlite3.Connection) -> dict[str, Any] | None:
     """Return the last round's figures (:class:`engine.diversity.Diversity`); older builds kept none."""
-    if not _one(connection, "SELECT 1 FROM sqlite_master WHERE name = 'diversity'"):
+    if not history.has(connection, "diversity"):
         return None
     row = _one(connection, "SELECT round, fields FROM diversity ORDER BY round DESC LIMIT 1")
     return {"round": row["round"]} | json.loads(row["fields"]) if row else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -106,3 +107,34 @@ def sandbox_soak(
         print(text, file=sys.stderr, flush=True)
 
     print(figures(sandboxed(soak, live, seconds, think, say), as_json=as_json))
+
+
+@app.command()
+def diversity(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (TOML).", show_default=False)],
+    changes: Annotated[list[str], typer.Option("--set", help="Override of the changed arm: key=value.")],
+    seed: Annotated[list[int] | None, typer.Option(help="Seeds; default: 0, 1 and 2.")] = None,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds of a run; 0 leaves the recipe's.")] = 0,
+    both: Annotated[list[str] | None, typer.Option(help="Override of both arms: key=value.")] = None,
+    directory: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/diversity"),
+    similarity: Annotated[str, typer.Option(help="hashed, minilm, auto, or a model.")] = "hashed",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a recipe as it is and changed, over several seeds, and compare how varied its environments are."""
+    import sys
+
+    import msgspec
+
+    from engine.bench import diversity as bench
+
+    settings = bench.Settings(
+        recipe=recipe,
+        changes=tuple(changes),
+        seeds=tuple(seed or (0, 1, 2)),
+        rounds=rounds,
+        overrides=tuple(both or ()),
+        directory=directory,
+        similarity=similarity,
+    )
+    report = bench.measure(settings, lambda line: print(line, file=sys.stderr, flush=True))
+    print(msgspec.json.encode(report).decode() if as_json else bench.text(report), flush=True)

@@ -34,7 +34,9 @@ Identity = Annotated[
     str, typer.Argument(metavar="ID", help="Id as `list` shows it, or its beginning.", show_default=False)
 ]
 Skill = Annotated[str, typer.Option(help="A part of the skill's name.")]
-State = Annotated[str, typer.Option(help="open, fresh, frontier, mastered, intractable or degenerate.")]
+State = Annotated[
+    str, typer.Option(help="open, fresh, frontier, mastered, intractable, degenerate, or a flag.")
+]
 Step = Annotated[str, typer.Option(help="Steps they were written for: 7, 10..20, 10.. or ..20.")]
 MinRegret = Annotated[float | None, typer.Option(help="Least regret.")]
 Sort = Annotated[str, typer.Option(help="step, win, regret, reward, turns, skill or title.")]
