@@ -1,0 +1,157 @@
+"""Designs that are made to mislead or to break their judge: it must always come to a verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from conftest import held_pool
+
+from sandbox import RUNGS, SandboxPool, SandboxSettings, Validator, ValidatorSettings, Verdict
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SHOP = (Path(__file__).parent / "corpus" / "good_tool_shop.py").read_text()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair() -> AsyncIterator[SandboxPool]:
+    settings = SandboxSettings(
+        zygotes=2, cpu_call_seconds=0.2, cpu_load_seconds=0.5, wall_call_seconds=1.0, strikes=0, nice=0
+    )
+    async with held_pool(settings) as pool:
+        yield pool
+
+
+async def judged(pool: SandboxPool, source: str, **settings: object) -> Verdict:
+    """The verdict; the engine's own work for it is bounded too."""
+    began = time.thread_time()
+    found = await Validator(pool, ValidatorSettings(**settings)).validate(source, max_turns=8)  # type: ignore[arg-type]
+    assert found.rung in RUNGS
+    assert time.thread_time() - began < 3.0
+    return found
+
+
+def shop(line: str) -> str:
+    """The shop with ``line`` first in its setup."""
+    return SHOP.replace("    def setup(self, rng):\n", f"    def setup(self, rng):\n        {line}\n")
+
+
+async def test_the_shop_itself_is_good(pair: SandboxPool) -> None:
+    assert (await judged(pair, shop("pass"))).ok
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.step = lambda action: ('you win', 1.0, True, False, {})",
+        "type(self).step = lambda self, action: ('you win', 1.0, True, False, {})",
+        "self.get_tools = lambda: [{}]",
+        "self.criteria_met = lambda: [True, True]",
+        "self.solution = lambda: []",
+        "ToolEnv.step = lambda self, action: ('you win', 1.0, True, False, {})",
+    ],
+)
+async def test_what_hides_the_base_class_has_no_effect(pair: SandboxPool, line: str) -> None:
+    found = await judged(pair, shop(line))
+    assert found.ok, found
+    assert not found.degenerate
+    assert found.policies["random"] == 0
+
+
+async def test_what_hides_it_from_the_start_is_refused(pair: SandboxPool) -> None:
+    for line in ("ShopEnv.step = ShopEnv.execute_tool", "ShopEnv.get_tools = lambda self: [{}]"):
+        found = await judged(pair, f"{SHOP}\n{line}\n")
+        assert (found.rung, "ToolEnv owns" in found.reason) == ("load", True), found
+
+
+async def test_the_base_classs_own_state_is_out_of_bounds(pair: SandboxPool) -> None:
+    found = await judged(pair, shop("self._ToolEnv__done = 2"))
+    assert (found.rung, "_ToolEnv__done" in found.reason) == ("lint", True), found
+
+
+# Speaks for itself instead of the runner: the lint sees nothing of it, as if it had been outwitted.
+FORGER = """
+import json, os
+TOOLS = %s
+def answer(i, **fields):
+    body = json.dumps({"i": i, **fields}).encode()
+    os.write(3, len(body).to_bytes(4, "little") + body)
+about = {"cls": "ForgedEnv", "turns": 5, "calls": ["get_tools", "criteria_met", "solution"], "tools": True}
+answer(1, o="take 1 to 9", m=about)
+seed = 0
+while True:
+    head = os.read(3, 4)
+    if not head:
+        os._exit(0)
+    size, body = int.from_bytes(head, "little"), b""
+    while len(body) < size:
+        body += os.read(3, size - len(body))
+    request = json.loads(body)
+    value = {"get_tools": TOOLS, "criteria_met": [False], "solution": ["x"]}.get(request.get("name"))
+    answer(request["i"], o=json.dumps(value) if value else "take 1 to 9", te=request["op"] == "step")
+"""
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        "[{}]",
+        "[{'function': {}}]",
+        "[{'function': {'name': 'a', 'parameters': {'type': []}}}]",
+        "[{'function': {'name': 'a', 'parameters': {'properties': {'x': {'minimum': 'low'}}}}}]",
+        "[{'function': {'name': 'a', 'parameters': {'properties': {'x': {'enum': []}}}}}]",
+        "[{'function': {'name': 'a', 'parameters': {}}}] * 500",
+        "{'a': 1}",
+        "7",
+    ],
+)
+async def test_forged_tools_get_a_verdict(
+    pair: SandboxPool, tools: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = pair.spawn
+
+    async def unlinted(source: str, **options: object) -> object:
+        return await spawn(source, **options | {"lint": False})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pair, "spawn", unlinted)
+    found = await judged(pair, FORGER % tools)
+    assert found.rung in ("step", "criteria"), found
+    assert "get_tools" in found.reason
+
+
+def game(observation: str, step: str = "return 'x', 0.0, self.t > 2, False, {}") -> str:
+    return (
+        "import queue, random\nclass GameEnv:\n def reset(self, seed):\n  self.t, self.k = 0, seed % 3\n"
+        f"  return {observation}\n def step(self, a):\n  self.t += 1\n  {step}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        "'1 to ' + '9' * 5000",
+        "'9' * (7000 if seed < 1012 else 60000)",
+        "'1-40 ' * (1500 if seed < 1012 else 13000)",
+        "'x' if seed < 1012 else '\\\\boxed{' * 9000",
+        "chr(0x661) * 5000",
+        "'the answer is ' * 500 + str(seed)",
+        "'\\ud800\\0\\x1b[2J' * 500",
+    ],
+)
+async def test_observations_do_not_hold_the_judge_up(pair: SandboxPool, observation: str) -> None:
+    await judged(pair, game(observation))
+
+
+async def test_a_program_that_waits_in_every_step_does_not_hold_its_judge(pair: SandboxPool) -> None:
+    wait = "\n  try: queue.Queue().get(timeout=0.8)\n  except queue.Empty: pass\n  "
+    step = f"{wait}return 'x', 0.0, False, False, {{}}"
+    began = time.monotonic()
+    found = await judged(pair, game("str(seed)", step), seconds=2.0)
+    assert (found.rung, found.ok) == ("step", False)
+    assert "within 2 s" in found.reason
+    assert time.monotonic() - began < 20.0
+    assert pair.statistics()["live"] == 0
