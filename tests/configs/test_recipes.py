@@ -69,6 +69,22 @@ def test_the_games_recipes_have_the_papers_numbers(name: str) -> None:
     assert games.designer.sampling.max_tokens == (20_000 if "8b" in name else 16_384)
 
 
+@pytest.mark.parametrize("name", GAMES)
+def test_games_are_grounded_in_what_every_host_has(name: str) -> None:
+    assert load(name).designer.corpus == "pydoc:"
+
+
+def test_the_tools_recipe_asks_for_tool_environments() -> None:
+    tools, games = load("qwen3-8b-tools"), load("qwen3-8b-games")
+    designer = tools.designer
+    assert (designer.prompt, designer.skills[0], len(designer.skills)) == ("tools", "API Orchestration", 6)
+    assert (designer.skills_per_cohort, designer.corpus) == (0, "botocore:")
+    assert (tools.curriculum.rounds_per_window, tools.curriculum.delay) == (8, 8)
+    assert tools.learner.designer.max_staleness == 16
+    assert tools.agent.truncated == "mask"
+    assert (tools.model, tools.server) == (games.model, games.server)
+
+
 def test_parameters_are_counted(tmp_path: Path) -> None:
     assert plan.count_parameters(load("qwen3-8b-games")) == 8_000_000_000
     assert plan.count_parameters(load("qwen3-30b-a3b-games")) == 30_000_000_000

@@ -1,58 +1,21 @@
-"""The prompts of the full scale, and how they are made to fit."""
+"""The design prompt section by section, and how it is made to fit."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from prompt_cases import NEGATIVE, VIEW, Letters, render
 
 from engine import prompts
-from engine.config import Config, Designer, Model, Run, Sampling
+from engine.config import Config, Designer, Model, Run, Sampling, Skill
 from engine.errors import SpadeError
 from roles.designer.prompt import Brief, PromptWriter
 
-VIEW: dict[str, Any] = {
-    "polarity": "positive",
-    "skill": "Logic",
-    "win": 0.5,
-    "regret": 0.25,
-    "state": "frontier",
-    "title": "Three doors",
-    "family": None,
-    "difficulty": None,
-    "source": "class DoorsEnv: ...",
-    "cut": False,
-}
-NEGATIVE = {
-    **VIEW,
-    "polarity": "negative",
-    "title": "Two doors",
-    "state": "mastered",
-    "win": 0.97,
-    "source": "",
-}
-
-
-class Letters:
-    """One token a character."""
-
-    stop_token_ids = (0,)
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(token) for token in ids)
-
-    def first(self, content: str, system: str | None = None) -> list[int]:
-        return self.encode(content)
-
 
 def design(**changes: Any) -> str:
-    variables = {"skill": "Logic", "document": "A text on doors.", "target": 0.5, "memory": [VIEW, NEGATIVE]}
-    return prompts.render("design_full", max_turns=25, **{**variables, **changes})
+    return render("design_full", **changes)
 
 
 def removed(before: str, after: str) -> tuple[list[str], list[str]]:
@@ -67,69 +30,53 @@ def sections(text: str) -> list[str]:
 def test_the_design_prompt_says_all_it_must() -> None:
     text = design()
     assert sections(text) == [
-        "# Skill",
-        "# Material",
-        "# Difficulty",
-        "# Earlier environments",
         "# Interface",
         "# Robustness",
+        "# Skill",
+        "# Difficulty",
+        "# Material",
+        "# Earlier environments",
         "# Answer",
     ]
     for needed in (
-        "Logic",
+        "Logical Deduction - drawing what must follow.",
         "A text on doors.",
-        "50 %",
-        "max_turns=25",
+        "wins 40 % of the instances",
+        "at most 25",
         "class DoorsEnv: ...",
-        "Two doors",
-        "97 %",
+        "25 points more with a hint",
+        "Two doors (Find the open door of two.). Too easy: players won 97 % of 32 plays.",
     ):
         assert needed in text
-    assert "25 points more" in text
-    assert "{{" not in text
-    assert "{%" not in text
 
 
-def test_no_corpus_takes_away_the_material_and_nothing_else() -> None:
-    gone, new = removed(design(), design(document=""))
+def test_a_skill_without_a_description_is_just_its_name() -> None:
+    assert "must exercise: Juggling.\n" in design(skill="Juggling", description="")
+
+
+@pytest.mark.parametrize("name", ["design_full", "design_tools"])
+def test_no_corpus_takes_away_the_material_and_nothing_else(name: str) -> None:
+    gone, new = removed(render(name), render(name, document=""))
     assert new == []
-    assert gone[0] == "# Material" or gone[0] == ""
     assert "A text on doors." in gone
-    assert all("material" in line.lower() or line in ("", "A text on doors.") for line in gone)
+    assert sections("\n".join(gone)) == ["# Material"]
+    assert len([line for line in gone if line]) == 5
 
 
-def test_no_memory_takes_away_the_examples_and_nothing_else() -> None:
-    gone, new = removed(design(), design(memory=[]))
+@pytest.mark.parametrize("name", ["design_full", "design_tools"])
+def test_no_memory_takes_away_the_examples_and_nothing_else(name: str) -> None:
+    gone, new = removed(render(name), render(name, memory=[]))
     assert new == []
     text = "\n".join(gone)
-    assert "# Earlier environments" in text
     assert sections(text) == ["# Earlier environments"]
     assert "class DoorsEnv" in text
     assert "Two doors" in text
-
-
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [("mastered", "too easy"), ("intractable", "too hard"), ("degenerate", "without looking")],
-)
-def test_a_negative_says_what_was_wrong(state: str, words: str) -> None:
-    assert words in design(memory=[{**NEGATIVE, "state": state}])
 
 
 def test_an_example_without_a_hint_and_one_that_is_cut() -> None:
     text = design(memory=[{**VIEW, "regret": None, "cut": True}])
     assert "points more" not in text
     assert "Only its beginning is shown" in text
-
-
-def test_the_skeleton_in_the_prompt_is_a_program() -> None:
-    skeleton = design().split("# Interface", 1)[1].split("```")[1]
-    bodies = skeleton.replace("(seed=None):", "(seed=None): pass").replace("        ...\n", "")
-    compile(
-        "\n".join(line for line in bodies.splitlines() if not line.strip().startswith("def ")), "x", "exec"
-    )
-    for method in ("__init__", "reset", "step", "solution"):
-        assert f"def {method}(self" in skeleton
 
 
 def test_hint_and_play_prompts() -> None:
@@ -152,29 +99,49 @@ def writer(room: int, **designer: Any) -> PromptWriter:
     return PromptWriter(config, Letters())  # type: ignore[arg-type]
 
 
+LONG = "word " * 200
+
+
 def brief(**changes: Any) -> Brief:
-    return Brief(
-        **{"skill": "Logic", "document": "word " * 200, "target": 0.5, "memory": [VIEW, NEGATIVE], **changes}
-    )
+    values = {"skill": "Juggling", "document": LONG, "target": 0.4, "memory": [VIEW, NEGATIVE], **changes}
+    return Brief(**values)
+
+
+def written(**changes: Any) -> str:
+    values = {"skill": "Juggling", "description": "", "imports": prompts.imports(("numpy",)), **changes}
+    return design(**values)
 
 
 def test_a_prompt_that_fits_is_left_as_it_is() -> None:
-    text = Letters().decode(writer(100_000).design(brief()))
-    assert text == design(document="word " * 200)
+    assert Letters().decode(writer(100_000).design(brief())) == written(document=LONG)
 
 
 def test_memory_goes_first_then_the_document() -> None:
-    bare = len(design(document="", memory=[]))
-    without_negative = len(design(document="word " * 200, memory=[VIEW]))
+    bare = len(written(document="", memory=[]))
+    without_negative = len(written(document=LONG, memory=[VIEW]))
     text = Letters().decode(writer(without_negative).design(brief()))
     assert "Two doors" not in text
     assert "DoorsEnv" in text
-    assert "word " * 200 in text
+    assert LONG in text
     text = Letters().decode(writer(bare + 600).design(brief()))
     assert "DoorsEnv" not in text
     assert "word word" in text
     assert len(text) <= bare + 600
-    assert Letters().decode(writer(bare).design(brief())) == design(document="", memory=[])
+    assert Letters().decode(writer(bare).design(brief())) == written(document="", memory=[])
+
+
+def test_skills_are_described_in_the_recipe_s_words_or_ours() -> None:
+    own = (Skill(name="Juggling", description="keeping three things in the air"),)
+    skills = ("Juggling", "Optimization")
+    text = Letters().decode(writer(100_000, skills=skills, custom_skills=own).design(brief()))
+    assert "must exercise: Juggling - keeping three things in the air." in text
+    text = Letters().decode(writer(100_000).design(brief(skill="Optimization")))
+    assert "must exercise: Optimization - finding the best choice" in text
+
+
+def test_the_version_of_the_prompt_is_known() -> None:
+    assert writer(100).version == prompts.version("design_full")
+    assert writer(100, prompt="tools").version == prompts.version("design_tools")
 
 
 def test_a_context_that_is_too_short_is_an_error_with_a_remedy() -> None:

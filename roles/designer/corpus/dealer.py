@@ -119,6 +119,8 @@ class Corpus:
     def statistics(self) -> dict[str, float]:
         """Gauges. ``corpus_epoch`` is the furthest pass begun, from 1 on; ``corpus_left`` counts what the
         present passes have not dealt yet, ``corpus_unused`` the documents never used."""
+        if not self._documents:
+            return {"documents": 0}
         pools = {id(pool): pool for hand in self._hands.values() for pool in hand.pools}.values()
         return {
             "documents": len(self._documents),

@@ -80,4 +80,5 @@ def _shares(weights: Sequence[float]) -> list[int]:
     order = sorted(range(len(weights)), key=lambda index: (int(exact[index]) - exact[index], index))
     for index in order[: max(0, _CYCLE - sum(shares))]:
         shares[index] += 1
+    shares[shares.index(max(shares))] -= max(0, sum(shares) - _CYCLE)
     return shares

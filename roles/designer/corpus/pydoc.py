@@ -26,9 +26,9 @@ _STANDARD = (
     argparse asyncio.queues asyncio.locks cmd codecs concurrent.futures configparser csv ctypes email.message
     filecmp gettext glob gzip http.cookies imaplib inspect ipaddress linecache mailbox mimetypes mmap
     multiprocessing.pool netrc optparse pickle pickletools plistlib poplib profile quopri reprlib rlcompleter
-    sched selectors shelve shutil smtplib socket socketserver sqlite3 stat subprocess symtable tarfile tempfile
-    timeit tokenize trace tracemalloc urllib.parse urllib.robotparser wave xml.etree.ElementTree xmlrpc.client
-    zipfile zoneinfo
+    sched selectors shelve shutil smtplib socket socketserver sqlite3 stat subprocess symtable tarfile
+    tempfile timeit tokenize trace tracemalloc urllib.parse urllib.robotparser wave
+    xml.etree.ElementTree xmlrpc.client zipfile zoneinfo
     """),
 )
 _SHORTEST = 200
@@ -38,12 +38,21 @@ _MOST_MODULES = 500
 def read(argument: str, reading: Reading) -> Iterator[Document]:
     """Yield one document a module, class or function whose docstring is long enough to stand alone."""
     seen: set[str] = set()
-    for name in listed(argument) or _STANDARD:
-        for module in _with_submodules(_import(name), reading):
-            for label, text in _documented(module):
-                if text not in seen:
-                    seen.add(text)
-                    yield Document(label, f"{label}\n\n{text}")
+    for module in _named(listed(argument), reading):
+        for label, text in _documented(module):
+            if text not in seen:
+                seen.add(text)
+                yield Document(label, f"{label}\n\n{text}"[: reading.longest])
+
+
+def _named(names: list[str], reading: Reading) -> Iterator[ModuleType]:
+    for name in names:
+        yield from _with_submodules(_import(name), reading)
+    for name in () if names else _STANDARD:
+        try:
+            yield _load(name)
+        except ImportError as error:  # an interpreter may be built without some
+            reading.skip(name, f"cannot be imported: {error}")
 
 
 def _import(name: str) -> ModuleType:

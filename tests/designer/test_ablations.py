@@ -1,0 +1,210 @@
+"""A switch changes its own factor: the one section of the prompt, and no ticket, seed or draw besides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from prompt_cases import Letters
+
+from bus.messages import DesignTicket, EnvironmentReady, EnvironmentScored, stable_id
+from engine import ablations, recipe
+from engine.config import Config
+from roles.designer.attempt import Workshop
+from roles.designer.corpus import Corpus
+from roles.designer.memory import Memory
+from roles.designer.prompt import PromptWriter
+from roles.scorer import plan, work
+from roles.scorer.curriculum import Curriculum
+from roles.scorer.state import Cohort, Design, Publish
+from roles.work import sampling_seed
+
+COHORTS = 5
+
+
+class Attempt(NamedTuple):
+    """What one attempt at a design depends on, but for the weights."""
+
+    ticket: DesignTicket
+    seed: int
+    document: str
+    sections: dict[str, str]
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    """A recipe with everything on, and forty documents for any skill."""
+    place = tmp_path / "documents"
+    place.mkdir()
+    for number in range(40):
+        (place / f"{number}.txt").write_text(f"document number {number}, about doors")
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        f"""
+        [run]
+        name = "all-on"
+        [model]
+        path = "m"
+        max_model_len = 200000
+        [designer]
+        corpus = "dir:{place}"
+        skills_per_cohort = 3
+        attempts = 2
+        prompt = "full"
+        [curriculum]
+        environments = 24
+        """
+    )
+    return path
+
+
+def remembered() -> Memory:
+    """A memory with a game at the frontier and a mastered one for every skill."""
+    memory = Memory(200)
+    for skill in ablations.GAMES:
+        for state, win in (("frontier", 0.5), ("mastered", 1.0)):
+            name = f"{state} {skill}"
+            shared: dict[str, Any] = {
+                "design": name,
+                "cohort": 0,
+                "environment": stable_id(name),
+                "skill": skill,
+                "document": "",
+            }
+            memory.ready(
+                EnvironmentReady(
+                    **shared,
+                    slot=0,
+                    attempt=0,
+                    source=f"class {state.title()}Env: ...  # {skill}",
+                    hint="h",
+                    title=name,
+                    trivial_win_rate=0.0,
+                    degenerate=False,
+                )
+            )
+            memory.scored(
+                EnvironmentScored(
+                    **shared,
+                    round=0,
+                    plays=8,
+                    hinted_plays=8,
+                    win=win,
+                    win_low=win - 0.1,
+                    win_high=win,
+                    hinted=win,
+                    regret=0.0,
+                    regret_low=0.0,
+                    regret_high=0.0,
+                    plateau=1.0,
+                    reward=1.0,
+                    advantage=0.0,
+                    state=state,
+                )
+            )
+    return memory
+
+
+def tickets(config: Config) -> list[DesignTicket]:
+    """The tickets of a run's first cohorts; those of the first are what the curriculum itself asks for."""
+    found = []
+    for number in range(COHORTS):
+        life = plan.life(config.curriculum, number)
+        names = [stable_id("design", config.run.name, number, slot) for slot in range(life.size)]
+        cohort = Cohort(
+            number=number, opens=life.opens, last=life.last, due=life.due, asked=life.size, designs=names
+        )
+        for slot, skill in enumerate(plan.skills(config, number, life.size)):
+            design = Design(design=names[slot], cohort=number, slot=slot, skill=skill)
+            found.append(work.ticket(config, cohort, design, 0))
+    asked = [command.message for command in Curriculum(config).start() if isinstance(command, Publish)]
+    assert asked == found[: len(asked)]
+    assert len(asked) >= 6
+    return found
+
+
+def attempts(config: Config) -> list[Attempt]:
+    chat: Any = Letters()
+    absent: Any = None
+    workshop = Workshop(
+        config.designer,
+        designer=absent,
+        chat=chat,
+        prompts=PromptWriter(config, chat),
+        corpus=Corpus.open(config, chat),
+        memory=remembered(),
+        validator=absent,
+    )
+    found = []
+    for ticket in tickets(config):
+        for attempt in range(ticket.attempts):
+            asked = workshop.ask(ticket, attempt)
+            seed = sampling_seed(ticket.seed, ticket.design, attempt)
+            found.append(Attempt(ticket, seed, asked.document, sections(chat.decode(asked.ids))))
+    return found
+
+
+def sections(text: str) -> dict[str, str]:
+    parts = ("\n" + text).split("\n# ")
+    return {head.strip() or "task": body for head, _, body in (part.partition("\n") for part in parts)}
+
+
+def both(toml: Path, switch: str) -> list[tuple[Attempt, Attempt]]:
+    on, off = (attempts(recipe.load(toml, chosen).config) for chosen in ([], [switch]))
+    return list(zip(on, off, strict=True))
+
+
+def differing(one: Attempt, other: Attempt) -> set[str]:
+    heads = one.sections.keys() | other.sections.keys()
+    return {head for head in heads if one.sections.get(head) != other.sections.get(head)}
+
+
+def test_without_a_corpus_only_the_material_is_gone(toml: Path) -> None:
+    for on, off in both(toml, "corpus=off"):
+        assert (on.ticket, on.seed) == (off.ticket, off.seed)
+        assert differing(on, off) == {"Material"}
+        assert "about doors" in on.sections["Material"]
+        assert "Material" not in off.sections
+        assert off.document == ""
+
+
+def test_without_memory_only_the_examples_are_gone(toml: Path) -> None:
+    for on, off in both(toml, "memory=off"):
+        assert (on.ticket, on.seed, on.document) == (off.ticket, off.seed, off.document)
+        assert differing(on, off) == {"Earlier environments"}
+        assert f"# {on.ticket.skill}" in on.sections["Earlier environments"]
+        assert "Earlier environments" not in off.sections
+
+
+def test_a_frozen_designer_is_asked_the_same(toml: Path) -> None:
+    assert all(on == off for on, off in both(toml, "designer=frozen"))
+    assert recipe.load(toml, ["designer=frozen"]).config.designer.kind == "frozen"
+
+
+def test_two_skills_change_the_skill_and_nothing_else(toml: Path) -> None:
+    """What is said about a skill, and what is remembered of it, goes with it; all else stays."""
+    skills = set()
+    for on, off in both(toml, "skills=two"):
+        skills.add(off.ticket.skill)
+        assert (on.seed, on.document) == (off.seed, off.document)
+        moved = msgspec.structs.replace(off.ticket, skill=on.ticket.skill, turn=on.ticket.turn)
+        assert moved == on.ticket
+        if on.ticket.skill == off.ticket.skill:
+            assert differing(on, off) == set()
+            continue
+        assert differing(on, off) == {"Interface", "Skill", "Earlier environments", "Answer"}
+        for head in ("Interface", "Answer"):
+            assert off.sections[head].replace(off.ticket.skill, on.ticket.skill) == on.sections[head]
+        line, *rest = on.sections["Skill"].splitlines()
+        assert line.startswith(f"The environment must exercise: {on.ticket.skill} - ")
+        assert off.sections["Skill"].splitlines()[1:] == rest
+    assert skills == set(ablations.TWO)
+
+
+def test_switches_go_together(toml: Path) -> None:
+    config = recipe.load(toml, ["corpus=off", "memory=off", "skills=two"]).config
+    assert [set(found.sections) & {"Material", "Earlier environments"} for found in attempts(config)] == [
+        set() for _ in range(2 * 6 * COHORTS)
+    ]

@@ -1,0 +1,289 @@
+"""Where documents come from: one scheme after the other, and what is wrong with a source."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import Config, CorpusSource, Designer, Model, Run, Warmstart
+from engine.errors import ConfigError
+from roles.designer.corpus import Document, load, load_for, probe
+from roles.designer.corpus.botocore import plain
+
+
+def only(source: str, **settings: Any) -> tuple[Document, ...]:
+    (shelf,) = load(source, **settings).shelves
+    return shelf.documents
+
+
+def write_lines(path: Path, *lines: Any) -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def recipe(corpus: Any, **designer: Any) -> Config:
+    return Config(
+        run=Run(name="t", seed=5), model=Model(path="m"), designer=Designer(corpus=corpus, **designer)
+    )
+
+
+def test_jsonl_takes_the_schema_of_the_reference(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "corpus.jsonl",
+        {"text": "one", "skill": "Logic", "other": 1},
+        "",
+        {"orig_doc": "two", "text": "not this", "id": 7},
+        {"text": "three", "id": 7, "orig_doc": None},
+    )
+    found = only(f"jsonl:{path}")
+    assert [(item.text, item.skill) for item in found] == [("one", "Logic"), ("two", ""), ("three", "")]
+    assert [item.id for item in found] == ["corpus.jsonl:1", "7", "7#2"]
+
+
+def test_jsonl_counts_and_names_what_holds_no_document(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "corpus.jsonl",
+        {"text": "one"},
+        '{"text": ',
+        {"text": "  "},
+        {"title": "x"},
+        "[]",
+        {"text": 3},
+    )
+    found = load(f"jsonl:{path}")
+    assert (found.documents, found.bad) == (1, 5)
+    assert [line.partition(": ")[0] for line in found.named] == [f"{path}, line {n}" for n in (2, 3, 4, 5, 6)]
+    assert "no text in orig_doc or text" in found.named[1]
+
+
+def test_jsonl_reads_directories_and_packed_files(tmp_path: Path) -> None:
+    write_lines(tmp_path / "b.jsonl", {"text": "bee"})
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "ay"}\n'))
+    assert {item.text for item in only(f"jsonl:{tmp_path}")} == {"ay", "bee"}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"\*\.jsonl"):
+        load(f"jsonl:{tmp_path / 'empty'}")
+
+
+def test_a_source_of_bad_lines_only_names_the_first(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "corpus.jsonl", "nonsense", "more of it")
+    for read in (lambda: load(f"jsonl:{path}"), lambda: probe(recipe(f"jsonl:{path}"))):
+        with pytest.raises(ConfigError, match=r"no document; 2 places hold none, the first: .*line 1"):
+            read()
+
+
+def test_directory(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.md").write_text("bee")
+    (tmp_path / "a.txt").write_text("ay")
+    (tmp_path / "c.bin").write_bytes(b"\x00")
+    (tmp_path / "d.txt").write_bytes(b"\xff\xfe\xff")
+    (tmp_path / "e.txt").write_text(" \n")
+    found = load(f"dir:{tmp_path}")
+    assert found.shelves[0].documents == (Document("a.txt", "ay"), Document("sub/b.md", "bee"))
+    assert found.bad == 2
+    assert "d.txt" in found.named[0]
+    assert found.named[1].endswith("e.txt: empty")
+    with pytest.raises(ConfigError, match="jsonl:PATH"):
+        load(f"dir:{tmp_path / 'a.txt'}")
+
+
+def test_texts_are_bounded_when_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 5000)
+    assert len(only(f"dir:{tmp_path}", longest=100)[0].text) == 100
+
+
+def test_pydoc_of_named_modules() -> None:
+    names = {item.id for item in only("pydoc:heapq, bisect")}
+    assert "heapq" in names
+    assert any(name.startswith("bisect") for name in names)
+
+
+def test_pydoc_of_a_package_reads_its_public_submodules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "spade_toy_package"
+    package.mkdir()
+    long = "words " * 50
+    (package / "__init__.py").write_text(f'"""top {long}"""')
+    (package / "inner.py").write_text(f'def act():\n    """act {long}"""\n')
+    (package / "_hidden.py").write_text(f'"""hidden {long}"""')
+    (package / "broken.py").write_text("raise RuntimeError('no')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = load("pydoc:spade_toy_package")
+    assert {item.id for item in found.shelves[0].documents} == {
+        "spade_toy_package",
+        "spade_toy_package.inner.act",
+    }
+    assert found.named == ("spade_toy_package.broken: cannot be imported: no",)
+
+
+def test_pydoc_alone_is_the_standard_library() -> None:
+    found = only("pydoc:")
+    assert len(found) > 300
+    assert {"itertools", "csv", "ipaddress"} <= {item.id for item in found}
+    assert all(len(item.text) >= 200 for item in found)
+    assert found == only("pydoc:")
+
+
+SERVICE = {
+    "metadata": {"serviceFullName": "Toy Post"},
+    "operations": {
+        "Send": {
+            "documentation": f"<p>Sends a <b>letter</b> &amp; waits.</p><p>{'More words. ' * 20}</p>",
+            "input": {"shape": "SendRequest"},
+            "output": {"shape": "Nothing"},
+            "errors": [{"shape": "Lost"}],
+        },
+        "Bare": {},
+    },
+    "shapes": {
+        "SendRequest": {
+            "type": "structure",
+            "required": ["To"],
+            "members": {"To": {"shape": "Name"}, "Way": {"shape": "Way", "documentation": "<p>By what.</p>"}},
+        },
+        "Nothing": {"type": "structure", "members": {}},
+        "Name": {"type": "string", "documentation": "<p>To whom.</p>"},
+        "Way": {"type": "string", "enum": ["sea", "air"]},
+        "Lost": {"type": "structure", "documentation": "<p>It was lost.</p>"},
+    },
+}
+
+
+@pytest.fixture
+def botocore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of that name with one service in two versions."""
+    for version, text in (("2012-01-01", "{}"), ("2020-01-01", json.dumps(SERVICE))):
+        place = tmp_path / "botocore" / "data" / "post" / version
+        place.mkdir(parents=True)
+        (place / "service-2.json.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "botocore" / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    monkeypatch.delitem(sys.modules, "botocore", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_botocore_reads_the_newest_description(botocore: Path) -> None:
+    found = load("botocore:post")
+    (document,) = found.shelves[0].documents
+    assert document.id == "post.Send"
+    assert document.text.startswith("Toy Post: Send\n\nSends a letter & waits.\nMore words.")
+    assert document.text.endswith(
+        "Parameters:\n- To (string, required): To whom.\n- Way (string, one of sea, air): By what.\n"
+        "Errors:\n- Lost: It was lost."
+    )
+    assert found.named == ("post.Bare: hardly documented",)
+    with pytest.raises(ConfigError, match=r"no service 'pots'.*post"):
+        load("botocore:pots")
+
+
+def test_botocore_that_is_not_there_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'spade-selfplay\[corpora\]'"):
+        load("botocore:")
+
+
+def test_html_becomes_lines() -> None:
+    assert plain("<p>a <code>b</code>\n c</p> <ul><li>d &lt; e</li><li>f</li></ul>") == "a b c\nd < e\nf"
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that ``datasets`` reads, thirty rows in two files."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    place = tmp_path / "set"
+    place.mkdir()
+    rows = [
+        {"text": f"text {number}", "title": f"title {number}", "id": f"n{number}"} for number in range(30)
+    ]
+    write_lines(place / "train-0.jsonl", *rows[:20])
+    write_lines(place / "train-1.jsonl", *rows[20:])
+    return place
+
+
+def test_hf_streams_through_a_seeded_buffer(dataset: Path) -> None:
+    source = f"hf:{dataset}?buffer=8&take=12"
+    found = only(source, seed=3)
+    assert len({item.id for item in found}) == 12
+    assert all(item.text == item.id.replace("n", "text ") for item in found)
+    assert found == only(source, seed=3)
+    assert found != only(source, seed=4)
+    assert len(only(f"hf:{dataset}")) == 30
+
+
+def test_hf_takes_other_fields_and_single_files(dataset: Path) -> None:
+    titles = only(f"hf:{dataset}?field=title&id=id&take=5")
+    assert all(item.text == item.id.replace("n", "title ") for item in titles)
+    assert len(only(f"hf:{dataset / 'train-1.jsonl'}")) == 10
+    with pytest.raises(ConfigError, match="no text in body; the fields are text, title, id"):
+        load(f"hf:{dataset}?field=body")
+
+
+def test_hf_reads_parquet(dataset: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = dataset.parent / "papers.parquet"
+    pq.write_table(pa.table({"text": ["one", "", "three"]}), path)
+    found = load(f"hf:{path}")
+    assert {item.text for item in found.shelves[0].documents} == {"one", "three"}
+    assert found.bad == 1
+
+
+def test_hf_without_a_network_says_what_to_do(dataset: Path) -> None:
+    with pytest.raises(ConfigError, match=r"hf:nobody/nothing cannot be read.*hf:PATH.*pydoc:"):
+        load("hf:nobody/nothing")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("hf:", "names no dataset"),
+        ("hf:x?size=3", "no option 'size'"),
+        ("hf:x?take=none", "take=none"),
+        ("ftp:x", "unknown corpus source"),
+        ("nonsense", "unknown corpus source"),
+        ("jsonl:/no/such/file", "does not exist"),
+        ("jsonl:", "no path is given"),
+        ("dir:/no/such", "does not exist"),
+        ("pydoc:no_such_module_x", "cannot be imported"),
+    ],
+)
+def test_bad_sources_are_named(source: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(source)
+
+
+def test_an_empty_directory_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no document.*corpus=off"):
+        load(f"dir:{tmp_path}")
+
+
+def test_several_sources_keep_their_weights_and_their_ids_apart(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same.txt").write_text(name)
+    found = load([CorpusSource(source=f"dir:{tmp_path / name}", weight=2.0) for name in ("one", "two")])
+    assert [shelf.weight for shelf in found.shelves] == [2.0, 2.0]
+    assert [shelf.documents[0].id for shelf in found.shelves] == ["same.txt", "same.txt#2"]
+    assert load("").shelves == ()
+
+
+def test_a_recipe_has_the_documents_of_its_own_families() -> None:
+    config = Config(
+        run=Run(name="t"),
+        model=Model(path="m"),
+        warmstart=Warmstart(families=("guess", "peak")),
+        designer=Designer(corpus="seeds:"),
+    )
+    (shelf,) = load_for(config).shelves
+    assert {item.id.partition("-")[0] for item in shelf.documents} == {"guess", "peak"}
+    probe(config)
+    probe(recipe(""))

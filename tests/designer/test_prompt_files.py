@@ -1,0 +1,123 @@
+"""Every prompt as it was when its version was given out, and every program in one."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from prompt_cases import GOLDEN, golden, render, variables
+
+from engine import prompts
+from engine.errors import ConfigError
+from sandbox import RUNGS, SandboxPool, SandboxSettings, Validator, ValidatorSettings
+from sandbox.contract import STDLIB
+from sandbox.lint import lint
+
+_FENCE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+DESIGNS = ("design_full", "design_tools")
+
+
+@pytest.mark.parametrize("name", prompts.names())
+def test_a_prompt_that_changes_gets_a_new_version(name: str) -> None:
+    """When this fails: raise the number in the template's first line, then run prompt_cases.py."""
+    assert golden(name).exists(), f"{golden(name).name} is missing: write it with prompt_cases.py"
+    assert render(name) == golden(name).read_text()
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == {golden(name).name for name in prompts.names()}
+
+
+def test_versions() -> None:
+    assert re.fullmatch(r"design_full/\d+", prompts.version("design_full"))
+    assert prompts.version("design_nano") == "design_nano/1"
+    with pytest.raises(ConfigError, match="design_full"):
+        prompts.version("design_huge")
+    assert not any(name.startswith("_") for name in prompts.names())
+
+
+def test_the_nano_prompts_are_the_ones_the_nano_policy_was_warmed_on() -> None:
+    assert render("design_nano") == "Design Logical Deduction, win 40%. A text on doors."
+    assert render("hint_nano") == "Hint:\nclass DoorsEnv: ..."
+    assert render("play_nano") == "Three doors.\nHINT: the left one"
+    assert render("play_nano", hint=None) == "Three doors."
+
+
+@pytest.mark.parametrize("name", prompts.names())
+def test_nothing_of_the_template_language_is_left(name: str) -> None:
+    assert not re.search(r"\{\{|\}\}|\{%|%\}|\{#|#\}", render(name))
+    assert "\n\n\n\n" not in render(name)
+
+
+@pytest.mark.parametrize("name", prompts.names())
+def test_a_variable_that_is_missing_is_named(name: str) -> None:
+    needed = {"design": "skill", "hint": "source", "play": "observation", "repair": "reason"}
+    missing = needed[name.partition("_")[0]]
+    given = variables(name)
+    del given[missing]
+    with pytest.raises(ConfigError, match=missing):
+        prompts.render(name, **given)
+
+
+@pytest.mark.parametrize("max_turns", [4, 25])
+@pytest.mark.parametrize("name", DESIGNS)
+async def test_every_program_in_a_prompt_is_accepted(name: str, max_turns: int) -> None:
+    programs = _FENCE.findall(render(name, memory=[], max_turns=max_turns))
+    assert len(programs) == 1
+    strict = ValidatorSettings(
+        metadata="require", garbage="strict", require_end=True, degenerate="reject", coin_seeds=32
+    )
+    async with SandboxPool(SandboxSettings(zygotes=1, nice=0)) as pool:
+        verdict = await Validator(pool, strict).validate(programs[0], max_turns=max_turns)
+    assert (verdict.rung, verdict.reason) == (RUNGS[-1], "")
+    assert verdict.tools is (name == "design_tools")
+    assert verdict.solvable
+    found = verdict.metadata
+    assert found is not None
+    assert (found.skill, found.difficulty) == ("Logical Deduction", 0.4)
+    assert found.max_turns is not None
+    assert found.max_turns <= max_turns
+
+
+def test_a_skill_with_quotes_stays_one_text_in_the_program() -> None:
+    (program,) = _FENCE.findall(render("design_full", skill='Saying "no"', memory=[]))
+    assert 'Saying "no"' in {
+        node.value for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Constant)
+    }
+
+
+def test_the_prompt_offers_what_the_sandbox_takes() -> None:
+    offered = prompts.imports(("numpy",))
+    assert "numpy" in offered
+    assert {"math", "random", "collections", "heapq"} <= set(offered)
+    assert set(offered) - {"numpy"} <= set(STDLIB)
+    assert not {"threading", "os", "sys", "time", "asyncio", "io", "pathlib"} & set(offered)
+    source = "\n".join(f"import {name}" for name in offered)
+    assert lint(ast.parse(source), (*STDLIB, "numpy")) == ""
+    text = render("design_full", imports=offered)
+    assert ", ".join(offered) in text
+    assert "asyncio" in text
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_the_design_prompts_say_what_the_contract_is(name: str) -> None:
+    text = render(name)
+    for words in ("class whose name ends in `Env`", "METADATA", "40 %", "exactly one fenced Python block"):
+        assert words in text
+    if name == "design_full":
+        assert r"text inside the last `\boxed{...}`" in text
+        assert "(observation: str, reward: float, terminated: bool, truncated: bool, info: dict)" in text
+    else:
+        assert "`ToolEnv`" in text
+        assert "boxed" not in text
+
+
+def test_tool_prompts_differ_where_they_must_only() -> None:
+    full, tools = (
+        {head: body for head, _, body in (part.partition("\n") for part in render(name).split("\n# "))}
+        for name in DESIGNS
+    )
+    same = {head for head in full.keys() & tools.keys() if full[head] == tools[head]}
+    assert same == {"Skill", "Difficulty", "Earlier environments"}
+    assert tools.keys() - full.keys() == {"Task", next(iter(tools))}

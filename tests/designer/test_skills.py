@@ -1,0 +1,83 @@
+"""Skills: words for each, rotation, places in the plan, coverage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import ablations, recipe
+from engine.config import Config, Curriculum, Designer, Model, Run, Skill
+from roles.designer.skills import DESCRIPTIONS, Coverage, descriptions
+from roles.scorer import plan
+
+
+def config(designer: dict[str, Any] | None = None, **curriculum: Any) -> Config:
+    return Config(
+        run=Run(name="t"),
+        model=Model(path="m"),
+        designer=Designer(**(designer or {})),
+        curriculum=Curriculum(**curriculum),
+    )
+
+
+def test_every_skill_of_a_preset_is_described() -> None:
+    for names in ablations.PRESETS.values():
+        assert set(names) <= DESCRIPTIONS.keys()
+    assert all(text and not text.endswith(".") and len(text) < 100 for text in DESCRIPTIONS.values())
+
+
+def test_a_recipe_can_describe_its_own_skills_and_ours() -> None:
+    own = (Skill(name="Juggling", description="three balls"), Skill(name="Optimization"))
+    found = descriptions(Designer(custom_skills=own))
+    assert found["Juggling"] == "three balls"
+    assert found["Optimization"] == DESCRIPTIONS["Optimization"]
+
+
+def test_the_games_recipes_take_three_skills_in_turn() -> None:
+    games = recipe.load("configs/qwen3-4b-games.toml").config
+    cohorts = [plan.skills(games, cohort, 6) for cohort in range(4)]
+    names = games.designer.skills
+    assert Counter(cohorts[0]) == dict.fromkeys(names[:3], 2)
+    assert Counter(cohorts[1]) == dict.fromkeys(names[3:], 2)
+    assert cohorts[2:] == cohorts[:2]
+
+
+@given(
+    st.sampled_from(["rolling", "epoch"]),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.integers(0, 6),
+    st.integers(1, 3),
+)
+def test_a_place_counts_what_comes_before(
+    schedule: str, window: int, size: int, count: int, active: int, each: int
+) -> None:
+    names = tuple("abcdef"[:count])
+    recipe_ = config(
+        {"skills": names, "skills_per_cohort": min(active, count), "designs_per_ticket": each},
+        schedule=schedule,
+        environments=size * window,
+        rounds_per_window=window,
+        delay=window,
+    )
+    number, turns = 0, Counter[str]()
+    for cohort in range(3 * count):
+        skills = plan.skills(recipe_, cohort, plan.life(recipe_.curriculum, cohort).size)
+        for slot in range(0, len(skills), each):
+            assert plan.place(recipe_, cohort, slot) == (number, turns[skills[slot]])
+            number += 1
+            turns[skills[slot]] += 1
+
+
+def test_coverage_counts_skills_with_designs() -> None:
+    coverage = Coverage(("a", "b", "c"))
+    assert coverage.statistics() == {"skills_covered": 0, "skills_smallest_share": 0, "skills_least_valid": 0}
+    for skill, accepted in (("a", True), ("a", True), ("a", False), ("b", True), ("b", False), ("b", False)):
+        coverage.note(skill, accepted=accepted)
+    found = coverage.statistics()
+    assert (found["skills_covered"], found["skills_smallest_share"]) == (2, 0)
+    assert abs(found["skills_least_valid"] - 1 / 3) < 1e-9
