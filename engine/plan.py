@@ -161,7 +161,8 @@ def render(plan: Plan) -> str:
         f"run        {plan.run}",
         f"directory  {plan.directory} ({'resumes' if plan.resumes else 'new'})",
         f"model      {plan.model} ({size})",
-        *(f"{name:<10} {value}" for name, value in plan.factors.items()),
+        "factors",
+        *(f"  {name:<12} {value}" for name, value in plan.factors.items()),
         "processes",
     ]
     for process in plan.processes:

@@ -150,10 +150,12 @@ def test_a_complete_run_is_not_run_again(spade: Spade, finished_run: RunDirector
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(spade: Spade, tmp_path: Path, model: Path) -> None:
     path = write(tmp_path, config(tmp_path / "runs"))
-    result = spade("run", str(path), "--dry-run", "--steps", "7", f"model.path={model}")
+    result = spade("run", str(path), "--dry-run", "--steps", "7", f"model.path={model}", "memory=off")
     assert result.returncode == 0, result.stderr
     for part in ("nats-server", "vllm.entrypoints", "role learner --connect", "steps = 7", "port free", "GB"):
         assert part in result.stdout
+    assert "  memory       off\n" in result.stdout
+    assert "memory = false" in result.stdout
     assert not (tmp_path / "runs").exists()
 
 
@@ -257,6 +259,15 @@ def test_what_a_run_needs_is_looked_for_first(
 ) -> None:
     path = write(tmp_path, config(tmp_path, model=Model(path=str(model))))
     refused(spade("run", str(path), "--dry-run", setting), "nosuch")
+
+
+def test_a_corpus_without_a_document_is_found_before_the_start(
+    spade: Spade, tmp_path: Path, model: Path
+) -> None:
+    path = write(tmp_path, config(tmp_path, model=Model(path=str(model))))
+    (tmp_path / "empty.jsonl").write_text("no object\n")
+    result = spade("run", str(path), "--dry-run", f"designer.corpus=jsonl:{tmp_path}/empty.jsonl")
+    refused(result, "holds no document", "empty.jsonl, line 1", "corpus=off")
 
 
 def test_a_database_that_was_cut_short_does_not_stop_a_resume(tmp_path: Path) -> None:

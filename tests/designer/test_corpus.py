@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bus.messages import DesignTicket
 from engine.errors import ConfigError
@@ -228,6 +229,36 @@ def test_cutting_keeps_a_prefix_within_the_limit(words: list[str], limit: int) -
     assert len(tokens.encode(short)) <= limit
     if len(words) <= limit:
         assert short == text
+
+
+class Bytes:
+    """A byte-level BPE of a few merges, which splits characters and joins words across cuts."""
+
+    def __init__(self) -> None:
+        self._bpe = Tokenizer(models.BPE())
+        self._bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._bpe.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        )
+        self._bpe.train_from_iterator(["the theory of the thing", "naïve café"] * 3, trainer)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._bpe.encode(text).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._bpe.decode(list(ids)))
+
+
+BPE = Bytes()
+
+
+@given(st.text("the café ï\n🙂", max_size=60), st.integers(0, 30))
+def test_cutting_counts_tokens_of_a_real_tokenizer(text: str, limit: int) -> None:
+    short = cut(text, limit, BPE)
+    assert text.startswith(short)
+    assert len(BPE.encode(short)) <= limit
+    assert short == text or len(BPE.encode(text)) > limit
 
 
 def test_documents_are_cut_when_they_are_dealt() -> None:

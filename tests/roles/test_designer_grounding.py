@@ -1,0 +1,157 @@
+"""What a design is grounded in and asked with, on the bus: the same in any order and after a restart."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
+
+from bus import MemoryBus
+from bus.messages import DesignRejected, DesignTicket, EnvironmentReady, HeldDesign
+from engine import prompts
+from engine.config import Designer as DesignerConfig
+from engine.config import Sampling
+from engine.errors import ConfigError
+from roles.designer import role as designer_role
+from roles.designer.role import Designer
+from sandbox import Verdict
+
+GOOD = f"```python\n{COUNTER}```\n"
+BAD = "```python\nclass Nothing: pass\n```"
+TICKETS = 5
+ATTEMPTS = 3
+
+
+class Refuses:
+    """Accepts programs with an Env class."""
+
+    def __init__(self, _: FakeSandbox, **__: Any) -> None:
+        pass
+
+    async def validate(self, source: str, **_: Any) -> Verdict:
+        await anyio.lowlevel.checkpoint()
+        return (
+            Verdict(ok=True, rung="accepted")
+            if "Env:" in source
+            else Verdict(ok=False, rung="load", reason="no")
+        )
+
+
+@pytest.fixture(autouse=True)
+def validator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(designer_role, "Validator", Refuses)
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    place = tmp_path / "documents"
+    place.mkdir()
+    for number in range(17):
+        (place / f"{number}.txt").write_text(f"document number {number}.")
+    return place
+
+
+def policy(text: str, _: int) -> str:
+    """Fails on every third document, so that some designs take several attempts."""
+    if "<program>" in text:
+        return "count upwards"
+    number = int(text.partition("document number ")[2].partition(".")[0])
+    return GOOD if number % 3 else BAD
+
+
+def ticket(number: int) -> DesignTicket:
+    return DesignTicket(
+        design=f"d{number}",
+        cohort=number // 4,
+        slot=number % 4,
+        skill="Logic",
+        seed=11,
+        attempts=ATTEMPTS,
+        target=0.5,
+        round=0,
+        number=number,
+        turn=number,
+    )
+
+
+async def live(
+    tmp_path: Path, bus: MemoryBus, documents: Path, numbers: list[int], *, concurrency: int
+) -> Designer:
+    """One life of the role: it answers these tickets and is drained."""
+    config = make_config(
+        designer=DesignerConfig(
+            skills=("Logic",),
+            attempts=ATTEMPTS,
+            concurrency=concurrency,
+            sampling=Sampling(max_tokens=2000),
+            corpus=f"dir:{documents}",
+            memory=False,
+        )
+    )
+    context = make_context(
+        bus.peer("designer", "x"), config, tmp_path, pool=FakePool(policy), sandbox=FakeSandbox()
+    )
+    role = Designer(context)
+    ended = ("event.designer.ready", "event.designer.failed")
+    start = (await bus.stream_info("EVENT")).last + 1
+    await bus.publish_all([ticket(number) for number in numbers])
+    async with anyio.create_task_group() as tasks, bus.follow("EVENT", start=start, tails=ended) as facts:
+        tasks.start_soon(role.run)
+        with anyio.fail_after(20):
+            for _ in numbers:
+                await anext(facts)
+        context.draining.set()
+    return role
+
+
+async def grounded(bus: MemoryBus) -> dict[tuple[str, int], str]:
+    """The document of every attempt that was made."""
+    facts = [record.message async for record in bus.replay("EVENT")]
+    return {
+        (fact.design, fact.attempt): fact.document
+        for fact in facts
+        if isinstance(fact, EnvironmentReady | DesignRejected)
+    }
+
+
+def new_bus() -> MemoryBus:
+    return MemoryBus(run="test", role="scorer", instance="s0")
+
+
+async def test_documents_do_not_depend_on_order_company_or_lives(tmp_path: Path, documents: Path) -> None:
+    numbers = list(range(TICKETS))
+    whole = new_bus()
+    await live(tmp_path / "a", whole, documents, numbers, concurrency=8)
+    expected = await grounded(whole)
+    assert len(set(expected.values())) == len(expected) > TICKETS
+
+    shuffled = random.Random(4).sample(numbers, TICKETS)
+    broken = new_bus()
+    for part in (shuffled[:2], shuffled[2:]):
+        await live(tmp_path / "b", broken, documents, part, concurrency=1)
+    assert await grounded(broken) == expected
+
+
+async def test_designs_say_what_they_were_asked_with(tmp_path: Path, documents: Path) -> None:
+    bus = new_bus()
+    role = await live(tmp_path, bus, documents, list(range(TICKETS)), concurrency=4)
+    facts = [record.message async for record in bus.replay("EVENT")]
+    held = [record.message async for record in bus.replay("DESIGN")]
+    designs = [
+        fact for fact in (*facts, *held) if isinstance(fact, EnvironmentReady | DesignRejected | HeldDesign)
+    ]
+    assert {type(design) for design in designs} == {EnvironmentReady, DesignRejected, HeldDesign}
+    assert {design.prompt for design in designs} == {prompts.version("design_full")}
+    found = role.statistics()
+    assert (found["documents"], found["skills_covered"], found["corpus_epoch"]) == (17, 1, 1)
+    assert found["corpus_unused"] == 17 - len({design.document for design in designs})
+
+
+def test_a_corpus_without_documents_is_refused_before_the_start(tmp_path: Path) -> None:
+    config = make_config(designer=DesignerConfig(corpus=f"dir:{tmp_path}"))
+    with pytest.raises(ConfigError, match="holds no document"):
+        Designer.check(config)
