@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sandbox import Validator, Verdict
 
 _LONGEST_REASON = 600
+_CLASS = re.compile(r"^class[ \t]+(\w*Env)[ \t]*(?:\(([^)]*)\))?[ \t]*:", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,9 @@ class Workshop:
         source = draft.source or extract(draft.text)
         if not source.strip():
             return Judged(draft, source, "extract", "no program in the reply")
+        ambiguous = rivals(source)
+        if ambiguous:
+            return Judged(draft, source, "load", f"which class is the game? {' and '.join(ambiguous)}")
         verdict = await self._validator.validate(source, max_turns=self._config.max_turns)
         if not verdict.ok:
             return Judged(draft, source, verdict.rung, verdict.reason, verdict)
@@ -190,3 +195,14 @@ class Workshop:
             else []
         )
         return Brief(skill=ticket.skill, document=document.text, target=ticket.target, memory=examples)
+
+
+def rivals(source: str) -> tuple[str, ...]:
+    """Return the classes of ``source`` that could be its game, when they are several.
+
+    The sandbox takes the last one; one that others are derived from is a part of them.
+    """
+    found = _CLASS.findall(source)
+    bases = " ".join(base for _, base in found)
+    games = dict.fromkeys(name for name, _ in found if not re.search(rf"\b{name}\b", bases))
+    return tuple(games) if len(games) > 1 else ()
