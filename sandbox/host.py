@@ -98,7 +98,7 @@ def _memory_groups() -> list[tuple[int, int]]:
     for group in _groups("memory"):
         limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
-        if not limit.isdigit() or not used.isdigit() or int(limit) >= _UNLIMITED:
+        if not limit.isdigit() or not used.isdigit() or not 0 < int(limit) < _UNLIMITED:
             continue
         rows = (line.split() for line in _read(group / "memory.stat").splitlines())
         stat = {row[0]: int(row[1]) for row in rows if len(row) == 2}

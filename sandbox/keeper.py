@@ -29,6 +29,7 @@ from sandbox.settings import SandboxSettings
 _MAX_DATAGRAM = 1 << 17
 _BURST = 64
 _STOP_SECONDS = 5.0
+_OUTER_SECONDS = 1.0  # for the outer process to see the end of the inner one
 _PASSED = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "LD_LIBRARY_PATH")
 
 
@@ -68,7 +69,8 @@ class Keeper:
             "preload": settings.preload,
         }
         self._outgoing: deque[tuple[bytes, socket.socket]] = deque()
-        self._writing = self._opened = False
+        self._writing = self._opened = self._stopping = False
+        self._inner = -1
         self._executioner: asyncio.TimerHandle | None = None
         self._reaped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -127,9 +129,9 @@ class Keeper:
 
     def request(self, tenant: Tenant, channel: socket.socket) -> None:
         """Ask for a child that talks on ``channel``, which is closed once it has been sent."""
-        if self.lost.is_set():
+        if self.lost.is_set() or self._stopping:
             channel.close()
-            tenant.orphaned(self.reason)
+            tenant.orphaned(self.reason or "it is being stopped")
             return
         self.tenants[tenant.number] = tenant
         self._outgoing.append((json.dumps({"id": tenant.number}).encode(), channel))
@@ -181,6 +183,7 @@ class Keeper:
             return
         if isinstance(message, frames.Ready):
             if not self._report.done():
+                self._inner = descriptors.pop() if descriptors else -1
                 self._report.set_result(message)
         elif isinstance(message, frames.Failed):
             self.give_up(message.reason)
@@ -236,18 +239,38 @@ class Keeper:
         return f" ({lines[-1][:300]})" if lines else ""
 
     def _kill(self) -> None:
+        """Kill the inner process, and the outer one only when it does not see that and end by itself.
+
+        The inner one is the init of all its children: when the outer one can reap it, none of them is left.
+        """
+        if self._inner < 0:
+            self._kill_outer()
+            return
+        _signal(self._inner)
+        self._executioner = self._loop.call_later(_OUTER_SECONDS, self._kill_outer)
+
+    def _kill_outer(self) -> None:
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            _signal(self._pidfd)
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
+        code = self._process.wait()
+        self.give_up(f"zygote ended with code {code}")
         if self._executioner is not None:
             self._executioner.cancel()
-        code = self._process.wait()
         os.close(self._pidfd)
-        self.give_up(f"zygote ended with code {code}")
         self._errors.close()
+        if self._inner < 0:
+            self._reaped.set()
+            return
+        # somebody may have killed the outer one only
+        _signal(self._inner)
+        self._loop.add_reader(self._inner, self._inner_ended)
+
+    def _inner_ended(self) -> None:
+        self._loop.remove_reader(self._inner)
+        os.close(self._inner)
         self._reaped.set()
 
     async def stop(self) -> None:
@@ -256,8 +279,7 @@ class Keeper:
             return
         with anyio.CancelScope(shield=True):
             if not self.lost.is_set():
-                with contextlib.suppress(OSError):
-                    self._control.shutdown(socket.SHUT_WR)
+                self._hang_up()
             with anyio.move_on_after(_STOP_SECONDS):
                 await self._reaped.wait()
                 return
@@ -265,6 +287,23 @@ class Keeper:
             self._kill()
             with anyio.move_on_after(_STOP_SECONDS):
                 await self._reaped.wait()
+
+    def _hang_up(self) -> None:
+        """Let the zygote see that nobody asks any more; what was not sent yet is not sent."""
+        self._stopping = True
+        self._want_write(False)
+        for data, channel in self._outgoing:
+            channel.close()
+            if tenant := self.tenants.pop(json.loads(data)["id"], None):
+                tenant.orphaned("it is being stopped")
+        self._outgoing.clear()
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+
+
+def _signal(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def _close(descriptors: list[int]) -> None:

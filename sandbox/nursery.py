@@ -73,7 +73,10 @@ class Zygote:
         self.ballast = fill_holes()
         # a child that collects garbage must not copy our pages
         gc.freeze()
-        self.send({"op": "ready", **self._report()})
+        # with a handle of ourselves: the engine ends us, and our outer process then sees all of us gone
+        handle = os.pidfd_open(self.pid)
+        self.send({"op": "ready", **self._report()}, handle)
+        os.close(handle)
 
     def _enter_pid_namespace(self) -> None:
         """Become pid 1 of a new pid namespace; the outer process only waits for us and passes on our end."""

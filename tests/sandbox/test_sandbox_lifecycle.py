@@ -417,11 +417,17 @@ async def test_memory_shortage_stops_admission_and_takes_the_largest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preload", "word"), [(("threading_starter",), "threads"), (("no_such_module",), "ModuleNotFoundError")]
+    ("preload", "word"),
+    [
+        (("threading_starter",), "threads"),
+        (("no_such_module",), "ModuleNotFoundError"),
+        (("torch",), "has loaded torch"),
+    ],
 )
 async def test_unfit_zygotes_refuse(preload: tuple[str, ...], word: str, tmp_path: Path) -> None:
     module = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     (tmp_path / "threading_starter.py").write_text(module)
+    (tmp_path / "torch.py").touch()
     launcher = ("/usr/bin/env", f"PYTHONPATH={tmp_path}:{os.getcwd()}")
     with pytest.raises(SandboxUnavailable, match=word):
         async with SandboxPool(SandboxSettings(preload=preload), launcher=launcher):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import signal
 import time
 
@@ -10,7 +12,16 @@ import pytest
 from conftest import alive, held_pool
 from sandbox_programs import ECHO, attack
 
-from sandbox import EnvCrashed, EnvError, EnvFailure, EnvTimeout, Instance, SandboxPool, SandboxSettings
+from sandbox import (
+    EnvCrashed,
+    EnvError,
+    EnvFailure,
+    EnvProtocolError,
+    EnvTimeout,
+    Instance,
+    SandboxPool,
+    SandboxSettings,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -191,3 +202,46 @@ async def test_large_source_goes_through(pool: SandboxPool) -> None:
     filler = "".join(f'# {i} \u00e9\u4e2d \\ " line of filler\n' for i in range(3500))
     async with await pool.spawn(filler + ECHO) as instance:
         assert (await instance.step("x")).observation == "1 x"
+
+
+async def test_a_memory_bomb_gets_no_more_than_its_share(pool: SandboxPool) -> None:
+    body = """
+    import resource
+    keep = []
+    try:
+        while True: keep.append(b"x" * (1 << 20))
+    except MemoryError:
+        keep.clear()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """
+    async with await spawn(pool, body) as instance:
+        peak = int((await instance.step("go")).observation) << 10
+    assert pool.settings.memory_mb << 19 < peak <= pool.report.base_vm + (pool.settings.memory_mb << 20)
+
+
+async def test_floods_leave_the_engine_as_small_as_it_was(pool: SandboxPool) -> None:
+    body = """
+    if action == "observation": return "x" * (100 << 20)
+    for _ in range(100): print("y" * (1 << 20))
+    return "\\U0001F600" * (1 << 20)
+    """
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for action in ("observation", "print") * 3:
+        async with await spawn(pool, body) as instance:
+            with contextlib.suppress(EnvFailure):
+                await instance.step(action)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 << 10
+
+
+@pytest.mark.parametrize("data", ['b"\\xff" * 100_000', "(1 << 18).to_bytes(4, 'little') + b'[' * (1 << 18)"])
+async def test_forgery_costs_the_engine_nothing(pool: SandboxPool, data: str) -> None:
+    spent = []
+    for _ in range(5):
+        instance = await spawn(pool, f"while True: os.write(3, {data})")
+        began = time.thread_time()
+        with pytest.raises(EnvProtocolError):
+            await instance.step("go")
+        spent.append(time.thread_time() - began)
+        await instance.close()
+    # the best of them, because garbage collection of the tests may come between
+    assert min(spent) < 0.005
