@@ -177,7 +177,10 @@ class Reader:
             environments_accepted=accepted,
             environments_scored=_scalar(db, "SELECT COUNT(*) FROM scores"),
             designs_rejected=rejected,
-            designs_failed=_scalar(db, "SELECT COUNT(*) FROM designs_failed"),
+            designs_failed=_scalar(
+                db,
+                "SELECT COUNT(*) FROM designs_failed WHERE design NOT IN (SELECT design FROM environments)",
+            ),
             designer_samples_trained=totals.designer_samples,
             agent_samples_trained=totals.agent_samples,
             samples_dropped=totals.dropped,
