@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.config import Config
+from engine.envs_view import clean
 from engine.overview import vendi
 from engine.status import Status
 
@@ -48,7 +49,8 @@ def sink(view: View) -> Callable[[str, MutableMapping[str, Any]], None]:
         fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in hidden)
         if event.get("event") == SHOWN_AT_THE_END:
             return
-        view.say(f"{level}: {event.get('event', '')} {fields}".rstrip()[:400])
+        # a reason may hold what a program wrote
+        view.say(clean(f"{level}: {event.get('event', '')} {fields}".rstrip()[:400]))
 
     return show
 

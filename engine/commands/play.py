@@ -148,7 +148,9 @@ class Table:
 def _tools(listed: Any) -> Iterable[str]:
     """Name the tools of an answer to ``get_tools``: function objects, bare or wrapped, or names."""
     for entry in listed if isinstance(listed, list) else [listed]:
-        function = entry.get("function", entry) if isinstance(entry, dict) else {"name": str(entry)}
+        function = entry.get("function", entry) if isinstance(entry, dict) else entry
+        if not isinstance(function, dict):
+            function = {"name": str(function)}
         parameters = function.get("parameters") or {}
         properties = parameters.get("properties", parameters) if isinstance(parameters, dict) else {}
         text = f"  {function.get('name', '?')}({', '.join(map(str, properties))})"
@@ -189,12 +191,17 @@ async def play(source: str, seed: int, kwargs: dict[str, Any], settings: Sandbox
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    """Print what a program may have written, without what steers a terminal."""
+    from engine.envs_view import clean
+
+    print(clean(text), flush=True)
 
 
 def _complain(what: str, error: Exception) -> None:
+    from engine.envs_view import clean
+
     frames = getattr(error, "traceback", "")
-    print(f"{what}: {error}" + (f"\n{frames}" if frames else ""), file=sys.stderr, flush=True)
+    print(clean(f"{what}: {error}" + (f"\n{frames}" if frames else "")), file=sys.stderr, flush=True)
 
 
 class _Lines:

@@ -112,6 +112,8 @@ def validate(
     """Let programs climb the validator's ladder; exit status 1 when any is rejected."""
     import msgspec
 
+    from engine.envs_view import clean
+
     sources = {file: _source(file) for file in files}
     verdicts = sandboxed(_verdicts, sources, _settings(recipe), strict, max_turns)
     rejected = [file for file, verdict in verdicts.items() if not verdict.ok]
@@ -121,7 +123,7 @@ def validate(
             del row["episodes"]
         print(json.dumps(rows, indent=2), flush=True)
     else:
-        print("\n\n".join(_judged(file, verdict) for file, verdict in verdicts.items()), flush=True)
+        print(clean("\n\n".join(_judged(file, verdict) for file, verdict in verdicts.items())), flush=True)
         if len(files) > 1:
             print(f"\n{len(files) - len(rejected)} of {len(files)} accepted", flush=True)
     if rejected:

@@ -314,3 +314,28 @@ class TestValidate:
         refused(spade("sandbox", "validate", "absent.py"), "absent.py")
         Path("bytes.py").write_bytes(b"\xff\xfe\x00")
         refused(spade("sandbox", "validate", "bytes.py"), "UTF-8")
+
+
+STEERS = """
+class SteersEnv:
+    def reset(self, seed):
+        return "clipboard \\x1b]52;c;eA==\\x07 title \\x1b]0;owned\\x07 \\x9b2J back\\x08\\r"
+    def step(self, action):
+        print("\\x1b[2J printed")
+        if action == "raise":
+            raise ValueError("\\x1b[31m red")
+        return "\\u202e turned", 0.0, action == "end", False, {}
+    def get_tools(self):
+        return [{"function": "\\x1b[1m"}, 7]
+"""
+
+
+def test_a_program_cannot_steer_the_terminal(spade: Spade) -> None:
+    file = written("steers.py", STEERS)
+    played = spade("sandbox", "run", file, stdin="go\n:tools\nraise\nend\n")
+    judged = spade("sandbox", "validate", file)
+    for result in (played, judged):
+        assert not set(result.out + result.err) & set("\x1b\x07\x08\x9b\r\u202e")
+    assert "printed" in played.out
+    assert "red" in played.out
+    assert "title" in judged.out
