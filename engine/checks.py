@@ -143,7 +143,7 @@ def _lengths(config: Config) -> Iterator[Problem]:
         ("designer.hint_sampling.max_tokens", designer.hint_sampling.max_tokens),
     ):
         yield from _least(key, tokens, 1)
-        if tokens >= longest:
+        if ours[key] and tokens >= longest:
             yield key, f"must leave room for the prompt in model.max_model_len = {longest}"
     if agent.context_tokens > longest:
         yield "agent.context_tokens", f"must not exceed model.max_model_len = {longest}"
@@ -154,6 +154,9 @@ def _lengths(config: Config) -> Iterator[Problem]:
 
 def _designer(config: Config) -> Iterator[Problem]:
     designer = config.designer
+    # an endpoint has a context of its own (checks_designers), a pool has none
+    ours = {"designer.sampling.max_tokens": designer.kind in ("policy", "frozen")}
+    ours["designer.hint_sampling.max_tokens"] = designer.hint_writer == "self"
     if designer.kind == "policy":
         yield from _trained_sampling("designer.sampling", designer.sampling)
     yield from _least("designer.hint_sampling.temperature", designer.hint_sampling.temperature, 0)

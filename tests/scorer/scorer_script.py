@@ -25,8 +25,8 @@ def start(recipe: Config, **fields: Any) -> tuple[World, Curriculum]:
 def design_all(world: World, machine: Curriculum, **fields: Any) -> list[DesignTicket]:
     tickets = list(world.tickets.values())
     world.tickets.clear()
-    for ticket in tickets:
-        world.tell(machine, ready(ticket, **fields))
+    for part in (part for ticket in tickets for part in ticket.parts()):
+        world.tell(machine, ready(part, **fields))
     return tickets
 
 

@@ -58,7 +58,12 @@ def config(
     """Return a small recipe with the given values in its tables."""
     small = {"environments": 4, "rounds_per_window": 2, "delay": 2, "plays_per_round": 2, "hinted_plays": 2}
     bounds = {
-        "designer": {"max_staleness": 64, "normalise": "centre", "scope": "skill"},
+        "designer": {
+            "max_staleness": 64,
+            "normalise": "centre",
+            "scope": "skill",
+            "advantage_scale": 1.0,
+        },
         "agent": {"max_staleness": 64},
     }
     return msgspec.convert(

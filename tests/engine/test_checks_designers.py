@@ -1,0 +1,110 @@
+"""Recipes with other designers, repair and groups: what cannot run is said by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.checks import check
+from engine.config import Config
+
+EXTERNAL = {"base_url": "https://host/v1", "model": "m"}
+
+
+def recipe(designer: dict[str, Any], **tables: Any) -> Config:
+    return msgspec.convert(
+        {
+            "run": {"name": "t"},
+            "model": {"path": "x", "max_model_len": 4096},
+            "curriculum": {"environments": 24, "rounds_per_window": 4},
+            "designer": designer,
+            **tables,
+        },
+        Config,
+    )
+
+
+@pytest.mark.parametrize(
+    "designer",
+    [
+        {},
+        {"repair": True},
+        {"designs_per_ticket": 3},
+        {"kind": "frozen", "sampling": {"temperature": 0.6, "top_p": 0.95, "max_tokens": 256}},
+        {"kind": "external", "external": EXTERNAL, "sampling": {"temperature": 0.6, "max_tokens": 256}},
+        {"kind": "external", "external": EXTERNAL, "sampling": {"max_tokens": 16000}},
+        {"kind": "pool", "pool": {"source": "dir:programs"}},
+        {"kind": "pool", "pool": {"source": "reasoning_gym:"}},
+        {"kind": "pool", "pool": {"source": "gem:"}},
+    ],
+)
+def test_these_can_run(designer: dict[str, Any]) -> None:
+    assert check(recipe(designer)) == []
+
+
+@pytest.mark.parametrize(
+    ("designer", "key"),
+    [
+        ({"sampling": {"temperature": 0.6}}, "designer.sampling.temperature"),
+        ({"kind": "frozen", "sampling": {"max_tokens": 16000}}, "designer.sampling.max_tokens"),
+        ({"kind": "external"}, "designer.external.base_url"),
+        ({"kind": "external", "external": {"base_url": "https://x"}}, "designer.external.model"),
+        ({"kind": "external", "external": EXTERNAL | {"tries": 0}}, "designer.external.tries"),
+        (
+            {"kind": "external", "external": EXTERNAL | {"request_seconds": 0}},
+            "designer.external.request_seconds",
+        ),
+        (
+            {"kind": "external", "external": EXTERNAL | {"context_tokens": 99}},
+            "designer.external.context_tokens",
+        ),
+        ({"kind": "external", "external": EXTERNAL | {"price_in": -1}}, "designer.external.price_in"),
+        ({"hint_writer": "external"}, "designer.external.base_url"),
+        ({"kind": "frozen", "hint_train": True, "hint_sampling": {}}, "designer.hint_train"),
+        ({"kind": "frozen", "frozen": {"url": "host:1"}}, "designer.frozen.url"),
+        ({"kind": "frozen", "frozen": {"url": "http://h:1", "path": "p"}}, "designer.frozen.path"),
+        ({"kind": "frozen", "frozen": {"port": 70000}}, "designer.frozen.port"),
+        ({"kind": "pool"}, "designer.pool.source"),
+        ({"kind": "pool", "pool": {"source": "dir:"}}, "designer.pool.source"),
+        ({"kind": "pool", "pool": {"source": "dir:x"}, "repair": True}, "designer.repair"),
+        (
+            {"kind": "pool", "pool": {"source": "dir:x"}, "designs_per_ticket": 2},
+            "designer.designs_per_ticket",
+        ),
+        ({"repair": True, "attempts": 1}, "designer.repair"),
+        ({"repair": True, "designs_per_ticket": 2}, "designer.repair"),
+        ({"designs_per_ticket": 0}, "designer.designs_per_ticket"),
+        ({"designs_per_ticket": 4}, "designer.designs_per_ticket"),
+    ],
+)
+def test_these_cannot(designer: dict[str, Any], key: str) -> None:
+    assert key in [where for where, _ in check(recipe(designer))]
+
+
+def test_a_design_alone_is_no_group() -> None:
+    learner = {"designer": {"scope": "group"}}
+    assert [where for where, _ in check(recipe({}, learner=learner))] == ["learner.designer.scope"]
+    assert check(recipe({"designs_per_ticket": 2}, learner=learner)) == []
+    assert check(recipe({"kind": "frozen"}, learner=learner)) == []
+
+
+def test_the_designers_training_keeps_its_defaults_beside_a_setting() -> None:
+    training = recipe({}, learner={"designer": {"max_staleness": 9}}).learner.designer
+    assert (training.scope, training.normalise, training.advantage_scale) == ("skill", "centre", 10.0)
+
+
+@pytest.mark.parametrize("port", [4222, 8001])
+def test_a_frozen_server_has_a_port_of_its_own(port: int) -> None:
+    taken = recipe(
+        {"kind": "frozen", "frozen": {"port": port}},
+        server={"port": 8000, "count": 2},
+        bus={"port": 4222},
+    )
+    assert [where for where, _ in check(taken)] == ["designer.frozen.port"]
+
+
+def test_a_frozen_server_is_none_of_the_runs() -> None:
+    shared = recipe({"kind": "frozen", "frozen": {"url": "http://h:1"}}, server={"urls": ["http://h:1"]})
+    assert [where for where, _ in check(shared)] == ["designer.frozen.url"]
