@@ -319,6 +319,10 @@ class Instance:
             self._timer = None
 
     def _look(self) -> None:
+        self._timer = None
+        if host.ended(self._pidfd):
+            # its number may be another's already; how it ended is read from its exit notice
+            return
         settings, spent = self._settings, self._cpu()
         elapsed = self._loop.time() - self._started
         asleep = host.sleeping(self.pid)

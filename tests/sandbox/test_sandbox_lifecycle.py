@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from sandbox import (
     SandboxUnavailable,
     SpawnRefused,
     host,
+    kernel,
 )
 
 SPIN = ECHO.replace("self.t += 1", "while True: pass")
@@ -235,6 +237,21 @@ async def test_a_kill_from_outside_is_no_verdict_on_the_program() -> None:
             await task
         assert pool.statistics()["outside_kills"] == 1
         assert pool.statistics()["quarantined_programs"] == 0
+
+
+async def test_the_clocks_of_a_dead_process_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may have gone to a busy process, and its end may be nobody's fault."""
+    async with SandboxPool(SandboxSettings(strikes=1)) as pool:
+        instance = await pool.spawn(SPIN)
+        task = asyncio.create_task(instance.step("x"))
+        await begun(task, instance)
+        monkeypatch.setattr(kernel, "cpu_seconds", lambda pid: 1e6)
+        os.kill(instance.pid, signal.SIGKILL)
+        assert select.select([instance._pidfd], [], [], 5)[0]
+        instance._look()
+        assert instance.error is None
+        with pytest.raises(InstanceClosed, match="outside"):
+            await task
 
 
 async def test_the_kernels_kill_for_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
