@@ -100,6 +100,9 @@ class SandboxPool:
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
+        # who waits for memory or for a zygote sees that there will be none
+        self._roomy.set()
+        self._standing.set()
         for instance in list(self._live.values()):
             instance.expire(InstanceClosed("the pool was closed"))
         # not the group's own scope: that would cancel the task that is leaving, too
@@ -136,6 +139,8 @@ class SandboxPool:
             self._places.release()
             raise
         try:
+            if self._closed:
+                raise SandboxUnavailable("the sandbox pool is closed")
             keeper = await self._choose(apart_from)
             instance = Instance(self, keeper, next(self._numbers), program)
         except BaseException as error:

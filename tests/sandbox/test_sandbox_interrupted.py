@@ -128,6 +128,23 @@ async def test_pool_left_while_everything_goes_on(
     assert open_files() == files
 
 
+@pytest.mark.parametrize("short_of", ["memory", "zygotes", "places"])
+async def test_who_waits_when_the_pool_is_left_is_told(quiet: None, short_of: str) -> None:
+    settings = SandboxSettings(zygotes=1, max_live=1 if short_of == "places" else 4, queue_seconds=600.0)
+    async with SandboxPool(settings) as pool:
+        if short_of == "memory":
+            pool._roomy.clear()
+        elif short_of == "zygotes":
+            pool._keepers[0].ready = False
+        else:
+            await pool.spawn(ECHO)
+        waiting = [asyncio.create_task(pool.spawn(PEAK)) for _ in range(3)]
+        await ticks(5)
+    for task in waiting:
+        with pytest.raises(InfraFailure):
+            await asyncio.wait_for(task, 5)
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1])
 async def test_start_cancelled(quiet: None, seconds: float, open_files: Callable[[], int]) -> None:
     files, processes = open_files(), children()
