@@ -149,6 +149,9 @@ class Zygote:
         for pid in self.children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        # without a pid namespace nobody else waits for them
+        for pid in self.children:
+            os.waitpid(pid, 0)
 
     def _request(self) -> bool:
         """Handle one request; False when the engine is gone."""

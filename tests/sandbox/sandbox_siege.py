@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 from attacks import Attack
 from sandbox_programs import ECHO
@@ -34,6 +35,15 @@ _NAMES = {
     EnvError: "error",
 }
 _WORDS = ("denied", "harmless")
+# What is taken away from the zygote, and the level that is left.
+POORER = (
+    (("no-userns",), 3),
+    (("no-caps",), 3),
+    (("nobody",), 4),
+    (("nobody", "no-userns"), 3),
+    (("nobody", "no-userns", "no-landlock"), 2),
+    (("no-userns", "no-landlock"), 2),
+)
 # The secret that attacks on neighbours look for; in two parts there, so that they do not find their own.
 SECRET = "NEIGHBOUR_SECRET"
 NEIGHBOUR = ECHO.replace("self.t = 0", f"self.t = 0; self.secret = {{'{SECRET}': '{SECRET}' * 3}}")
@@ -82,6 +92,20 @@ def family(pid: int) -> list[int]:
     except (FileNotFoundError, ProcessLookupError):
         return []
     return [pid, *(found for child in children for found in family(int(child)))]
+
+
+async def until_dead(pids: list[int], seconds: float = 5.0) -> None:
+    """Wait for the kernel to end ``pids``; each is watched by its pidfd."""
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            with anyio.fail_after(seconds):
+                await anyio.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class Lag:

@@ -13,7 +13,7 @@ import pytest_asyncio
 from attacks import every
 from attacks.inside import LITTER
 from conftest import held_pool
-from sandbox_siege import Siege, besiege
+from sandbox_siege import POORER, Siege, besiege
 
 from sandbox import SandboxPool, SandboxSettings
 
@@ -25,14 +25,6 @@ SETTINGS = SandboxSettings(
 LAG = 0.1
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="taking features away needs root")
-POORER = (
-    (("no-userns",), 3),
-    (("no-caps",), 3),
-    (("nobody",), 4),
-    (("nobody", "no-userns"), 3),
-    (("nobody", "no-userns", "no-landlock"), 2),
-    (("no-userns", "no-landlock"), 2),
-)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 import pytest
 import pytest_asyncio
-from conftest import alive
+from conftest import alive, emulated
 from sandbox_programs import ECHO, PEAK
-from sandbox_siege import belongings, family
+from sandbox_siege import POORER, belongings, family, until_dead
 
 from sandbox import InfraFailure, SandboxError, SandboxPool, SandboxSettings
 
@@ -188,6 +188,38 @@ async def test_zygotes_that_die_again_and_again(quiet: None, open_files: Callabl
         async with await pool.spawn(ECHO):
             assert open_files() == files
         assert pool.statistics()["zygote_restarts"] == 3
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(os.geteuid() != 0, reason="taking features away needs root")
+@pytest.mark.parametrize("features", [features for features, _ in POORER], ids=str)
+async def test_deaths_on_poorer_hosts(quiet: None, features: tuple[str, ...]) -> None:
+    """Lives, deaths and replays where namespaces or uids of one's own are missing."""
+    async with SandboxPool(SandboxSettings(zygotes=2), launcher=emulated(*features)) as pool:
+        one, other = await pool.replay(PEAK, 3, ["1", "2"]), await pool.replay(PEAK, 3, ["1", "2"])
+        assert one.fingerprint() == other.fingerprint()
+        spinning = await pool.spawn(SPIN)
+        neighbour = await pool.spawn(ECHO, apart_from=spinning)
+        pids = family(spinning.keeper.pid)
+        task = asyncio.create_task(spinning.step("x"))
+        await ticks(3)
+        os.kill(pids[0], signal.SIGKILL)
+        assert await settled(task) is None
+        await until_dead(pids)
+        assert (await neighbour.step("on")).observation == "1 on"
+        cancelled = await pool.spawn(SPIN)
+        task = asyncio.create_task(cancelled.step("x"))
+        await ticks(3)
+        task.cancel()
+        assert await settled(task) is None
+        await asyncio.wait_for(cancelled.gone.wait(), 10)
+        last = await pool.spawn(SPIN)
+        tasks = [asyncio.create_task(last.step("x"))]
+        await ticks(3)
+        pids = [pid for keeper in pool._keepers.values() for pid in family(keeper.pid)]
+        assert last.pid in pids
+    assert [pid for pid in pids if alive(pid)] == []
+    assert await settled(tasks[0]) is None
 
 
 @pytest.mark.e2e

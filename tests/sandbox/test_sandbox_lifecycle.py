@@ -17,6 +17,7 @@ import anyio
 import pytest
 from conftest import alive, held_pool
 from sandbox_programs import ECHO, PEAK
+from sandbox_siege import family, until_dead
 
 from sandbox import (
     EnvCrashed,
@@ -35,26 +36,6 @@ from sandbox import (
 )
 
 SPIN = ECHO.replace("self.t += 1", "while True: pass")
-
-
-def family(pid: int) -> list[int]:
-    """``pid`` and all its descendants."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(found for child in children for found in family(int(child)))]
-
-
-async def until_dead(pids: list[int], seconds: float = 5.0) -> None:
-    """Wait for the kernel to end ``pids``; each is watched by its pidfd."""
-    for pid in pids:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            with anyio.fail_after(seconds):
-                await anyio.wait_readable(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 async def begun(task: asyncio.Task[object], instance: Instance) -> None:
