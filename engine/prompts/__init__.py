@@ -68,7 +68,8 @@ def render(name: str, **variables: object) -> str:
 
     Variables: design has skill, document, target, memory, max_turns and, but for nano, description and
     imports (:func:`imports`); hint has source; play has observation and hint (None or absent on the plain
-    arm). Raises ConfigError for an unknown name or a variable the template needs and did not get.
+    arm); repair has source, rung and reason.
+    Raises ConfigError for an unknown name or a variable the template needs and did not get.
     """
     try:
         return _environment().get_template(f"{name}.j2").render(**variables)

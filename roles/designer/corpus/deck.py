@@ -29,7 +29,8 @@ class Deck:
     Draws come in blocks of ``attempts`` for one design, of which often only the first is used. From one pass
     to the next the order moves on by one, so that over ``attempts`` passes nearly every document is the
     first of a block once; then it is shuffled anew. ``sharers`` designs of different skills take blocks side
-    by side. A pass leaves out what would not fill a last block: a design never gets the same document twice.
+    by side. A pass leaves out what would not fill a last block, so that a block lies in one pass and a design
+    never gets the same document twice (where several sources are mixed: hardly ever).
     """
 
     def __init__(self, size: int, *, seed: str, attempts: int, sharers: int = 1) -> None:
