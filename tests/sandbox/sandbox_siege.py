@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ POORER = (
     (("nobody", "no-userns"), 3),
     (("nobody", "no-userns", "no-landlock"), 2),
     (("no-userns", "no-landlock"), 2),
+)
+# Files that attacks try to make.
+_NAMED = (
+    *("attack", "/x", "/tmp/spade-attack", "/tmp/spade-attack-dir", "/tmp/spade-link", "/tmp/spade-fifo"),
+    "/dev/shm/spade",
 )
 # The secret that attacks on neighbours look for; in two parts there, so that they do not find their own.
 SECRET = "NEIGHBOUR_SECRET"
@@ -111,7 +117,8 @@ async def until_dead(pids: list[int], seconds: float = 5.0) -> None:
 class Lag:
     """How long the event loop's thread was at work between two looks, in seconds of its own CPU time.
 
-    Unlike wall time it does not count what other processes of the machine take away.
+    Unlike wall time it does not count what other processes of the machine take away; what other tests have
+    left on the heap is put aside, so that collecting it does not count either.
     """
 
     def __init__(self) -> None:
@@ -119,12 +126,15 @@ class Lag:
         self._stop = asyncio.Event()
 
     async def __aenter__(self) -> Lag:
+        gc.collect()
+        gc.freeze()
         self._task = asyncio.create_task(self._look())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._stop.set()
         await self._task
+        gc.unfreeze()
 
     async def _look(self) -> None:
         waiting = asyncio.create_task(self._stop.wait())
@@ -139,7 +149,7 @@ class Neighbours:
 
     def __init__(self, pool: SandboxPool) -> None:
         self.pool, self.steps = pool, 0
-        self._stop = asyncio.Event()
+        self._stop, self._stepped = asyncio.Event(), asyncio.Condition()
 
     async def __aenter__(self) -> Neighbours:
         first = await self.pool.spawn(NEIGHBOUR, seed=1234567, reset_seed=7654321)
@@ -159,39 +169,45 @@ class Neighbours:
         while not waiting.done():
             turn += 1
             assert (await instance.step("on")).observation == f"{turn} on"
-            self.steps += 1
+            async with self._stepped:
+                self.steps += 1
+                self._stepped.notify_all()
             await asyncio.wait({waiting}, timeout=0.01)
 
+    async def more(self, steps: int, seconds: float = 30.0) -> None:
+        """Wait until so many more steps were taken. Raises TimeoutError."""
+        wanted = self.steps + steps
+        async with asyncio.timeout(seconds), self._stepped:
+            await self._stepped.wait_for(lambda: self.steps >= wanted)
 
-def belongings(pool: SandboxPool) -> dict[str, Any]:
-    """Everything that an attack could leave behind: processes, descriptors, IPC objects, files."""
+
+async def uids(pool: SandboxPool) -> set[int]:
+    """Uids, one of each zygote, of which the pool's instances are or have near ones."""
+    async with await pool.spawn(ECHO) as one, await pool.spawn(ECHO, apart_from=one) as other:
+        return {os.stat(f"/proc/{instance.pid}").st_uid for instance in (one, other)} - {os.getuid()}
+
+
+def belongings(pool: SandboxPool, owners: Collection[int] = ()) -> dict[str, Any]:
+    """What an attack could leave behind: processes, descriptors, IPC objects and files of ``owners``."""
     keepers = [keeper.pid for keeper in pool._keepers.values()]
     live = {instance.pid for instance in pool._live.values()}
-    owners = {pool_uid for pool_uid in map(_uid, live) if pool_uid and pool_uid != os.getuid()}
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "processes": sorted({pid for keeper in keepers for pid in family(keeper)} - live),
         "live": len(live),
         "ipc": [row for kind in ("shm", "sem", "msg") for row in _ipc(kind, owners)],
-        "files": sorted(str(path) for top in ("/tmp", "/dev/shm") for path in _owned(Path(top), owners)),
-        "here": sorted(os.listdir(".")) if not os.access(".", os.W_OK) else [],
+        "files": sorted(str(path) for top in ("/tmp", "/dev/shm") for path in owned(Path(top), owners)),
+        "named": [path for path in _NAMED if os.path.lexists(path)],
         "restarts": pool.statistics().get("zygote_restarts", 0.0),
     }
 
 
-def _uid(pid: int) -> int:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except FileNotFoundError:
-        return 0
-
-
-def _near(uid: int, owners: set[int]) -> bool:
+def _near(uid: int, owners: Collection[int]) -> bool:
     """Whether ``uid`` is one of the block that the pool's instances come from."""
     return any(uid // 8192 == owner // 8192 if owner >= 1 << 20 else uid == owner for owner in owners)
 
 
-def _ipc(kind: str, owners: set[int]) -> list[str]:
+def _ipc(kind: str, owners: Collection[int]) -> list[str]:
     try:
         header, *rows = Path(f"/proc/sysvipc/{kind}").read_text().splitlines()
     except OSError:
@@ -200,11 +216,12 @@ def _ipc(kind: str, owners: set[int]) -> list[str]:
     return [row for row in rows if _near(int(row.split()[place]), owners)]
 
 
-def _owned(top: Path, owners: set[int]) -> list[Path]:
+def owned(top: Path, owners: Collection[int]) -> list[Path]:
+    """Entries of ``top`` that belong to a uid near one of ``owners``."""
     found = []
     for entry in os.scandir(top) if top.is_dir() else ():
         try:
-            if _near(entry.stat(follow_symlinks=False).st_uid, owners) or "spade-attack" in entry.name:
+            if _near(entry.stat(follow_symlinks=False).st_uid, owners):
                 found.append(Path(entry.path))
         except FileNotFoundError:
             continue
@@ -220,22 +237,19 @@ async def besiege(pool: SandboxPool, attacks: Mapping[str, Attack], *, at_once: 
         async with turns:
             found[name] = await outcome(pool, attack)
 
-    before = belongings(pool)
+    owners = await uids(pool)
+    before = belongings(pool, owners)
     began = time.monotonic()
     async with Neighbours(pool) as neighbours, Lag() as lag:
         await asyncio.gather(*(one(name, attack) for name, attack in attacks.items()))
         # they must be able to go on afterwards too
-        steps = neighbours.steps
-        with_patience = time.monotonic() + 30
-        while neighbours.steps < steps + 4 and time.monotonic() < with_patience:
-            await asyncio.sleep(0)
-            await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0.01))])
+        await neighbours.more(4)
     return Siege(
         outcomes=found,
         lag=lag.worst,
         steps=neighbours.steps,
         before=before,
-        after=belongings(pool),
+        after=belongings(pool, owners),
         seconds=time.monotonic() - began,
     )
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 from attacks import every
 from attacks.inside import LITTER
 from conftest import held_pool
-from sandbox_siege import POORER, Siege, besiege
+from sandbox_siege import POORER, Siege, besiege, owned
 
 from sandbox import SandboxPool, SandboxSettings
 
@@ -48,6 +48,19 @@ async def test_the_siege_leaves_nothing(siege: Siege) -> None:
 async def test_the_engine_and_the_neighbours_go_on(siege: Siege) -> None:
     assert siege.lag < LAG
     assert siege.steps > 20
+
+
+@needs_root
+def test_what_is_left_over_would_be_seen() -> None:
+    """The look for leftovers is not blind: a file of an instance's uid in a shared place shows."""
+    mine = Path("/dev/shm") / f"left-{os.getpid()}"
+    mine.touch()
+    try:
+        os.chown(mine, 1_500_000_123, -1)
+        assert mine in owned(Path("/dev/shm"), {1_500_000_000})
+        assert mine not in owned(Path("/dev/shm"), {1_400_000_000})
+    finally:
+        mine.unlink()
 
 
 def test_the_suite_is_large_and_covers_the_cases() -> None:

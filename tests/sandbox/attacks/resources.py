@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from attacks import Attack, call, tried
 
+# what touches its memory page by page may run out of time first, where pages are dear
 MEMORY = {
-    "list of buffers": Attack(16, "memory", "keep = []\nwhile True: keep.append(bytearray(1 << 20))"),
+    "list of buffers": Attack(16, "memory|timeout", "keep = []\nwhile True: keep.append(bytearray(1 << 20))"),
     "one shot": Attack(16, "denied", "return tried(lambda: bytearray(20 << 30))"),
-    "text": Attack(16, "memory", 'text = "x"\nwhile True: text += text'),
+    "text": Attack(16, "memory|timeout", 'text = "x"\nwhile True: text += text'),
     "numbers": Attack(16, "memory|timeout", "n = 3\nwhile True: n *= n"),
     "dictionary": Attack(16, "memory|timeout", "d = {}\nwhile True: d[len(d)] = [len(d)] * 4096"),
     "numpy ones": Attack(16, "denied", "import numpy\nreturn tried(lambda: numpy.ones(1 << 32))"),
@@ -65,7 +66,7 @@ MEMORY = {
     ),
     "eager pages": Attack(
         16,
-        "harmless|memory",
+        "harmless|memory|timeout",
         f"""
         size = 1 << 26
         try:
@@ -102,7 +103,7 @@ MEMORY = {
         """,
     ),
     "format width": Attack(16, "memory|error", 'return f"{1:{10 ** 10}}"'),
-    "sequence repeat": Attack(16, "memory", "return len([0] * (1 << 40))"),
+    "sequence repeat": Attack(16, "memory|timeout", "return len([0] * (1 << 40))"),
     "hidden in __slots__": Attack(
         16, "memory|timeout", "chain = None\nwhile True: chain = (chain, bytes(100_000))"
     ),
@@ -287,7 +288,9 @@ EXITS = {
     ),
     "endless load": Attack(13, "timeout", "while True: pass", whole=True),
     "endless class": Attack(13, "timeout", "class XEnv:\n while True: pass", whole=True),
-    "memory at load": Attack(16, "memory", "x = []\nwhile True: x.append(bytearray(1 << 22))", whole=True),
+    "memory at load": Attack(
+        16, "memory|timeout", "x = []\nwhile True: x.append(bytearray(1 << 22))", whole=True
+    ),
     "recursion": Attack(17, "error", "return self.attack(action)"),
     "recursion without a limit": Attack(
         17,
@@ -311,7 +314,7 @@ EXITS = {
         "import pickle\nx = []\nfor _ in range(10 ** 5): x = [x]\nreturn 'harmless' if pickle.dumps(x) else ''",
     ),
     "deep destruction": Attack(
-        17, "harmless|crash", "x = None\nfor _ in range(10 ** 6): x = (x,)\ndel x\nreturn 'harmless'"
+        17, "harmless|crash", "x = None\nfor _ in range(200_000): x = (x,)\ndel x\nreturn 'harmless'"
     ),
     "compiler": Attack(17, "error|crash|memory|timeout", "return eval('+'.join(['1'] * 200_000))"),
     "constants folded": Attack(
