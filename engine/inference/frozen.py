@@ -38,6 +38,7 @@ PROBE_SECONDS = 15.0
 _FAILED_STARTS = 3
 _LONGEST_BACKOFF = 60.0
 _PAUSE = 0.2
+_MISSES = 2
 _NO_UPDATES = {"VLLM_SERVER_DEV_MODE": "0"}
 
 log = structlog.get_logger("spade.inference")
@@ -82,6 +83,11 @@ class FrozenServer:
         self._suspect = anyio.Event()
         self._counts: Counter[str] = Counter()
         self._in_flight = 0
+
+    @property
+    def url(self) -> str:
+        """Where it answers, "" while it is not up."""
+        return self._client.url if self._client else ""
 
     async def generate(
         self,
@@ -196,14 +202,18 @@ class FrozenServer:
 
     async def _stuck(self, client: VllmClient) -> str:
         """Return when it does not sample a token: asked after a failure, and now and then (I10)."""
+        misses = 0
         while True:
-            with anyio.move_on_after(PROBE_SECONDS):
+            with anyio.move_on_after(_PAUSE if misses else PROBE_SECONDS):
                 await self._suspect.wait()
             self._suspect = anyio.Event()
             try:
                 await client.probe(deadline=max(PROBE_SECONDS, self._request_seconds / 2))
+                misses = 0
             except InferenceError as error:
-                return f"it makes no progress: {error.what}"
+                misses += 1
+                if misses == _MISSES:
+                    return f"it makes no progress: {error.what}"
 
 
 @asynccontextmanager

@@ -86,7 +86,7 @@ class Cast:
                 ticket = delivery.message
                 assert isinstance(ticket, DesignTicket)
                 self.work[ticket.key] += 1
-                for message in self._design(ticket):
+                for message in (one for part in ticket.parts() for one in self._design(part)):
                     await self.bus.publish(message)
                 await delivery.ack()
 

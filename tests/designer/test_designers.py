@@ -1,0 +1,132 @@
+"""Programs in the place of a designer, and which class of a program is the game."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import Config, Designer, Endpoint, Frozen, Library, Model, Run
+from engine.errors import ConfigError
+from engine.evals import foreign
+from roles.designer.attempt import rivals
+from roles.designer.kinds import check_designer
+from roles.designer.library import Programs, read
+
+PROGRAMS = [(f"p{number}", f"source {number}") for number in range(7)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 99), size=st.integers(1, 9), passes=st.integers(1, 4))
+def test_every_pass_deals_every_program_once(seed: int, size: int, passes: int) -> None:
+    programs = Programs([(f"p{number}", "") for number in range(size)], seed=seed)
+    dealt = [programs.draw(number, 0)[0] for number in range(size * passes)]
+    for turn in range(passes):
+        assert sorted(dealt[turn * size : (turn + 1) * size]) == [f"p{number}" for number in range(size)]
+    assert programs.statistics() == {"programs": size, "dealt": size, "passes": passes, "spares": 0}
+
+
+def test_the_order_is_the_same_on_every_host_and_new_in_every_pass() -> None:
+    one, other = Programs(PROGRAMS, seed=42), Programs(PROGRAMS[::-1], seed=42)
+    late = [other.draw(number, 0) for number in reversed(range(21))][::-1]
+    assert late == [one.draw(number, 0) for number in range(21)]
+    assert late[:7] != late[7:14] != late[14:]
+    assert late[:7] != [Programs(PROGRAMS, seed=43).draw(number, 0) for number in range(7)]
+
+
+def test_replacements_of_a_ticket_are_all_different_and_take_from_no_other() -> None:
+    programs = Programs(PROGRAMS, seed=1)
+    before = [programs.draw(number, 0) for number in range(7)]
+    spares = [programs.draw(3, attempt)[0] for attempt in range(1, 8)]
+    assert Counter(spares) == Counter(name for name, _ in PROGRAMS)
+    assert [programs.draw(number, 0) for number in range(7)] == before
+    assert programs.statistics()["spares"] == 7
+
+
+def test_a_directory_is_read_with_what_lies_below_it(tmp_path: Path) -> None:
+    (tmp_path / "logic").mkdir()
+    (tmp_path / "logic" / "a.py").write_text("class AEnv: ...")
+    (tmp_path / "b.py").write_text("class BEnv: ...")
+    (tmp_path / "notes.txt").write_text("not a program")
+    assert dict(read(f"dir:{tmp_path}")) == {"logic/a.py": "class AEnv: ...", "b.py": "class BEnv: ..."}
+
+
+def config(**designer: object) -> Config:
+    return Config(
+        run=Run(name="t"),
+        model=Model(path="x"),
+        designer=msgspec.convert(designer, Designer),
+    )
+
+
+@pytest.mark.parametrize(
+    ("designer", "says"),
+    [
+        ({"kind": "pool", "pool": {"source": "dir:/nowhere"}}, "no directory"),
+        ({"kind": "pool", "pool": {"source": "zip:x"}}, "none of dir:"),
+        ({"kind": "external", "external": {"base_url": "http://x", "key_env": "NOT_SET_KEY"}}, "NOT_SET_KEY"),
+        ({"kind": "frozen", "frozen": {"path": "/nowhere"}}, r"designer\.frozen\.path = '/nowhere'"),
+    ],
+)
+def test_what_is_missing_is_said_before_the_start(designer: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_designer(config(**designer))
+
+
+def test_what_is_there_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SET_KEY", "k")
+    (tmp_path / "a.py").write_text("class AEnv: ...")
+    check_designer(config())
+    check_designer(config(kind="frozen"))
+    check_designer(config(kind="pool", pool=Library(source=f"dir:{tmp_path}")))
+    check_designer(config(kind="external", external=Endpoint(base_url="http://x", key_env="SET_KEY")))
+    check_designer(config(kind="frozen", frozen=Frozen(url="http://127.0.0.1:1")))
+
+
+def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no program"):
+        check_designer(config(kind="pool", pool=Library(source=f"dir:{tmp_path}")))
+
+
+def test_packages_that_are_not_installed_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "installed", lambda _: False)
+    with pytest.raises(ConfigError, match="not installed"):
+        list(read("gem:"))
+
+
+def test_foreign_programs_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        foreign.Foreign("reasoning_gym", name, level, f"{name} {level}") for name in "ab" for level in "01"
+    ]
+    monkeypatch.setattr(foreign, "installed", lambda _: True)
+    monkeypatch.setattr(foreign, "reasoning_gym_programs", lambda: iter(found))
+    assert len(list(read("reasoning_gym:"))) == 4
+    assert dict(read("reasoning_gym:b")) == {
+        "reasoning_gym/b/0": "b 0",
+        "reasoning_gym/b/1": "b 1",
+    }
+    with pytest.raises(ConfigError, match="has no c"):
+        list(read("reasoning_gym:b,c"))
+
+
+@pytest.mark.parametrize(
+    ("source", "games"),
+    [
+        ("class AEnv:\n    x = 1\n", ()),
+        ("class AEnv:\n    x = 1\nclass BEnv:\n    x = 1\n", ("AEnv", "BEnv")),
+        ("class BaseEnv:\n    x = 1\nclass AEnv(BaseEnv):\n    x = 1\n", ()),
+        (
+            "class BaseEnv:\n    x = 1\nclass AEnv(BaseEnv):\n    x = 1\nclass CEnv(BaseEnv): ...\n",
+            ("AEnv", "CEnv"),
+        ),
+        ("class AEnv:\n    class InnerEnv:\n        pass\n", ()),
+        ("class AEnv:\n    x = 1\nclass AEnv:\n    x = 2\n", ()),
+        ("class Board:\n    x = 1\nclass AEnv :\n    x = 1\n", ()),
+    ],
+)
+def test_which_class_is_the_game(source: str, games: tuple[str, ...]) -> None:
+    assert rivals(source) == games

@@ -1,0 +1,160 @@
+"""The client of an OpenAI-compatible endpoint, against a real local server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import anyio
+import pytest
+from endpoint_fake import Behaviour, Drop, FakeEndpoint, Hang, Raw, Say, Script, fake_endpoint
+
+from engine.config import Endpoint as Settings
+from engine.config import Sampling
+from engine.errors import ConfigError
+from engine.inference import endpoint as module
+from engine.inference.completion import InferenceUnavailable
+from engine.inference.endpoint import EndpointMisused, EndpointRefused, Pace, key_of, open_endpoint
+
+SAMPLING = Sampling(temperature=0.6, top_p=0.95, max_tokens=77)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_DELAY", 0.001)
+
+
+def play(*behaviours: Behaviour) -> Script:
+    """Do one after the other, the last one for ever."""
+    rest = list(behaviours)
+    return lambda _: rest.pop(0) if len(rest) > 1 else rest[0]
+
+
+def settings(fake: FakeEndpoint, **fields: Any) -> Settings:
+    values: dict[str, Any] = {"model": "m", "request_seconds": 5.0, "tries": 3, **fields}
+    return Settings(base_url=fake.url, **values)
+
+
+async def test_a_conversation_is_asked_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", " secret ")
+    async with fake_endpoint(play(Say("well", "length"))) as fake:
+        prices = settings(fake, key_env="THE_KEY", price_in=2.0, price_out=10.0, extra={"reasoning": "low"})
+        async with open_endpoint(prices) as endpoint:
+            answer = await endpoint.write(["one", "two", "three"], sampling=SAMPLING, system="be brief")
+            statistics = endpoint.statistics()
+    assert (answer.text, answer.finish, answer.tokens_in, answer.tokens_out) == ("well", "length", 100, 20)
+    (body,) = fake.bodies
+    assert [message["role"] for message in body["messages"]] == ["system", "user", "assistant", "user"]
+    assert (body["model"], body["max_tokens"], body["reasoning"]) == ("m", 77, "low")
+    assert (body["temperature"], body["top_p"]) == (0.6, 0.95)
+    assert "seed" not in body
+    assert fake.keys == ["Bearer secret"]
+    assert (statistics["tokens_in"], statistics["tokens_out"], statistics["requests"]) == (100, 20, 1)
+    assert statistics["cost"] == pytest.approx((100 * 2 + 20 * 10) / 1e6)
+
+
+async def test_fields_that_an_endpoint_does_not_take_are_left_out() -> None:
+    async with fake_endpoint(play(Say("x"))) as fake:
+        odd = settings(fake, tokens_field="max_completion_tokens", send_sampling=False, send_seed=True)
+        async with open_endpoint(odd) as endpoint:
+            await endpoint.write(["one"], sampling=SAMPLING, seed=5)
+    (body,) = fake.bodies
+    assert set(body) == {"model", "messages", "max_completion_tokens", "seed"}
+    assert fake.keys == [""]
+
+
+FAULTS: Iterable[tuple[str, Behaviour]] = (
+    ("http_500", Raw(b"oops", 500)),
+    ("http_429", Raw(b"slow down", 429, {"Retry-After": "0.01"})),
+    ("closed", Drop()),
+    ("slow", Hang()),
+    ("no json", Raw(b"<html>")),
+    ("no choices", Raw(b'{"choices": []}')),
+    ("no message", Raw(b'{"choices": [{}]}')),
+    ("wrong types", Raw(b'{"choices": [{"message": {"content": 7}}]}')),
+)
+
+
+@pytest.mark.parametrize("fault", [fault for _, fault in FAULTS], ids=[name for name, _ in FAULTS])
+async def test_a_passing_fault_is_retried_and_a_lasting_one_is_infrastructure(fault: Behaviour) -> None:
+    async with fake_endpoint(play(fault, Say("at last"))) as fake:
+        seconds = 0.2 if isinstance(fault, Hang) else 5.0
+        async with open_endpoint(settings(fake, request_seconds=seconds)) as endpoint:
+            assert (await endpoint.write(["x"], sampling=SAMPLING)).text == "at last"
+            assert endpoint.statistics()["retries"] == 1
+        fake.script = play(fault)
+        async with open_endpoint(settings(fake, request_seconds=seconds, tries=2)) as endpoint:
+            with pytest.raises(InferenceUnavailable, match="2 requests failed"):
+                await endpoint.write(["x"], sampling=SAMPLING)
+            assert (endpoint.statistics()["requests"], endpoint.statistics()["failed"]) == (2, 1)
+
+
+async def test_an_unreachable_endpoint_is_infrastructure() -> None:
+    async with fake_endpoint(play(Say("x"))) as fake:
+        gone = settings(fake, tries=2)
+    async with open_endpoint(gone) as endpoint:
+        with pytest.raises(InferenceUnavailable, match="connection failed"):
+            await endpoint.write(["x"], sampling=SAMPLING)
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404])
+async def test_a_wrong_key_model_or_address_is_the_recipes_fault(status: int) -> None:
+    async with fake_endpoint(play(Raw(b"who are you", status))) as fake:
+        async with open_endpoint(settings(fake)) as endpoint:
+            with pytest.raises(EndpointMisused, match=f"HTTP {status}: who are you"):
+                await endpoint.write(["x"], sampling=SAMPLING)
+        assert len(fake.bodies) == 1
+
+
+async def test_what_the_endpoint_will_not_do_is_not_asked_twice() -> None:
+    async with fake_endpoint(play(Raw(b"too long", 400))) as fake:
+        async with open_endpoint(settings(fake)) as endpoint:
+            with pytest.raises(EndpointRefused, match="HTTP 400: too long"):
+                await endpoint.write(["x"], sampling=SAMPLING)
+            assert endpoint.statistics()["http_400"] == 1
+        assert len(fake.bodies) == 1
+
+
+async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST_ANSWER", 1 << 20)
+    async with (
+        fake_endpoint(play(Raw(b" " * (2 << 20)))) as fake,
+        open_endpoint(settings(fake, tries=1)) as endpoint,
+    ):
+        with pytest.raises(InferenceUnavailable, match="longer than 1 MiB"):
+            await endpoint.write(["x"], sampling=SAMPLING)
+
+
+async def test_a_refusal_in_words_is_an_answer() -> None:
+    body = b'{"choices": [{"message": {"content": null, "refusal": "I will not"}, "finish_reason": "stop"}]}'
+    async with fake_endpoint(play(Raw(body))) as fake, open_endpoint(settings(fake)) as endpoint:
+        assert (await endpoint.write(["x"], sampling=SAMPLING)).text == "I will not"
+
+
+async def test_starts_are_spaced() -> None:
+    pace, starts = Pace(60 / 0.02), []
+
+    async def one() -> None:
+        await pace.turn()
+        starts.append(time.monotonic())
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(one)
+    assert max(starts) - min(starts) >= 3 * 0.02 - 0.005
+    await Pace(0).turn()
+
+
+def test_a_key_that_is_not_set_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY is not set"):
+        key_of(Settings(base_url="http://x", key_env="NO_SUCH_KEY"))
+    assert key_of(Settings(base_url="http://x")) == ""
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("3", 3.0), ("9999", 60.0), (None, 0.0), ("Wed, 21 Oct 2015", 0.0), ("-1", 0.0)]
+)
+def test_the_delay_that_is_asked_for(header: str | None, seconds: float) -> None:
+    assert module._asked_delay(header) == seconds
