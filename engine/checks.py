@@ -138,6 +138,9 @@ def _trained_sampling(key: str, sampling: Sampling) -> Iterator[Problem]:
 
 def _lengths(config: Config) -> Iterator[Problem]:
     designer, agent, longest = config.designer, config.agent, config.model.max_model_len
+    # an endpoint has a context of its own (checks_designers), a pool has none
+    ours = {"designer.sampling.max_tokens": designer.kind in ("policy", "frozen")}
+    ours["designer.hint_sampling.max_tokens"] = designer.hint_writer == "self"
     for key, tokens in (
         ("designer.sampling.max_tokens", designer.sampling.max_tokens),
         ("designer.hint_sampling.max_tokens", designer.hint_sampling.max_tokens),
@@ -154,9 +157,6 @@ def _lengths(config: Config) -> Iterator[Problem]:
 
 def _designer(config: Config) -> Iterator[Problem]:
     designer = config.designer
-    # an endpoint has a context of its own (checks_designers), a pool has none
-    ours = {"designer.sampling.max_tokens": designer.kind in ("policy", "frozen")}
-    ours["designer.hint_sampling.max_tokens"] = designer.hint_writer == "self"
     if designer.kind == "policy":
         yield from _trained_sampling("designer.sampling", designer.sampling)
     yield from _least("designer.hint_sampling.temperature", designer.hint_sampling.temperature, 0)
@@ -394,6 +394,7 @@ _RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _sandbox,
     _lengths,
     _designer,
+    designers,
     _agent,
     _curriculum,
     _ages,
@@ -403,4 +404,3 @@ _RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _evaluator,
     _warmstart,
 )
-    designers,
