@@ -86,6 +86,10 @@ class Sketch:
         if len(self) > self._limit:
             del self._rows[self._names.pop()]
 
+    def get(self, name: str) -> Vectors | None:
+        """Return the vector of a program, None when it is not in the sample."""
+        return self._rows.get(name)
+
     def vectors(self) -> Vectors | None:
         """Return the sample's vectors (n, D), None when it is empty."""
         return np.stack([self._rows[name] for name in self._names]) if self._names else None

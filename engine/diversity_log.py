@@ -88,7 +88,8 @@ class Meter:
     def _embed(self, connection: sqlite3.Connection, items: Sequence[Item]) -> None:
         """Have the vectors of ``items`` at hand, and no others."""
         needed = {item.environment: item.design for item in items}
-        kept = {name: self._vectors[name] for name in needed if name in self._vectors}
+        known = {name: self._vectors.get(name, self._before.get(name)) for name in needed}
+        kept = {name: row for name, row in known.items() if row is not None}
         missing = [name for name in needed if name not in kept]
         rows = self._embedder.embed(sources(connection, [needed[name] for name in missing]))
         self._vectors = kept | dict(zip(missing, rows, strict=True))

@@ -70,7 +70,7 @@ def layout(vectors: Vectors, *, seed: int = 0) -> tuple[Places, str]:
     wide = _components(vectors, _DIMENSIONS)
     flat = len(wide) < FEWEST_FOR_TSNE or float(wide[:, 0].std()) < 1e-6
     if flat or importlib.util.find_spec("sklearn") is None:
-        return _padded(wide), "PCA"
+        return _padded(wide)[:, :2], "PCA"
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(wide) - 1) / 3)

@@ -84,8 +84,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     similarity: str
     arms: dict[str, tuple[Written, ...]]
     figures: dict[str, dict[str, Spread]]
-    machine: machine.Machine
     load: machine.Load
+    machine: machine.Machine
 
 
 FIGURES = (
