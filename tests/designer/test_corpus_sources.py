@@ -126,7 +126,7 @@ def test_pydoc_of_a_package_reads_its_public_submodules(
 def test_pydoc_alone_is_the_standard_library() -> None:
     found = only("pydoc:")
     assert len(found) > 300
-    assert {"itertools", "csv", "ipaddress"} <= {item.id for item in found}
+    assert {"itertools.groupby", "csv", "heapq"} <= {item.id for item in found}
     assert all(len(item.text) >= 200 for item in found)
     assert found == only("pydoc:")
 

@@ -101,5 +101,5 @@ def _line(text: str) -> str:
 
 def plain(text: str) -> str:
     """Return the text of a piece of HTML, its paragraphs as lines."""
-    lines = _TAG.sub("", _BREAK.sub("\n", text)).splitlines()
+    lines = _TAG.sub("", _BREAK.sub("\0", text)).replace("\n", " ").split("\0")
     return "\n".join(html.unescape(" ".join(line.split())) for line in lines if line.strip())

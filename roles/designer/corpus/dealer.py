@@ -116,6 +116,12 @@ class Corpus:
         """Return a document by id, cut to the limit; NO_DOCUMENT when it is not in the corpus."""
         return self._cut(self._documents.get(document, NO_DOCUMENT))
 
+    def sample(self, count: int) -> list[str]:
+        """Return the texts of at most ``count`` documents, evenly spread over the corpus, uncut."""
+        documents = list(self._documents.values())
+        every = max(1, -(-len(documents) // max(count, 1)))
+        return [document.text for document in documents[::every]]
+
     def statistics(self) -> dict[str, float]:
         """Gauges. ``corpus_epoch`` is the furthest pass begun, from 1 on; ``corpus_left`` counts what the
         present passes have not dealt yet, ``corpus_unused`` the documents never used."""

@@ -8,6 +8,7 @@ are kept: the same documents on every host and after a restart, and never more t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -25,17 +26,34 @@ def read(argument: str, reading: Reading) -> Iterator[Document]:
     """Yield up to ``take`` documents of the shuffled stream. Raises ConfigError when it cannot be had."""
     place, options = _parse(argument)
     take, buffer = _whole("take", options), _whole("buffer", options)
-    stream = _open(place, options).shuffle(seed=reading.seed, buffer_size=buffer)
     kept = 0
-    for number, row in enumerate(_rows(stream, place)):
-        found = _document(row, options, f"{Path(place).name}:{number}")
-        if isinstance(found, str):
-            reading.skip(f"hf:{place}, row {number} of the shuffled stream", found)
-            continue
-        yield found._replace(text=found.text[: reading.longest])
-        kept += 1
-        if kept == take:
-            return
+    with _without_torch():
+        stream = _open(place, options).shuffle(seed=reading.seed, buffer_size=buffer)
+        for number, row in enumerate(_rows(stream, place)):
+            found = _document(row, options, f"{Path(place).name}:{number}")
+            if isinstance(found, str):
+                reading.skip(f"hf:{place}, row {number} of the shuffled stream", found)
+                continue
+            yield found._replace(text=found.text[: reading.longest])
+            kept += 1
+            if kept == take:
+                return
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Keep ``datasets`` from importing torch for the sake of data loaders: its process needs none."""
+    try:
+        from datasets import config
+    except ImportError as error:
+        raise ConfigError(
+            "the corpus hf: needs the package datasets", where=WHERE, remedy="pip install datasets"
+        ) from error
+    before, config.TORCH_AVAILABLE = config.TORCH_AVAILABLE, False
+    try:
+        yield
+    finally:
+        config.TORCH_AVAILABLE = before
 
 
 def _parse(argument: str) -> tuple[str, dict[str, str]]:
@@ -57,12 +75,8 @@ def _whole(name: str, options: dict[str, str]) -> int:
 
 
 def _open(place: str, options: dict[str, str]) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError(
-            "the corpus hf: needs the package datasets", where=WHERE, remedy="pip install datasets"
-        ) from error
+    import datasets
+
     path = Path(place).expanduser()
     try:
         if path.is_file():

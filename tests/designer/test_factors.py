@@ -9,9 +9,17 @@ import msgspec
 import pytest
 from prompt_cases import Letters
 
-from bus.messages import DesignTicket, EnvironmentReady, EnvironmentScored, stable_id
+from bus.messages import (
+    DesignTicket,
+    EnvironmentReady,
+    EnvironmentScored,
+    PolicyPublished,
+    ServerServing,
+    stable_id,
+)
 from engine import ablations, recipe
 from engine.config import Config
+from engine.lineage import Version
 from roles.designer.attempt import Workshop
 from roles.designer.corpus import Corpus
 from roles.designer.memory import Memory
@@ -21,7 +29,7 @@ from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Cohort, Design, Publish
 from roles.work import sampling_seed
 
-COHORTS = 5
+COHORTS = 6
 
 
 class Attempt(NamedTuple):
@@ -119,10 +127,24 @@ def tickets(config: Config) -> list[DesignTicket]:
         for slot, skill in enumerate(plan.skills(config, number, life.size)):
             design = Design(design=names[slot], cohort=number, slot=slot, skill=skill)
             found.append(work.ticket(config, cohort, design, 0))
-    asked = [command.message for command in Curriculum(config).start() if isinstance(command, Publish)]
+    asked = first_tickets(config)
     assert asked == found[: len(asked)]
-    assert len(asked) >= 6
+    assert len(asked) >= config.curriculum.environments
     return found
+
+
+def first_tickets(config: Config) -> list[DesignTicket]:
+    """What the curriculum asks for once the first weights are served."""
+    machine = Curriculum(config)
+    commands = machine.start()
+    version = Version(0, 0).pack()
+    weights = PolicyPublished(
+        version=version, step=0, uri="", sha256="", size=0, canary_tokens=b"", canary_logprobs=b""
+    )
+    server = ServerServing(server="s", epoch="e", url="", version=version, canary_error=0.0, seconds=0.0)
+    commands += [*machine.apply(1, weights), *machine.apply(2, server)]
+    published = [command.message for command in commands if isinstance(command, Publish)]
+    return [message for message in published if isinstance(message, DesignTicket)]
 
 
 def attempts(config: Config) -> list[Attempt]:
