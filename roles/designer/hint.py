@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+import numpy as np
+
+from engine import prompts
+from engine.inference.endpoint import EndpointRefused
+from engine.inference.tokens import SegmentBuilder
+from roles.designer.prober import Answers
 from roles.work import sampling_seed
 
 if TYPE_CHECKING:
+    from bus.messages import HeldDesign, Segment
     from engine.config import Sampling
     from engine.inference.pool import InferencePool
     from engine.inference.tokens import ChatTokens
@@ -16,6 +26,43 @@ if TYPE_CHECKING:
 LONGEST_HINT = 800
 _THINK_END = "</think>"
 _LABEL = re.compile(r"^\s*hint\s*:\s*", re.IGNORECASE)
+_WORD = re.compile(r"-?\d+|[^\W\d_]+")
+_CLAIM = r"\b(answer|solution|secret|key|target|number|word)\b\W{0,3}(is|are|=|:)\W{0,3}"
+_FILLERS = frozenset(("then", "and", "next", "after", "that", "to", "finally", "first", "last", "now"))
+_STOP = frozenset(
+    word
+    for line in (
+        "a an and are as at be by can do each every first for from get go has have if in into is it its make",
+        "must not of on once one or play player put so take than that the their then there they this to try",
+        "up use what when which will with you your",
+    )
+    for word in line.split()
+)
+_INSTANCES = 3
+_REPHRASED = 0.5
+
+
+class Answer(Protocol):
+    """What a writer gives back."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def finish(self) -> Literal["stop", "length"]: ...
+
+
+class Writer(Protocol):
+    """A model that is asked in text, such as ``engine.inference.endpoint.Endpoint``."""
+
+    async def write(self, turns: Sequence[str], *, sampling: Sampling, seed: int | None = None) -> Answer: ...
+
+
+class Hint(NamedTuple):
+    """An accepted hint, with its tokens where the policy wrote it."""
+
+    text: str
+    segments: tuple[Segment, ...] = ()
 
 
 def clean_hint(text: str, finish: str) -> str | None:
@@ -33,34 +80,147 @@ def clean_hint(text: str, finish: str) -> str | None:
     return line
 
 
+def gives_away(hint: str, answers: Answers) -> str:
+    """Say how ``hint`` names the winning action, "" when it does not.
+
+    It does when it says that the answer is one; when it holds a whole solution of several actions in order;
+    when the only thing in it that could be an action wins some instance at once; or when it holds the action
+    that wins every one of at least three instances. A hint that names several candidates is advice.
+    """
+    words = _words(hint)
+    alone = {action.strip().lower() for action in answers.alone if action.strip()}
+    for action in alone:
+        if re.search(rf"{_CLAIM}{re.escape(action)}(?!\w)", hint, re.IGNORECASE):
+            return f"it says that {action!r} is the answer"
+    bare = [word for word in words if word not in _FILLERS]
+    for plan in answers.plans:
+        steps = [word for action in plan for word in _words(action)]
+        if len(steps) > 1 and any(bare[at : at + len(steps)] == steps for at in range(len(bare))):
+            return "it holds a whole solution"
+    if len(alone) == 1 and len(answers.alone) >= _INSTANCES and alone <= set(words):
+        return f"{next(iter(alone))!r} always wins"
+    taken = {action.strip().lower() for action in answers.actions}
+    numeric = all(_is_number(action) for action in alone)
+    named = {word for word in words if (_is_number(word) if numeric else word in taken)}
+    if alone and len(named) == 1 and named <= alone:
+        return f"{next(iter(named))!r} wins at once"
+    return ""
+
+
+def adds_nothing(hint: str, firsts: Sequence[str]) -> bool:
+    """Whether every first observation holds what ``hint`` tells.
+
+    All content words must be there. Of a sentence, half of the neighbouring pairs must be as well, of a bare
+    list (of numbers, of names) all of them: a new order of known words tells something.
+    """
+    said = [word for word in _words(hint) if word not in _STOP]
+    if not firsts or not said:
+        return not said
+    pairs = set(pairwise(said))
+    sentence = len(said) < len(_words(hint))
+    for first in firsts:
+        words = [word for word in _words(first) if word not in _STOP]
+        known = len(pairs & set(pairwise(words)))
+        if not set(said) <= set(words) or known < len(pairs) * (_REPHRASED if sentence else 1.0):
+            return False
+    return True
+
+
 class HintWriter:
-    """Asks the current policy for a hint, up to ``attempts`` times. Its tokens are never trained."""
+    """Asks for a hint, up to ``attempts`` times: the current policy, or ``writer`` where there is one."""
 
     def __init__(
         self,
         pool: InferencePool,
         chat: ChatTokens,
-        prompts: PromptWriter,
+        writer_of_prompts: PromptWriter,
         sampling: Sampling,
         attempts: int,
+        *,
+        writer: Writer | None = None,
     ) -> None:
-        self._pool, self._chat, self._prompts = pool, chat, prompts
-        self._sampling, self._attempts = sampling, attempts
+        self._pool, self._chat, self._prompts = pool, chat, writer_of_prompts
+        self._sampling, self._attempts, self._writer = sampling, attempts, writer
+        self._counts: Counter[str] = Counter()
 
-    async def write(self, source: str, *, design: str, attempt: int) -> str | None:
-        """Return an acceptable hint for ``source`` or None. Raises InferenceUnavailable."""
+    async def write(
+        self,
+        source: str,
+        *,
+        design: str,
+        attempt: int,
+        answers: Answers | None = None,
+        firsts: Sequence[str] = (),
+    ) -> Hint | None:
+        """Return an acceptable hint for ``source`` or None; ``firsts`` are first observations of it.
+
+        Raises InferenceUnavailable.
+        """
+        for trial in range(self._attempts):
+            reply = await self._reply(source, sampling_seed(design, attempt, "hint", trial), design)
+            if reply is None:
+                return None
+            text, finish, segments = reply
+            hint = clean_hint(text, finish)
+            fault = "malformed" if hint is None else self.fault(hint, answers or Answers(), firsts)
+            if hint is not None and not fault:
+                return Hint(hint, segments)
+            self._counts[f"hint_{fault}"] += 1
+        return None
+
+    def fault(self, hint: str, answers: Answers, firsts: Sequence[str]) -> str:
+        """Return the name of what is wrong with a hint, "" for nothing."""
+        if gives_away(hint, answers):
+            return "gives_away"
+        return "adds_nothing" if firsts and adds_nothing(hint, firsts) else ""
+
+    def recall(self, held: HeldDesign) -> Hint | None:
+        """Return the hint that an earlier life of the ticket has published the tokens of."""
+        reply = [
+            token
+            for segment in held.segments
+            for token in np.frombuffer(segment.tokens, "<i4")[
+                np.frombuffer(segment.mask, np.uint8).astype(bool)
+            ].tolist()
+        ]
+        hint = clean_hint(self._chat.decode(reply), "stop")
+        return Hint(hint, held.segments) if hint is not None else None
+
+    def statistics(self) -> dict[str, float]:
+        """Counts of refused hints by what was wrong with them."""
+        return dict(self._counts)
+
+    async def _reply(
+        self, source: str, seed: int, design: str
+    ) -> tuple[str, str, tuple[Segment, ...]] | None:
+        """One reply with why it ended, None when the program leaves no room for it."""
+        if self._writer is not None:
+            content = prompts.render("hint_full", source=source)
+            try:
+                answer = await self._writer.write([content], sampling=self._sampling, seed=seed)
+            except EndpointRefused:
+                self._counts["hint_refused"] += 1
+                return None
+            return answer.text, answer.finish, ()
         prompt = self._prompts.hint(source)
         if prompt is None:
             return None
-        for trial in range(self._attempts):
-            completion = await self._pool.generate(
-                prompt,
-                sampling=self._sampling,
-                seed=sampling_seed(design, attempt, "hint", trial),
-                key=design,
-                stop_token_ids=self._chat.stop_token_ids,
-            )
-            hint = clean_hint(self._chat.decode(completion.tokens), completion.finish)
-            if hint is not None:
-                return hint
-        return None
+        completion = await self._pool.generate(
+            prompt,
+            sampling=self._sampling,
+            seed=seed,
+            key=design,
+            stop_token_ids=self._chat.stop_token_ids,
+        )
+        segments = SegmentBuilder()
+        segments.prompt(prompt)
+        segments.completion(completion)
+        return self._chat.decode(completion.tokens), completion.finish, tuple(segments.segments())
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def _is_number(word: str) -> bool:
+    return word.lstrip("-").isdecimal()

@@ -21,6 +21,7 @@ import msgspec
 from bus import NotFound, Undecodable
 from bus.messages import DesignRejected, EnvironmentReady, EnvironmentScored, Message, RoundSummary
 from engine.archive import Archive, replace
+from engine.errors import SpadeError
 from roles.designer.memory import Frozen, Memory
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class Keeper:
     """Feeds ``memory`` from the bus. ``note_used`` is told each use of a document that an earlier life made.
 
-    Files lie in ``directory``; ``seconds`` is the least time between two snapshots. Raises OSError when the
-    disk takes no more.
+    Files lie in ``directory``; ``seconds`` is the least time between two snapshots. Raises SpadeError when
+    they cannot be written.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Keeper:
             memory=self._memory.freeze(),
             used=dict(self._used),
         )
-        await anyio.to_thread.run_sync(write, self._directory, snapshot)
+        await self._on_disk(write, self._directory, snapshot)
         self._saved, self._saved_at = snapshot.position, time.monotonic()
 
     def statistics(self) -> dict[str, float]:
@@ -121,7 +122,7 @@ class Keeper:
         match fact:
             case EnvironmentReady():
                 # the archive first: a snapshot never names a program that is not there
-                await anyio.to_thread.run_sync(self._archive.put, fact.source)
+                await self._on_disk(self._archive.put, fact.source)
                 self._memory.ready(fact)
                 self._used[fact.document] += 1
             case DesignRejected():
@@ -133,6 +134,15 @@ class Keeper:
             case _:
                 pass
         self.position, self._key = sequence, fact.key
+
+    async def _on_disk(self, work: Callable[..., object], *arguments: object) -> None:
+        try:
+            await anyio.to_thread.run_sync(work, *arguments)
+        except OSError as error:
+            raise SpadeError(
+                f"The designer's memory cannot be written below {self._directory}: {error}.",
+                remedy="Make room on that disk and run the same command again: it goes on where it stopped.",
+            ) from error
 
     async def _is_ours(self, snapshot: Snapshot) -> bool:
         """Whether the stream holds what it held when the snapshot was taken, as far as it reaches back."""
@@ -159,6 +169,7 @@ class Keeper:
 
 def write(directory: Path, snapshot: Snapshot) -> None:
     """Replace the snapshot in ``directory`` atomically. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
     replace(directory / FILE, zlib.compress(msgspec.msgpack.encode(snapshot), 1), durable=True)
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from engine import models
 from engine.errors import ConfigError
-from engine.inference.endpoint import key_of, open_endpoint
+from engine.inference.endpoint import Endpoint, key_of, open_endpoint
 from engine.inference.frozen import config_of, open_frozen
 from roles.designer.authors import Author, EndpointAuthor, PlainText, PolicyAuthor, TokenAuthor
 from roles.designer.library import Programs, read
@@ -49,12 +49,25 @@ async def open_designer(context: RoleContext, chat: ChatTokens) -> AsyncIterator
             yield PolicyAuthor(pool, chat, designer.sampling, config.model.max_model_len)
 
 
+@asynccontextmanager
+async def open_hint_writer(config: Config) -> AsyncIterator[Endpoint | None]:
+    """Yield the endpoint that writes the hints, None where the policy does. Raises ConfigError for a missing
+    key."""
+    if config.designer.hint_writer == "self":
+        yield None
+        return
+    async with open_endpoint(config.designer.external) as endpoint:
+        yield endpoint
+
+
 def check_designer(config: Config) -> None:
     """Look, before anything is started, whether the designer has what it needs: a key, a model, programs.
 
     Raises ConfigError.
     """
     designer = config.designer
+    if designer.hint_writer == "external":
+        key_of(designer.external)
     match designer.kind:
         case "external":
             key_of(designer.external)

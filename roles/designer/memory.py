@@ -151,13 +151,14 @@ class Memory:
 
     def scored(self, fact: EnvironmentScored) -> None:
         """Close a window; the same program again replaces its older record."""
-        known = self._open.pop(fact.design, None) or Record(
-            design=fact.design, environment=fact.environment, skill=fact.skill, document=fact.document
-        )
+        known = self._open.pop(fact.design, None)
+        if known is None or known.environment != fact.environment:
+            known = Record(
+                design=fact.design, environment=fact.environment, skill=fact.skill, document=fact.document
+            )
         self._closed.pop(fact.environment, None)
         self._closed[fact.environment] = msgspec.structs.replace(
             known,
-            environment=fact.environment,
             family=fact.family,
             difficulty=fact.difficulty,
             regret_low=fact.regret_low,

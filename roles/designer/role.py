@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -18,12 +19,14 @@ from bus.messages import (
     HeldDesign,
 )
 from bus.scopes import flat_task_group
+from engine import similarity
 from roles.base import Role, RoleContext
-from roles.designer.attempt import Asked, Judged, Workshop
+from roles.designer.attempt import Asked, Draft, Judged, Workshop
 from roles.designer.corpus import Corpus, probe
-from roles.designer.hint import HintWriter
+from roles.designer.hint import Hint, HintWriter, Writer
+from roles.designer.inspector import Inspector, Notes
 from roles.designer.keeper import Keeper
-from roles.designer.kinds import check_designer, open_designer, prompts_for
+from roles.designer.kinds import check_designer, open_designer, open_hint_writer, prompts_for
 from roles.designer.memory import Memory
 from roles.designer.prompt import PromptWriter
 from roles.designer.skills import Coverage
@@ -42,9 +45,10 @@ if TYPE_CHECKING:
     from engine.inference.tokens import ChatTokens
     from roles.designer.authors import Author
     from roles.designer.library import Programs
+    from sandbox import Verdict
 
 _COHORTS_KEPT = 16
-_TITLE_CHARACTERS = 120
+_TITLE_CHARACTERS, _SUMMARY_CHARACTERS = 120, 300
 
 
 class Designer(Role):
@@ -62,6 +66,7 @@ class Designer(Role):
     _corpus: Corpus
     _workshop: Workshop
     _hints: HintWriter
+    _inspector: Inspector
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
@@ -74,18 +79,19 @@ class Designer(Role):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Look whether every source of documents holds one, and whether who designs has what it needs.
-        Raises ConfigError."""
+        """Look whether every source of documents holds one, whether who designs has what it needs, and
+        whether the sentence model is there. Raises ConfigError."""
         probe(config)
         check_designer(config)
+        similarity.check(config.designer.similarity)
 
     async def run(self) -> None:
         chat = await chat_tokens(self.context)
         self._corpus = await anyio.to_thread.run_sync(Corpus.open, self.config, chat)
         for line in self._corpus.named:
             self.log.warning("no document", place=line)
-        async with open_designer(self.context, chat) as designer:
-            self._equip(chat, designer)
+        async with open_designer(self.context, chat) as designer, open_hint_writer(self.config) as writer:
+            self._equip(chat, designer, writer)
             await self._work()
 
     async def _work(self) -> None:
@@ -115,10 +121,12 @@ class Designer(Role):
             **(self._corpus.statistics() if hasattr(self, "_corpus") else {}),
             **self._coverage.statistics(),
             **(self._workshop.statistics() if hasattr(self, "_workshop") else {}),
+            **(self._hints.statistics() if hasattr(self, "_hints") else {}),
+            **(self._inspector.statistics() if hasattr(self, "_inspector") else {}),
             **self._counts,
         }
 
-    def _equip(self, chat: ChatTokens, designer: Author | Programs) -> None:
+    def _equip(self, chat: ChatTokens, designer: Author | Programs, writer: Writer | None) -> None:
         config, shared = self.config.designer, self.context.shared
         prompts = PromptWriter(self.config, chat)
         self._workshop = Workshop(
@@ -130,7 +138,12 @@ class Designer(Role):
             memory=self._memory,
             validator=Validator(shared["sandbox"]),
         )
-        self._hints = HintWriter(shared["pool"], chat, prompts, config.hint_sampling, config.hint_attempts)
+        self._hints = HintWriter(
+            shared["pool"], chat, prompts, config.hint_sampling, config.hint_attempts, writer=writer
+        )
+        self._inspector = Inspector(
+            self.config, host=shared["sandbox"], corpus=self._corpus, memory=self._memory
+        )
 
     async def _answer(self, delivery: Delivery) -> None:
         ticket = delivery.message
@@ -191,17 +204,31 @@ class Designer(Role):
                 if held
                 else await self._workshop.write(ticket, attempt, before=judged, shared=shared)
             )
-            judged = await self._workshop.judge(draft)
+            judged, notes = await self._judge(ticket, draft, held)
             if held is None:
                 await self._hold(ticket, attempt, judged)
             self._counts["attempts"] += 1
             if judged.valid:
-                await self._accept(ticket, attempt, judged)
+                await self._accept(ticket, attempt, judged, notes)
                 return
             await self._reject(ticket, attempt, judged)
         await self._fail(ticket, "policy", f"no valid program in {ticket.attempts} attempts")
 
-    async def _held(self, ticket: DesignTicket, attempt: int) -> HeldDesign | None:
+    async def _judge(
+        self, ticket: DesignTicket, draft: Draft, held: HeldDesign | None
+    ) -> tuple[Judged, Notes]:
+        """Let the validator judge a draft, then look whether it suits its ticket and is new."""
+        judged = await self._workshop.judge(draft)
+        if judged.verdict is None or not judged.valid:
+            return judged, Notes()
+        notes = await self._inspector.look(
+            ticket, judged.source, judged.verdict, draft.document, held=held.valid if held else None
+        )
+        return replace(judged, rung=notes.rung, reason=notes.reason), notes
+
+    async def _held(
+        self, ticket: DesignTicket, attempt: int, part: Literal["", "hint"] = ""
+    ) -> HeldDesign | None:
         tail = HeldDesign(
             design=ticket.design,
             cohort=ticket.cohort,
@@ -209,6 +236,7 @@ class Designer(Role):
             skill=ticket.skill,
             valid=False,
             segments=(),
+            part=part,
         ).tail
         record = await self.bus.last(tail)
         return record.message if record and isinstance(record.message, HeldDesign) else None
@@ -232,10 +260,41 @@ class Designer(Role):
             )
         )
 
-    async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
+    @property
+    def _trains_hints(self) -> bool:
+        return self.config.designer.hint_train and self._workshop.trained
+
+    async def _hint(self, ticket: DesignTicket, attempt: int, judged: Judged, notes: Notes) -> Hint | None:
+        """Get a hint; one that will be trained is published before the fact that tells of it."""
+        assert judged.verdict is not None
+        held = await self._held(ticket, attempt, "hint") if self._trains_hints else None
+        if held is not None:
+            return self._hints.recall(held)
+        hint = await self._hints.write(
+            judged.source,
+            design=ticket.design,
+            attempt=attempt,
+            answers=notes.answers,
+            firsts=judged.verdict.first_observations,
+        )
+        if hint and self._trains_hints:
+            await self.bus.publish(
+                HeldDesign(
+                    design=ticket.design,
+                    cohort=ticket.cohort,
+                    attempt=attempt,
+                    skill=ticket.skill,
+                    valid=True,
+                    segments=hint.segments,
+                    part="hint",
+                )
+            )
+        return hint
+
+    async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged, notes: Notes) -> None:
         verdict = judged.verdict
         assert verdict is not None
-        hint = await self._hints.write(judged.source, design=ticket.design, attempt=attempt)
+        hint = await self._hint(ticket, attempt, judged, notes)
         environment = hashlib.sha256(judged.source.encode()).hexdigest()
         family, difficulty = self._classify(judged.source)
         await self.bus.publish(
@@ -247,10 +306,16 @@ class Designer(Role):
                 skill=ticket.skill,
                 environment=environment,
                 source=judged.source,
-                hint=hint,
+                hint=hint.text if hint else None,
+                hint_held=bool(hint and self._trains_hints),
                 document=judged.draft.document,
                 prompt=judged.draft.prompt,
                 title=title(next(iter(verdict.first_observations), "")),
+                summary=summary(verdict),
+                near=notes.near.environment,
+                similarity=notes.near.similarity if notes.near.environment else None,
+                flag=notes.finding.flag,
+                flag_reason=notes.finding.reason[:REASON_CHARACTERS],
                 trivial_win_rate=verdict.trivial_win_rate,
                 degenerate=verdict.degenerate,
                 difficulty=difficulty,
@@ -311,6 +376,13 @@ class Designer(Role):
             return True
         known.add(environment)
         return False
+
+
+def summary(verdict: Verdict) -> str:
+    """Return what a program declares of its idea and goal, for people and for the memory."""
+    found = verdict.metadata
+    parts = (found.title, found.idea, found.goal, found.win) if found else ()
+    return "; ".join(" ".join(part.split()) for part in parts if part)[:_SUMMARY_CHARACTERS]
 
 
 def title(observation: str) -> str:

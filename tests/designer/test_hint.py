@@ -1,10 +1,17 @@
 """Hints."""
 
+from __future__ import annotations
+
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from played import Host, judged
 
-from roles.designer.hint import LONGEST_HINT, clean_hint
+from engine import seeds
+from roles.designer.hint import LONGEST_HINT, adds_nothing, clean_hint, gives_away
+from roles.designer.prober import Answers, probe
 
 
 @pytest.mark.parametrize(
@@ -38,3 +45,90 @@ def test_what_is_accepted_is_one_bounded_line_without_an_action(text: str) -> No
         assert len(hint) <= LONGEST_HINT
         assert len(hint.splitlines()) == 1
         assert "\\boxed" not in hint
+
+
+NUMBERS = Answers(alone=("17", "42", "63"), actions=frozenset(map(str, range(100))))
+DOORS = Answers(alone=("red", "blue"), actions=frozenset({"red", "blue", "green", "open"}))
+WAY = Answers(
+    plans=(("left", "left", "up"), ("up", "right")), actions=frozenset({"left", "up", "right", "down"})
+)
+ALWAYS = Answers(alone=("swordfish",) * 3, actions=frozenset({"swordfish", "banana"}))
+
+
+@pytest.mark.parametrize(
+    ("hint", "answers", "gives"),
+    [
+        ("The answer is 42.", NUMBERS, True),
+        ("the secret number: 17", NUMBERS, True),
+        ("Try 42 at once.", NUMBERS, True),
+        ("It lies in 40..44.", NUMBERS, False),
+        ("It is one of 17, 42 and 63.", NUMBERS, False),
+        ("Add 3 each time.", NUMBERS, False),
+        ("Halve what is left.", NUMBERS, False),
+        ("Open red.", DOORS, False),
+        ("Always the red one.", DOORS, True),
+        ("The key is blue", DOORS, True),
+        ("The redder the better.", DOORS, False),
+        ("Go left, left, then up.", WAY, True),
+        ("First up, and then right!", WAY, True),
+        ("Left is never the right way up.", WAY, False),
+        ("Walls are left of doors.", WAY, False),
+        ("Say swordfish.", ALWAYS, True),
+        ("Think of a fish.", ALWAYS, False),
+        ("", Answers(), False),
+        ("Say 5", Answers(), False),
+    ],
+)
+def test_a_hint_may_not_name_the_winning_action(hint: str, answers: Answers, gives: bool) -> None:
+    assert bool(gives_away(hint, answers)) is gives
+
+
+@given(st.text(max_size=80), st.text(alphabet="0123456789", min_size=1, max_size=4))
+def test_saying_that_something_is_the_answer_is_always_seen(before: str, action: str) -> None:
+    assert gives_away(f"{before} the answer is {action}.", Answers(alone=(action, "other")))
+
+
+@pytest.mark.parametrize(
+    ("hint", "firsts", "nothing"),
+    [
+        ("The kites hide in 0..9", ["The kites hide in 0..9, 3 tries"], True),
+        ("kites hide", ["The kites hide in 0..9, 3 tries"], True),
+        ("0..9", ["The kites hide in 0..9, 3 tries"], True),
+        ("0..3", ["The kites hide in 0..9, 3 tries"], False),
+        ("4..6", ["The kites hide in 0..9, 3 tries"], False),
+        ("add 3", ["The kites go 7?, 3 tries"], False),
+        ("red tan blue", ["run tan blue ?", "run red tan blue ?"], False),
+        ("red tan blue", ["run red tan blue ?", "run red tan blue red ?"], True),
+        ("You can try to play it.", ["anything"], True),
+        ("Reach the exit by the doors.", ["Reach the exit. There are doors: red, blue."], True),
+        ("Take blue before red.", ["The doors are red, blue."], False),
+        ("Halve the range each time.", ["A number from 1 to 9."], False),
+        ("anything", [], False),
+    ],
+)
+def test_a_hint_holds_what_the_observation_does_not(hint: str, firsts: list[str], nothing: bool) -> None:
+    assert adds_nothing(hint, firsts) is nothing
+
+
+WORDS = st.sampled_from(["red", "blue", "green", "door", "key", "lamp"])
+
+
+@given(st.lists(WORDS, min_size=1, max_size=6))
+def test_a_part_of_the_observation_adds_nothing(words: list[str]) -> None:
+    assert adds_nothing(" ".join(words), [f"before {' '.join(words)} after"])
+    assert not adds_nothing(" ".join([*words, "xylophone"]), [" ".join(words)])
+
+
+@pytest.mark.parametrize("family", seeds.families(), ids=lambda family: family.name)
+async def test_the_hints_of_seed_programs_are_hints(family: seeds.Family) -> None:
+    rng = Random(7)
+    for level in seeds.SEED_LEVELS * 3:
+        parameters = family.draw(level, rng, withheld=False)
+        source = family.program(parameters, rng.choice(seeds.NOUNS))
+        verdict = judged(source, turns=family.max_turns)
+        seen = await probe(Host(), source, verdict, max_turns=family.max_turns)
+        hint = family.hint(parameters)
+        assert gives_away(hint, seen.answers) == "", source
+        # where all of a cycle is shown, its hint is no news: the writer is asked again
+        if family.name != "cycle":
+            assert not adds_nothing(hint, verdict.first_observations), source

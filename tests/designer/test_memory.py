@@ -1,30 +1,37 @@
 """The designer's memory."""
 
+from __future__ import annotations
+
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages import EnvironmentReady, EnvironmentScored
+from bus.messages import EnvironmentReady, EnvironmentScored, Message, RoundSummary, Standing
 from roles.designer.memory import Memory
 
+STATES = ("fresh", "frontier", "mastered", "intractable", "degenerate")
 
-def ready(number: int, *, skill: str = "Logic", source: str | None = None) -> EnvironmentReady:
+
+def ready(
+    number: int, *, skill: str = "Logic", source: str | None = None, program: int | None = None, **fields: Any
+) -> EnvironmentReady:
+    program = number if program is None else program
     return EnvironmentReady(
         design=f"d{number}",
         cohort=0,
         slot=number,
         attempt=0,
         skill=skill,
-        environment=f"e{number}",
-        source=source if source is not None else f"class Game{number}Env: ...",
+        environment=f"e{program}",
+        source=source if source is not None else f"class Game{program}Env: ...",
         hint=None,
         document=f"doc{number}",
         title=f"Game {number}",
-        trivial_win_rate=0.0,
-        degenerate=False,
+        **{"trivial_win_rate": 0.0, "degenerate": False, **fields},
     )
 
 
@@ -35,33 +42,92 @@ def scored(
     state: Any = "frontier",
     regret: float | None = 0.2,
     win: float = 0.5,
-):
+    program: int | None = None,
+    **fields: Any,
+) -> EnvironmentScored:
     return EnvironmentScored(
         design=f"d{number}",
         cohort=0,
-        environment=f"e{number}",
+        environment=f"e{number if program is None else program}",
         skill=skill,
         document=f"doc{number}",
         round=4,
-        plays=8,
-        hinted_plays=8,
-        win=win,
-        win_low=0.0,
-        win_high=1.0,
-        hinted=None,
-        regret=regret,
-        regret_low=None,
-        regret_high=None,
-        plateau=1.0,
-        reward=0.5,
-        advantage=0.0,
-        state=state,
+        **{
+            "plays": 8,
+            "hinted_plays": 8,
+            "win": win,
+            "win_low": 0.0,
+            "win_high": 1.0,
+            "hinted": None,
+            "regret": regret,
+            "regret_low": None,
+            "regret_high": None,
+            "plateau": 1.0,
+            "reward": 0.5,
+            "advantage": 0.0,
+            "state": state,
+            **fields,
+        },
     )
+
+
+def played(*standings: Standing) -> RoundSummary:
+    return RoundSummary(
+        round=1,
+        environments=1,
+        accepted=1,
+        rejected=0,
+        plain=None,
+        hinted=None,
+        in_band=None,
+        gradient_share=None,
+        difficulty=None,
+        failures={},
+        win_histogram=(),
+        standings=standings,
+    )
+
+
+def standing(number: int, state: Any, *, program: int | None = None, **fields: Any) -> Standing:
+    environment = f"e{number if program is None else program}"
+    values = {"plays": 4, "win": 0.5, "win_low": 0.2, "win_high": 0.8, **fields}
+    return Standing(design=f"d{number}", environment=environment, state=state, **values)
+
+
+def tell(memory: Memory, fact: Message) -> None:
+    match fact:
+        case EnvironmentReady():
+            memory.ready(fact)
+        case EnvironmentScored():
+            memory.scored(fact)
+        case RoundSummary():
+            memory.played(fact)
 
 
 def remember(memory: Memory, number: int, **fields: Any) -> None:
     memory.ready(ready(number, skill=fields.get("skill", "Logic")))
     memory.scored(scored(number, **fields))
+
+
+def titles(views: list[dict[str, Any]], polarity: str) -> list[str]:
+    return [view["title"] for view in views if view["polarity"] == polarity]
+
+
+def examples(memory: Memory, *, seed: int = 0, **options: Any) -> list[dict[str, Any]]:
+    settings = {"positive": 50, "negative": 50, **options}
+    return memory.examples("Logic", rng=random.Random(seed), **settings)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Message]:
+    """Facts in any order: programs come back under other designs, windows close twice, in any state."""
+    numbers, programs, states = st.integers(0, 12), st.integers(0, 4), st.sampled_from(STATES)
+    fact = st.one_of(
+        st.builds(lambda n, p, d: ready(n, program=p, degenerate=d), numbers, programs, st.booleans()),
+        st.builds(lambda n, p, s: scored(n, program=p, state=s), numbers, programs, states),
+        st.builds(lambda n, p, s: played(standing(n, s, program=p)), numbers, programs, states),
+    )
+    return draw(st.lists(fact, max_size=60))
 
 
 def test_positives_are_the_frontier_of_the_skill_with_their_programs() -> None:
@@ -71,8 +137,8 @@ def test_positives_are_the_frontier_of_the_skill_with_their_programs() -> None:
     remember(memory, 3, state="intractable", win=0.0)
     remember(memory, 4, skill="Maths")
     remember(memory, 5, state="fresh")
-    views = memory.examples("Logic", positive=5, negative=5, rng=random.Random(0))
-    assert [(view["polarity"], view["title"]) for view in views[:1]] == [("positive", "Game 1")]
+    views = examples(memory)
+    assert titles(views, "positive") == ["Game 1"]
     assert views[0]["source"] == "class Game1Env: ..."
     assert views[0]["cut"] is False
     assert {view["title"]: view["state"] for view in views[1:]} == {
@@ -80,6 +146,7 @@ def test_positives_are_the_frontier_of_the_skill_with_their_programs() -> None:
         "Game 3": "intractable",
     }
     assert all(view["source"] == "" for view in views[1:])
+    assert memory.states() == {"frontier": 2, "mastered": 1, "intractable": 1, "fresh": 1}
 
 
 def test_positives_come_from_the_best_by_regret() -> None:
@@ -87,9 +154,7 @@ def test_positives_come_from_the_best_by_regret() -> None:
     for number in range(30):
         remember(memory, number, regret=number / 30)
     drawn = {
-        view["title"]
-        for seed in range(200)
-        for view in memory.examples("Logic", positive=2, negative=0, rng=random.Random(seed))
+        view["title"] for seed in range(200) for view in examples(memory, seed=seed, positive=2, negative=0)
     }
     assert drawn == {f"Game {number}" for number in range(20, 30)}
 
@@ -98,8 +163,7 @@ def test_a_scored_design_without_its_program_is_no_positive() -> None:
     memory = Memory(50)
     memory.scored(scored(1))
     memory.scored(scored(2, state="mastered"))
-    views = memory.examples("Logic", positive=1, negative=1, rng=random.Random(0))
-    assert [view["polarity"] for view in views] == ["negative"]
+    assert [view["polarity"] for view in examples(memory)] == ["negative"]
 
 
 def test_the_same_program_again_replaces_its_record() -> None:
@@ -107,34 +171,172 @@ def test_the_same_program_again_replaces_its_record() -> None:
     remember(memory, 1, state="frontier")
     remember(memory, 1, state="mastered")
     assert len(memory) == 1
-    (view,) = memory.examples("Logic", positive=1, negative=1, rng=random.Random(0))
+    (view,) = examples(memory)
     assert view["state"] == "mastered"
 
 
-@given(
-    st.lists(
-        st.tuples(st.booleans(), st.integers(0, 40), st.sampled_from(["frontier", "mastered"])), max_size=120
-    ),
-    st.integers(0, 2**32),
-)
-def test_it_is_bounded_and_replay_gives_the_same_examples(
-    facts: list[tuple[bool, int, str]], seed: int
+@given(histories(), st.integers(0, 99))
+def test_no_sequence_of_facts_makes_a_mastered_environment_a_positive_example(
+    facts: list[Message], seed: int
 ) -> None:
-    lives = [Memory(7, open_windows=9) for _ in range(2)]
-    for memory in lives:
-        for is_ready, number, state in facts:
-            if is_ready:
-                memory.ready(ready(number))
-            else:
-                memory.scored(scored(number, state=state))
-    assert len(lives[0]) <= 7
-    assert lives[0].waiting <= 9
-    first, second = (
-        memory.examples("Logic", positive=2, negative=1, rng=random.Random(seed)) for memory in lives
+    memory, mastered = Memory(3, open_windows=4), set[str]()
+    for fact in facts:
+        tell(memory, fact)
+        if isinstance(fact, EnvironmentScored) and fact.state in ("mastered", "degenerate"):
+            mastered.add(fact.environment)
+        shown = [view for view in examples(memory, seed=seed) if view["polarity"] == "positive"]
+        assert not mastered & {view["environment"] for view in shown}
+        assert {view["state"] for view in shown} <= {"frontier"}
+
+
+@given(histories(), st.integers(0, 60))
+def test_a_memory_at_rest_and_the_facts_since_give_the_same_memory(facts: list[Message], cut: int) -> None:
+    through, before, after = (Memory(3, open_windows=4) for _ in range(3))
+    for fact in facts:
+        tell(through, fact)
+    for fact in facts[:cut]:
+        tell(before, fact)
+    data = msgspec.msgpack.encode(before.freeze())
+    sources = {record.environment: record.source for record in before.programs()}
+    after.thaw(msgspec.msgpack.decode(data, type=type(before.freeze())), sources)
+    assert after == before
+    for fact in facts[cut:]:
+        tell(after, fact)
+    assert after == through
+    assert examples(after, seed=cut) == examples(through, seed=cut)
+    assert len(through) <= 3
+    assert through.waiting <= 4
+
+
+def test_a_program_that_is_missing_leaves_the_memory_as_it_was() -> None:
+    memory, other = Memory(5), Memory(5)
+    remember(memory, 1)
+    memory.ready(ready(2))
+    remember(other, 7)
+    untouched = other.freeze()
+    with pytest.raises(KeyError):
+        other.thaw(memory.freeze(), {"e1": "class Game1Env: ..."})
+    assert other.freeze() == untouched
+
+
+def test_standings_correct_an_open_window_and_its_end_has_the_last_word() -> None:
+    memory = Memory(5)
+    memory.ready(ready(1))
+    assert examples(memory) == []
+    memory.played(played(standing(1, "intractable", win=0.0), standing(9, "frontier")))
+    (view,) = examples(memory)
+    assert (view["polarity"], view["win"], view["plays"]) == ("negative", 0.0, 4)
+    memory.played(played(standing(1, "frontier", regret=0.5)))
+    (view,) = examples(memory)
+    assert (view["polarity"], view["regret"], view["source"]) == ("positive", 0.5, "class Game1Env: ...")
+    memory.scored(scored(1, state="mastered", win=0.9))
+    (view,) = examples(memory)
+    assert (view["polarity"], view["state"]) == ("negative", "mastered")
+    assert memory.waiting == 0
+
+
+@given(
+    st.lists(st.integers(1, 2000), min_size=1, max_size=12),
+    st.integers(0, 3000),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 9),
+)
+def test_examples_stay_within_their_tokens(
+    sizes: list[int], limit: int, positive: int, negative: int, seed: int
+) -> None:
+    memory = Memory(50)
+    for number, size in enumerate(sizes):
+        memory.ready(ready(number, source="x = 1\n" * size))
+        memory.scored(scored(number, state="frontier" if number % 3 else "mastered"))
+    views = examples(
+        memory,
+        seed=seed,
+        positive=positive,
+        negative=negative,
+        tokens=lambda text: len(text) // 4,
+        limit=limit,
     )
-    assert first == second
-    assert sum(view["polarity"] == "positive" for view in first) <= 2
-    assert len({view["title"] for view in first}) == len(first)
+    spent = sum(
+        len(view["source"] or f"{view['title']} {view['summary']} {view['why']}") // 4 for view in views
+    )
+    assert spent <= limit
+    for view in views:
+        whole = "x = 1\n" * sizes[int(view["title"].split()[1])]
+        if view["polarity"] == "positive":
+            assert whole.startswith(view["source"])
+            assert view["cut"] == (view["source"] != whole)
+            assert view["source"]
+
+
+def test_programs_that_fit_come_before_the_beginning_of_one_that_does_not() -> None:
+    memory = Memory(50)
+    memory.ready(ready(1, source="long = 1\n" * 500))
+    memory.scored(scored(1, regret=0.9))
+    options: dict[str, Any] = {"positive": 1, "negative": 0, "tokens": len, "limit": 1000}
+    (view,) = examples(memory, **options)
+    assert view["cut"] is True
+    assert view["source"].count("\n") == len(view["source"]) // 9
+    memory.ready(ready(2, source="short = 1\n"))
+    memory.scored(scored(2, regret=0.1))
+    for seed in range(20):
+        (view,) = examples(memory, seed=seed, **options)
+        assert (view["title"], view["cut"]) == ("Game 2", False)
+    assert examples(memory, **{**options, "limit": 20}) == []
+
+
+@pytest.mark.parametrize(
+    ("score", "made", "said"),
+    [
+        (
+            {"state": "mastered", "win": 0.97, "win_low": 0.84, "plays": 32, "turns": 2.04, "hinted": 1.0},
+            {"hint": "h"},
+            "Too easy: players won 97 % of 32 plays (95 % interval 84-100 %), in 2.0 turns on average. "
+            "A hint made no difference (100 %).",
+        ),
+        (
+            {"state": "intractable", "win": 0.0, "win_high": 0.11, "plays": 32, "hinted": 0.03},
+            {"hint": "h"},
+            "Too hard: players won 0 % of 32 plays (95 % interval 0-11 %). A hint did not help (3 %): "
+            "the text may be unclear, or the goal out of reach.",
+        ),
+        (
+            {"state": "intractable", "win": 0.1, "win_high": 0.3, "hinted": 0.8},
+            {"hint": "h"},
+            "Too hard: players won 10 % of 8 plays (95 % interval 0-30 %). With a hint they won 80 %: "
+            "what it tells cannot be found by playing.",
+        ),
+        (
+            {"state": "mastered", "win": 1.0},
+            {},
+            "Too easy: players won 100 % of 8 plays (95 % interval 0-100 %). There was no hint to it.",
+        ),
+        (
+            {"state": "degenerate", "win": 0.9},
+            {"degenerate": True, "trivial_win_rate": 0.95},
+            "It can be won without looking: blind play won 95 %.",
+        ),
+        (
+            {"state": "degenerate", "win": 0.0},
+            {},
+            "It paid without being played, or broke in most plays "
+            "(players won 0 % of 8 plays (95 % interval 0-100 %)).",
+        ),
+        (
+            {"state": "degenerate"},
+            {"flag": "off_ticket", "flag_reason": "it is a game of Logic"},
+            "It did not count: it is a game of Logic.",
+        ),
+    ],
+)
+def test_a_negative_says_in_words_why_it_missed(
+    score: dict[str, Any], made: dict[str, Any], said: str
+) -> None:
+    memory = Memory(5)
+    memory.ready(msgspec.structs.replace(ready(1), **made))
+    memory.scored(scored(1, **score))
+    (view,) = examples(memory)
+    assert view["why"] == said
 
 
 @pytest.mark.parametrize("skill", ["Logic", "Nothing"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import zipfile
 from pathlib import Path
 from random import Random
@@ -77,9 +78,15 @@ def test_what_is_common_in_the_background_weighs_less() -> None:
     assert informed < plain
 
 
-def test_a_model_that_is_not_there_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match="no sentence model"):
         embedder(str(tmp_path / "nothing"))
+    (tmp_path / "config.json").write_text("{}")
+    similarity.check(str(tmp_path))
     with pytest.raises(ConfigError, match="cannot be loaded"):
         embedder(str(tmp_path))
 

@@ -40,6 +40,7 @@ class FakeVerdict:
         self.ok, self.rung, self.reason = not rung, rung, reason
         self.trivial_win_rate, self.degenerate = 0.25, False
         self.first_observations = ("\n count from 2\nmore", "count from 3")
+        self.episodes, self.metadata = (), None
 
 
 class FakeValidator:

@@ -1,0 +1,126 @@
+"""What an observation claims in numbers and words, read with care: what is ambiguous is not claimed. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import pairwise
+from typing import NamedTuple
+
+_NUMERALS = {
+    word: number
+    for number, word in enumerate(
+        ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], 1
+    )
+}
+_COUNT = rf"(\d{{1,3}}|{'|'.join(_NUMERALS)})"
+_TRIES = re.compile(
+    rf"\b{_COUNT}\s+(?:[a-z]+\s+)?(tries|guesses|attempts|chances|turns|moves)\b", re.IGNORECASE
+)
+_RANGES = (
+    re.compile(r"(?<![\w.-])(-?\d{1,6})\s*\.\.+\s*(-?\d{1,6})(?![\w.])"),
+    re.compile(r"(?<![\w.-])(-?\d{1,6})\s+to\s+(-?\d{1,6})\b", re.IGNORECASE),
+    re.compile(r"\bbetween\s+(-?\d{1,6})\s+and\s+(-?\d{1,6})\b", re.IGNORECASE),
+    re.compile(r"(?<![\w.-])(\d{1,6})\s*[-\u2013]\s*(\d{1,6})(?![\w.-])"),
+)
+_WON = re.compile(
+    r"\byou (?:have )?w[io]n\b|\bcongratulations\b|\bwell done\b|\bvictory\b|\bsolved\b"
+    r"|^\W*(?:correct|success)\b(?!\s+\w+\s+(?:was|is|would|were))",
+    re.IGNORECASE,
+)
+_DOUBT_OF_VICTORY = re.compile(
+    r"\bwrong\b|\bincorrect\b|\blos[te]\b|\bover\b|\bfail|\bno\b|\bnot\b|n't\b|\bout of\b|\bunsolved\b"
+    r"|\bagain\b",
+    re.IGNORECASE,
+)
+_LOST = re.compile(r"\byou (?:have )?los[te]\b|\bgame over\b|\bwrong\b|\bincorrect\b", re.IGNORECASE)
+_DOUBT_OF_DEFEAT = re.compile(
+    r"\bw[io]n|\bcorrect\b|\bsolved\b|\bsuccess|\byes\b|\bright\b|\breached\b|\bfound\b|\bnot\b|\bno\b",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(
+    r"\binvalid|\bunknown\b|\bunrecogni|\bunderst(?:and|ood)|\bmust be\b|\bplease\b|\bformat\b|\billegal\b"
+    r"|\bnot (?:a |an )?(?:valid|allowed|possible|number|legal|move)|\bdoes(?:n't| not) count|\bignored\b",
+    re.IGNORECASE,
+)
+_LETTERS = re.compile(r"[^\W\d_]+")
+
+_OFTEN = 4
+_SHARE = 0.25
+_LONG = 4
+
+
+class Tries(NamedTuple):
+    """``number`` actions, called ``noun``. A ``strict`` noun counts failures: none of them ends a game."""
+
+    number: int
+    noun: str
+
+    @property
+    def strict(self) -> bool:
+        return self.noun in ("tries", "guesses", "attempts", "chances")
+
+
+def tries(observation: str) -> Tries | None:
+    """Return how many actions the text allows; None when it says nothing, or two different numbers."""
+    found = {(_number(count), noun.lower()) for count, noun in _TRIES.findall(observation)}
+    if len({number for number, _ in found}) != 1:
+        return None
+    return Tries(*max(found, key=lambda claim: Tries(*claim).strict))
+
+
+def span(observation: str) -> tuple[int, int] | None:
+    """Return the only range of numbers in the text, both ends included; None without or with several."""
+    found = {
+        (int(low), int(high))
+        for form in _RANGES
+        for low, high in form.findall(observation)
+        if int(low) < int(high)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def says_won(observation: str) -> bool:
+    """Whether the text says that the game is won, and nothing that could mean the contrary."""
+    return bool(_WON.search(observation)) and not _DOUBT_OF_VICTORY.search(observation)
+
+
+def says_lost(observation: str) -> bool:
+    """Whether the text says that the game is lost, and nothing that could mean the contrary."""
+    return bool(_LOST.search(observation)) and not _DOUBT_OF_DEFEAT.search(observation)
+
+
+def refuses(observation: str) -> bool:
+    """Whether the text may mean that the action did not count."""
+    return bool(_REFUSED.search(observation))
+
+
+def garbled(observation: str) -> str:
+    """Say how the text is garbled, "" when it is not.
+
+    Two signs, both of texts that were joined wrongly: a line holds the same list of words twice, once with
+    another word between all of them, or the letters of a word are each glued to the same other word.
+    """
+    for line in observation.splitlines():
+        words = [word.lower() for word in _LETTERS.findall(line)]
+        for word, count in Counter(word for word in words if len(word) >= _LONG).items():
+            if count >= _OFTEN and _separates(words, word):
+                return f"{word!r} stands between the words of a list, which follows once more"
+        endings = Counter(word[1:] for word in set(words) if len(word) > _LONG)
+        rest, glued = max(endings.items(), key=lambda item: item[1], default=("", 0))
+        if glued >= _OFTEN and glued >= _SHARE * len(words):
+            return f"letters are glued to {rest!r}"
+    return ""
+
+
+def _separates(words: list[str], word: str) -> bool:
+    """Whether ``word`` comes after every word or two of a list that is also there without it."""
+    places = [place for place, other in enumerate(words) if other == word]
+    if not all(1 < after - before <= 3 for before, after in pairwise(places)):
+        return False
+    between = [other for other in words[places[0] : places[-1]] if other != word]
+    return any(words[at : at + len(between)] == between for at in range(len(words)))
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else _NUMERALS[text.lower()]

@@ -1,0 +1,111 @@
+"""A second look at a program that the ladder has accepted: does it belong to its ticket, does its text tell
+the truth, is it new, and what must a hint not say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from roles.designer.conformity import Finding, Grounds, Ticketed, examine
+from roles.designer.neighbours import Near, Neighbours
+from roles.designer.prober import Answers, Host, Seen, probe
+
+if TYPE_CHECKING:
+    from bus.messages import DesignTicket
+    from engine.config import Config
+    from roles.designer.corpus import Corpus
+    from roles.designer.memory import Memory
+    from sandbox import Verdict
+
+_GROUNDS = 200
+
+
+class Notes(NamedTuple):
+    """What was found. ``rung`` is "" unless the recipe rejects the program for it."""
+
+    finding: Finding = Finding()
+    near: Near = Near()
+    answers: Answers = Answers()
+    rung: str = ""
+    reason: str = ""
+
+
+class Inspector:
+    """Looks at accepted programs as the recipe says (``designer.conformity``, ``designer.duplicates``)."""
+
+    def __init__(self, config: Config, *, host: Host, corpus: Corpus, memory: Memory) -> None:
+        designer = config.designer
+        self._settings, self._host, self._corpus = designer, host, corpus
+        self._grounds: Grounds | None = None
+        self._near = Neighbours(memory, method=designer.similarity, bound=designer.memory_duplicate)
+        self._family_skill = _skills_of_families(config)
+        self._examines = designer.conformity != "off" and designer.kind != "pool"
+        self._counts: Counter[str] = Counter()
+
+    async def look(
+        self, ticket: DesignTicket, source: str, verdict: Verdict, document: str, *, held: bool | None
+    ) -> Notes:
+        """Return the notes on ``source``, written for ``ticket`` on the document with this id.
+
+        ``held`` says what an earlier life decided about it, None when this is the first: memory may have
+        grown since, but the tokens are published as valid or not. Raises the sandbox's infra errors.
+        """
+        near = await self._near.nearest(source, design=ticket.design)
+        close = self._near.close(near)
+        self._counts["near_duplicates"] += close
+        seen = await probe(self._host, source, verdict, max_turns=self._settings.max_turns)
+        finding = await self._examine(ticket, source, verdict, document, seen)
+        self._counts[f"conformity_{finding.flag}"] += bool(finding.flag)
+        rung = reason = ""
+        if finding.flag and self._settings.conformity == "reject":
+            rung, reason = finding.flag, finding.reason
+        elif close and self._settings.duplicates == "reject":
+            rung, reason = (
+                "duplicate",
+                f"as good as {near.environment[:12]}, similarity {near.similarity:.3f}",
+            )
+        if held is True:
+            rung = reason = ""
+        elif held is False and not rung:
+            rung, reason = "duplicate", "it was refused when it was first compared"
+        return Notes(finding, near, seen.answers, rung, reason)
+
+    def statistics(self) -> dict[str, float]:
+        """Counts of near-duplicates and of flags."""
+        return {name: count for name, count in self._counts.items() if count}
+
+    async def _examine(
+        self, ticket: DesignTicket, source: str, verdict: Verdict, document: str, seen: Seen
+    ) -> Finding:
+        if not self._examines:
+            return Finding()
+        text = self._corpus.get(document).text if document else ""
+        if text and self._grounds is None:
+            texts = self._corpus.sample(_GROUNDS)
+            self._grounds = await anyio.to_thread.run_sync(Grounds, texts)
+        ticketed = Ticketed(ticket.skill, text, self._family_skill)
+        grounds = self._grounds or Grounds([])
+        finding = await anyio.to_thread.run_sync(partial(examine, source, verdict, ticketed, grounds))
+        if not finding.flag and seen.outside:
+            return Finding(flag="incoherent", reason=seen.outside, rivals=finding.rivals)
+        return finding
+
+
+def _skills_of_families(config: Config) -> Callable[[str], str | None]:
+    """Return what tells the skill of a program of a seed family, where programs are of such families."""
+    if config.model.scale != "nano":
+        return lambda source: None
+    from engine import seeds
+
+    names = config.warmstart.families
+    skills = {family.name: family.skill for family in seeds.families(names)}
+
+    def skill_of(source: str) -> str | None:
+        found = seeds.classify(source, names)
+        return skills[found[0]] if found else None
+
+    return skill_of

@@ -1,0 +1,150 @@
+"""What a few more steps tell about an accepted program: which actions win by themselves, inside of what the
+text says and outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from roles.designer import claims
+from sandbox.errors import EnvError, EnvFailure
+from sandbox.probes import Transcript
+
+if TYPE_CHECKING:
+    from sandbox.frames import StepResult
+    from sandbox.verdict import Episode, Verdict
+
+_INSTANCES, _BEYOND, _WIDEST, _WINS = 10, 3, 64, 4
+_FIRST_SEED = 40_009
+
+
+class Begun(Protocol):
+    """What is used of the beginning of an episode."""
+
+    @property
+    def observation(self) -> str: ...
+
+
+class Playable(Protocol):
+    """What is used of a sandbox instance."""
+
+    async def reset(self, seed: int) -> Begun: ...
+
+    async def step(self, action: str) -> StepResult: ...
+
+    async def close(self) -> None: ...
+
+
+class Host(Protocol):
+    """What is used of a sandbox pool."""
+
+    async def spawn(
+        self, source: str, *, kwargs: dict[str, object] | None = None, seed: int = 0, reset_seed: int = 0
+    ) -> Playable: ...
+
+
+class Answers(NamedTuple):
+    """How instances are won. ``alone``: the action that wins an instance at once, one entry an instance;
+    ``plans``: longer solutions; ``actions``: what the program was seen to take."""
+
+    alone: tuple[str, ...] = ()
+    plans: tuple[tuple[str, ...], ...] = ()
+    actions: frozenset[str] = frozenset()
+
+
+class Seen(NamedTuple):
+    """``outside`` says which action wins though the text excludes it, "" for none."""
+
+    answers: Answers = Answers()
+    outside: str = ""
+
+
+async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int) -> Seen:
+    """Play some more. Raises the sandbox's infra errors; a program that breaks is seen no further."""
+    wins = _wins(verdict.episodes)
+    spans = {claims.span(first) for first in verdict.first_observations}
+    worth = any(span and span[1] - span[0] <= _WIDEST for span in spans)
+    candidates = {seed: actions[-1] for seed, actions in wins.items() if len(actions) > 1}
+    known = [actions[-1] for actions in wins.values() if len(actions) == 1]
+    outside = ""
+    if worth or candidates:
+        try:
+            instance = await host.spawn(
+                source, kwargs={"max_turns": max_turns}, seed=0, reset_seed=_FIRST_SEED
+            )
+        except EnvFailure:
+            return Seen(_answers(verdict.episodes, known))
+        try:
+            for seed, action in list(candidates.items())[:_WINS]:
+                if await _wins_alone(instance, seed, action):
+                    known.append(action)
+            outside = await _outside(instance) if worth else ""
+        except EnvFailure:
+            pass
+        finally:
+            await instance.close()
+    return Seen(_answers(verdict.episodes, known), outside)
+
+
+async def _outside(instance: Playable) -> str:
+    """Play numbers just outside of the range that is said; one that wins where none inside does is proof."""
+    for seed in range(_FIRST_SEED, _FIRST_SEED + _INSTANCES):
+        first = (await instance.reset(seed)).observation
+        span = claims.span(first)
+        if span is None or span[1] - span[0] > _WIDEST:
+            continue
+        low, high = span
+        beyond = [*range(high + 1, high + 1 + _BEYOND), low - 1]
+        winner = await _first_win(instance, map(str, beyond))
+        if winner is None or not await _wins_alone(instance, seed, winner):
+            continue
+        inside = map(str, range(low, high + 1))
+        if not any([await _wins_alone(instance, seed, action) for action in inside]):
+            return f"it says {low} to {high}, but {winner} wins and none of them does"
+    return ""
+
+
+async def _first_win(instance: Playable, actions: Iterable[str]) -> str | None:
+    for action in actions:
+        result = await _step(instance, action)
+        if result is None or result.done:
+            return action if result is not None and _pays(action, result) else None
+    return None
+
+
+async def _wins_alone(instance: Playable, seed: int, action: str) -> bool:
+    await instance.reset(seed)
+    result = await _step(instance, action)
+    return result is not None and _pays(action, result)
+
+
+async def _step(instance: Playable, action: str) -> StepResult | None:
+    """None for an action that the program refuses by raising."""
+    try:
+        return await instance.step(action)
+    except EnvError:
+        return None
+
+
+def _pays(action: str, result: StepResult) -> bool:
+    return Transcript("", (action,), (result,)).won
+
+
+def _wins(episodes: Iterable[Episode]) -> dict[int, tuple[str, ...]]:
+    """The shortest win of each instance."""
+    found: dict[int, tuple[str, ...]] = {}
+    for episode in episodes:
+        actions = episode.transcript.actions
+        if episode.transcript.won and len(actions) < len(found.get(episode.seed, (*actions, ""))):
+            found[episode.seed] = actions
+    return found
+
+
+def _answers(episodes: Iterable[Episode], alone: list[str]) -> Answers:
+    plans, taken = dict[tuple[str, ...], None](), set[str]()
+    for episode in episodes:
+        played = episode.transcript
+        taken.update(played.actions[: len(played.steps)])
+        if episode.policy == "solution" and played.won and len(played.actions) > 1:
+            plans[played.actions] = None
+    return Answers(tuple(alone), tuple(plans), frozenset(taken))

@@ -1,0 +1,258 @@
+"""Games that conform to their ticket, and games that do not: what a designer might write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from engine import seeds
+
+DOCUMENTS = {
+    name: " ".join(text.split())
+    for part in Path(__file__).with_name("documents.txt").read_text().split("\n\n")
+    for name, _, text in [part.partition("\n")]
+}
+
+GUESS = '''"""
+title: {title}
+skill: {skill}
+idea: {idea}
+win: {win}
+"""
+import random
+{comment}
+class GameEnv:
+    def __init__(self, max_turns=12, **kwargs):
+        self.max_turns = max_turns
+    def reset(self, seed=None):
+        self.{name} = random.Random(seed).randint({low}, {high})
+        self.turn = 0
+        return f"{intro}", {{}}
+    def step(self, action):
+        self.turn += 1
+        over = self.turn >= {ends}
+        try:
+            value = int(action)
+        except ValueError:
+            return "{invalid}", 0.0, False, over, {{}}
+        if value == self.{name}:
+            return "{won}", 1.0, True, False, {{}}
+        if over:
+            return "{lost}", 0.0, True, False, {{}}
+        return ("{below}" if value < self.{name} else "{above}"), 0.0, False, False, {{}}
+'''
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program with the ticket it was written for. ``document`` is a name in DOCUMENTS, or an id of a seed
+    document."""
+
+    name: str
+    source: str
+    skill: str = "Logical Deduction"
+    document: str = ""
+    flag: str = ""
+    said: str = ""
+    turns: int = 12
+
+
+def guess(**parts: object) -> str:
+    """Return a game of guessing, with the given parts of its text and rules."""
+    defaults = {
+        "title": "A search",
+        "skill": "Logical Deduction",
+        "idea": "halving",
+        "win": "the number is found",
+        "comment": "",
+        "name": "hidden",
+        "low": 1,
+        "high": 9,
+        "ends": 4,
+        "intro": "Find the number from 1 to 9 in 4 tries. A move is a number.",
+        "invalid": "That is not a number.",
+        "won": "Found.",
+        "lost": "Out of tries.",
+        "below": "Too low.",
+        "above": "Too high.",
+    }
+    return GUESS.format(**{**defaults, **parts})
+
+
+def seed(name: str, level: int = 2, noun: str = "kites") -> str:
+    """Return a seed program."""
+    (family,) = seeds.families([name])
+    return family.program(family.draw(level, Random(5), withheld=False), noun)
+
+
+TIDE = guess(
+    name="tide_hour",
+    intro="The harbour is deep enough in one hour only, 1 to 9 after low water. Name it in 4 tries.",
+    below="The tide has not risen: the keel touches the sandbar.",
+    above="The tide runs out again.",
+    won="The keel clears the sandbar at high water.",
+)
+LEAF = guess(
+    name="stomata",
+    intro="Set the opening of the stomata, 1 to 9: the leaf must not starve, nor wilt. 4 tries.",
+    below="Carbon dioxide is short, no sugars form.",
+    above="The leaf wilts: too much water escapes.",
+    won="Photosynthesis and moisture balance.",
+)
+BRONZE = guess(
+    name="tin_parts",
+    intro="Copper lies in the crucible. How many parts of tin, 1 to 9, make the hardest bronze? 4 attempts.",
+    below="Soft: it yields to the hammer.",
+    above="Brittle: it cracks when you quench it.",
+    won="Hard bronze.",
+)
+CIRCUIT = guess(
+    name="ohms",
+    intro="The fuse melts unless the resistance is right. Choose 1 to 9 ohms. 4 tries.",
+    below="The current is too strong, the fuse melts.",
+    above="The ammeter hardly moves.",
+    won="The voltage across it is as wanted.",
+)
+MINES = '''import random
+class MinesEnv:
+    """Walk to the door; a mine ends the walk."""
+    def __init__(self, max_turns=12, **kwargs):
+        self.max_turns = max_turns
+    def reset(self, seed=None):
+        self.rng = random.Random(seed)
+        self.mine, self.at, self.turn = self.rng.randint(2, 5), 0, 0
+        return "Corridor of doors. You have 8 moves: step, jump or wait. Reach tile 6; one tile is mined.", {}
+    def step(self, action):
+        self.turn += 1
+        self.at += {"step": 1, "jump": 2}.get(action.strip(), 0)
+        if self.at == self.mine:
+            return "Boom. You lose.", 0.0, True, False, {}
+        if self.at >= 6:
+            return "You win.", 1.0, True, False, {}
+        return f"Tile {self.at}.", 0.0, False, self.turn >= 8, {}
+    def solution(self):
+        moves, at = [], 0
+        while at < 6:
+            moves.append("jump" if at + 1 == self.mine else "step")
+            at += 2 if moves[-1] == "jump" else 1
+        return moves
+'''
+GRID = """import random
+class GridEnv:
+    def reset(self, seed=None):
+        rng = random.Random(seed)
+        self.x, self.turn = rng.randint(0, 3), 0
+        row = ["wall door", "wall door", "wall door", "wall door"]
+        return "Hall: " + " ".join(row) + f". You are at door {self.x}. Go to door 3 in 6 moves."
+    def step(self, action):
+        self.turn += 1
+        self.x += {"left": -1, "right": 1}.get(action, 0)
+        won = self.x == 3 and self.turn > 1
+        return f"door {self.x}", float(won), won, self.turn >= 6, {}
+"""
+CONFORMING = (
+    *(Case(f"seed {f.name}", seed(f.name), f.skill, f"{f.name}-0-kites") for f in seeds.families()),
+    Case("plain guess", guess()),
+    Case("tides", TIDE, document="tides"),
+    Case("leaf", LEAF, document="photosynthesis"),
+    Case("bronze", BRONZE, document="metallurgy"),
+    Case("circuit", CIRCUIT, document="electricity"),
+    Case("skill in other letters", guess(skill="logical_deduction")),
+    Case("a mine may end it early", MINES),
+    Case("a map repeats itself", GRID),
+    Case("the answer is told at the end", guess(lost="The correct number was another one.")),
+    Case("number words", guess(intro="You have four guesses to find a number from 1 to 9.")),
+    Case("several numbers of turns", guess(intro="4 tries of 12 turns each; find 1 to 9.")),
+    Case("no numbers at all", guess(intro="Find my number. A move is a number.")),
+    Case(
+        "a list",
+        guess(intro="Doors: door red, door blue, door tan, door gold. Choose 1 to 4 in 4 tries.", high=4),
+    ),
+    Case("a ring", seed("peak", 3), "Optimization", "peak-1-kites"),
+    Case("won by counting down", guess(won="Solved: you win!", lost="Not solved, you lose.")),
+)
+
+_GARBLED = """import random
+class Env:
+ def reset(self,seed):
+  r=random.Random(seed);self.t=0;self.s=[r.choice(["red","tan","blue","gold"]) for _ in range(5)]
+  return "boats: ".join(f"{w} " for w in self.s)+" ".join(self.s)+" ?, 2 tries"
+ def step(self,a):
+  self.t+=1;w=a==self.s[0]
+  return "yes" if w else "no",float(w),w or self.t>=2,False,{}
+"""
+_GLUED = """import random
+class Env:
+ def reset(self,seed):
+  r=random.Random(seed);self.t=0;self.s=r.choice(["silver","golden","purple"])
+  return "lamps ".join(self.s)+" ?, 2 tries"
+ def step(self,a):
+  self.t+=1;w=a==self.s
+  return "yes" if w else "no",float(w),w or self.t>=2,False,{}
+"""
+
+
+def _cut_short(source: str) -> str:
+    return source.replace("self.t>=T", "self.t>=1")
+
+
+OFF_TICKET = (
+    Case("declares another skill", guess(skill="Causal Inference"), said="declares the skill"),
+    *(
+        Case(f"{name} for {skill}", seed(name), skill, document, said="it is a game of")
+        for name, skill, document in (
+            ("levers", "Pattern Recognition", "cycle-0-kites"),
+            ("guess", "Optimization", "peak-0-kites"),
+            ("walk", "Mathematical Reasoning", "sequence-1-kites"),
+            ("sequence", "Spatial Reasoning", "walk-0-kites"),
+        )
+    ),
+    Case("nothing of the document", guess(), document="glaciers", said="nothing in it comes from"),
+    Case("another document's game", TIDE, document="music", said="nothing in it comes from"),
+    Case(
+        "the document in comments only",
+        guess(comment="# stomata, chlorophyll, the Calvin cycle, glucose, sunlight, oxygen"),
+        document="photosynthesis",
+        said="only comments name",
+    ),
+    Case(
+        "the document in the docstring only",
+        guess(idea="truss, strut, girders and the span of a bridge", title="Suspension bridge"),
+        document="bridges",
+        said="only comments name",
+    ),
+    Case(
+        "the document named in passing",
+        guess(intro="In a crevasse of the glacier lies 1 to 9. You have 4 tries."),
+        document="glaciers",
+        said="is only named",
+    ),
+)
+INCOHERENT = (
+    Case(
+        "six tries, ends after three",
+        guess(intro="A number from 1 to 9, 6 tries.", ends=3),
+        said="ends after 3",
+    ),
+    Case("ten guesses, ends after four", guess(intro="You have ten guesses, 1 to 9."), said="ends after 4"),
+    Case(
+        "two tries, goes on", guess(intro="A number from 1 to 9 in 2 tries.", ends=5), said="goes on until 5"
+    ),
+    Case("a seed cut short", _cut_short(seed("guess")), document="guess-0-kites", said="ends after 1"),
+    Case(
+        "hidden outside",
+        guess(low=10, high=12, intro="Find 1 to 9 in 4 tries."),
+        said="wins and none of them does",
+    ),
+    Case(
+        "a seed with a number outside",
+        seed("guess").replace("randint(A,B)", "randint(N+1,N+2)"),
+        document="guess-0-kites",
+        said="wins and none of them does",
+    ),
+    Case("pays for a defeat", guess(won="Wrong! You lose."), said="it pays for"),
+    Case("pays nothing for a victory", guess(lost="Congratulations, you win!"), said="it pays nothing for"),
+    Case("words between all words", _GARBLED, said="garbled"),
+    Case("words glued together", _GLUED, said="garbled"),
+)

@@ -1,0 +1,263 @@
+"""Designs that belong to their ticket, and designs that do not."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from conformity_cases import CONFORMING, DOCUMENTS, INCOHERENT, OFF_TICKET, Case, guess
+from hypothesis import given
+from hypothesis import strategies as st
+from played import Host, judged
+from test_memory import ready
+
+from bus.messages import DesignTicket
+from engine import seeds
+from engine.config import Config, Model, Run
+from engine.config import Designer as DesignerConfig
+from roles.designer import claims
+from roles.designer.anatomy import dissect, stem, stems
+from roles.designer.conformity import Finding, Grounds, Ticketed, examine
+from roles.designer.inspector import Inspector, Notes
+from roles.designer.memory import Memory
+from roles.designer.prober import probe
+from sandbox import SandboxUnavailable
+from sandbox.errors import EnvCrashed
+
+SEED_DOCUMENTS = {document.id: document.text for document in seeds.documents()}
+
+
+class FakeCorpus:
+    """The documents of the cases, or those of the seeds."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+
+    def get(self, document: str) -> Any:
+        return SimpleNamespace(text=self._texts[document])
+
+    def sample(self, count: int) -> list[str]:
+        every = max(1, -(-len(self._texts) // count))
+        return list(self._texts.values())[::every]
+
+
+def recipe(nano: bool = False, **designer: Any) -> Config:
+    model = Model(path="", max_model_len=4096, scale="nano" if nano else "full")
+    return Config(run=Run(name="t"), model=model, designer=DesignerConfig(similarity="hashed", **designer))
+
+
+def ticket(skill: str, design: str = "mine") -> DesignTicket:
+    return DesignTicket(design=design, cohort=0, slot=0, skill=skill, seed=1, attempts=1, target=0.5, round=0)
+
+
+async def look(
+    case: Case, *, held: bool | None = None, memory: Memory | None = None, host: Any = None, **designer: Any
+) -> Notes:
+    nano = case.document not in DOCUMENTS and bool(case.document)
+    corpus: Any = FakeCorpus(SEED_DOCUMENTS if nano else DOCUMENTS)
+    inspector = Inspector(
+        recipe(nano, **designer),
+        host=host or Host(),
+        corpus=corpus,
+        memory=Memory(10) if memory is None else memory,
+    )
+    verdict = judged(case.source, turns=case.turns)
+    return await inspector.look(ticket(case.skill), case.source, verdict, case.document, held=held)
+
+
+def by_name(cases: tuple[Case, ...]) -> Any:
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+@by_name(CONFORMING)
+async def test_designs_that_conform(case: Case) -> None:
+    assert (await look(case)).finding.flag == ""
+
+
+@by_name(OFF_TICKET)
+async def test_designs_that_are_off_their_ticket(case: Case) -> None:
+    finding = (await look(case)).finding
+    assert finding.flag == "off_ticket"
+    assert case.said in finding.reason
+
+
+@by_name(INCOHERENT)
+async def test_designs_whose_text_and_code_disagree(case: Case) -> None:
+    finding = (await look(case)).finding
+    assert finding.flag == "incoherent", finding
+    assert case.said in finding.reason
+
+
+def test_the_tables_are_of_a_size() -> None:
+    assert len(CONFORMING) >= 20
+    assert len(OFF_TICKET) + len(INCOHERENT) >= 20
+
+
+@pytest.mark.parametrize("family", seeds.families(), ids=lambda family: family.name)
+async def test_no_seed_program_is_flagged(family: seeds.Family) -> None:
+    """Every level, withheld parameters as well, each on a document of its own."""
+    rng = Random(11)
+    config, corpus = recipe(True), FakeCorpus(SEED_DOCUMENTS)
+    inspector = Inspector(config, host=Host(), corpus=corpus, memory=Memory(1))  # type: ignore[arg-type]
+    flagged = []
+    for level in seeds.LEVELS:
+        for withheld in (False, True):
+            for index in range(2):
+                try:
+                    parameters = family.draw(level, rng, withheld=withheld)
+                except ValueError:
+                    continue
+                noun = rng.choice(seeds.NOUNS)
+                source = family.program(parameters, noun)
+                verdict = judged(source, turns=family.max_turns)
+                document = f"{family.name}-{index}-{noun}"
+                notes = await inspector.look(ticket(family.skill), source, verdict, document, held=None)
+                if notes.finding.flag:
+                    flagged.append((notes.finding, source))
+    assert flagged == []
+
+
+async def test_what_the_recipe_does_about_a_finding() -> None:
+    case = OFF_TICKET[0]
+    assert await look(case, conformity="off") == Notes(answers=(await look(case)).answers)
+    flagged = await look(case, conformity="flag")
+    assert (flagged.finding.flag, flagged.rung) == ("off_ticket", "")
+    rejected = await look(case, conformity="reject")
+    assert (rejected.rung, rejected.reason) == ("off_ticket", rejected.finding.reason)
+    assert (await look(case, conformity="reject", held=True)).rung == ""
+    assert (await look(case, kind="pool")).finding == Finding()
+
+
+async def test_near_copies_are_counted_and_rejected_where_the_recipe_says_so() -> None:
+    memory = Memory(10)
+    memory.ready(ready(1, source=guess()))
+    copy = Case("copy", guess(name="secret"))
+    other = Case("other", CONFORMING[12].source)
+    noted = await look(copy, memory=memory)
+    assert (noted.near.environment, noted.rung) == ("e1", "")
+    assert noted.near.similarity > 0.9
+    assert (await look(other, memory=memory, duplicates="reject")).rung == ""
+    same = Case("same", guess())
+    assert (await look(same, memory=memory, duplicates="reject")).rung == "duplicate"
+    assert (await look(copy, memory=memory, duplicates="reject", memory_duplicate=0.9)).rung == "duplicate"
+    assert (await look(copy, memory=memory, duplicates="reject", memory_duplicate=1.0)).rung == ""
+
+
+async def test_what_an_earlier_life_decided_stands() -> None:
+    memory = Memory(10)
+    memory.ready(ready(1, source=guess()))
+    same = Case("same", guess())
+    assert (await look(same, memory=memory, duplicates="reject", held=True)).rung == ""
+    assert (await look(same, held=False)).rung == "duplicate"
+
+
+async def test_a_design_is_no_copy_of_itself() -> None:
+    memory = Memory(10)
+    memory.ready(msgspec.structs.replace(ready(1, source=guess()), design="mine"))
+    noted = await look(Case("same", guess()), memory=memory, duplicates="reject")
+    assert (noted.near.environment, noted.rung) == ("", "")
+
+
+async def test_probes_end_with_the_program_and_hand_on_faults_of_the_sandbox() -> None:
+    case = Case("guess", guess())
+    assert (await look(case, host=Host(EnvCrashed(code=1)))).finding.flag == ""
+    with pytest.raises(SandboxUnavailable):
+        await look(case, host=Host(SandboxUnavailable("gone")))
+    host = Host()
+    verdict = judged(case.source)
+    seen = await probe(host, case.source, verdict, max_turns=12)
+    assert all(instance.closed for instance in host.instances)
+    assert sum(instance.steps for instance in host.instances) <= 60
+    assert set(seen.answers.alone) <= set(map(str, range(1, 10)))
+    assert len(seen.answers.alone) > 1
+
+
+@given(st.text(max_size=400), st.text(max_size=200), st.sampled_from(list(DOCUMENTS.values())))
+def test_any_text_is_examined(source: str, first: str, document: str) -> None:
+    """Whatever a program and its observations are, there is an answer, the same each time."""
+    verdict = msgspec.structs.replace(judged(guess(), seeds=2), first_observations=(first,))
+    asked = Ticketed("Logical Deduction", document)
+    grounds = Grounds(list(DOCUMENTS.values()))
+    finding = examine(source, verdict, asked, grounds)
+    assert finding == examine(source, verdict, asked, grounds)
+    assert bool(finding.flag) == bool(finding.reason)
+
+
+@given(st.integers(1, 40), st.sampled_from(["tries", "guesses", "attempts", "chances", "turns", "moves"]))
+def test_tries_are_read(count: int, noun: str) -> None:
+    for text in (f"You have {count} {noun}.", f"{count} more {noun}, face n", f"in 0..9, {count} {noun}"):
+        found = claims.tries(text)
+        assert found is not None
+        assert (found.number, found.noun) == (count, noun)
+    assert claims.tries(f"{count} {noun} of {count + 1} {noun}") is None
+
+
+@given(st.integers(0, 999), st.integers(1, 99))
+def test_ranges_are_read(low: int, width: int) -> None:
+    high = low + width
+    for text in (
+        f"in {low}..{high}, 3 tries",
+        f"from {low} to {high}",
+        f"between {low} and {high}.",
+        f"({low}-{high})",
+    ):
+        assert claims.span(text) == (low, high)
+    assert claims.span(f"{low}..{high} and {low}..{high + 1}") is None
+    assert claims.span(f"{high}..{low}") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "won", "lost"),
+    [
+        ("You win!", True, False),
+        ("Congratulations.", True, False),
+        ("Correct!", True, False),
+        ("correct answer was 7", False, False),
+        ("The correct answer was 7.", False, False),
+        ("Not correct, you lose.", False, False),
+        ("Wrong.", False, True),
+        ("You lost", False, True),
+        ("Game over: you win", False, False),
+        ("nothing happens", False, False),
+        ("yes", False, False),
+        ("no, 5?", False, False),
+        ("wrong turn, but you reached the exit", False, False),
+    ],
+)
+def test_ends_are_read_with_care(text: str, won: bool, lost: bool) -> None:
+    assert (claims.says_won(text), claims.says_lost(text)) == (won, lost)
+
+
+@given(st.lists(st.sampled_from(["red", "tan", "blue", "gold"]), min_size=1, max_size=9))
+def test_a_run_of_colours_is_not_garbled(words: list[str]) -> None:
+    assert claims.garbled(f"The kites run {' '.join(words[:3] * 3)} ?, 2 tries") == ""
+    assert claims.garbled("\n".join("# . # door #" for _ in words)) == ""
+
+
+def test_words_are_told_apart_by_what_they_do() -> None:
+    parts = dissect(
+        '"""Docstring about whales."""\nMETADATA = {"goal": "penguins"}\n# comment about tigers\n'
+        'class ZebraEnv:\n    """lions"""\n    def step(self, lever_arm):\n'
+        '        if lever_arm == "kangaroo": return f"The walrus {lever_arm} swims"\n'
+        '        return "A longer text about many ostriches here"\n'
+    )
+    assert {stem(word) for word in ("zebra", "lever", "arm", "kangaroo")} <= parts.works
+    assert {stem(word) for word in ("walrus", "swims", "ostriches")} <= parts.shown
+    assert {stem(word) for word in ("whales", "penguins", "tigers", "lions")} <= parts.said
+    assert not {stem("whales"), stem("penguins"), stem("walrus")} & parts.works
+
+
+@given(st.text())
+def test_any_text_is_dissected(source: str) -> None:
+    parts = dissect(source)
+    assert set().union(*parts) <= stems(source) | stems(source.replace("\\", " ")) | set().union(*parts)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("kites", "kite"), ("glaciers", "glacier"), ("absorbs", "absorbed"), ("tide", "tides")]
+)
+def test_forms_of_a_word_have_one_stem(one: str, other: str) -> None:
+    assert stem(one) == stem(other)

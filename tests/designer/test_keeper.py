@@ -1,0 +1,282 @@
+"""Memory on disk: snapshots, their position, the archive, and what is left after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+from test_memory import played, ready, scored, standing
+
+from bus import MemoryBus
+from bus.messages import DesignRejected, EnvironmentReady, Message
+from engine.archive import Archive
+from engine.errors import SpadeError
+from roles.designer import keeper
+from roles.designer.keeper import FILE, Keeper, read
+from roles.designer.memory import Memory
+
+
+def digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def made(number: int) -> EnvironmentReady:
+    fact = ready(number)
+    return msgspec.structs.replace(fact, environment=digest(fact.source))
+
+
+def facts(count: int, *, seed: int = 1) -> list[Message]:
+    """A history as a run writes it: programs, standings, verdicts, refused attempts, some never scored."""
+    rng, result = random.Random(seed), list[Message]()
+    for number in range(count):
+        fact = made(number)
+        result.append(fact)
+        if rng.random() < 0.3:
+            result.append(
+                DesignRejected(
+                    design=fact.design,
+                    cohort=0,
+                    attempt=0,
+                    skill="Logic",
+                    rung="parse",
+                    reason="",
+                    source="",
+                    document=f"doc{rng.randrange(4)}",
+                )
+            )
+        for old in range(max(0, number - 3), number + 1):
+            state: Any = rng.choice(["frontier", "mastered", "intractable"])
+            if old == number - 3 and rng.random() < 0.8:
+                score = scored(old, state=state, regret=rng.random())
+                result.append(msgspec.structs.replace(score, environment=made(old).environment))
+            else:
+                result.append(played(msgspec.structs.replace(standing(old, state), environment="")))
+    rounds = iter(range(len(result)))
+    return [
+        msgspec.structs.replace(fact, round=next(rounds)) if fact.tail == "event.scorer.round" else fact
+        for fact in result
+    ]
+
+
+async def bus_with(history: list[Message]) -> MemoryBus:
+    bus = MemoryBus(run="test", role="scorer", instance="s")
+    await bus.publish_all(history)
+    return bus
+
+
+class Life:
+    """One life of a designer's memory."""
+
+    def __init__(self, bus: MemoryBus, directory: Path, **options: Any) -> None:
+        self.memory, self.used = Memory(10, open_windows=6), list[str]()
+        self.keeper = Keeper(bus, directory, self.memory, self.used.append, **options)
+
+
+async def golden(bus: MemoryBus, directory: Path) -> Life:
+    """What a replay from the beginning gives."""
+    life = Life(bus, directory)
+    await life.keeper.read_back()
+    return life
+
+
+async def test_a_restart_replays_only_what_came_since(tmp_path: Path) -> None:
+    history = facts(30)
+    bus = await bus_with(history[:90])
+    first = Life(bus, tmp_path / "a")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    await first.keeper.read_back()
+    assert first.keeper.replayed == 90
+    await bus.publish_all(history[90:])
+    second = Life(bus, tmp_path / "a")
+    await second.keeper.read_back()
+    assert second.keeper.replayed == len(history) - 90
+    whole = await golden(bus, tmp_path / "b")
+    assert whole.keeper.replayed == len(history)
+    assert second.memory == whole.memory
+    assert sorted(second.used) == sorted(whole.used)
+    assert len(second.memory) == 10
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    path.write_bytes(bytes(data))
+
+
+def rename(path: Path) -> None:
+    snapshot = read(path.parent)
+    assert snapshot is not None
+    keeper.write(path.parent, msgspec.structs.replace(snapshot, run="another"))
+
+
+def foreign(path: Path) -> None:
+    snapshot = read(path.parent)
+    assert snapshot is not None
+    keeper.write(path.parent, msgspec.structs.replace(snapshot, key="of another stream"))
+
+
+def ahead(path: Path) -> None:
+    snapshot = read(path.parent)
+    assert snapshot is not None
+    keeper.write(path.parent, msgspec.structs.replace(snapshot, position=10_000))
+
+
+def lose_a_program(path: Path) -> None:
+    snapshot = read(path.parent)
+    assert snapshot is not None
+    Archive(path.parent).path(snapshot.memory.closed[0].environment).unlink()
+
+
+def spoil_a_program(path: Path) -> None:
+    snapshot = read(path.parent)
+    assert snapshot is not None
+    Archive(path.parent).path(snapshot.memory.open[0].environment).write_text("import os")
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [Path.unlink, empty, cut_off, flip, rename, foreign, ahead, lose_a_program, spoil_a_program],
+)
+async def test_a_snapshot_that_cannot_be_trusted_is_not_used(
+    tmp_path: Path, harm: Callable[[Path], Any]
+) -> None:
+    history = facts(20)
+    bus = await bus_with(history)
+    before = await golden(bus, tmp_path)
+    harm(tmp_path / FILE)
+    after = Life(bus, tmp_path)
+    await after.keeper.read_back()
+    assert after.keeper.replayed == len(history)
+    assert after.memory == before.memory
+    assert sorted(after.used) == sorted(before.used)
+    # and it has been repaired
+    again = Life(bus, tmp_path)
+    await again.keeper.read_back()
+    assert again.keeper.replayed == 0
+    assert again.memory == before.memory
+
+
+async def test_following_learns_and_saves(tmp_path: Path) -> None:
+    history = facts(12)
+    bus = await bus_with(history[:20])
+    life = Life(bus, tmp_path, seconds=0.0)
+    await life.keeper.read_back()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(life.keeper.follow)
+        await bus.publish_all(history[20:])
+        with anyio.fail_after(5):
+            while life.keeper.position < len(history) or life.keeper.statistics()["memory_unsaved"]:
+                await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    (tmp_path / "b").mkdir()
+    assert life.memory == (await golden(bus, tmp_path / "b")).memory
+    snapshot = read(tmp_path)
+    assert snapshot is not None
+    assert snapshot.position == len(history)
+    assert set(Archive(tmp_path)) == {
+        fact.environment for fact in history if isinstance(fact, EnvironmentReady)
+    }
+
+
+CHILD = """
+import sys, anyio
+from pathlib import Path
+from test_keeper import Life, bus_with, facts
+
+async def main(directory):
+    history = facts(60)
+    bus = await bus_with(history[:1])
+    life = Life(bus, directory, seconds=0.0)
+    await life.keeper.read_back()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(life.keeper.follow)
+        for fact in history[1:]:
+            await bus.publish(fact)
+            await anyio.sleep(0.001)
+            print(life.keeper.position, flush=True)
+
+anyio.run(main, Path(sys.argv[1]))
+"""
+
+
+def killed(directory: Path, at: int) -> None:
+    """Let a designer's memory live in a process of its own until it has learned ``at`` facts."""
+    here = Path(__file__).resolve()
+    path = os.pathsep.join([str(here.parent), str(here.parents[2])])
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(directory)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert child.stdout is not None
+    with child:
+        try:
+            for line in child.stdout:
+                if int(line) >= at:
+                    break
+        finally:
+            child.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("at", [7, 60])
+async def test_memory_after_a_kill_equals_memory_before(tmp_path: Path, at: int) -> None:
+    """Golden: a designer that saves after every fact is killed while it does; the next life's memory is what
+    a replay from the beginning gives, and it begins where the last whole snapshot ends."""
+    killed(tmp_path, at)
+    history = facts(60)
+    bus = await bus_with(history)
+    life = Life(bus, tmp_path)
+    await life.keeper.read_back()
+    assert 0 < life.keeper.replayed <= len(history) - at + 2
+    (tmp_path / "b").mkdir()
+    whole = await golden(bus, tmp_path / "b")
+    assert life.memory == whole.memory
+    assert sorted(life.used) == sorted(whole.used)
+    views = [
+        one.memory.examples("Logic", positive=3, negative=2, rng=random.Random(4)) for one in (life, whole)
+    ]
+    assert views[0] == views[1] != []
+
+
+async def test_a_disk_that_takes_no_more_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keeper, "write", full)
+    bus = await bus_with(facts(3))
+    with pytest.raises(SpadeError, match=r"No space left.*Make room"):
+        await Life(bus, tmp_path).keeper.read_back()
+
+
+def test_the_archive_holds_what_was_put(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    assert list(archive) == []
+    name = archive.put("class GameEnv: ...\n")
+    assert name == digest("class GameEnv: ...\n")
+    assert archive.put("class GameEnv: ...\n") == name
+    assert archive.get(name) == "class GameEnv: ...\n"
+    assert list(archive) == [name]
+    assert archive.get("0" * 64) is None
+    archive.path(name).write_text("something else")
+    assert archive.get(name) is None

@@ -1,0 +1,189 @@
+"""The designer role: flags, near-duplicates and hints of accepted programs, as facts on the bus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from endpoint_fake import Say, fake_endpoint
+from played import Host, judged
+from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config
+from test_designer import GOOD, Policy, Stage, make_ticket, scored
+
+from bus.messages import DesignRejected, EnvironmentReady, HeldDesign
+from engine.archive import Archive
+from engine.config import Endpoint, Sampling
+from engine.inference.completion import InferenceUnavailable
+from engine.inference.endpoint import EndpointRefused
+from roles import work
+from roles.designer import role as designer_role
+from roles.designer.hint import Hint, HintWriter
+from roles.designer.prober import Answers
+from roles.designer.prompt import PromptWriter
+
+HEAD = '"""\ntitle: Counting\nskill: Optimization\nidea: count\nwin: three in order\n"""\nimport math\n'
+DECLARED = HEAD + COUNTER
+OTHER = f"```python\n{DECLARED}```"
+LOGIC = OTHER.replace("Optimization", "Logic")
+
+
+class Judge:
+    """Plays programs in this process, as the ladder would."""
+
+    def __init__(self, sandbox: FakeSandbox, **_: Any) -> None:
+        pass
+
+    async def validate(self, source: str, *, max_turns: int, **_: Any) -> Any:
+        return judged(source, turns=max_turns)
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(designer_role, "Validator", Judge)
+
+
+class Played(Stage):
+    """A stage whose sandbox can be probed."""
+
+    def __init__(self, *arguments: Any, **designer: Any) -> None:
+        super().__init__(*arguments, **designer)
+        self.context.shared["sandbox"] = Host()  # type: ignore[index]
+
+
+async def test_what_the_program_declares_is_told(tmp_path: Path) -> None:
+    stage = Played(tmp_path, Policy(LOGIC))
+    (ready,) = await stage.answer(1)
+    assert isinstance(ready, EnvironmentReady)
+    assert ready.summary == "Counting; count; three in order"
+    assert (ready.flag, ready.flag_reason, ready.near, ready.similarity) == ("", "", "", None)
+    assert Archive(tmp_path).get(ready.environment) == ready.source
+
+
+async def test_a_flag_is_part_of_the_fact_or_a_rejection(tmp_path: Path) -> None:
+    (ready,) = await Played(tmp_path, Policy(OTHER)).answer(1)
+    assert isinstance(ready, EnvironmentReady)
+    assert ready.flag == "off_ticket"
+    assert "Optimization" in ready.flag_reason
+    stage = Played(tmp_path, Policy(OTHER, LOGIC), conformity="reject")
+    rejected, ready = await stage.answer(2)
+    assert isinstance(rejected, DesignRejected)
+    assert (rejected.rung, rejected.source.strip()) == ("off_ticket", DECLARED.strip())
+    assert isinstance(ready, EnvironmentReady)
+    assert [(held.attempt, held.valid) for held in await stage.held()] == [(0, False), (1, True)]
+    statistics = stage.designer.statistics()
+    assert (statistics["rejected_off_ticket"], statistics["conformity_off_ticket"]) == (1, 1)
+
+
+async def test_a_near_copy_of_a_remembered_program(tmp_path: Path) -> None:
+    stage = Played(tmp_path, Policy(LOGIC))
+    (first,) = await stage.answer(1)
+    assert isinstance(first, EnvironmentReady)
+    again = Played(tmp_path, Policy(LOGIC), bus=stage.bus)
+    *_, second = await again.answer(2, make_ticket("d2"))
+    assert isinstance(second, EnvironmentReady)
+    assert second.near == first.environment
+    assert second.similarity == pytest.approx(1.0)
+    assert again.designer.statistics()["near_duplicates"] == 1
+    await stage.bus.publish(scored(first))
+    strict = Played(tmp_path, Policy(LOGIC, GOOD), bus=stage.bus, duplicates="reject", memory_duplicate=0.99)
+    *_, rejected, third = await strict.answer(4, make_ticket("d3"))
+    assert isinstance(rejected, DesignRejected)
+    assert rejected.rung == "duplicate"
+    assert isinstance(third, EnvironmentReady)
+
+
+def reply(held: HeldDesign) -> str:
+    (segment,) = held.segments
+    mask = np.frombuffer(segment.mask, np.uint8).astype(bool)
+    return FakeChat().decode(np.frombuffer(segment.tokens, "<i4")[mask].tolist())
+
+
+async def test_a_trained_hint_is_held_with_its_tokens(tmp_path: Path) -> None:
+    stage = Played(tmp_path, Policy(LOGIC, hints=("count upwards",)), hint_train=True)
+    (ready,) = await stage.answer(1)
+    assert isinstance(ready, EnvironmentReady)
+    assert (ready.hint, ready.hint_held) == ("count upwards", True)
+    program, hint = await stage.held()
+    assert (program.part, hint.part, hint.valid, hint.attempt) == ("", "hint", True, ready.attempt)
+    assert reply(hint) == "count upwards"
+    assert hint.tail == f"{program.tail}-hint"
+
+    later = Played(
+        tmp_path, Policy(LOGIC, hints=(InferenceUnavailable("must not be asked"),)), hint_train=True
+    )
+    for held in (program, hint):
+        await later.bus.publish(held)
+    (told,) = await later.answer(1)
+    assert told == ready
+    assert later.pool.calls == []
+
+
+async def test_hints_of_a_policy_that_is_not_asked_to_are_not_held(tmp_path: Path) -> None:
+    stage = Played(tmp_path, Policy(LOGIC))
+    (ready,) = await stage.answer(1)
+    assert isinstance(ready, EnvironmentReady)
+    assert (ready.hint, ready.hint_held) == ("count upwards", False)
+    assert [held.part for held in await stage.held()] == [""]
+
+
+async def test_another_model_may_write_the_hints(tmp_path: Path) -> None:
+    async with fake_endpoint(lambda _: Say("from the start upwards")) as endpoint:
+        settings = Endpoint(base_url=endpoint.url, model="m", key_env="")
+        stage = Played(tmp_path, Policy(LOGIC), hint_writer="external", external=settings)
+        (ready,) = await stage.answer(1)
+    assert isinstance(ready, EnvironmentReady)
+    assert ready.hint == "from the start upwards"
+    assert stage.policy.hint_prompts == []
+
+
+class FakeWriter:
+    def __init__(self, *answers: str | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[list[str]] = []
+
+    async def write(self, turns: Any, *, sampling: Sampling, seed: int | None = None) -> Any:
+        self.asked.append(list(turns))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(text=answer, finish="stop")
+
+
+def writer(pool: Any, external: Any = None, attempts: int = 3) -> HintWriter:
+    chat: Any = FakeChat()
+    prompts = PromptWriter(make_config(), chat)
+    return HintWriter(pool, chat, prompts, Sampling(max_tokens=200), attempts, writer=external)
+
+
+async def test_refused_hints_are_asked_for_again_and_counted() -> None:
+    replies = iter(["the answer is 42", "A number from 1 to 99.", "Halve what is left."])
+    pool = FakePool(lambda *_: next(replies))
+    hints = writer(pool)
+    answers = Answers(alone=("17", "42", "63"), actions=frozenset(map(str, range(100))))
+    hint = await hints.write(
+        "class A: ...", design="d", attempt=0, answers=answers, firsts=["A number from 1 to 99."]
+    )
+    assert isinstance(hint, Hint)
+    assert hint.text == "Halve what is left."
+    assert len(hint.segments) == 1
+    assert hints.statistics() == {"hint_gives_away": 1, "hint_adds_nothing": 1}
+    assert len({call["seed"] for call in pool.calls}) == 3
+
+
+async def test_a_writer_is_asked_in_text_until_a_hint_will_do() -> None:
+    endpoint = FakeWriter("play \\boxed{4}", "Hint: Halve what is left.")
+    pool = FakePool(lambda *_: pytest.fail("the policy was asked"))
+    hint = await writer(pool, endpoint).write("class A: ...", design="d", attempt=0)
+    assert hint == Hint("Halve what is left.")
+    assert endpoint.asked[0] == endpoint.asked[1]
+    assert "class A: ..." in endpoint.asked[0][0]
+
+
+async def test_an_endpoint_that_refuses_leaves_the_design_without_a_hint() -> None:
+    hints = writer(FakePool(lambda *_: ""), FakeWriter(EndpointRefused("no", where="here")))
+    assert await hints.write("class A: ...", design="d", attempt=0) is None
+    assert hints.statistics() == {"hint_refused": 1}
