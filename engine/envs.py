@@ -1,4 +1,4 @@
-"""The environments of a run as an archive: found, filtered, compared and copied out of its database."""
+"""The environments of a run as a catalogue: found, filtered, compared and copied out of its database."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Program(NamedTuple):
     hint: str | None
 
 
-class Archive:
+class Catalogue:
     """All environments of one run, in the order of their writing. Raises sqlite3.Error."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -210,7 +210,7 @@ class Archive:
         return [(float(cosine), others[row]) for row, cosine in zip(rows[0], cosines[0], strict=True)]
 
 
-def export(archive: Archive, entries: Sequence[Entry], directory: Path, **facts: Any) -> int:
+def export(catalogue: Catalogue, entries: Sequence[Entry], directory: Path, **facts: Any) -> int:
     """Write each program of ``entries`` once into ``directory``, with a manifest; return how many files.
 
     The manifest has ``facts`` and ``environments``: one object a file, in the order of ``entries``, with
@@ -228,7 +228,7 @@ def export(archive: Archive, entries: Sequence[Entry], directory: Path, **facts:
             if entry.environment in written:
                 continue
             written.add(entry.environment)
-            program = archive.program(entry)
+            program = catalogue.program(entry)
             name = f"{entry.step:05d}-{_slug(entry.skill)}-{entry.id}.py"
             (directory / name).write_bytes(program.source.encode())
             rows.append({"file": name, "hint": program.hint} | msgspec.to_builtins(entry))
@@ -242,9 +242,9 @@ def export(archive: Archive, entries: Sequence[Entry], directory: Path, **facts:
     return len(rows)
 
 
-def difference(archive: Archive, left: Entry, right: Entry) -> list[str]:
+def difference(catalogue: Catalogue, left: Entry, right: Entry) -> list[str]:
     """Return the unified difference of two programs and of their hints, line by line without line ends."""
-    before, after = archive.program(left), archive.program(right)
+    before, after = catalogue.program(left), catalogue.program(right)
     lines = _unified(before.source, after.source, f"{left.id}.py", f"{right.id}.py")
     return lines + _unified(before.hint or "", after.hint or "", f"{left.id} hint", f"{right.id} hint")
 

@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from engine.envs import Archive, Entry, Filter
+    from engine.envs import Catalogue, Entry, Filter
     from engine.run import RunDirectory
 
 app = typer.Typer(
@@ -62,14 +62,14 @@ def list_(
     from engine import envs_view
 
     wanted = _filter(skill, state, step, min_regret)
-    with _archive(run, directory) as (_, archive):
-        found = archive.select(wanted, sort=sort, limit=limit)
+    with _catalogue(run, directory) as (_, catalogue):
+        found = catalogue.select(wanted, sort=sort, limit=limit)
         if as_json:
             print(json.dumps(msgspec.to_builtins(found), indent=1), flush=True)
             return
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(envs_view.table(found, width=width), flush=True)
-        print(f"{len(found)} of {len(archive.entries)} environments", file=sys.stderr, flush=True)
+        print(f"{len(found)} of {len(catalogue.entries)} environments", file=sys.stderr, flush=True)
 
 
 @app.command()
@@ -83,12 +83,12 @@ def show(
     """Show one environment: figures, program, hint, plays that were kept, and what is most like it."""
     from rich.console import Console
 
-    with _archive(run, directory) as (_, archive):
-        entry = archive.find(identity)
+    with _catalogue(run, directory) as (_, catalogue):
+        entry = catalogue.find(identity)
         if as_json:
-            print(json.dumps(_everything(archive, entry), indent=1), flush=True)
+            print(json.dumps(_everything(catalogue, entry), indent=1), flush=True)
             return
-        _show(Console(), archive, entry, plays=plays)
+        _show(Console(), catalogue, entry, plays=plays)
 
 
 @app.command()
@@ -109,9 +109,9 @@ def play(
     from engine.envs_view import clean
     from sandbox import SandboxSettings
 
-    with _archive(run, directory) as (found, archive):
-        entry = archive.find(identity)
-        program = archive.program(entry)
+    with _catalogue(run, directory) as (found, catalogue):
+        entry = catalogue.find(identity)
+        program = catalogue.program(entry)
     if hint:
         print(f"hint: {clean(program.hint or 'none')}", flush=True)
     settings = SandboxSettings(**msgspec.structs.asdict(found.config().sandbox))
@@ -134,14 +134,16 @@ def export(
     from engine.envs import export as write
 
     wanted = _filter(skill, state, step, min_regret)
-    with _archive(run, directory) as (found, archive):
-        entries = archive.select(wanted, sort=sort, limit=limit)
+    with _catalogue(run, directory) as (found, catalogue):
+        entries = catalogue.select(wanted, sort=sort, limit=limit)
         if not entries:
             raise ConfigError(
                 f"No environment of run {found.root.name} is like that.",
                 remedy="`spade envs list` shows all.",
             )
-        count = write(archive, entries, to, run=found.root.name, max_turns=found.config().designer.max_turns)
+        count = write(
+            catalogue, entries, to, run=found.root.name, max_turns=found.config().designer.max_turns
+        )
     print(f"{count} programs in {to}", flush=True)
 
 
@@ -156,10 +158,10 @@ def diff(
     from engine import envs_view
     from engine.envs import difference
 
-    with _archive(run, directory) as (_, archive):
-        one, other = archive.find(left), archive.find(right)
+    with _catalogue(run, directory) as (_, catalogue):
+        one, other = catalogue.find(left), catalogue.find(right)
         print(envs_view.beside(one, other), end="\n\n", flush=True)
-        lines = difference(archive, one, other)
+        lines = difference(catalogue, one, other)
     if not lines:
         print("The programs and hints are the same.", flush=True)
     for line in lines:
@@ -167,14 +169,14 @@ def diff(
 
 
 @contextmanager
-def _archive(run: str | None, directory: Path) -> Iterator[tuple[RunDirectory, Archive]]:
-    from engine.envs import Archive
+def _catalogue(run: str | None, directory: Path) -> Iterator[tuple[RunDirectory, Catalogue]]:
+    from engine.envs import Catalogue
     from engine.overview import reading
     from engine.run import find
 
     found = find(run, directory)
     with reading(found) as connection:
-        yield found, Archive(connection)
+        yield found, Catalogue(connection)
 
 
 def _filter(skill: str, state: str, step: str, min_regret: float | None) -> Filter:
@@ -197,32 +199,32 @@ def _steps(text: str) -> tuple[int, int] | None:
         ) from error
 
 
-def _everything(archive: Archive, entry: Entry) -> dict[str, object]:
+def _everything(catalogue: Catalogue, entry: Entry) -> dict[str, object]:
     import msgspec
 
-    program = archive.program(entry)
+    program = catalogue.program(entry)
     near = [
         {"id": other.id, "title": other.title, "cosine": cosine}
-        for cosine, other in archive.neighbours(entry)
+        for cosine, other in catalogue.neighbours(entry)
     ]
     return {
         **msgspec.to_builtins(entry),
         "source": program.source,
         "hint": program.hint,
-        "plays": archive.plays(entry),
-        "same_program": [other.design for other in archive.twins(entry)],
+        "plays": catalogue.plays(entry),
+        "same_program": [other.design for other in catalogue.twins(entry)],
         "neighbours": near,
     }
 
 
-def _show(console: Console, archive: Archive, entry: Entry, *, plays: bool) -> None:
+def _show(console: Console, catalogue: Catalogue, entry: Entry, *, plays: bool) -> None:
     from rich.syntax import Syntax
 
     from engine import envs_view
 
-    program = archive.program(entry)
+    program = catalogue.program(entry)
     blocks = [envs_view.sheet(entry)]
-    twins = archive.twins(entry)
+    twins = catalogue.twins(entry)
     if twins:
         steps = ", ".join(str(twin.step) for twin in twins[:20])
         blocks[0] += f"\n  {'written again':<18}{len(twins)} times, for step {steps}"
@@ -234,8 +236,8 @@ def _show(console: Console, archive: Archive, entry: Entry, *, plays: bool) -> N
         _say(console, source)
     _say(console, f"\nhint: {envs_view.clean(program.hint or 'none')}")
     if plays:
-        _say(console, *(f"\n{envs_view.play(row)}" for row in archive.plays(entry)))
-    near = archive.neighbours(entry)
+        _say(console, *(f"\n{envs_view.play(row)}" for row in catalogue.plays(entry)))
+    near = catalogue.neighbours(entry)
     if near:
         rows = [
             f"  {cosine:.3f}  {other.id}  step {other.step}  {envs_view.clean(other.title)}"

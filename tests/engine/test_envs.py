@@ -1,4 +1,4 @@
-"""The archive: found by id, filtered, compared, copied out so that others read it back."""
+"""The catalogue: found by id, filtered, compared, copied out so that others read it back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from shell_fakes import config
 
 from bus.messages import Message
 from engine import envs, envs_view, history, report, report_diversity
-from engine.config import Suite
+from engine.config import Library, Suite
 from engine.diversity import SAMPLE, Item, measure
-from engine.envs import Archive, Entry, Filter
+from engine.envs import Catalogue, Entry, Filter
 from engine.errors import ConfigError, SpadeError
 from engine.similarity import embed
+from roles.designer.library import Programs
 from roles.evaluator.suites import load_suite
 
 SKILLS = ("Logical Deduction", "Optimization")
@@ -54,8 +55,8 @@ def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.fixture
-def archive(connection: sqlite3.Connection) -> Archive:
-    return Archive(connection)
+def catalogue(connection: sqlite3.Connection) -> Catalogue:
+    return Catalogue(connection)
 
 
 def designs(entries: list[Entry]) -> list[str]:
@@ -63,8 +64,8 @@ def designs(entries: list[Entry]) -> list[str]:
 
 
 class TestSelect:
-    def test_all_come_in_the_order_of_their_steps(self, archive: Archive) -> None:
-        assert designs(archive.select(Filter())) == ["0", "1", "2", "3", "4", "5", "6", "7", "again"]
+    def test_all_come_in_the_order_of_their_steps(self, catalogue: Catalogue) -> None:
+        assert designs(catalogue.select(Filter())) == ["0", "1", "2", "3", "4", "5", "6", "7", "again"]
 
     @pytest.mark.parametrize(
         ("wanted", "expected"),
@@ -78,13 +79,20 @@ class TestSelect:
             (Filter(state="degenerate"), []),
         ],
     )
-    def test_filters_hold_together(self, archive: Archive, wanted: Filter, expected: list[str]) -> None:
-        assert designs(archive.select(wanted)) == expected
+    def test_filters_hold_together(self, catalogue: Catalogue, wanted: Filter, expected: list[str]) -> None:
+        assert designs(catalogue.select(wanted)) == expected
 
-    def test_figures_come_highest_first_and_missing_ones_last(self, archive: Archive) -> None:
-        assert designs(archive.select(Filter(steps=(0, 2)), sort="regret")) == ["5", "4", "2", "1", "0", "3"]
-        assert designs(archive.select(Filter(), sort="win", limit=2)) == ["5", "4"]
-        assert designs(archive.select(Filter(), sort="skill", limit=2)) == ["0", "2"]
+    def test_figures_come_highest_first_and_missing_ones_last(self, catalogue: Catalogue) -> None:
+        assert designs(catalogue.select(Filter(steps=(0, 2)), sort="regret")) == [
+            "5",
+            "4",
+            "2",
+            "1",
+            "0",
+            "3",
+        ]
+        assert designs(catalogue.select(Filter(), sort="win", limit=2)) == ["5", "4"]
+        assert designs(catalogue.select(Filter(), sort="skill", limit=2)) == ["0", "2"]
 
     @pytest.mark.parametrize(
         ("wanted", "sort", "why"),
@@ -94,44 +102,46 @@ class TestSelect:
             (Filter(), "luck", "regret"),
         ],
     )
-    def test_what_is_not_there_is_named(self, archive: Archive, wanted: Filter, sort: str, why: str) -> None:
+    def test_what_is_not_there_is_named(
+        self, catalogue: Catalogue, wanted: Filter, sort: str, why: str
+    ) -> None:
         with pytest.raises(ConfigError) as caught:
-            archive.select(wanted, sort=sort)
+            catalogue.select(wanted, sort=sort)
         assert why in caught.value.remedy
 
-    def test_an_entry_has_the_verdict_of_its_window(self, archive: Archive) -> None:
-        entry = archive.select(Filter())[2]
+    def test_an_entry_has_the_verdict_of_its_window(self, catalogue: Catalogue) -> None:
+        entry = catalogue.select(Filter())[2]
         assert (entry.step, entry.skill, entry.document) == (1, "Logical Deduction", "doc-2")
         assert (entry.win, entry.win_low, entry.win_high) == (0.2, 0.2, 0.8)
         assert (entry.regret, entry.regret_low, entry.plays, entry.turns) == (0.2, 0.0, 4, 1.0)
 
 
 class TestFind:
-    def test_by_hash_by_beginning_and_by_design(self, archive: Archive) -> None:
-        entry = archive.entries[3]
+    def test_by_hash_by_beginning_and_by_design(self, catalogue: Catalogue) -> None:
+        entry = catalogue.entries[3]
         for name in (entry.id, entry.id.upper(), entry.environment, entry.environment[:9], entry.design):
-            assert archive.find(name) == entry
+            assert catalogue.find(name) == entry
 
-    def test_of_designs_with_one_program_the_scored_one_is_taken(self, archive: Archive) -> None:
-        first = archive.entries[0]
-        assert archive.find(first.id).design == "design-0"
-        assert [twin.design for twin in archive.twins(first)] == ["design-again"]
-        assert archive.find("design-again").design == "design-again"
+    def test_of_designs_with_one_program_the_scored_one_is_taken(self, catalogue: Catalogue) -> None:
+        first = catalogue.entries[0]
+        assert catalogue.find(first.id).design == "design-0"
+        assert [twin.design for twin in catalogue.twins(first)] == ["design-again"]
+        assert catalogue.find("design-again").design == "design-again"
 
-    def test_an_ambiguous_beginning_lists_the_candidates(self, archive: Archive) -> None:
+    def test_an_ambiguous_beginning_lists_the_candidates(self, catalogue: Catalogue) -> None:
         with pytest.raises(ConfigError, match="the beginning of 8 environments") as caught:
-            archive.find("design-")
-        assert archive.entries[0].id in caught.value.remedy
+            catalogue.find("design-")
+        assert catalogue.entries[0].id in caught.value.remedy
         assert "and 2 more" in caught.value.remedy
 
-    def test_an_unknown_id_lists_what_is_like_it(self, archive: Archive) -> None:
-        entry = archive.entries[5]
+    def test_an_unknown_id_lists_what_is_like_it(self, catalogue: Catalogue) -> None:
+        entry = catalogue.entries[5]
         wrong = entry.id[:5] + ("0" if entry.id[5] != "0" else "1") + entry.id[6:]
         with pytest.raises(ConfigError, match="no environment") as caught:
-            archive.find(wrong)
+            catalogue.find(wrong)
         assert entry.id in caught.value.remedy
         with pytest.raises(ConfigError, match="no environment"):
-            archive.find("  ")
+            catalogue.find("  ")
 
     def test_ids_are_as_long_as_they_must_be(self) -> None:
         hashes = {"a" * 64, "a" * 20 + "b" * 44, "c" * 64}
@@ -139,7 +149,7 @@ class TestFind:
 
     def test_a_run_without_environments_says_so(self, tmp_path: Path) -> None:
         opened = history.open_for_reading(run_with(tmp_path, [], "none").database)
-        empty = Archive(opened)
+        empty = Catalogue(opened)
         assert empty.select(Filter(skill="x")) == []
         with pytest.raises(ConfigError) as caught:
             empty.find("abc")
@@ -148,8 +158,8 @@ class TestFind:
 
 
 class TestShow:
-    def test_plays_that_were_kept_come_best_first(self, archive: Archive) -> None:
-        plays = archive.plays(archive.entries[0])
+    def test_plays_that_were_kept_come_best_first(self, catalogue: Catalogue) -> None:
+        plays = catalogue.plays(catalogue.entries[0])
         assert [(row["arm"], row["returned"]) for row in plays] == [
             ("plain", 1.0),
             ("plain", 0.0),
@@ -161,19 +171,19 @@ class TestShow:
         facts = [written(f"d{at}", source(game)) for at, game in enumerate(GAMES)]
         facts += [written("like", source(GAMES[2], 7)), written("same", source(GAMES[2]))]
         opened = history.open_for_reading(run_with(tmp_path, facts, "near").database)
-        archive = Archive(opened)
-        near = archive.neighbours(archive.find("d2"), count=3)
+        catalogue = Catalogue(opened)
+        near = catalogue.neighbours(catalogue.find("d2"), count=3)
         opened.close()
         assert near[0][1].design == "like"
         assert [cosine for cosine, _ in near] == sorted((cosine for cosine, _ in near), reverse=True)
-        assert archive.find("d2").environment not in {entry.environment for _, entry in near}
+        assert catalogue.find("d2").environment not in {entry.environment for _, entry in near}
 
     def test_what_a_model_wrote_cannot_steer_a_terminal(self, tmp_path: Path) -> None:
         fact = written("d", "class AEnv: pass\n")
         evil = msgspec.structs.replace(fact, title="\x1b[2Jgone\u202e")
         opened = history.open_for_reading(run_with(tmp_path, [evil], "evil").database)
-        archive = Archive(opened)
-        for text in (envs_view.table(archive.entries), envs_view.sheet(archive.entries[0])):
+        catalogue = Catalogue(opened)
+        for text in (envs_view.table(catalogue.entries), envs_view.sheet(catalogue.entries[0])):
             assert "\x1b" not in text
             assert "\u202e" not in text
             assert "[2Jgone" in text
@@ -190,8 +200,8 @@ class TestShow:
         )
         run = run_with(tmp_path, [fact, flagged, *played(0, ["d1", "d2"])], "flags")
         opened = history.open_for_reading(run.database)
-        archive = Archive(opened)
-        (entry,) = archive.select(Filter(state="off_ticket"))
+        catalogue = Catalogue(opened)
+        (entry,) = catalogue.select(Filter(state="off_ticket"))
         assert (entry.design, entry.flag_reason, entry.summary, entry.prompt) == (
             "d2",
             "a maze",
@@ -200,7 +210,7 @@ class TestShow:
         )
         assert "open off_ticket" in envs_view.table([entry])
         assert "off_ticket: a maze" in envs_view.sheet(entry)
-        assert "flag" not in envs_view.sheet(archive.find("d1"))
+        assert "flag" not in envs_view.sheet(catalogue.find("d1"))
         opened.close()
         assert "Designs that miss their ticket" in report.write(run).read_text()
 
@@ -209,14 +219,14 @@ class TestShow:
         opened = history.create(run.database)
         opened.executescript("DROP TABLE labels; DROP TABLE diversity")
         opened.row_factory = sqlite3.Row
-        entries = Archive(opened).entries
+        entries = Catalogue(opened).entries
         opened.close()
         assert len(entries) == 9
         assert {entry.flag for entry in entries} == {""}
         assert "<h2>Diversity</h2>" in report.write(run).read_text()
 
-    def test_a_table_is_cut_to_the_terminal(self, archive: Archive) -> None:
-        lines = envs_view.table(archive.entries, width=110).splitlines()
+    def test_a_table_is_cut_to_the_terminal(self, catalogue: Catalogue) -> None:
+        lines = envs_view.table(catalogue.entries, width=110).splitlines()
         assert lines[0].split() == [
             "step",
             "id",
@@ -228,24 +238,24 @@ class TestShow:
             "turns",
             "title",
         ]
-        assert len(lines) == 1 + len(archive.entries)
+        assert len(lines) == 1 + len(catalogue.entries)
         assert max(map(len, lines[1:])) <= 130
         assert "0.50 [0.20, 0.80]" in lines[6]
 
-    def test_two_are_compared(self, archive: Archive) -> None:
-        one, other = archive.entries[0], archive.entries[1]
-        lines = envs.difference(archive, one, other)
+    def test_two_are_compared(self, catalogue: Catalogue) -> None:
+        one, other = catalogue.entries[0], catalogue.entries[1]
+        lines = envs.difference(catalogue, one, other)
         assert lines[:2] == [f"--- {one.id}.py", f"+++ {other.id}.py"]
         assert "-class ApplesEnv:" in lines
         assert "+class RiversEnv:" in lines
-        assert envs.difference(archive, one, one) == []
+        assert envs.difference(catalogue, one, one) == []
         assert "Optimization" in envs_view.beside(one, other)
 
 
 class TestExport:
-    def test_files_and_manifest_say_what_was_written(self, archive: Archive, tmp_path: Path) -> None:
+    def test_files_and_manifest_say_what_was_written(self, catalogue: Catalogue, tmp_path: Path) -> None:
         target = tmp_path / "out" / "deep"
-        count = envs.export(archive, archive.select(Filter()), target, run="toy", max_turns=6)
+        count = envs.export(catalogue, catalogue.select(Filter()), target, run="toy", max_turns=6)
         manifest = json.loads((target / "manifest.json").read_text())
         rows = manifest["environments"]
         assert (count, len(rows), manifest["run"], manifest["max_turns"]) == (8, 8, "toy", 6)
@@ -256,21 +266,31 @@ class TestExport:
             assert row["hint"] == "Count <i>up</i>."
         assert rows[1]["file"].startswith("00000-optimization-")
 
-    def test_a_directory_that_holds_something_is_left_alone(self, archive: Archive, tmp_path: Path) -> None:
+    def test_a_directory_that_holds_something_is_left_alone(
+        self, catalogue: Catalogue, tmp_path: Path
+    ) -> None:
         (tmp_path / "mine.py").write_text("x = 1\n")
         with pytest.raises(SpadeError, match="not empty"):
-            envs.export(archive, archive.entries, tmp_path)
+            envs.export(catalogue, catalogue.entries, tmp_path)
         (tmp_path / "file").write_text("")
         with pytest.raises(SpadeError, match="cannot be written"):
-            envs.export(archive, archive.entries, tmp_path / "file")
+            envs.export(catalogue, catalogue.entries, tmp_path / "file")
 
-    def test_a_held_out_suite_reads_it_back(self, archive: Archive, tmp_path: Path) -> None:
-        envs.export(archive, archive.entries, tmp_path / "pool")
+    def test_a_held_out_suite_reads_it_back(self, catalogue: Catalogue, tmp_path: Path) -> None:
+        envs.export(catalogue, catalogue.entries, tmp_path / "pool")
         suite = Suite(name="own", source=f"dir:{tmp_path / 'pool'}", episodes=10)
         items = load_suite(suite, config(tmp_path))
         assert {item.request.environment for item in items} == {
-            entry.environment for entry in archive.entries
+            entry.environment for entry in catalogue.entries
         }
+
+    def test_a_pool_in_the_place_of_a_designer_reads_it_back(
+        self, catalogue: Catalogue, tmp_path: Path
+    ) -> None:
+        envs.export(catalogue, catalogue.entries, tmp_path / "pool")
+        pool = Programs.open(Library(source=f"dir:{tmp_path / 'pool'}"))
+        dealt = {hashlib.sha256(pool.draw(number, 0)[1].encode()).hexdigest() for number in range(len(pool))}
+        assert dealt == {entry.environment for entry in catalogue.entries}
 
 
 class TestReport:
