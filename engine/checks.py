@@ -113,6 +113,22 @@ def _addresses(config: Config) -> Iterator[Problem]:
     yield from _positive("server.start_seconds", server.start_seconds)
     yield from _positive("server.request_seconds", server.request_seconds)
     yield from _positive("server.canary_tolerance", config.canary_tolerance)
+    yield from _weights(config)
+
+
+def _weights(config: Config) -> Iterator[Problem]:
+    server = config.server
+    yield from _within("server.keyframe_every", server.keyframe_every, 1, 1000)
+    if server.weights not in ("nccl", "ipc"):
+        return
+    if server.deltas:
+        yield "server.deltas", f'is for weights = "file" and "bus"; "{server.weights}" sends all of them'
+    if not server.urls and not server.port:
+        yield (
+            "server.weights",
+            f'"{server.weights}" lets the learner write into the servers: it must know where they are. '
+            "Set server.port or server.urls",
+        )
 
 
 def _sandbox(config: Config) -> Iterator[Problem]:

@@ -78,7 +78,11 @@ class Bus(Table, frozen=True, kw_only=True):
 class Server(Table, frozen=True, kw_only=True):
     """vLLM servers. ``args`` are vLLM's own flags without dashes (true = bare flag), ``environment`` is
     added to the child's. ``urls`` adopts running servers instead of starting them. ``canary_tolerance``
-    bounds how far the server's log-probs may lie from the learner's (:attr:`Config.canary_tolerance`)."""
+    bounds how far the server's log-probs may lie from the learner's (:attr:`Config.canary_tolerance`).
+
+    ``weights`` is the way new weights take: a disk that both sides see, the broker, or the learner's own
+    device (``docs/weights.md``). ``deltas`` sends what changed, and the whole every ``keyframe_every``-th
+    time; each vLLM worker then keeps the weights a second time, in the host's memory."""
 
     count: int = 1
     urls: tuple[str, ...] = ()
@@ -87,7 +91,9 @@ class Server(Table, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     start_seconds: float = 240.0
     request_seconds: float = 120.0
-    weights: Literal["file"] = "file"
+    weights: Literal["file", "bus", "nccl", "ipc"] = "file"
+    deltas: bool = False
+    keyframe_every: int = 8
     pause_cache: Literal["recompute", "keep"] = "recompute"
     canary_tolerance: float = 0.0
     max_concurrency: int = 288
@@ -305,12 +311,6 @@ class RoleTraining(Table, frozen=True, kw_only=True):
     weight: float = 1.0
 
 
-class Optimizer(Table, frozen=True, kw_only=True):
-    learning_rate: float = 1e-6
-    beta1: float = 0.9
-    beta2: float = 0.98
-    weight_decay: float = 0.1
-    max_grad_norm: float = 1.0
 class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
     """The same for the designer, whose designs are compared within a ticket (``designer.designs_per_ticket``),
     a skill, or a whole cohort."""
@@ -321,6 +321,12 @@ class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
     advantage_scale: float = 10.0
 
 
+class Optimizer(Table, frozen=True, kw_only=True):
+    learning_rate: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.98
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
 
 
 class Learner(Table, frozen=True, kw_only=True):

@@ -29,7 +29,9 @@ def logprob(token: int, version: str) -> float:
 class FakeVllm:
     """``hold`` blocks generation while cleared; ``faults`` maps a path to what it does next, in order:
     an HTTP status, ``drop`` (close the connection) or ``hang``. ``stale_loads`` is how many loads do
-    nothing but change the label; ``sampled_shift`` falsifies the log-probs of sampled tokens."""
+    nothing but change the label; ``sampled_shift`` falsifies the log-probs of sampled tokens. ``held`` is
+    what its worker says to hold, ``rotten`` is why its next proofs fail ("" for one that does not), ``infos``
+    are the pushes."""
 
     url: str = ""
     version: str = "default"
@@ -39,6 +41,12 @@ class FakeVllm:
     session_open: bool = False
     healthy: bool = True
     refuse_reason: str = ""
+    held: str = ""
+    wanted: str = ""
+    reason: str = ""
+    rotten: list[str] = field(default_factory=list)
+    infos: list[dict[str, Any]] = field(default_factory=list)
+    joined: list[dict[str, Any]] = field(default_factory=list)
     stale_loads: int = 0
     sampled_shift: float = 0.0
     tokens: int = 4
@@ -48,11 +56,13 @@ class FakeVllm:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     faults: dict[str, list[int | str]] = field(default_factory=dict)
     hold: asyncio.Event = field(default_factory=asyncio.Event)
+    awake: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
     most_running: int = 0
 
     def __post_init__(self) -> None:
         self.hold.set()
+        self.awake.set()
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=64 << 20)
@@ -67,6 +77,9 @@ class FakeVllm:
             ("POST", "/start_weight_update", self._start),
             ("POST", "/update_weights", self._update),
             ("POST", "/finish_weight_update", self._finish),
+            ("POST", "/collective_rpc", self._state),
+            ("POST", "/init_weight_transfer_engine", self._join),
+            ("POST", "/shutdown_weight_transfer_engine", self._leave),
         ):
             application.router.add_route(method, path, self._guarded(path, handler))
         return application
@@ -104,11 +117,13 @@ class FakeVllm:
     async def _pause(self, request: web.Request) -> web.Response:
         assert request.query["mode"] == "keep"
         self.paused = True
+        self.awake.clear()
         self.bodies.append({"clear_cache": request.query["clear_cache"]})
         return web.json_response({"status": "paused"})
 
     async def _resume(self, _: web.Request) -> web.Response:
         self.paused = False
+        self.awake.set()
         return web.json_response({"status": "resumed"})
 
     async def _start(self, _: web.Request) -> web.Response:
@@ -124,9 +139,30 @@ class FakeVllm:
         if self.refuse_reason:
             self.session_open = False
             return _error(500, f"spade_file refuses the push: {self.refuse_reason}")
-        if not info["check_only"]:
+        self.infos.append(info)
+        if "check_only" not in info:  # it comes from the learner's device
             assert self.paused
             self.pending = info
+        elif info["check_only"]:
+            self.wanted = info["sha256"]
+            self.reason = self.rotten.pop(0) if self.rotten else ""
+        else:
+            assert self.paused
+            self.pending = info
+        return web.json_response({})
+
+    async def _state(self, request: web.Request) -> web.Response:
+        """Answer for the workers' extension: one worker, which has proved what it was asked to."""
+        assert (await request.json())["method"] == "spade_weights_state"
+        status = "refused" if self.reason else "ready" if self.wanted else "idle"
+        state = {"held": self.held, "wanted": self.wanted, "status": status, "reason": self.reason}
+        return web.json_response({"results": [json.dumps(state)]})
+
+    async def _join(self, request: web.Request) -> web.Response:
+        self.joined.append((await request.json())["init_info"])
+        return web.json_response({})
+
+    async def _leave(self, _: web.Request) -> web.Response:
         return web.json_response({})
 
     async def _finish(self, request: web.Request) -> web.Response:
@@ -151,6 +187,7 @@ class FakeVllm:
         self.most_running = max(self.most_running, self.running)
         try:
             await self.hold.wait()
+            await self.awake.wait()
         finally:
             self.running -= 1
         parameters = body["sampling_params"]
@@ -205,6 +242,7 @@ async def fake_vllm(**settings: Any) -> AsyncIterator[FakeVllm]:
         yield fake
     finally:
         fake.hold.set()
+        fake.awake.set()
         await runner.cleanup()
 
 

@@ -55,6 +55,34 @@ def bus(
 
 
 @app.command()
+def weights(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions of each case; medians are told.")] = 3,
+    requests: Annotated[int, typer.Option(min=1, help="Requests that stream meanwhile.")] = 8,
+    layers: Annotated[int, typer.Option(min=0, help="Layers of the 4B model that are simulated.")] = 2,
+) -> None:
+    """Measure how new weights reach a server: the standstill, the seconds, the bytes; and the limits."""
+    import sys
+
+    import anyio
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+
+    from engine.bench import weights as bench
+
+    work = bench.Work(repeat=repeat, requests=requests, layers=layers)
+    figures = anyio.run(bench.measure, work, lambda text: print(text, file=sys.stderr, flush=True))
+    if as_json:
+        print(msgspec.json.encode(figures).decode())
+        return
+    table = Table(title="New weights", show_header=False)
+    for name, value in bench.summary(figures):
+        table.add_row(name, str(value))
+    Console().print(table)
+
+
+@app.command()
 def soak(
     seconds: Annotated[float, typer.Option(help="How long the load lasts.")] = 600.0,
     rate: Annotated[float, typer.Option(help="Messages a second.")] = 500.0,

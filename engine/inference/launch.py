@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
-from engine.weights.plugin import BACKEND, LEASH
+from engine.weights.plugin import BACKEND, EXTENSION, LEASH
 
 SERVED_NAME = "policy"
 LOOPBACK = "127.0.0.1"
@@ -22,6 +22,7 @@ _OWNED = {
     "model": "Set model.path instead.",
     "port": "Set server.port instead.",
     "weight-transfer-config": "Set server.weights instead.",
+    "worker-extension-cls": "Weight updates rely on ours.",
     "served-model-name": "The servers' clients rely on it.",
     "api-key": "Servers listen on loopback and take no key.",
     "uds": "Servers listen on TCP.",
@@ -84,6 +85,8 @@ def environment(config: Config) -> dict[str, str]:
             "OMP_NUM_THREADS": "1",
             "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for a C++ compiler
         }
+    if config.server.weights == "ipc":
+        values["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of device memory travel pickled
     return values | config.server.environment
 
 
@@ -163,13 +166,28 @@ def _defaults(config: Config, model_path: Path, port: int) -> dict[str, str | in
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": -1,
         "generation-config": "vllm",
-        "weight-transfer-config": f'{{"backend": "{BACKEND}"}}',
+        "weight-transfer-config": f'{{"backend": "{weight_backend(config)}"}}',
+        "worker-extension-cls": EXTENSION,
         "disable-log-stats": True,
         "disable-uvicorn-access-log": True,
     }
     if on_cpu():
         flags |= {"distributed-executor-backend": "uni", "enforce-eager": True, "block-size": _CPU_BLOCK}
     return flags
+
+
+def weight_backend(config: Config) -> str:
+    """Return the name of vLLM's weight-transfer engine. Raises ConfigError for one that needs a GPU."""
+    way = config.server.weights
+    if way in ("file", "bus"):
+        return BACKEND
+    if on_cpu():
+        raise ConfigError(
+            f'server.weights = "{way}" moves weights between GPUs, and the installed vLLM is the CPU build',
+            where="server.weights",
+            remedy='Set it to "file" (one host, or a shared disk) or "bus" (any host).',
+        )
+    return way
 
 
 def _check_block_size(flags: dict[str, str | int | float | bool]) -> None:

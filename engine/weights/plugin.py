@@ -14,6 +14,8 @@ import time
 
 BACKEND = "spade_file"
 REFUSED = "spade_file refuses"  # begins the message of a push that changed nothing
+EXTENSION = "engine.weights.transfer.WeightsExtension"
+STATE = "spade_weights_state"  # what the extension adds to vLLM's workers
 LEASH = "SPADE_VLLM_LEASH"
 _LEASH_NAME = "spade-leash"
 _LEASH_SECONDS = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,23 +16,26 @@ from bus import Conflict, Lease, NotFound, Record
 from bus.messages import BatchTrained, PolicyPublished, RoundClosed, SampleReady
 from bus.messages import Role as Part
 from bus.scopes import flat_task_group
-from engine.config import RoleTraining
+from engine.config import Config, RoleTraining
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Lineage, Version
 from roles.base import Role, RoleContext
 from roles.learner.resume import merge, resume
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.training.batch import Batch, Example
     from engine.training.buffer import Buffer, Selection
     from engine.training.checkpoint import LearnerState
     from engine.training.feed import Feed
     from engine.training.session import Session
     from engine.training.trainer import PolicyTrainer
-    from engine.weights.store import Published
+    from engine.weights.publisher import Outlet, Release
 
 T = TypeVar("T")
 _LINEAGE, _POSITION = "lineage", "learner"
+_ATTEND_SECONDS = 5.0
 
 
 class Learner(Role):
@@ -52,6 +56,7 @@ class Learner(Role):
     _session: Session
     _trainer: PolicyTrainer
     _buffer: Buffer
+    _outlet: Outlet
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
@@ -66,7 +71,15 @@ class Learner(Role):
         self._canary: tuple[int, ...] = ()
         self._examples: tuple[Example, ...] = ()
         self._revision = 0
+        self._settled = False  # the trainer's weights are those of the version that was announced
         self._gauges: dict[str, float] = {}
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Look whether weights can take the way that the recipe says. Raises ConfigError."""
+        from engine.inference.launch import weight_backend
+
+        weight_backend(config)
 
     async def run(self) -> None:
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -111,7 +124,10 @@ class Learner(Role):
         async with session:
             self._session = session
             await self._start()
-            await self._follow()
+            async with flat_task_group() as tasks:
+                tasks.start_soon(self._attend)
+                await self._follow()
+                tasks.cancel_scope.cancel()
             await self._checkpoint()
 
     def _build(self, model: Path, feed: Feed) -> PolicyTrainer:
@@ -141,7 +157,8 @@ class Learner(Role):
         self._cursor, self._announced = state.cursor, state.announced
         await self._look_for_a_gap()
         await self._settle_version(state)
-        await self._publish_policy(await self._in_thread(self._export, "export of the weights"))
+        self._outlet = self._open_outlet()
+        await self._publish_policy(*await self._in_thread(self._export, "export of the weights"))
         if self._announced is not None:
             self._announced = msgspec.structs.replace(self._announced, version=self._version.pack())
             await self.bus.publish(self._announced)
@@ -198,6 +215,7 @@ class Learner(Role):
         self._cursor = sequence
         metrics: dict[str, float] = {}
         if selection.samples:
+            self._settled = False
             metrics = await self._session.step(
                 lambda: self._batch(selection, message), seconds=self._settings.step_seconds
             )
@@ -209,8 +227,7 @@ class Learner(Role):
         if due:
             await self._checkpoint()
         if trained:
-            policy = await self._in_thread(self._export, "export of the weights")
-            await self._publish_policy(policy)
+            await self._publish_policy(*await self._in_thread(self._export, "export of the weights"))
         await self.bus.publish(self._announced)
         if due:
             await self._purge()
@@ -265,7 +282,8 @@ class Learner(Role):
         place = self._home / "checkpoints"
         await self._in_thread(lambda: save(place, state, self._trainer.capture(), keep=keep), "checkpoint")
 
-    async def _publish_policy(self, policy: PolicyPublished) -> None:
+    async def _publish_policy(self, policy: PolicyPublished, release: Release) -> None:
+        await self._outlet.upload(self.bus.blobs, release)
         self._require_lease()
         try:
             self._revision = await self.bus.state_update(_POSITION, self._position(), self._revision)
@@ -275,6 +293,8 @@ class Learner(Role):
                 remedy="Run one learner a bus.",
             ) from error
         await self.bus.publish(policy)
+        self._settled = True
+        await self._outlet.tidy(self.bus.blobs)
 
     async def _purge(self) -> None:
         from engine.training.checkpoint import needed
@@ -301,26 +321,55 @@ class Learner(Role):
 
         return canary_tokens(self._trainer), int(self._trainer.model.config.get_text_config().vocab_size)
 
-    def _export(self) -> PolicyPublished:
-        """Write the weights of the current version and compute its canary (in the trainer's thread)."""
-        import numpy as np
+    def _open_outlet(self) -> Outlet:
+        server = self.config.server
+        if server.weights in ("nccl", "ipc"):
+            from engine.weights.fleet import open_outlet
+
+            return open_outlet(self.config, self._trainer.weights, self._dtype())
+        from engine.weights.publisher import Publisher
+
+        return Publisher(
+            self.context.directory / "weights",
+            bus=server.weights == "bus",
+            deltas=server.deltas,
+            keyframe_every=server.keyframe_every,
+            # A server may be behind by as many versions as rounds are played ahead, and be fetching one.
+            keep=max(3, self.config.curriculum.lead + 2),
+        )
+
+    def _dtype(self) -> torch.dtype | None:
         import torch
 
-        from engine.weights.store import publish
+        return torch.bfloat16 if self.config.model.dtype == "bfloat16" else None
 
-        dtype = torch.bfloat16 if self.config.model.dtype == "bfloat16" else None
-        published: Published = publish(
-            self.context.directory / "weights", self._version, self._trainer.weights(), dtype=dtype
-        )
-        return PolicyPublished(
+    async def _attend(self) -> None:
+        """Look after servers that were started anew and cannot fetch the weights themselves."""
+        while self.config.server.weights in ("nccl", "ipc"):
+            await anyio.sleep(_ATTEND_SECONDS)
+            if not self._settled:
+                continue
+            attend = partial(self._outlet.attend, self._version)
+            if found := await self._in_thread(attend, "look at the servers"):
+                self.log.info("learner.servers_joined", servers=found)
+
+    def _export(self) -> tuple[PolicyPublished, Release]:
+        """Write the weights of the current version and compute its canary (in the trainer's thread)."""
+        import numpy as np
+
+        release = self._outlet.release(self._version, self._trainer.weights(), dtype=self._dtype())
+        policy = PolicyPublished(
             version=self._version.pack(),
             step=self._version.step,
-            uri=published.uri,
-            sha256=published.sha256,
-            size=published.size,
+            uri=release.uri,
+            sha256=release.sha256,
+            size=release.size,
             canary_tokens=np.asarray(self._canary, dtype="<i4").tobytes(),
             canary_logprobs=self._trainer.canary(self._canary).astype("<f4").tobytes(),
+            start=release.start,
+            deltas=release.deltas,
         )
+        return policy, release
 
 
 async def _cancel_on(event: anyio.Event, scope: anyio.CancelScope) -> None:

@@ -18,12 +18,14 @@ from engine.inference.handshake import handshake
 from engine.inference.process import ServerFailed
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.lineage import Version
-from engine.weights.update import UpdateRefused, update
+from engine.weights.paths import WeightPath
+from engine.weights.update import FetchFailed, UpdateRefused, update
 
 PROBE_SECONDS = 15.0
 ADOPTED_SECONDS = 2.0
 _HEALTH_SECONDS = 5.0
 _MISSES = 3
+_FETCH_SECONDS = (0.5, 10.0)  # pauses between attempts to fetch: the first, the longest
 
 Ended = Callable[[], Awaitable[str]]
 
@@ -65,9 +67,10 @@ class Life:
         bus: Bus,
         newest: Newest,
         log: structlog.stdlib.BoundLogger,
+        path: WeightPath,
     ) -> None:
         self.name, self.epoch = name, uuid.uuid4().hex[:12]
-        self._config, self._bus, self._newest = config, bus, newest
+        self._config, self._bus, self._newest, self._path = config, bus, newest, path
         self._log = log.bind(server=name)
         self._updating = False
         self._proved = False
@@ -119,7 +122,7 @@ class Life:
         while True:
             policy = await self._newest.other_than(policy)
             try:
-                await self._bring(client, policy)
+                policy = await self._patiently(client, policy)
             except UpdateRefused as error:
                 # Pruned meanwhile, or the last of a former learner: the present one will publish.
                 self._log.warning("update_refused", version=policy.version, reason=str(error))
@@ -127,6 +130,27 @@ class Life:
                     await self._newest.other_than(policy)
                 if waiting.cancelled_caught:
                     raise
+
+    async def _patiently(self, client: VllmClient, policy: PolicyPublished) -> PolicyPublished:
+        """Bring ``policy``, or the newest meanwhile where its weights cannot be fetched yet; return which.
+
+        A server that serves goes on with its old weights for as long as that lasts. Raises FetchFailed for
+        one that has nothing to serve, after ``[server] start_seconds``.
+        """
+        started, (delay, longest) = time.monotonic(), _FETCH_SECONDS
+        while True:
+            try:
+                await self._bring(client, policy)
+            except FetchFailed as error:
+                self._log.warning("fetch_failed", version=policy.version, reason=str(error), again_in=delay)
+                late = time.monotonic() - started > self._config.server.start_seconds
+                if late and self.serving is None:
+                    raise
+                with anyio.move_on_after(delay):
+                    policy = await self._newest.other_than(policy)
+                delay = min(2 * delay, longest)
+            else:
+                return policy
 
     async def _bring(self, client: VllmClient, policy: PolicyPublished) -> None:
         """Load, prove and announce one version."""
@@ -140,6 +164,7 @@ class Life:
                 cache=server.pause_cache,
                 tolerance=self._config.canary_tolerance,
                 load_seconds=server.start_seconds,
+                path=self._path,
             )
             if not self._proved:
                 await self._prove(client, policy)

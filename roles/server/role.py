@@ -14,11 +14,15 @@ import anyio
 from bus.messages import ServerLost, ServerServing
 from bus.scopes import flat_task_group
 from engine import models, serving
+from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference.completion import InferenceError
 from engine.inference.handshake import HandshakeRefused, check_sampling
+from engine.inference.launch import weight_backend
 from engine.inference.process import ServerFailed, serve
 from engine.inference.vllm import VllmClient, open_session
+from engine.weights.buspath import BusPath
+from engine.weights.paths import FilePath, LearnerPath, WeightPath
 from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
 from roles.server.life import Ended, Life, Newest, adopted_end
@@ -48,9 +52,15 @@ class Server(Role):
         super().__init__(context)
         self._newest = Newest()
         self._lives: dict[int, Life] = {}
+        self._path = self._way()
         self._restarts = 0
         self._model: Path | None = None
         self._resolving = anyio.Lock()
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Look whether weights can take the way that the recipe says. Raises ConfigError."""
+        weight_backend(config)
 
     async def run(self) -> None:
         """Serve until drained. Raises SpadeError when a server cannot be brought to serve."""
@@ -85,6 +95,13 @@ class Server(Role):
             "update_seconds": max((life.update_seconds for life in serving), default=0.0),
             "paused_seconds": max((life.paused_seconds for life in serving), default=0.0),
         }
+
+    def _way(self) -> WeightPath:
+        server = self.config.server
+        if server.weights == "bus":
+            cache = self.context.directory / "weights-cache" / self.context.instance
+            return BusPath(self.bus.blobs, cache, hold=server.deltas)
+        return FilePath(hold=server.deltas) if server.weights == "file" else LearnerPath()
 
     async def _follow(self) -> None:
         """Keep the newest published policy, the last in the stream, whatever its number; contradict who
@@ -122,7 +139,7 @@ class Server(Role):
         name = f"{self.context.instance}-{index}"
         served, barren = False, 0  # barren: starts in a row that did not lead to serving
         while True:
-            life = Life(name, self.config, self.bus, self._newest, self.log)
+            life = Life(name, self.config, self.bus, self._newest, self.log, self._path)
             self._lives[index] = life
             try:
                 async with self._open(index, session) as (client, ended):

@@ -6,19 +6,22 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
-from fake_vllm import FakeVllm, fake_vllm, policy
+from fake_vllm import FakeVllm, fake_vllm, logprob, policy, until
 
-from engine.inference.completion import ServerGone
+from bus.messages import PolicyPublished, WeightDelta
+from engine.config import Sampling
+from engine.inference.completion import Completion, ServerGone, ServerStuck
 from engine.inference.vllm import VllmClient, open_session
+from engine.weights.paths import FilePath, LearnerPath
 from engine.weights.update import ServerBroken, Updated, UpdateRefused, canary_error, update
 
 WORK = ("start_weight_update", "update_weights", "pause", "update_weights", "finish_weight_update", "resume")
 
 
-async def push(fake: FakeVllm, announced, *, cache="recompute") -> Updated:
+async def push(fake: FakeVllm, announced, *, cache="recompute", seconds=5.0, path=None) -> Updated:
     async with open_session() as session:
         client = VllmClient(fake.url, session)
-        return await update(client, announced, cache=cache, tolerance=1e-3, load_seconds=5.0)
+        return await update(client, announced, cache=cache, tolerance=1e-3, load_seconds=seconds, path=path)
 
 
 def changes(fake: FakeVllm) -> list[str]:
@@ -121,6 +124,113 @@ async def test_cancellation_waits_for_a_load_in_progress_and_resumes() -> None:
         assert scope.cancelled_caught
         assert fake.version == "2"
         assert not fake.paused
+
+
+def with_delta(version: int) -> PolicyPublished:
+    """Return a policy that a server which holds "base" reaches by a delta."""
+    one = WeightDelta(base="base", whole="0" * 64, uri="file:///delta", sha256="d", size=0)
+    return msgspec.structs.replace(policy(version), deltas=(one,))
+
+
+async def test_a_server_that_holds_the_base_gets_the_delta() -> None:
+    async with fake_vllm(held="base") as fake:
+        await push(fake, with_delta(2), path=FilePath(hold=True))
+    assert [(bool(info["uri"]), len(info["deltas"])) for info in fake.infos] == [(False, 1)] * 2
+    assert [info["check_only"] for info in fake.infos] == [True, False]
+
+
+@pytest.mark.parametrize(("held", "hold"), [("other", True), ("base", False), ("", True)])
+async def test_a_server_without_the_base_gets_the_whole(held: str, hold: bool) -> None:
+    async with fake_vllm(held=held) as fake:
+        await push(fake, with_delta(2), path=FilePath(hold=hold))
+    assert [(bool(info["uri"]), len(info["deltas"])) for info in fake.infos] == [(True, 0)] * 2
+
+
+async def test_a_damaged_delta_is_answered_by_the_whole() -> None:
+    async with fake_vllm(held="base", rotten=["the delta is damaged"]) as fake:
+        await push(fake, with_delta(2), path=FilePath(hold=True))
+    assert [(bool(info["uri"]), info["check_only"]) for info in fake.infos] == [
+        (False, True),
+        (True, True),
+        (True, False),
+    ]
+    assert (fake.version, fake.loaded) == ("2", "2")
+
+
+async def test_weights_that_fail_their_proof_leave_the_old_ones_serving() -> None:
+    async with fake_vllm(version="1", loaded="1", held="base", rotten=["torn", "SHA-256"]) as fake:
+        with pytest.raises(UpdateRefused, match="SHA-256"):
+            await push(fake, with_delta(2), path=FilePath(hold=True))
+    assert "pause" not in fake.order
+    assert fake.version == fake.loaded == "1"
+    assert not fake.session_open
+
+
+async def test_a_server_without_our_extension_is_told_so() -> None:
+    async with fake_vllm(faults={"/collective_rpc": [404]}) as fake:
+        with pytest.raises(UpdateRefused, match="does not know how to take weights from files"):
+            await push(fake, policy(2))
+        assert not fake.session_open
+
+
+async def test_what_the_learner_brings_is_waited_for_and_proved() -> None:
+    async with fake_vllm(version="1", loaded="1") as fake:
+        with pytest.raises(ServerStuck, match="did not bring version 2"):
+            await push(fake, policy(2), path=LearnerPath(), seconds=0.05)
+        fake.version = fake.loaded = "2"
+        updated = await push(fake, policy(2), path=LearnerPath())
+        assert updated.canary_error < 1e-6
+        assert "start_weight_update" not in fake.order
+
+
+async def sample(fake: FakeVllm, found: list[Completion]) -> None:
+    """Generate one completion after another for as long as the server answers."""
+    async with open_session() as session:
+        client = VllmClient(fake.url, session)
+        while True:
+            found.append(await client.generate([1, 2], Sampling(max_tokens=4), deadline=60.0))
+
+
+def truly_labelled(completion: Completion) -> bool:
+    """Whether the log-probs are those of the version that the span names."""
+    (span,) = completion.spans
+    expected = [logprob(token, str(span.version)) for token in completion.tokens]
+    return bool(np.allclose(completion.logprobs, expected))
+
+
+async def test_a_half_applied_update_mislabels_nothing_and_its_retry_is_harmless() -> None:
+    """A takes the version; B fails in the middle, then hangs, then takes it."""
+    a_tokens: list[Completion] = []
+    b_tokens: list[Completion] = []
+    faults: dict[str, list[int | str]] = {"/update_weights": ["", 500, "hang"]}
+    async with (
+        fake_vllm(version="1", loaded="1") as a,
+        fake_vllm(version="1", loaded="1", faults=faults) as b,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(sample, a, a_tokens)
+        tasks.start_soon(sample, b, b_tokens)
+        await until(lambda: bool(a_tokens) and bool(b_tokens))
+        await push(a, policy(2))
+        with pytest.raises(ServerBroken):
+            await push(b, policy(2))
+        assert b.paused
+        answered = len(b_tokens)
+        with pytest.raises(ServerStuck):
+            await push(b, policy(2), seconds=0.2)
+        assert len(b_tokens) <= answered + 1, "a broken server samples on"
+        assert (b.version, b.loaded) == ("1", "1")
+        before = changes(a)
+        assert (await push(a, policy(2))).paused == 0.0
+        assert changes(a) == before
+        await push(b, policy(2))
+        await push(b, policy(2))
+        seen = len(a_tokens), len(b_tokens)
+        await until(lambda: len(a_tokens) > seen[0] + 1 and len(b_tokens) > seen[1] + 1)
+        tasks.cancel_scope.cancel()
+    for tokens in (a_tokens, b_tokens):
+        assert all(map(truly_labelled, tokens))
+        assert {completion.spans[0].version for completion in tokens} == {1, 2}
 
 
 async def test_canary_faults() -> None:
