@@ -93,6 +93,18 @@ def consumer_of(role: str) -> Consumer:
     return CONSUMERS.get(role) or Consumer(role, f"task.{role}.>")
 
 
+def queue_of(consumer: str, role: str, known: Mapping[str, Consumer] = CONSUMERS) -> Consumer:
+    """Return the durable that a client of ``role`` may name ``consumer``: a built-in one, or that of its own
+    role. Raises BusError."""
+    if consumer in known:
+        return known[consumer]
+    if consumer != role or token(role) != role:
+        raise BusError(
+            f"unknown consumer {consumer!r}", remedy=f"One of {', '.join(known)}, or your own role's name."
+        )
+    return consumer_of(role)
+
+
 def check_role(role: str) -> str:
     """Return ``role`` if it can be part of a subject. Raises BusError."""
     if not role or token(role) != role:

@@ -48,11 +48,17 @@ def open_tail(blob: str) -> str:
     return f"blob.claim.{blob}.open.0"
 
 
+def _flat(source: bytes | bytearray | memoryview) -> memoryview:
+    """Return the bytes of a source, whatever its items and strides are."""
+    view = memoryview(source)
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
 class _Cutter:
     """Cuts a source into pieces and hashes it on the way."""
 
     def __init__(self, source: Source) -> None:
-        self._source = source
+        self._source = source if isinstance(source, Path) else _flat(source)
         self._hash = hashlib.sha256()
         self.size = 0
 
@@ -65,7 +71,7 @@ class _Cutter:
             piece = file.read(CHUNK)
         else:
             assert not isinstance(self._source, Path)
-            piece = bytes(memoryview(self._source)[self.size : self.size + CHUNK])
+            piece = bytes(self._source[self.size : self.size + CHUNK])
         self._hash.update(piece)
         self.size += len(piece)
         return piece

@@ -350,8 +350,9 @@ class FarThread(Generic[T]):
             tell(self._home, self._ended.set)
 
     async def _live(self) -> None:
+        self._scope = anyio.CancelScope()  # before the loop is known: whoever stops us cancels it there
         self._far = asyncio.get_running_loop()
-        with anyio.CancelScope() as self._scope:
+        with self._scope:
             async with self._context() as self.value, flat_task_group() as group:
                 self.bridge = Bridge(self._home, group)
                 group.start_soon(self.bridge.run_posted)

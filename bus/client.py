@@ -14,6 +14,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from bus import codec, reads
+from bus.access import queue_of
 from bus.blobstore import NatsStore
 from bus.claims import INLINE, Claims, Opening
 from bus.codec import BlobRef
@@ -101,11 +102,18 @@ class NatsBus(Bus):
         return _Sent(entry, message.stream, blob)
 
     async def _collect(self, sent: list[_Sent]) -> list[int]:
-        answers = await self.publisher.collect([one.entry for one in sent])
+        failure: BusError | None = None
+        try:
+            await self.publisher.collect([one.entry for one in sent])
+        except BusError as error:
+            failure = error
+        answers = [one.entry.answer for one in sent]
         for one, answer in zip(sent, answers, strict=True):
-            if one.blob is not None:
+            if one.blob is not None and answer is not None:
                 await self._confirm(one.blob, one.stream, answer)
-        return [answer.seq for answer in answers]
+        if failure is not None:
+            raise failure
+        return [answer.seq for answer in answers if answer is not None]
 
     async def _confirm(self, blob: BlobRef, stream: str, answer: PubAck) -> None:
         """Let the stored message claim its blob; one that was stored before has another, or none."""
@@ -126,6 +134,7 @@ class NatsBus(Bus):
     async def publish_all(self, messages: Iterable[Message]) -> list[int]:
         sent: list[_Sent] = []
         silent: list[int] = []
+        failure: Exception | None = None
         try:
             for number, message in enumerate(messages):
                 if not message.stream:
@@ -133,10 +142,14 @@ class NatsBus(Bus):
                     silent.append(number)
                     continue
                 sent.append(await self._submit(message))
+        except Exception as error:
+            failure = error  # what is on its way ends first
         except BaseException:
             self.publisher.abandon([one.entry for one in sent])
             raise
         sequences = await self._collect(sent)
+        if failure is not None:
+            raise failure
         for number in silent:
             sequences.insert(number, 0)
         return sequences
@@ -169,11 +182,10 @@ class NatsBus(Bus):
 
     @asynccontextmanager
     async def consume(self, consumer: str, *, limit: int) -> AsyncIterator[AsyncIterator[Delivery]]:
-        if consumer not in self._consumers:
-            raise BusError(f"unknown consumer {consumer!r}", remedy=f"One of {', '.join(self._consumers)}.")
+        queue = queue_of(consumer, self.role, self._consumers)
         if limit < 1:
-            raise BusError(f"limit {limit} takes no work")
-        work = Work(self.connection, self.names, self._consumers[consumer], limit=limit, bury=self._bury)
+            raise BusError(f"limit {limit} takes no work", remedy="Give a limit of at least 1.")
+        work = Work(self.connection, self.names, queue, limit=limit, bury=self._bury)
         async with self._listed(f"consume_{consumer}", work), work.running():
             yield Opening(work.arrivals, self._open_delivery, work.arrivals.put_back)
 

@@ -20,6 +20,7 @@ from typing import Any
 import anyio
 import msgspec
 import nats.errors
+from anyio.lowlevel import checkpoint
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import Header
@@ -32,11 +33,13 @@ from bus.wire import Wire
 
 log = logging.getLogger("spade.bus")
 STATUS, DESCRIPTION = Header.STATUS.value, Header.DESCRIPTION
+_STORED = "Nats-Sequence"
 _NOT_FOUND = frozenset({10014, 10037, 10059})
 _WATCHDOG_SECONDS = 1.0
 _LAG_SECONDS = 5.0
 _ELECTION_SECONDS = 0.25
 _CLOSE_SECONDS = 3.0
+_LAST_TURNS = 3
 _OLDEST_SERVER = (2, 14)
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
 # What a cluster answers while it elects a leader or has too few members: it passes.
@@ -52,8 +55,12 @@ class ApiError(BusError):
 
 
 def status_of(message: Msg) -> str:
-    """Return the status of a control message (``"100"``, ``"404"`` ...), empty for a real one."""
-    return str((message.headers or {}).get(STATUS, "")) if not message.data else ""
+    """Return the status of a control message (``"100"``, ``"404"`` ...), empty for a real one, and for a
+    stored one that only looks like it: whoever published it wrote its headers."""
+    if message.data:
+        return ""
+    headers = message.headers or {}
+    return "" if _STORED in headers else str(headers.get(STATUS, ""))
 
 
 def description_of(message: Msg) -> str:
@@ -259,7 +266,8 @@ class Connection(Wire):
 
     async def _on_disconnected(self) -> None:
         self._counts["disconnects"] += 1
-        self.away_since = monotonic()
+        # A server that comes for a moment and goes again has been away all the time.
+        self.away_since = self.away_since or monotonic()
         # What was not written belongs to the old connection: whoever still wants it writes it again.
         self.client._pending, self.client._pending_data_size = [], 0
         self._changed()
@@ -296,7 +304,7 @@ class Connection(Wire):
             await self._on_error(error)
             if starting and self.client._transport:
                 # nats-py forgets the socket of a try that failed half-way.
-                self.client._transport.close()
+                self.client._transport.abort()
             if isinstance(error, ssl.SSLError):
                 distrust.append(error)
                 refused.set()
@@ -381,10 +389,12 @@ class Connection(Wire):
                 await self.client.close()
             except (nats.errors.Error, OSError, TimeoutError, AttributeError, RuntimeError) as error:
                 log.debug("closing the bus connection: %r", error)
-            # nats-py leaves the socket open when it was refused as it connected.
-            transport = self.client._transport
-            if transport is not None:
-                transport.close()
+        # nats-py leaves the socket open when it was refused as it connected, and returns at once from a close
+        # that is under way; TLS would wait for the other side's good-bye.
+        self.client._transport.abort()
+        with anyio.CancelScope(shield=True):
+            for _ in range(_LAST_TURNS):
+                await checkpoint()
         self.closed = True
         self._changed()
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bus.access import ADMIN, ROLES, permissions
+from bus.access import ADMIN, ROLES, check_role, permissions
 from bus.binary import locate
 from bus.credentials import SUFFIX, provide_seeds, write_private
 from bus.errors import BusError
@@ -97,10 +97,10 @@ def parse_servers(text: str) -> list[Server]:
             raise BusError(f"{item!r} is no host", remedy="Use HOST, HOST:PORT or HOST:PORT:CLUSTERPORT.")
         ports = [int(match[2] or PORT), int(match[3] or CLUSTER_PORT)]
         if any(not 0 < port < 65536 for port in ports):
-            raise BusError(f"{item!r} has a port outside 1 to 65535")
+            raise BusError(f"{item!r} has a port outside 1 to 65535", remedy="Use another port.")
         servers.append(Server(f"n{number}", match[1], *ports))
     if len({(server.host, server.port) for server in servers}) != len(servers):
-        raise BusError(f"{text!r} names a server twice")
+        raise BusError(f"{text!r} names a server twice", remedy="On one host they need ports of their own.")
     return servers
 
 
@@ -185,6 +185,10 @@ def write(deployment: Deployment, directory: Path, *, binary: Path | None = None
     if len(deployment.servers) == 2:
         raise BusError("a cluster of two servers stops with either", remedy="Use one server, or three.")
     written = Written()
+    # Nothing is written for what cannot be.
+    Names(deployment.run)
+    for role in deployment.roles:
+        check_role(role)
     _check_owner(directory / ACCOUNT, deployment.run)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -200,7 +204,9 @@ def write(deployment: Deployment, directory: Path, *, binary: Path | None = None
             write_private(path, configuration(deployment, server, secret))
             written.configurations.append(path)
     except OSError as error:
-        raise BusError(f"{directory} cannot be written: {error}") from error
+        raise BusError(
+            f"{directory} cannot be written: {error}", remedy="Name a directory of yours."
+        ) from error
     program = locate(binary)
     for server in deployment.servers:
         _check(deployment, server, directory, program)
@@ -248,8 +254,11 @@ def _check(deployment: Deployment, server: Server, directory: Path, program: Pat
         except subprocess.TimeoutExpired as error:
             raise BusError(f"{program} -t did not end within {_CHECK_SECONDS:g} s") from error
     if result.returncode != 0:
-        why = (result.stderr or result.stdout).strip()
-        raise BusError(f"nats-server refuses the configuration {server.file}: {why}")
+        why = (result.stderr or result.stdout).strip().replace(f"{path.parent}/", "")
+        raise BusError(
+            f"nats-server refuses the configuration {server.file}: {why.rstrip('.')}",
+            remedy=f"It lies in {directory}. Give other values; keys that were written stay as they are.",
+        )
 
 
 def _notes(deployment: Deployment) -> list[str]:

@@ -190,7 +190,8 @@ class Bus(ABC):
 
     @abstractmethod
     def consume(self, consumer: str, *, limit: int) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
-        """Take work from a consumer (``designer`` or ``agent``), at most ``limit`` unsettled at a time.
+        """Take work from a consumer (``designer``, ``agent``, or that of a role of your own, by its name), at
+        most ``limit`` unsettled at a time.
 
         At least once: what is not acknowledged comes again, to whoever asks; each delivery is kept alive
         until it is settled. What is unsettled when the context ends, also by cancellation, is handed back

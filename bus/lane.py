@@ -8,7 +8,9 @@ write. ``tests/bus/test_bus_lane.py`` fails when a new version no longer works l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import ssl
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import ParseResult
@@ -16,13 +18,15 @@ from urllib.parse import ParseResult
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.errors import BadSubjectError, ProtocolError
-from nats.protocol.parser import MAX_CONTROL_LINE_SIZE, Parser
+from nats.protocol.parser import Parser
 
 log = logging.getLogger("spade.bus")
 _LINE_END = b"\r\n"
 _VERSION_LINE = b"NATS/1.0"
 _JOIN_BYTES = 16 << 10
 _READ_BYTES = 512 << 10
+# A line of the server is longer than those of its clients: it may name all members of a cluster.
+_LONGEST_LINE = 1 << 20
 
 
 class Arrival:
@@ -72,7 +76,7 @@ class Lane:
         self.handlers: dict[str, Callable[[Any], None]] = {}
         self._kick: asyncio.Future[None] | None = None
         client._ps = _Parser(client, self.handlers)
-        client._transport = _Transport()
+        client._transport = _Transport(client)
 
     def write(self, subject: str, payload: bytes, reply: str, head: bytes = b"") -> None:
         """Put one message in line; it goes out before the event loop waits. Never waits itself.
@@ -107,13 +111,49 @@ class Lane:
 
 
 class _Transport(TcpTransport):  # type: ignore[misc]
-    """Reads what there is, not 32 KiB at a time: a large message is one piece more often."""
+    """Reads what there is, not 32 KiB at a time: a large message is one piece more often. Leaves nothing of
+    a connection behind when another one is made in its place."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
 
     def __bool__(self) -> bool:
         return True  # or nats-py would put another one in its place
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        self.abort()
+        # A try that fails late leaves its loops, and two of them would read from one socket.
+        for task in (
+            self._client._reading_task,
+            self._client._ping_interval_task,
+            self._client._flusher_task,
+        ):
+            if task is not None and not task.done():
+                task.cancel()
         await super().connect(uri, _READ_BYTES, connect_timeout)
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        # nats-py makes reader and protocol anew; asyncio complains of one that does not know of TLS.
+        self._io_reader._limit = _READ_BYTES
+        self._io_writer._protocol._over_ssl = True
+
+    def close(self) -> None:
+        """Close in order, but do not wait for a server that is left because it does not answer."""
+        if self._client.is_reconnecting:
+            self.abort()
+        else:
+            super().close()
+
+    def abort(self) -> None:
+        """Give up the socket now, whatever is unsent; it is closed a turn of the event loop later."""
+        for writer in (self._io_writer, self._bare_io_writer):
+            if writer is not None:
+                with contextlib.suppress(AttributeError):  # of one that was closed after a last long write
+                    writer.transport.abort()
 
     async def read(self, buffer_size: int) -> bytes:
         data: bytes = await super().read(_READ_BYTES)
@@ -150,7 +190,7 @@ class _Parser(Parser):  # type: ignore[misc]
         while at < end:
             stop = data.find(_LINE_END, at)
             if stop < 0:
-                if end - at > MAX_CONTROL_LINE_SIZE:
+                if end - at > _LONGEST_LINE:
                     raise ProtocolError
                 break
             if data.startswith((b"MSG ", b"HMSG "), at):
@@ -172,12 +212,14 @@ class _Parser(Parser):  # type: ignore[misc]
     def _take(self, data: bytes, at: int, stop: int, end: int) -> int | None:
         """Hand over the message that begins at ``at``; return where it ends, None when it is not all here."""
         try:
-            words = data[at:stop].decode().split()
+            # Only a space separates: what else looks like one may be part of a stranger's subject.
+            words = data[at:stop].decode("utf-8", "replace").split(" ")
             size = int(words[-1])
             with_head = words[0] == "HMSG"
             head_size = int(words[-2]) if with_head else 0
             reply = words[3] if len(words) == (6 if with_head else 5) else ""
             subject, number = words[1], words[2]
+            sid = int(number)
         except (ValueError, IndexError):
             raise ProtocolError from None
         start = stop + 2
@@ -189,7 +231,7 @@ class _Parser(Parser):  # type: ignore[misc]
         handler = self._handlers.get(number)
         self._ours = handler is not None
         if handler is None:
-            self._other = (int(number), subject.encode(), reply.encode(), payload, head or None)
+            self._other = (sid, subject.encode(), reply.encode(), payload, head or None)
             return after
         stats = self.nc.stats
         stats["in_msgs"] += 1
@@ -202,4 +244,7 @@ class _Parser(Parser):  # type: ignore[misc]
 
     async def _pass_on(self) -> None:
         other, self._other = self._other, ()
-        await self.nc._process_msg(*other)
+        try:
+            await self.nc._process_msg(*other)
+        except Exception:  # headers that a stranger wrote: they would end nats-py's read loop
+            log.exception("a message on %s could not be handled", other[1].decode())

@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from bus import codec
+from bus.access import queue_of
 from bus.blobstore import MemoryStore
 from bus.broker import Broker, Log, Right, Stored
 from bus.claims import INLINE, Claims, Opening
@@ -36,7 +37,7 @@ from bus.mailbox import Mailbox
 from bus.messages import DeadLetter, Message, RoleHello
 from bus.presence import announced, who_is_there
 from bus.scopes import flat_task_group
-from bus.subjects import CONSUMERS, STREAMS, Consumer, matches, stream_of
+from bus.subjects import STREAMS, Consumer, matches, stream_of
 
 _LISTEN_LIMIT = 4096
 
@@ -120,11 +121,10 @@ class MemoryBus(Bus):
 
     @asynccontextmanager
     async def consume(self, consumer: str, *, limit: int) -> AsyncIterator[AsyncIterator[Delivery]]:
-        if consumer not in CONSUMERS:
-            raise BusError(f"unknown consumer {consumer!r}", remedy=f"One of {', '.join(CONSUMERS)}.")
+        queue = queue_of(consumer, self.role)
         if limit < 1:
             raise BusError(f"limit {limit} takes no work")
-        work = _Work(self, self._broker, CONSUMERS[consumer], limit)
+        work = _Work(self, self._broker, queue, limit)
         try:
             yield Opening(work, self._open_delivery)
         finally:

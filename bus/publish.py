@@ -24,12 +24,14 @@ from bus.reads import find_stored
 log = logging.getLogger("spade.bus")
 # "Store failed" has one code for all its causes; a limit that was reached says "maximum ... exceeded".
 STORE_FAILED = 10077
-UNREADY = frozenset({10008, 10009})
+# No leader, no quorum, or a message of this id is on its way into the copies of the stream.
+UNREADY = frozenset({10008, 10009, 10158})
 CONFLICT = 10071
 STORE_FULL = frozenset({10002, 10023, 10028, 10047})
 _DIAGNOSIS_SECONDS = 2.0
 # The server recognises an id for 120 s (``bus.subjects``); after that we look for ourselves.
 _DOUBT_SECONDS = 100.0
+_ABSENT_REMEDY = "Has the run been provisioned? A full disk can switch JetStream off."
 DISK_REMEDY = "Free disk space or raise bus.store_gb, then start the run again."
 
 
@@ -43,7 +45,7 @@ class Publisher:
         self._entries: dict[str, Entry] = {}
         self._windows: dict[str, Window] = {}
         self._wake = anyio.Event()
-        self._planned = 0.0
+        self._planned = self._next_diagnosis = 0.0
         self._serial = 0
         self._counts = dict.fromkeys(
             ("stored", "duplicates", "retries", "full", "absent", "unanswered", "conflicts", "failed"), 0.0
@@ -106,6 +108,8 @@ class Publisher:
                 self._check_away(subject)
             if self._connection.crowded:
                 await self._connection.uncrowded()
+                if entry.tries or entry.ended:
+                    return entry  # the loop has seen to it meanwhile
             self._write(entry)
         except BaseException:
             self._forget(entry)
@@ -253,6 +257,8 @@ class Publisher:
             elif entry.token in self._entries:
                 await self._again(entry)
         await self._give_up()
+        if self._connection.clustered:
+            await self._give_up_absent()
         now = monotonic()
         next_due = min((entry.due for entry in self._entries.values()), default=now + 60.0)
         self._planned = now + min(self.limits.ack_seconds / 2, 1.0 if frozen else max(0.005, next_due - now))
@@ -278,6 +284,8 @@ class Publisher:
             return
         if self._connection.crowded:
             await self._connection.uncrowded()
+        if entry.size > self._connection.client.max_payload:
+            self._fail(entry, self._too_large(entry.subject, entry.size))
         if entry.token in self._entries:
             self._write(entry)
 
@@ -305,6 +313,22 @@ class Publisher:
             for entry in silent:
                 if entry.stream == stream and entry.unanswered > self.limits.unanswered:
                     self._fail(entry, self._unanswered(entry, missing))
+
+    async def _give_up_absent(self) -> None:
+        """In a cluster: fail what waits for a stream that does not exist; others wait for a leader."""
+        limit, now = self.limits.absent_seconds, monotonic()
+        absent = [
+            one for one in self._entries.values() if one.absent_since and now - one.absent_since > limit
+        ]
+        if not absent or now < self._next_diagnosis:
+            return
+        for stream in dict.fromkeys(entry.stream for entry in absent):
+            if await self._is_missing(stream):
+                for entry in absent:
+                    if entry.stream == stream and not entry.ended:
+                        what = f"no stream takes {entry.subject}"
+                        self._fail(entry, BusError(what, remedy=_ABSENT_REMEDY))
+        self._next_diagnosis = monotonic() + _DIAGNOSIS_SECONDS / 4
 
     async def _is_missing(self, stream: str) -> bool:
         try:
@@ -369,13 +393,10 @@ class Publisher:
         now = monotonic()
         self._counts["absent"] += 1
         entry.absent_since = entry.absent_since or now
-        if now - entry.absent_since > self.limits.absent_seconds:
-            self._fail(
-                entry,
-                BusError(what, remedy="Has the run been provisioned? A full disk can switch JetStream off."),
-            )
+        if now - entry.absent_since > self._connection.election_time(self.limits.absent_seconds):
+            self._fail(entry, BusError(what, remedy=_ABSENT_REMEDY))
             return
-        self._later(entry, 0.05, 0.5)
+        self._later(entry, 0.02, 0.25)
 
     def _on_refusal(self, entry: Entry, fault: Fault) -> None:
         now = monotonic()

@@ -226,16 +226,17 @@ class Pull:
         current = epoch == self._epoch
         if current:
             self._heard = monotonic()
-        status = "" if message.data else status_of(message)
-        if not status:
-            delivered = parse_reply(message.reply)
-            if delivered is None:
-                log.error("a message without delivery data on %s", message.subject)
-                return
+        # A stored message may look like a control message, but only a delivered one can be answered.
+        delivered = parse_reply(message.reply) if message.reply else None
+        if delivered is not None:
             if current:
                 self._owed -= self._owed > 0
                 self._fruitful = True
             self._on_message(message, delivered)
+            return
+        status = status_of(message)
+        if not status:
+            log.error("a message without delivery data on %s", message.subject)
         elif status != "100" and current:
             self._on_status(status, message)
             self._wake.set()

@@ -39,7 +39,8 @@ _READ_BYTES_PER_SECOND = 50e6
 _STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _HEALTH_SECONDS = 2.0
-_BACKOFF = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0)
+_BACKOFF = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
+_YOUNG_SECONDS = 2.0
 _CRASHES, _CRASH_SECONDS = 6, 120.0
 _TAIL_LINES = 12
 _FULL_DISK = ("no space left on device", "disk quota exceeded", "JetStream out of")
@@ -363,9 +364,12 @@ async def _ended(process: subprocess.Popen[bytes]) -> int:
 async def _keep_running(server: _Server, handle: ServerHandle, port: int) -> None:
     """Start the server again on its port whenever it dies. Raises BusError when that is hopeless."""
     crashes: deque[float] = deque(maxlen=_CRASHES)
+    young, started = 0, anyio.current_time()
     why = f"nats-server ended with {await server.wait()}"
     while True:
         now = anyio.current_time()
+        # Only one that does not live for long is kept waiting: everybody else waits with it.
+        young = young + 1 if now - started < _YOUNG_SECONDS else 0
         crashes.append(now)
         recent = sum(now - when < _CRASH_SECONDS for when in crashes)
         log.error("%s; starting it again\n%s", why, server.explain("Its log ends:"))
@@ -374,8 +378,9 @@ async def _keep_running(server: _Server, handle: ServerHandle, port: int) -> Non
                 f"{why}; {recent} faults within {_CRASH_SECONDS:g} s",
                 remedy=server.explain("Its log ends:"),
             )
-        await anyio.sleep(_BACKOFF[min(recent, len(_BACKOFF)) - 1])
+        await anyio.sleep(_BACKOFF[min(young, len(_BACKOFF) - 1)])
         await server.stop()
+        started = anyio.current_time()
         try:
             handle.url = await server.start(port)
         except BusError as error:

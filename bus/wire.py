@@ -23,6 +23,7 @@ from bus.lane import Arrival, Lane, headers_block
 log = logging.getLogger("spade.bus")
 _BACKLOG_BYTES = 32 << 20
 _RETIRE_SECONDS = 1.0
+_ELECTION_FACTOR = 6
 
 
 class Wire:
@@ -45,6 +46,11 @@ class Wire:
     def clustered(self) -> bool:
         """Whether the server is one of several."""
         return bool(self.client._server_info.get("cluster"))
+
+    def election_time(self, seconds: float) -> float:
+        """Return for how long a stream or a consumer may be missing that one server would have back within
+        ``seconds``: in a cluster its leader may have died, and a busy one takes its time to elect another."""
+        return seconds * (_ELECTION_FACTOR if self.clustered else 1)
 
     @property
     def unsent_bytes(self) -> int:

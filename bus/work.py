@@ -200,7 +200,7 @@ class Work:
         if now - self._gone_last > 2.0:
             self._gone_first = now
         self._gone_last = now
-        if now - self._gone_first > _GONE_SECONDS:
+        if now - self._gone_first > self._connection.election_time(_GONE_SECONDS):
             consumer = self._consumer
             self.arrivals.end(gone(self._names.stream(consumer.stream), consumer.name, why))
 

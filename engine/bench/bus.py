@@ -291,6 +291,12 @@ async def measure(settings: Settings, say: Callable[[str], None] = lambda text: 
 
     Raises SpadeError when one of our own paths fails, BusError when there is no nats-server.
     """
+    unknown = sorted({*(settings.paths or ())} - {path.name for path in OURS})
+    if unknown:
+        raise SpadeError(
+            f"There is no path {', '.join(unknown)} of ours.",
+            remedy=f"Paths: {', '.join(path.name for path in OURS)}.",
+        )
     meter = machine.Meter()
     with tempfile.TemporaryDirectory(prefix="spade-bench-", ignore_cleanup_errors=True) as scratch:
         directory = Path(scratch)

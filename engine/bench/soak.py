@@ -9,6 +9,7 @@ rises until that window is full.
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -164,7 +165,7 @@ class _Watch:
 def warm_up_of(seconds: float, warm_up: float | None) -> float:
     """Return the seconds left out at the start. Raises SpadeError when too little is left to judge."""
     chosen = min(WARM_UP_SECONDS, seconds / 2) if warm_up is None else warm_up
-    if seconds - chosen < _LEAST_SAMPLES * _SAMPLE_SECONDS + 1:
+    if not chosen >= 0 or seconds - chosen < _LEAST_SAMPLES * _SAMPLE_SECONDS + 1:
         raise SpadeError(
             f"A soak of {seconds:g} s with a warm-up of {chosen:g} s leaves too little to judge.",
             remedy="Soak for longer: 600 s show a leak of 1 MB a minute for certain.",
@@ -178,6 +179,10 @@ async def measure(
     """Run the soak in ``directory`` (must be empty) for ``seconds`` with ``rate`` messages/s of ``size``
     bytes. Raises SpadeError when a client fails, BusError when the server does."""
     settled = warm_up_of(seconds, warm_up)
+    if not (0 < rate < math.inf and size > 0):
+        raise SpadeError(
+            f"{rate:g} messages/s of {size} bytes are no load.", remedy="Give a rate and a size above 0."
+        )
     meter = Meter()
     async with serve(directory / "bus", run=_RUN, store_gb=_STORE_GB) as handle:
         await provision(handle.url, run=_RUN, token=handle.token, store_gb=_STORE_GB)

@@ -125,7 +125,7 @@ async def sequence_at(bus: NatsBus, stream: str, at: float) -> int:
     answer = await reads.direct(
         bus.connection,
         bus.names.stream(stream),
-        {"start_time": datetime.fromtimestamp(at, UTC).isoformat()},
+        {"start_time": datetime.fromtimestamp(max(at, 0.0), UTC).isoformat()},
         f"first message of {stream} since then",
     )
     if answer is None:

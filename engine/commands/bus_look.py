@@ -225,14 +225,24 @@ def _place(run: str | None, directory: Path, connect: str, token: str, credentia
 
 def _run(work: Callable[[], Awaitable[None]]) -> None:
     """Run a command; a reader of our output that goes away ends it quietly."""
-    import logging
-
     import anyio
 
-    # asyncio says of every TLS connection that closes what concerns nobody.
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
-    with _quiet_pipe():
+    with told_once(), _quiet_pipe():
         anyio.run(work, backend_options={"use_uvloop": True})
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Keep from the log what a person is told in one paragraph."""
+    import logging
+
+    log = logging.getLogger("spade.bus")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @contextmanager

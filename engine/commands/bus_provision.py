@@ -22,15 +22,18 @@ Hosts = Annotated[
     str, typer.Option(help="Servers to configure: HOST[:PORT[:CLUSTERPORT]], separated by commas.")
 ]
 Replicas = Annotated[
-    int | None, typer.Option(help="Servers each stream lies on; default: 3 for three servers, else as now.")
+    int | None,
+    typer.Option(
+        min=1, max=5, help="Servers each stream lies on; default: 3 for three servers, else as now."
+    ),
 ]
 Roles = Annotated[list[str] | None, typer.Option("--role", help="A role of yours that needs a key, too.")]
 Certificate = Annotated[str, typer.Option(help="Certificate (PEM), as the servers find it.")]
 Key = Annotated[str, typer.Option(help="Its key, as the servers find it.")]
 Ca = Annotated[str, typer.Option(envvar="SPADE_BUS_CA", help="CA that signed it; its path on all hosts.")]
 Store = Annotated[str, typer.Option(help="Directory of the streams on the servers; default: store in -D.")]
-StoreGb = Annotated[float, typer.Option(help="What the streams of the run share.")]
-PayloadMb = Annotated[int, typer.Option(help="Largest message.")]
+StoreGb = Annotated[float, typer.Option(min=0.1, help="What the streams of the run share.")]
+PayloadMb = Annotated[int, typer.Option(min=1, max=64, help="Largest message.")]
 Sync = Annotated[str, typer.Option(help="How often the servers force messages to disk; paranoid: always.")]
 StreamsOnly = Annotated[bool, typer.Option("--streams-only", help="Write no file: streams and consumers.")]
 Token = Annotated[str, typer.Option(envvar="SPADE_BUS_TOKEN", help="Token of a broker without keys.")]
@@ -163,6 +166,7 @@ def _create(
     from bus import provision as create
     from bus.access import consumer_of
     from bus.subjects import CONSUMERS
+    from engine.commands.bus_look import told_once
 
     consumers = {**CONSUMERS, **{name: consumer_of(name) for name in roles}}
 
@@ -171,6 +175,7 @@ def _create(
             url, run=run, store_gb=store_gb, replicas=replicas, consumers=consumers.values(), **login
         )
 
-    anyio.run(work)
+    with told_once():
+        anyio.run(work)
     times = f", each on {replicas} servers" if replicas and replicas > 1 else ""
     print(f"The streams of run {run} are ready at {url}{times}.")

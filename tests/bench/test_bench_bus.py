@@ -76,6 +76,12 @@ def test_a_peer_that_does_not_exist_is_reported_as_absent(result: dict[str, Any]
     assert set(result["peers"]) == set(PEERS)
 
 
+async def test_a_path_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(SpadeError, match="no path nope") as caught:
+        await bench.measure(bench.Settings(paths=("work", "nope")))
+    assert "sample_always" in caught.value.remedy
+
+
 def test_the_table_shows_every_transport(result: dict[str, Any]) -> None:
     report = msgspec.convert(result, bench.Report)
     console = Console(width=240, record=True, file=io.StringIO())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -57,6 +58,15 @@ def test_the_warm_up_leaves_enough_to_judge() -> None:
     assert soak.warm_up_of(120, 10) == 10
     with pytest.raises(SpadeError, match="too little to judge"):
         soak.warm_up_of(12, None)
+
+
+@pytest.mark.parametrize(("rate", "size"), [(0.0, 9000), (-1.0, 9000), (math.nan, 9000), (10.0, 0)])
+async def test_a_load_that_is_none_is_refused(tmp_path: Path, rate: float, size: int) -> None:
+    with pytest.raises(SpadeError, match="are no load") as caught:
+        await soak.measure(tmp_path, seconds=60, rate=rate, size=size)
+    assert caught.value.remedy
+    with pytest.raises(SpadeError, match="too little to judge"):
+        soak.warm_up_of(60, -1.0)
 
 
 async def test_a_short_soak_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,14 @@ import importlib.metadata
 import inspect
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import nats.errors
 import pytest
+from brokers import broker
 from bus_worlds import TOKEN
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +21,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
+from bus.access import ADMIN
 from bus.connection import Connection, open_connection
 from bus.lane import Arrival, Lane, headers_block, read_headers
 
@@ -139,13 +143,23 @@ async def test_it_reads_what_nats_py_reads_however_the_bytes_are_cut(
 
 
 @pytest.mark.parametrize(
-    "line", [b"MSG a\r\n", b"HMSG a b c\r\n", b"MSG a 1 x\r\n", b"WHAT\r\n", b"x" * 5000]
+    "line", [b"MSG a\r\n", b"HMSG a b c\r\n", b"MSG a 1 x\r\n", b"WHAT\r\n", b"x" * 1_100_000]
 )
 async def test_nonsense_is_a_protocol_error(line: bytes) -> None:
     recorder = _Recorder()
     Lane(recorder)
     with pytest.raises(nats.errors.ProtocolError):
         await recorder._ps.parse(line)
+
+
+async def test_a_server_of_a_large_cluster_names_all_members() -> None:
+    recorder = _Recorder()
+    Lane(recorder)
+    members = [f"member-{number}.example:4222" for number in range(400)]
+    line = b"INFO " + msgspec.json.encode({"connect_urls": members}) + b"\r\n"
+    for start in range(0, len(line), 3000):
+        await recorder._ps.parse(line[start : start + 3000])
+    assert recorder.passed == [("info", {"connect_urls": members})]
 
 
 async def test_a_reset_forgets_a_half_message() -> None:
@@ -244,6 +258,20 @@ async def test_large_messages_are_read_in_few_pieces_after_a_reconnect_too(nats_
                 await connection.wait_connected("reconnect")
             unwatch()
             assert connection.client._transport is transport
+
+
+async def test_large_messages_are_read_in_few_pieces_over_tls_and_nobody_complains(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with broker(tmp_path, "lane", tls=True) as running:
+        async with open_connection(running.url, name="lane", role=ADMIN, **running.login()) as connection:
+            heard: list[int] = []
+            await connection.subscribe("spade.lane.x", lambda arrival: heard.append(len(arrival.data)))
+            connection.write("spade.lane.x", bytes(4 << 20), "")
+            assert await connection.barrier()
+            assert heard == [4 << 20]
+            assert connection.client._transport._io_reader._limit >= 256 << 10
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 async def test_a_request_of_nats_py_works_beside_the_lane(nats_url: str) -> None:

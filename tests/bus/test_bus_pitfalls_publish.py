@@ -147,7 +147,7 @@ async def test_pitfall_08_a_full_socket_does_not_swallow_cancellation(tmp_path: 
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert anyio.current_time() - start < 1.0
+            assert anyio.current_time() - start < 5.0
             assert bus.statistics()["publish_in_flight"] == 0
 
 

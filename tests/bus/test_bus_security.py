@@ -165,6 +165,22 @@ async def test_all_roles_play_one_round_under_their_lists(secured: Broker) -> No
             assert bus.connection.statistics()["connection_denied"] == 0, role
 
 
+async def test_a_role_of_ones_own_takes_work_from_its_queue(secured: Broker) -> None:
+    async with joined(secured, ADMIN) as admin, joined(secured, GUEST) as guest:
+        names, frame = admin.names, codec.encode(request(1), run=RUN, role="scorer", instance="s")
+        subject = names.subject(f"task.{GUEST}.count.e1")
+        await admin.publisher.send(names.stream("TASK"), subject, frame, {}, message_id="count:e1")
+        async with guest.consume(GUEST, limit=1) as work:
+            delivery = await first(work)
+            assert delivery.message == request(1)
+            await delivery.ack()
+        assert not [one async for one in admin.replay("TASK", tails=[f"task.{GUEST}.>"])]
+    async with joined(secured, "evaluator") as bus:
+        with pytest.raises(BusError, match=r"unknown consumer.*or your own role's name"):
+            async with bus.consume(GUEST, limit=1):
+                pass
+
+
 async def test_presence_and_large_bodies_pass_the_lists(secured: Broker) -> None:
     async with AsyncExitStack() as stack:
         buses = {role: await stack.enter_async_context(joined(secured, role)) for role in (*ROLES, GUEST)}

@@ -410,6 +410,7 @@ def test_replay_prints_a_part(spade: Spade, toy: Toy) -> None:
     assert all(one["frame"] for one in found)
     assert len(spade("replay", "event", "--since", "1h", "--json").records) == 7
     assert spade("replay", "EVENT", "--since", "0s", "--json").records == []
+    assert len(spade("replay", "EVENT", "--since", "9999999w", "--json").records) == 7
     (line,) = spade("replay", "EVENT", "--tail", "event.agent.failed").stdout.splitlines()
     assert "episode=x" in line
 

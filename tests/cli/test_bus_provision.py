@@ -121,6 +121,25 @@ def test_what_cannot_be_written_is_refused(
     result = spade("--run", "r", "-D", str(tmp_path), *arguments)
     assert isinstance(result.exception, ConfigError)
     assert complaint in str(result.exception)
+    assert result.exception.remedy
+
+
+@pytest.mark.parametrize("arguments", [("--run", "Bad Run"), ("--run", "r", "--role", "My Judge")])
+def test_nothing_is_written_for_what_cannot_be(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = spade("-D", str(tmp_path / "d"), *arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--max-payload-mb", "0"), ("--max-payload-mb", "65"), ("--store-gb", "-1"), ("--replicas", "0")],
+)
+def test_figures_have_bounds(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = spade("--run", "r", "-D", str(tmp_path / "d"), *arguments)
+    assert result.exit_code == 2
+    assert arguments[0] in result.output
+    assert not (tmp_path / "d").exists()
 
 
 def test_streams_without_keys_ask_for_them(tmp_path: Path) -> None:

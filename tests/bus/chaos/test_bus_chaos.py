@@ -95,6 +95,7 @@ async def test_nothing_is_lost_or_done_twice(
     seed: int = request.config.getoption("--chaos-seed") or secrets.randbelow(1 << 31) + 1
     # The guard against a server that dies again and again would end a test that kills it again and again.
     monkeypatch.setattr(sys.modules["bus.server"], "_CRASH_SECONDS", 1.0)
+    monkeypatch.setattr(sys.modules["bus.server"], "_YOUNG_SECONDS", 0.0)
     print(f"repeat with --chaos-kills {kills} --chaos-seed {seed}")
     with anyio.fail_after(150 + 4 * kills):
         outcome = await fight(tmp_path, seed=seed, kills=kills)

@@ -1,0 +1,320 @@
+"""What a stranger can put into a stream with a bare socket stops no reader; and corners of publishing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.lowlevel
+import psutil
+import pytest
+from brokers import broker
+from bus_examples import example, summary, ticket
+from bus_trouble import RUN, drop_once, kill, over_nats, rejected, served, until
+from bus_worlds import TOKEN, nats_world, take
+
+from bus import BusError, Limits, NotFound, connect
+from bus.connection import Connection, status_of
+from bus.lane import Arrival
+from bus.messages import DeadLetter, Message
+
+serving = sys.modules["bus.server"]
+IN_PROCESS = b'{"error":{"code":409,"err_code":10158,"description":"duplicate message id is in process"}}'
+
+
+async def say(url: str, subject: bytes, payload: bytes, head: bytes = b"") -> None:
+    """Publish bytes as they are."""
+    place = urlsplit(url)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    login = {"auth_token": TOKEN, "verbose": False, "pedantic": False, "headers": True, "protocol": 1}
+    writer.write(b"CONNECT " + json.dumps(login).encode() + b"\r\n")
+    if head:
+        sizes = b" %d %d\r\n" % (len(head), len(head) + len(payload))
+        writer.write(b"HPUB " + subject + sizes + head + payload + b"\r\nPING\r\n")
+    else:
+        writer.write(b"PUB " + subject + b" %d\r\n" % len(payload) + payload + b"\r\nPING\r\n")
+    while (line := await reader.readline()) != b"PONG\r\n":
+        assert line.startswith((b"INFO", b"+OK")), line
+    writer.close()
+    await writer.wait_closed()
+
+
+STRANGE: dict[str, tuple[bytes, bytes, bytes]] = {
+    "a subject with another kind of space": ("x.a\u00a0b".encode(), b"no frame", b""),
+    "a subject with the end of a line of its own": ("x.a\u2028b.\u0085".encode(), b"no frame", b""),
+    "a subject that is no text": (b"x.\xff\xfe", b"no frame", b""),
+    "no payload": (b"x.empty", b"", b""),
+    "the look of an absent consumer": (b"x.status", b"", b"NATS/1.0 503 No Responders\r\n\r\n"),
+    "the look of an end": (b"x.status", b"", b"NATS/1.0 404 No Messages\r\nNats-Pending-Messages: 9\r\n\r\n"),
+    "the look of a heartbeat": (b"x.status", b"", b"NATS/1.0 100 Idle Heartbeat\r\n\r\n"),
+    "the look of a deleted consumer": (b"x.status", b"", b"NATS/1.0 409 Consumer Deleted\r\n\r\n"),
+    "a status that is no text": (b"x.status", b"", b"NATS/1.0 \xff\xff\xff\r\n\r\n"),
+    "a place of its own": (b"x.place", b"", b"NATS/1.0\r\nNats-Sequence: x\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+async def test_followers_pass_what_strangers_leave(nats_url: str, what: str) -> None:
+    tail, payload, head = STRANGE[what]
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        async with bus.follow("EVENT") as records:
+            await bus.publish(summary(1))
+            await say(nats_url, f"{bus.names.root}event.".encode() + tail, payload, head)
+            await bus.publish(summary(2))
+            assert [record.message for record in await take(records, 2, 5)] == [summary(1), summary(2)]
+            assert bus.statistics()["follow_event_restarts"] == 0
+        async with bus.follow("EVENT") as records:
+            assert [record.sequence for record in await take(records, 2, 5)] == [1, 3]
+        async with bus.follow("DLQ") as letters:
+            (record,) = await take(letters, 1, 5)
+            assert isinstance(record.message, DeadLetter)
+            assert record.message.sequence == 2
+        assert [record.sequence async for record in bus.replay("EVENT")] == [1, 3]
+        assert bus.connection.statistics()["connection_revived"] == 0
+
+
+@pytest.mark.parametrize("what", STRANGE)
+async def test_workers_pass_what_strangers_leave(nats_url: str, what: str) -> None:
+    tail, payload, head = STRANGE[what]
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        await say(nats_url, f"{bus.names.root}task.designer.".encode() + tail, payload, head)
+        await bus.publish(ticket(2))
+        async with bus.consume("designer", limit=1) as source:
+            (delivery,) = await take(source, 1, 5)
+            assert delivery.message == ticket(2)
+            await delivery.ack()
+        assert (await bus.stream_info("TASK")).messages == 0
+        assert (await bus.stream_info("DLQ")).messages == 1
+
+
+def test_a_stored_message_is_no_control_message() -> None:
+    control = Arrival("i", "", b"", b"NATS/1.0 404 Message Not Found\r\n\r\n")
+    stored = Arrival("i", "", b"", b"NATS/1.0 404\r\nNats-Stream: E\r\nNats-Sequence: 7\r\n\r\n")
+    assert (status_of(control), status_of(stored)) == ("404", "")
+
+
+# Publishing.
+
+
+async def test_a_source_that_fails_leaves_nothing_on_its_way(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was submitted before it failed is stored when ``publish_all`` raises, even what was lost first."""
+
+    def messages() -> Iterator[Message]:
+        yield summary(1)
+        yield summary(2)
+        raise ValueError("no third one")
+
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        bus.publisher.limits = Limits(ack_seconds=0.2)
+        lost = drop_once(monkeypatch, bus)
+        with pytest.raises(ValueError, match="no third one"):
+            await bus.publish_all(messages())
+        assert len(lost) == 1
+        assert bus.statistics()["publish_in_flight"] == 0
+        assert (await bus.stream_info("EVENT")).messages == 2
+
+
+async def test_a_failure_keeps_the_bodies_of_what_was_stored(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        real, large = bus.publisher.submit, rejected(1, 2 << 20)
+
+        async def submit(stream: str, subject: str, payload: bytes, *rest: object, message_id: str) -> object:
+            if message_id == summary(2).key:
+                raise BusError("refused")
+            return await real(stream, subject, payload, *rest, message_id=message_id)
+
+        monkeypatch.setattr(bus.publisher, "submit", submit)
+        with pytest.raises(BusError, match="refused"):
+            await bus.publish_all([large, summary(2)])
+        assert await bus.get("EVENT", 1) == large
+        assert not [tail for tail in await w.blobs("blob.claim.>") if ".open." in tail]
+
+
+async def test_what_ended_while_the_socket_was_full_is_not_written_again(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its payload is gone by then: an empty message would be written under its id."""
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        written: list[bytes] = []
+        real = bus.connection.write
+
+        def write(subject: str, payload: bytes, reply: str, head: bytes = b"") -> bool:
+            if ".event." in subject:
+                written.append(payload)
+            return real(subject, payload, reply, head)
+
+        async def uncrowded() -> None:
+            crowded.clear()
+            bus.publisher._wake.set()
+            await until(lambda: bus.statistics()["publish_stored"] == 1, "the answer")
+
+        crowded = [True]
+        monkeypatch.setattr(Connection, "crowded", property(lambda self: bool(crowded)))
+        monkeypatch.setattr(bus.connection, "write", write)
+        monkeypatch.setattr(bus.connection, "uncrowded", uncrowded)
+        assert await bus.publish(summary(1)) == 1
+        assert len(written) == 1
+        assert written[0]
+
+
+async def test_a_message_that_is_on_its_way_into_a_cluster_is_waited_for(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        real, refused = bus.connection.write, list[str]()
+
+        def write(subject: str, payload: bytes, reply: str, head: bytes = b"") -> bool:
+            if len(refused) < 3 and ".event." in subject:
+                refused.append(subject)
+                bus.publisher._on_answer(Arrival(reply, "", IN_PROCESS, b""))
+                return True
+            return real(subject, payload, reply, head)
+
+        monkeypatch.setattr(bus.connection, "write", write)
+        assert await bus.publish(summary(1)) == 1
+        assert len(refused) == 3
+
+
+async def test_in_a_cluster_a_stream_may_be_without_a_leader_for_longer(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        bus.publisher.limits = Limits(absent_seconds=0.2)
+        bus.connection.client._server_info["cluster"] = "spade"
+        real, back_at = bus.connection.write, anyio.current_time() + 0.6
+
+        def write(subject: str, payload: bytes, reply: str, head: bytes = b"") -> bool:
+            if ".event." in subject and anyio.current_time() < back_at:
+                bus.publisher._on_answer(Arrival(reply, "", b"", b"NATS/1.0 503\r\n\r\n"))
+                return True
+            return real(subject, payload, reply, head)
+
+        monkeypatch.setattr(bus.connection, "write", write)
+        assert await bus.publish(summary(1)) == 1
+        stream = bus.names.stream("DESIGN")
+        config = (await bus.connection.api(f"STREAM.INFO.{stream}"))["config"]
+        await bus.connection.api(f"STREAM.DELETE.{stream}")
+        with anyio.fail_after(1.1), pytest.raises(BusError, match="no stream takes"):
+            await bus.publish(example_of_design())
+        with pytest.raises(NotFound):
+            await bus.stream_info("DESIGN")
+        await bus.connection.api(f"STREAM.CREATE.{stream}", config)
+
+
+def example_of_design() -> Message:
+    from bus.messages import HeldDesign
+
+    return example(HeldDesign)
+
+
+async def test_a_server_that_takes_less_than_before_refuses_one_message(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that was accepted for the window ends alone when it became too large on the way."""
+    async with nats_world(nats_url) as w:
+        bus = over_nats(w)
+        drop_once(monkeypatch, bus)
+        refused: list[BusError] = []
+
+        async def publish() -> None:
+            try:
+                await bus.publish(rejected(1, 5000))
+            except BusError as error:
+                refused.append(error)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(publish)
+            await until(lambda: bus.statistics()["publish_in_flight"] == 1, "the message")
+            bus.connection.client._max_payload = 1000
+            bus.publisher._on_state()
+        assert "exceeds the server's 1000 bytes" in str(refused)
+        assert await bus.publish(summary(1)) == 1
+
+
+# The connection.
+
+
+async def test_a_server_that_comes_for_a_moment_does_not_renew_the_patience(nats_url: str) -> None:
+    async with nats_world(nats_url) as w:
+        connection = over_nats(w).connection
+        await connection._on_disconnected()
+        since = connection.away_since
+        await anyio.sleep(0.01)
+        await connection._on_disconnected()
+        assert connection.away_since == since
+        await connection._on_reconnected()
+        assert connection.away_since is None
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_refused_client_leaves_no_socket(tmp_path: Path, tls: bool) -> None:
+    with broker(tmp_path, RUN, tls=tls) as running:
+        port = running.servers[0].port
+        for _ in range(3):
+            with pytest.raises(BusError, match="refused the token"):
+                async with connect(
+                    running.url, run=RUN, role="x", instance="1", token="guess", tls=running.ca
+                ):
+                    pass
+            mine = psutil.Process().net_connections()
+            assert not [one for one in mine if one.raddr and one.raddr.port == port]
+
+
+async def test_a_server_that_lived_long_is_started_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that dies again and again is kept waiting."""
+    monkeypatch.setattr(serving, "_BACKOFF", (0.0, 60.0))
+    monkeypatch.setattr(serving, "_YOUNG_SECONDS", 0.0)
+    async with served(tmp_path) as (handle, bus):
+        for number in range(4):
+            with anyio.fail_after(10):
+                await kill(handle)
+                await bus.publish(summary(number))
+
+
+async def test_a_thread_whose_start_is_cancelled_ends_soon(nats_url: str) -> None:
+    for moment in (0, 1, 2, 3, 5, 8, 20, 60):
+        began = anyio.current_time()
+        async with anyio.create_task_group() as group:
+            group.start_soon(open_and_stay, nats_url)
+            for _ in range(moment):
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+        assert anyio.current_time() - began < 5
+
+
+async def open_and_stay(url: str) -> None:
+    joining = {"run": "run", "role": "x", "instance": "1", "token": TOKEN}
+    async with connect(url, own_thread=True, **joining):
+        await anyio.sleep_forever()
+
+
+# Blobs.
+
+
+async def test_a_view_of_anything_is_stored_byte_by_byte(nats_url: str) -> None:
+    numbers = array("i", range(400_000))
+    every_other = memoryview(bytes(range(256)) * 8192)[::2]
+    async with nats_world(nats_url) as w:
+        await w.bus.blobs.put("numbers", memoryview(numbers))
+        await w.bus.blobs.put("strided", every_other)
+        assert await w.bus.blobs.get("numbers") == numbers.tobytes()
+        assert await w.bus.blobs.get("strided") == every_other.tobytes()
