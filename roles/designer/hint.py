@@ -38,7 +38,7 @@ _STOP = frozenset(
     )
     for word in line.split()
 )
-_INSTANCES = 3
+_INSTANCES, _NEARLY_ALL = 3, 0.9
 _REPHRASED = 0.5
 
 
@@ -85,7 +85,7 @@ def gives_away(hint: str, answers: Answers) -> str:
 
     It does when it says that the answer is one; when it holds a whole solution of several actions in order;
     when the only thing in it that could be an action wins some instance at once; or when it holds the action
-    that wins every one of at least three instances. A hint that names several candidates is advice.
+    that wins nearly all instances. A hint that names several candidates is advice.
     """
     words = _words(hint)
     alone = {action.strip().lower() for action in answers.alone if action.strip()}
@@ -97,7 +97,8 @@ def gives_away(hint: str, answers: Answers) -> str:
         steps = [word for action in plan for word in _words(action)]
         if len(steps) > 1 and any(bare[at : at + len(steps)] == steps for at in range(len(bare))):
             return "it holds a whole solution"
-    if len(alone) == 1 and len(answers.alone) >= _INSTANCES and alone <= set(words):
+    often = max(_INSTANCES, _NEARLY_ALL * answers.instances)
+    if len(alone) == 1 and len(answers.alone) >= often and alone <= set(words):
         return f"{next(iter(alone))!r} always wins"
     taken = {action.strip().lower() for action in answers.actions}
     numeric = all(_is_number(action) for action in alone)

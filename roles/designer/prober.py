@@ -3,7 +3,7 @@ text says and outside of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from roles.designer import claims
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sandbox.frames import StepResult
     from sandbox.verdict import Episode, Verdict
 
-_INSTANCES, _BEYOND, _WIDEST, _WINS = 10, 3, 64, 4
+_INSTANCES, _BEYOND, _WIDEST, _WINS = 6, 3, 64, 3
 _FIRST_SEED = 40_009
 
 
@@ -45,11 +45,13 @@ class Host(Protocol):
 
 class Answers(NamedTuple):
     """How instances are won. ``alone``: the action that wins an instance at once, one entry an instance;
-    ``plans``: longer solutions; ``actions``: what the program was seen to take."""
+    ``plans``: longer solutions; ``actions``: what the program was seen to take; ``instances`` counts those
+    that were played."""
 
     alone: tuple[str, ...] = ()
     plans: tuple[tuple[str, ...], ...] = ()
     actions: frozenset[str] = frozenset()
+    instances: int = 0
 
 
 class Seen(NamedTuple):
@@ -140,11 +142,11 @@ def _wins(episodes: Iterable[Episode]) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _answers(episodes: Iterable[Episode], alone: list[str]) -> Answers:
+def _answers(episodes: Sequence[Episode], alone: list[str]) -> Answers:
     plans, taken = dict[tuple[str, ...], None](), set[str]()
     for episode in episodes:
         played = episode.transcript
         taken.update(played.actions[: len(played.steps)])
         if episode.policy == "solution" and played.won and len(played.actions) > 1:
             plans[played.actions] = None
-    return Answers(tuple(alone), tuple(plans), frozenset(taken))
+    return Answers(tuple(alone), tuple(plans), frozenset(taken), len({episode.seed for episode in episodes}))

@@ -52,7 +52,8 @@ DOORS = Answers(alone=("red", "blue"), actions=frozenset({"red", "blue", "green"
 WAY = Answers(
     plans=(("left", "left", "up"), ("up", "right")), actions=frozenset({"left", "up", "right", "down"})
 )
-ALWAYS = Answers(alone=("swordfish",) * 3, actions=frozenset({"swordfish", "banana"}))
+ALWAYS = Answers(alone=("swordfish",) * 3, actions=frozenset({"swordfish", "banana"}), instances=3)
+OFTEN = Answers(alone=("4",) * 5, actions=frozenset({"4", "5"}), instances=12)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,8 @@ ALWAYS = Answers(alone=("swordfish",) * 3, actions=frozenset({"swordfish", "bana
         ("Walls are left of doors.", WAY, False),
         ("Say swordfish.", ALWAYS, True),
         ("Think of a fish.", ALWAYS, False),
+        ("Say it loud: swordfish, or banana.", ALWAYS, True),
+        ("4..6", OFTEN, False),
         ("", Answers(), False),
         ("Say 5", Answers(), False),
     ],
