@@ -131,6 +131,9 @@ async def _toss(climb: Climb) -> None:
         for action in _whatever(climb):
             if action not in results and not await wins_early(action):
                 return
+    if len(results) < 2:
+        # every action is refused by now: there is nothing to toss with
+        return
     for look in _LOOKS:
         for action in results:
             await _play(climb, action, seeds[len(results[action]) : look], results)

@@ -146,6 +146,25 @@ async def test_observations_do_not_hold_the_judge_up(pair: SandboxPool, observat
     await judged(pair, game(observation))
 
 
+REFUSES = """
+import random
+class LampEnv:
+ def reset(self, seed):
+  self.t = 0; self.s = random.Random(seed).randint(4, 7)
+  return "The lamps hide in 0..8, 3 tries"
+ def step(self, a):
+  self.t += 1; a = int(a); w = a == self.s
+  self.t = None
+  return "yes" if w else f"{a} is wrong", float(w), w or self.t >= 3, False, {}
+"""
+
+
+async def test_a_program_that_refuses_what_does_not_win_gets_a_verdict(pair: SandboxPool) -> None:
+    """Every action is refused in some instance, so that none is left to toss a coin with."""
+    await judged(pair, REFUSES, seeds=3, replays=1, probe_steps=60, coin_seeds=16)
+    await judged(pair, REFUSES)
+
+
 async def test_a_program_that_waits_in_every_step_does_not_hold_its_judge(pair: SandboxPool) -> None:
     wait = "\n  try: queue.Queue().get(timeout=0.8)\n  except queue.Empty: pass\n  "
     step = f"{wait}return 'x', 0.0, False, False, {{}}"
