@@ -45,6 +45,14 @@ def start(directory: Path, *settings: str) -> subprocess.Popen[bytes]:
         )
 
 
+def environments(directory: Path) -> list[dict[str, Any]]:
+    """What `spade envs list` knows."""
+    command = [sys.executable, "-m", "engine.cli", "envs", "list", "--json", "--directory", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
 def status(directory: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "engine.cli", "status", "nano", "--json", "--directory", str(directory)],
@@ -137,7 +145,9 @@ async def test_interrupt_kill_and_resume(tmp_path: Path) -> None:
     assert facts["agent_samples_trained"] > 0
     assert facts["designer_samples_trained"] > 0
     assert facts["max_staleness_seen"] <= 8
-    assert (tmp_path / "nano" / "report.html").stat().st_size > 100_000
+    page = (tmp_path / "nano" / "report.html").read_text()
+    assert "of their programs), coloured by step" in page
+    assert len(environments(tmp_path)) == facts["environments_accepted"]
 
     batches, policies, lineage = await learner_facts(tmp_path)
     surviving = {one.key: one for one in batches if lineage.survives(Version.unpack(one.version))}
