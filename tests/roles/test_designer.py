@@ -269,7 +269,7 @@ async def test_documents_and_memory_reach_the_prompt_and_survive_a_restart(tmp_p
     corpus.mkdir()
     for number in range(3):
         (corpus / f"doc{number}.txt").write_text(f"document number {number}")
-    stage = Stage(tmp_path, Policy(GOOD), corpus=f"dir:{corpus}")
+    stage = Stage(tmp_path, Policy(GOOD), corpus=f"dir:{corpus}", attempts=1)
     (ready,) = await stage.answer(1)
     assert isinstance(ready, EnvironmentReady)
     (held,) = await stage.held()
@@ -277,11 +277,11 @@ async def test_documents_and_memory_reach_the_prompt_and_survive_a_restart(tmp_p
     assert (corpus / ready.document).read_text() in stage.policy.design_prompts[0]
     await stage.bus.publish(scored(ready))
 
-    again = Stage(tmp_path, Policy(GOOD), bus=stage.bus, corpus=f"dir:{corpus}")
+    again = Stage(tmp_path, Policy(GOOD), bus=stage.bus, corpus=f"dir:{corpus}", attempts=1)
     facts = await again.answer(3, make_ticket("d2", number=1), make_ticket("d3", number=2))
     documents = {fact.document for fact in facts if isinstance(fact, EnvironmentReady)}
     assert len(documents) == 3
-    assert all("CounterEnv" in prompt for prompt in again.policy.design_prompts)
+    assert all("three times" in prompt for prompt in again.policy.design_prompts)
     assert all("30 points more" in prompt for prompt in again.policy.design_prompts)
     assert again.designer.statistics()["memory_records"] == 1
 
@@ -303,7 +303,7 @@ async def test_memory_grows_while_at_work_and_can_be_switched_off(tmp_path: Path
                     async for record in records:
                         if isinstance(record.message, EnvironmentReady) and record.message.design == "d2":
                             break
-        assert ("CounterEnv" in stage.policy.design_prompts[-1]) is memory
+        assert ("three times" in stage.policy.design_prompts[-1]) is memory
 
 
 def scored(ready: EnvironmentReady) -> EnvironmentScored:
