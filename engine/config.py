@@ -312,8 +312,8 @@ class RoleTraining(Table, frozen=True, kw_only=True):
 
 
 class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
-    """The same for the designer, whose designs are compared within a ticket (``designer.designs_per_ticket``),
-    a skill, or a whole cohort."""
+    """The same for the designer, whose designs are compared within a ticket
+    (``designer.designs_per_ticket``), a skill, or a whole cohort."""
 
     max_staleness: int = 8
     normalise: Literal["zscore", "centre"] = "centre"
