@@ -5,7 +5,9 @@ found as well as one that lets everybody win half of the time; "won" stands for 
 make a program ``degenerate``:
 
 *given away*: a blind policy (at random, always the same action, the empty action, nonsense) wins at least
-``degenerate_rate`` of its episodes and, played again, of as many others.
+``degenerate_rate`` of its episodes and, played again, of as many others. What is suspected besides,
+because it won when it was tried once: short texts of the program's own source, a long text with something
+of everything, the first observation said back, and all that it suggests in one action.
 
 *coin*: winning does not hang on what is played. Up to four different actions that the program tells apart
 from nonsense, or nonsense and what is plausible where it does not, are each played as constants on the same
@@ -14,9 +16,10 @@ instances. Looked at after 16, 32 and 64 instances, the program is a coin if eit
 - all actions agreed on every instance and at least three of sixteen were won: then, at 95 %, the action
   matters in fewer than one instance of five (``1 - 0.05 ** (1/16)`` is 0.17); what pays less than
   that is too little for a designer to gain by; or
-- even the least lucky action's 95 % interval (Wilson) of the win rate lies above ``coin_rate``. Actions
-  that exclude each other share the wins, so an honest guess among k options gives each 1 / k: a guess among
-  three or more is not flagged, a guess between two is.
+- at the turn at which most was won, even the least lucky action's 95 % interval (Wilson) of the win rate
+  lies above ``coin_rate``. Actions that exclude each other share the wins of a turn, so an honest guess among
+  k options gives each 1 / k: a guess among three or more is not flagged, however many tries there are; a
+  guess between two is.
 
 The toss begins only after blind policies won at least twice (or were paid 1.5 in parts), and ends as soon as
 an action has won nothing in six instances or lies surely below ``coin_rate``.
@@ -29,10 +32,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 
-from sandbox import probes
+from sandbox import probes, suspect
 from sandbox.climb import Choose, Climb
 from sandbox.probes import Transcript
 from sandbox.verdict import BLIND
+
+# What an episode paid, and how many turns it took.
+Outcome = tuple[float, int]
 
 LEAST_EPISODES = 3
 _LOOKS = (16, 32, 64)
@@ -70,14 +76,17 @@ async def play_policies(climb: Climb) -> None:
             # what was refused by raising once cannot win
             if action not in climb.invalid or name not in climb.played:
                 await climb.rollout(name, seed, _constant(turns, action))
+    suspected = await suspect.play(climb)
     for name in given_away(climb):
         # a few lucky episodes are not a verdict: play as many again
         for seed in climb.seeds(2):
             choose: Choose = partial(probes.guess, turns=turns, seed=seed)
             if name in constants:
                 choose = _constant(turns, constants[name])
+            elif name in suspected:
+                choose = suspected[name](seed)
             await climb.rollout(name, seed, choose)
-    await _judge(climb)
+    await _judge(climb, constants["constant"])
 
 
 async def _scan(climb: Climb) -> None:
@@ -91,36 +100,45 @@ async def _scan(climb: Climb) -> None:
         start += max((len(t.actions) for t in climb.played.get(name, {}).values()), default=1)
 
 
+def paid(climb: Climb, policy: str, what: str) -> str:
+    """Say that ``policy``, ``what`` in words, wins without looking."""
+    won, played = climb.wins(policy)
+    return f"won without looking: {what} won {won:g} of {played} instances"
+
+
 def given_away(climb: Climb) -> list[str]:
     """Blind policies that reached the threshold in enough episodes."""
     return [
         name
-        for name in BLIND
+        for name in climb.blind
         if climb.wins(name)[1] >= LEAST_EPISODES and climb.rate(name) >= climb.settings.degenerate_rate
     ]
 
 
-async def _judge(climb: Climb) -> None:
+async def _judge(climb: Climb, constant: str) -> None:
     found = given_away(climb)
     if found:
         best = max(found, key=climb.rate)
-        won, played = climb.wins(best)
-        what = {"random": "actions drawn at random", "constant": f"always {_favourite(climb)!r}"}
-        said = what.get(best, f"the {best} action")
-        climb.hack = f"won without looking: {said} won {won:g} of {played} instances"
+        what = {
+            "random": "actions drawn at random",
+            "constant": f"always {constant!r}",
+            "empty": "the empty action",
+            "nonsense": f"{probes.NONSENSE!r}, which means nothing",
+        }
+        climb.hack = paid(climb, best, what.get(best, best))
     elif sum(climb.wins(name)[0] for name in BLIND) >= _SUSPICIOUS:
         await _toss(climb)
 
 
 async def _toss(climb: Climb) -> None:
     """See whether winning hangs on the action at all."""
-    results: dict[str, list[float]] = {}
+    results: dict[str, list[Outcome]] = {}
     seeds = climb.seeds(_COIN_BLOCK, climb.settings.coin_seeds)
 
     async def wins_early(action: str) -> bool:
         results[action] = []
         await _play(climb, action, seeds[:_FIRST_LOOK], results)
-        return sum(results[action]) >= probes.WIN
+        return sum(paid for paid, _ in results[action]) >= probes.WIN
 
     async for action in _understood(climb):
         if not await wins_early(action):
@@ -138,25 +156,26 @@ async def _toss(climb: Climb) -> None:
         for action in results:
             await _play(climb, action, seeds[len(results[action]) : look], results)
         climb.hack = coin(results, climb.settings.coin_rate)
-        least = min(sum(won) for won in results.values())
+        least = _least(results, _best_turn(results))
         if climb.hack or look > len(seeds) or interval(least, look)[1] < climb.settings.coin_rate:
             break
     if climb.hack:
-        climb.tossed = min(sum(won) for won in results.values()), min(map(len, results.values()))
+        climb.tossed = _least(results), min(map(len, results.values()))
 
 
-def coin(results: dict[str, list[float]], rate: float) -> str:
+def coin(results: dict[str, list[Outcome]], rate: float) -> str:
     """Judge the outcomes of constant actions on the same instances; "" when they look honest."""
     played = len(next(iter(results.values())))
     if len(results) < 2 or played < _LOOKS[0]:
         return ""
-    least = min(sum(won) for won in results.values())
-    agreed = all(len(set(outcomes)) == 1 for outcomes in zip(*results.values(), strict=True))
+    least = _least(results)
+    agreed = all(len({paid for paid, _ in same}) == 1 for same in zip(*results.values(), strict=True))
     if agreed and least >= _LEAST_SHARE * played:
         return (
             f"a coin decides: {len(results)} different actions gave the same outcome in all {played} "
             f"instances, and won {least:g} of them"
         )
+    least = _least(results, _best_turn(results))
     low, high = interval(least, played)
     if low > rate:
         return (
@@ -164,6 +183,20 @@ def coin(results: dict[str, list[float]], rate: float) -> str:
             f"lucky one won {least:g} of {played} instances ({low:.0%} to {high:.0%})"
         )
     return ""
+
+
+def _best_turn(results: dict[str, list[Outcome]]) -> int:
+    """The turn at which most was won."""
+    paid: Counter[int] = Counter()
+    for outcomes in results.values():
+        for won, turn in outcomes:
+            paid[turn] += won  # type: ignore[assignment]
+    return paid.most_common(1)[0][0]
+
+
+def _least(results: dict[str, list[Outcome]], turn: int | None = None) -> float:
+    """What the least lucky action won, in all or at one turn."""
+    return min(sum(paid for paid, when in outcomes if turn in (None, when)) for outcomes in results.values())
 
 
 async def _understood(climb: Climb) -> AsyncIterator[str]:
@@ -192,10 +225,10 @@ def _candidates(climb: Climb) -> list[str]:
     return [*spread(actions[:_LIKELY]), *spread(actions[_LIKELY:])][:_CANDIDATES]
 
 
-async def _play(climb: Climb, action: str, seeds: Sequence[int], results: dict[str, list[float]]) -> None:
+async def _play(climb: Climb, action: str, seeds: Sequence[int], results: dict[str, list[Outcome]]) -> None:
     for seed in seeds:
         played = await climb.episode(seed, iter([action] * climb.turns))
-        results[action].append(played.returned)
+        results[action].append((played.returned, len(played.steps)))
 
 
 def spread(actions: Sequence[str]) -> Iterator[str]:

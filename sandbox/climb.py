@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox import probes
 from sandbox.errors import EnvError, EnvFailure
 from sandbox.probes import Transcript
-from sandbox.verdict import Rejected, ValidatorSettings
+from sandbox.verdict import BLIND, Rejected, ValidatorSettings
 
 if TYPE_CHECKING:
     from sandbox.instance import Instance
@@ -18,14 +19,16 @@ if TYPE_CHECKING:
 RETRIES = 5
 # Policies that would only play the refused action again.
 SAME = ("constant", "empty", "nonsense")
+_SEED_BITS = 31  # as many as the seeds of plays have
 Choose = Callable[[Sequence[str]], Iterator[str]]
 
 
 @dataclass
 class Climb:
     """One program under validation. ``played`` holds transcripts by policy and seed; ``budget`` is what is
-    left of the probes' steps; ``invalid`` are actions that the program refused by raising; ``tossed`` are the
-    won and played episodes of the least lucky action of a program that was found to be a coin."""
+    left of the probes' steps; ``invalid`` are actions that the program refused by raising; ``blind`` names
+    the policies that do not look; ``tossed`` are the won and played episodes of the least lucky action of a
+    program that was found to be a coin."""
 
     source: str
     turns: int
@@ -41,6 +44,7 @@ class Climb:
     varies: bool = False
     solved: bool = False
     hack: str = ""
+    blind: list[str] = field(default_factory=lambda: list(BLIND))
     tossed: tuple[float, int] | None = None
 
     @property
@@ -67,9 +71,13 @@ class Climb:
         return won / played if played else 0.0
 
     def seeds(self, block: int = 0, count: int = 0) -> Sequence[int]:
-        """The seeds of one phase; other blocks are other seeds."""
-        first = self.settings.first_seed + 7919 * block
-        return range(first, first + (count or self.settings.seeds))
+        """The seeds of one phase; other blocks are other seeds.
+
+        They come from the program's own text and have the range of those of plays: a program cannot tell
+        by its seed whether it is judged, and the same program is always judged on the same instances.
+        """
+        key = hashlib.sha256(f"{self.settings.salt}\x1f{block}\x1f{self.source}".encode("utf-8", "replace"))
+        return [_drawn(key.digest(), number) for number in range(count or self.settings.seeds)]
 
     def actions(self, observation: str) -> tuple[str, ...]:
         """What somebody might try who has read ``observation``."""
@@ -106,10 +114,9 @@ class Climb:
             self.judge_error(policy, transcript)
             if not transcript.error or transcript.actions[-1] in self.invalid:
                 return
-            if policy in SAME or policy.startswith("garbage"):
-                self.invalid.add(transcript.actions[-1])
-                return
             self.invalid.add(transcript.actions[-1])
+            if policy in SAME or policy.startswith("garbage"):
+                return
 
     def judge_error(self, policy: str, transcript: Transcript) -> None:
         """Reject exceptions that are not the program's way to call an action invalid."""
@@ -121,6 +128,11 @@ class Climb:
         if tolerated and not (meaningless and self.settings.garbage == "strict"):
             return
         raise Rejected("step", f"step({action!r}): {transcript.error}")
+
+
+def _drawn(key: bytes, number: int) -> int:
+    digest = hashlib.sha256(key + number.to_bytes(4, "little")).digest()
+    return int.from_bytes(digest[:4], "little") & ((1 << _SEED_BITS) - 1)
 
 
 def tell(error: EnvFailure) -> str:

@@ -69,6 +69,8 @@ async def _follow(climb: Climb, seed: int) -> None:
     """Carry the plan out and see which of its calls makes which criterion true."""
     try:
         actions = probes.solution_actions(await climb.instance.call("solution"))
+        # begun again: asking must not change the world
+        await climb.open(seed)
     except EnvFailure as error:
         raise Rejected("criteria", f"plan(): {tell(error)}") from None
     reached = [False] * climb.criteria

@@ -135,6 +135,10 @@ class Instance:
             self._end(EnvProtocolError(str(error)))
             raise EnvProtocolError(str(error)) from None
 
+    async def state(self, seed: int) -> str:
+        """Return a digest of what the object holds besides ``seed``, the one of the last reset."""
+        return (await self._call({"op": "state", "seed": seed})).o
+
     async def close(self) -> None:
         """Kill the process and wait until it is reaped. Idempotent; safe under cancellation."""
         self._end(InstanceClosed("the instance was closed"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sandbox.calls import MAX_CALLS
 from sandbox.errors import EnvError
 from sandbox.frames import StepResult
 
@@ -20,8 +21,14 @@ if TYPE_CHECKING:
 
 # What int(), indexing and look-ups raise on text that is not an action.
 INVALID_ACTION = frozenset(("ValueError", "TypeError", "IndexError", "KeyError"))
+# so does reading it as JSON, as a decimal or as bytes
+INVALID_ACTION |= frozenset(
+    ("JSONDecodeError", "InvalidOperation", "UnicodeEncodeError", "UnicodeDecodeError")
+)
 NONSENSE = "banana"
-GARBAGE = (NONSENSE, "", "-1", "999999999", "\\boxed{1}")
+GARBAGE = (NONSENSE, "", "-1", "999999999", "\\boxed{1}", "{}")
+# Long, and with something of everything that a careless test of an action may look for.
+RAMBLE = "Banana? 7 + 3 = 10, yes! \u00e9\u4e2d: (a) [b] {c} <d> \"e\" 'f'; g/h_i-j @k #l $m %n &o *p\n" * 24
 GARBAGE_CALLS = (
     NONSENSE,
     "",
@@ -43,6 +50,11 @@ _RANGE = re.compile(r"(?<!\d)(-?\d{1,18})\s*(?:\.\.+|\u2013|-|to|and)\s*(-?\d{1,
 _WORD = re.compile(r"[^\W\d_]{1,24}")
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _QUOTED = re.compile(r"(?<!\w)['\"`]([^'\"`\n]{1,32})['\"`](?!\w)")
+_COMPARED = re.compile(
+    r"(?:==|!=|\bin)\s*[(\[{]?\s*(?:'([^'\\\n]{1,32})'|\"([^\"\\\n]{1,32})\"|(-?\d{1,12})\b)"
+)
+_LITERAL = re.compile(r"'([^'\\\n]{1,32})'|\"([^\"\\\n]{1,32})\"")
+_MAX_LITERALS = 32
 _MAX_SPAN, _MAX_EACH, _MAX_WORDS, _MAX_EXAMPLES, _MAX_ACTIONS, _MAX_RANGES = 40, 12, 24, 8, 64, 16
 _VARIANTS = 6
 
@@ -117,6 +129,20 @@ def plausible(observation: str) -> tuple[str, ...]:
     found += list(dict.fromkeys(_WORD.findall(observation)))[:_MAX_WORDS]
     found += map(str, range(10))
     return tuple(dict.fromkeys(found))[:_MAX_ACTIONS]
+
+
+def literals(source: str) -> tuple[str, ...]:
+    """Return at most 32 short texts and numbers that ``source`` holds, what it compares with first: one of
+    them may be a word that always wins."""
+    found = [next(filter(None, groups)) for groups in _COMPARED.findall(source) if any(groups)]
+    found += [next(filter(None, groups)) for groups in _LITERAL.findall(source) if any(groups)]
+    return tuple(dict.fromkeys(found))[:_MAX_LITERALS]
+
+
+def at_once(actions: Sequence[str], observation: str) -> str:
+    """All that the text suggests in one action."""
+    calls = [action for action in actions if action.startswith('{"name"')]
+    return f"[{', '.join(calls[:MAX_CALLS])}]" if calls else " ".join((*actions, observation))
 
 
 def tool_actions(tools: Sequence[Mapping[str, Any]], observation: str) -> tuple[str, ...]:

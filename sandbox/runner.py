@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from sandbox import contract, determinism, lint, tools
+from sandbox import contract, determinism, lint, state, tools
 
 CHANNEL = 3
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -180,6 +180,10 @@ class Runner:
                 raise contract.ContractError(f"{request['name']} may not be called")
             value = self._method(request["name"])(*request["args"], **request["kwargs"])
             return self._text(json.dumps(value, ensure_ascii=False, default=str))
+
+    def _state(self, request: dict[str, Any]) -> dict[str, Any]:
+        with _faults("call"):
+            return {"o": state.digest(self.env, request["seed"])}
 
     def _method(self, name: str) -> Callable[..., Any]:
         """What the engine calls by ``name``: of a tool environment the base class's own."""

@@ -7,7 +7,9 @@ the way (best rate of a policy that does not look) is part of the verdict.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from sandbox.probes import Transcript
 from sandbox.verdict import BLIND, RUNGS, Episode, Rejected, ValidatorSettings, Verdict
 
 if TYPE_CHECKING:
+    from sandbox.frames import StepResult
     from sandbox.instance import Instance
     from sandbox.pool import SandboxPool
 
@@ -36,6 +39,8 @@ _LOADING = {
     "reset": "reset",
     "contract": "reset",
 }
+_ADVICE = "; reset must set everything, and nothing may depend on earlier episodes, addresses or clocks"
+_BY_HEART = "always the same plan"
 _REQUIRED = ("skill", "difficulty", "max_turns")
 
 
@@ -93,18 +98,21 @@ class Validator:
             raise Rejected("step", f"{climb.instance.class_name}: {tell(error)}") from None
         if not climb.varies and self.settings.variation == "require":
             raise Rejected("variation", "every seed gives the same game; draw something from the seed")
-        await self._replay(climb)
-        if self.settings.solution == "check" and "solution" in climb.instance.calls:
-            await _solution(climb)
+        chosen = _chosen(climb)
+        async with self._second(climb, chosen) as other:
+            await _play_again(other, chosen, begun=True)
+            if self.settings.solution == "check" and "solution" in climb.instance.calls:
+                await _solution(climb)
+                await _play_again(other, [*climb.played["solution"].items()])
         await _leak(climb)
         if climb.hack and self.settings.degenerate == "reject":
             raise Rejected("trivial", climb.hack)
 
     async def _load(self, climb: Climb) -> None:
-        seed = self.settings.first_seed
+        seed = climb.seeds()[0]
         try:
             climb.opened = await self.pool.spawn(
-                climb.source, kwargs=climb.kwargs, reset_seed=seed, lint=True
+                climb.source, kwargs=climb.kwargs, seed=seed, reset_seed=seed, lint=True
             )
         except EnvError as error:
             raise Rejected(_LOADING.get(error.phase, "load"), tell(error)) from None
@@ -150,20 +158,24 @@ class Validator:
         if self.settings.require_end and not any(transcript.ended for transcript in played):
             raise Rejected("turns", f"no episode ended within {climb.turns} turns")
 
-    async def _replay(self, climb: Climb) -> None:
-        """What was played must come out byte-equal in a fresh process, whatever was played before."""
-        chosen = [(seed, t) for seed, t in climb.played["sweep"].items()][-self.settings.replays :]
-        if not chosen or self.settings.replays < 1:
+    @asynccontextmanager
+    async def _second(
+        self, climb: Climb, chosen: list[tuple[int, Transcript]]
+    ) -> AsyncIterator[Instance | None]:
+        """Another instance, begun as the first of ``chosen`` in a process that has seen nothing yet; None
+        when nothing is to be replayed."""
+        if not chosen:
+            yield None
             return
-        seed, _ = chosen[-1]
+        kwargs, seed = climb.kwargs, climb.seeds()[0]
         try:
             other = await self.pool.spawn(
-                climb.source, kwargs=climb.kwargs, reset_seed=seed, apart_from=climb.instance
+                climb.source, kwargs=kwargs, seed=seed, reset_seed=chosen[0][0], apart_from=climb.instance
             )
         except EnvFailure as error:
             raise Rejected("replay", f"loaded once, but not twice: {tell(error)}") from None
         async with other:
-            await _play_again(other, chosen)
+            yield other
 
     async def _ask(self, climb: Climb) -> None:
         """The caller's own check, which fails closed."""
@@ -199,25 +211,44 @@ async def _garbage(climb: Climb) -> None:
         await climb.rollout(f"garbage {action}", seed, choose)
 
 
-async def _play_again(other: Instance, chosen: list[tuple[int, Transcript]]) -> None:
-    first = other.first
-    for number, (seed, wanted) in enumerate(reversed(chosen)):
+def _chosen(climb: Climb) -> list[tuple[int, Transcript]]:
+    """What is replayed: an episode of each kind of policy, those that do not look first.
+
+    Plays have a process of their own for each episode; what pays only there shows in the first one.
+    """
+    if climb.settings.replays < 1:
+        return []
+    played = [climb.played.get(name, {}) for name in climb.blind]
+    last = [[pair for pair in by_seed.items() if pair[1].steps][-1:] for by_seed in played]
+    return [*itertools.chain(*last), *[*climb.played["sweep"].items()][-climb.settings.replays :]]
+
+
+async def _play_again(
+    other: Instance | None, chosen: list[tuple[int, Transcript]], *, begun: bool = False
+) -> None:
+    """What was played must come out byte-equal in another process, whatever was played before."""
+    if other is None:
+        return
+    for number, (seed, wanted) in enumerate(chosen):
         try:
-            if number:
-                first = (await other.reset(seed)).observation
+            first = other.first if begun and number == 0 else (await other.reset(seed)).observation
             again = await probes.play(other, first, iter(wanted.actions))
         except EnvFailure as error:
             raise Rejected("replay", f"played once, but not twice: {tell(error)}") from None
         if again.fingerprint() != wanted.fingerprint():
-            raise Rejected("replay", f"seed {seed} and the same actions: {_difference(wanted, again)}")
+            told = "the same seed and actions in a process of its own"
+            raise Rejected("replay", f"{told}, seed {seed}: {_difference(wanted, again)}{_ADVICE}")
 
 
 async def _solution(climb: Climb) -> None:
     """A program that offers a solution must be won by it."""
+    plans: list[list[str]] = []
     for seed in climb.seeds()[:3]:
-        first = await climb.open(seed)
+        await climb.open(seed)
         try:
             actions = probes.solution_actions(await climb.instance.call("solution"))
+            # begun again: asking must not change the game
+            first = await climb.open(seed)
             repeated = actions if climb.instance.tools else actions * climb.turns
             played = await probes.play(climb.instance, first, iter(repeated[: climb.turns]))
         except EnvFailure as error:
@@ -227,6 +258,20 @@ async def _solution(climb: Climb) -> None:
             raise Rejected("solution", f"solution() gave {actions[:4]} for seed {seed}: it {pays}")
         climb.solved = True
         climb.played.setdefault("solution", {})[seed] = played
+        plans.append(actions)
+    if not climb.hack and all(plan == plans[0] for plan in plans):
+        await _same_plan(climb, plans[0])
+
+
+async def _same_plan(climb: Climb, plan: list[str]) -> None:
+    """A plan that wins everywhere can be learned by heart."""
+    for seed in (*climb.seeds(1), *climb.seeds(2)):
+        played = await climb.episode(seed, iter(plan[: climb.turns]))
+        climb.played.setdefault(_BY_HEART, {})[seed] = played
+        if not played.won:
+            return
+    climb.blind.append(_BY_HEART)
+    climb.hack = blind.paid(climb, _BY_HEART, f"{_BY_HEART} {plan[:4]}")
 
 
 async def _leak(climb: Climb) -> None:
@@ -239,12 +284,12 @@ async def _leak(climb: Climb) -> None:
     except EnvFailure as error:
         raise Rejected("step", tell(error)) from None
     if place:
-        raise Rejected("leak", f"the first observation gives the answer away: it is the word after {place!r}")
+        raise Rejected("leak", place)
 
 
 def _verdict(climb: Climb, rung: str, reason: str) -> Verdict:
-    policies = {name: climb.rate(name) for name in ("sweep", *BLIND) if climb.played.get(name)}
-    best = max((name for name in BLIND if name in policies), key=climb.rate, default="")
+    policies = {name: climb.rate(name) for name in ("sweep", *climb.blind) if climb.played.get(name)}
+    best = max((name for name in climb.blind if name in policies), key=climb.rate, default="")
     won, played = climb.wins(best) if climb.tossed is None else climb.tossed
     if climb.tossed is not None:
         policies["coin"] = won / played
@@ -279,6 +324,12 @@ def _difference(wanted: Transcript, again: Transcript) -> str:
     if wanted.first != again.first:
         return f"first observation {again.first[:80]!r} instead of {wanted.first[:80]!r}"
     for number, (old, new) in enumerate(zip(wanted.steps, again.steps, strict=False), 1):
-        if old != new:
+        if old.observation != new.observation:
             return f"step {number} gave {new.observation[:80]!r} instead of {old.observation[:80]!r}"
+        if old != new:
+            return f"step {number} gave {_outcome(new)} instead of {_outcome(old)}"
     return f"{len(again.steps)} steps instead of {len(wanted.steps)}"
+
+
+def _outcome(step: StepResult) -> str:
+    return f"reward {step.reward:g}, flags {step.terminated} and {step.truncated}, info {step.info}"

@@ -42,7 +42,8 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     degenerate; ``coin_seeds`` bounds the instances on which a suspected coin is tossed and ``coin_rate`` is
     the win rate that no blind action may surely exceed (see :mod:`sandbox.blind`). ``degenerate`` says what
     follows from it. ``judge_seconds`` bounds the caller's own check, ``seconds`` all that goes before: a
-    program that waits in every step must not hold its judge for hours.
+    program that waits in every step must not hold its judge for hours. ``salt`` and the program's text
+    decide which instances are played.
     """
 
     seeds: int = 6
@@ -60,7 +61,7 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     coin_rate: float = 0.25
     judge_seconds: float = 120.0
     seconds: float = 600.0
-    first_seed: int = 1009
+    salt: str = ""
 
 
 class Episode(msgspec.Struct, frozen=True):
@@ -75,10 +76,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """How far a program came. ``rung`` is where it failed, or ``accepted``.
 
     ``policies`` maps a policy to its win rate, ``trivial_win_rate`` is the best of those that do not look
-    (:data:`BLIND`), ``trivial_interval`` its 95 % interval, and ``degenerate`` says that one of them won far
-    too often, ``hack`` in which way. ``sweep`` tries one plausible action after the other, which may be
-    honest work. ``ends`` tells whether the program ended an episode within the turns, ``varies`` whether its
-    seed made a difference, ``solvable`` whether anything won, ``tools`` whether it is a tool environment
+    (:data:`BLIND`, and what was suspected besides), ``trivial_interval`` its 95 % interval, and
+    ``degenerate`` says that one of them won far too often, ``hack`` in which way. ``sweep`` tries one
+    plausible action after the other, which may be honest work. ``ends`` tells whether the program ended an
+    episode within the turns, ``varies`` whether its seed made a difference, ``solvable`` whether anything won, ``tools`` whether it is a tool environment
     with ``criteria`` instructions. ``episodes`` is everything that was played.
     """
 

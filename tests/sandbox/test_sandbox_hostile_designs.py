@@ -126,6 +126,7 @@ async def test_forged_tools_get_a_verdict(
 def game(observation: str, step: str = "return 'x', 0.0, self.t > 2, False, {}") -> str:
     return (
         "import queue, random\nclass GameEnv:\n def reset(self, seed):\n  self.t, self.k = 0, seed % 3\n"
+        "  self.n = getattr(self, 'n', 0) + 1\n"
         f"  return {observation}\n def step(self, a):\n  self.t += 1\n  {step}\n"
     )
 
@@ -134,9 +135,9 @@ def game(observation: str, step: str = "return 'x', 0.0, self.t > 2, False, {}")
     "observation",
     [
         "'1 to ' + '9' * 5000",
-        "'9' * (7000 if seed < 1012 else 60000)",
-        "'1-40 ' * (1500 if seed < 1012 else 13000)",
-        "'x' if seed < 1012 else '\\\\boxed{' * 9000",
+        "'9' * (7000 if self.n < 4 else 60000)",
+        "'1-40 ' * (1500 if self.n < 4 else 13000)",
+        "'x' if self.n < 4 else '\\\\boxed{' * 9000",
         "chr(0x661) * 5000",
         "'the answer is ' * 500 + str(seed)",
         "'\\ud800\\0\\x1b[2J' * 500",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -126,12 +127,16 @@ def outcomes(rates: list[float], seeds: int, *, exclusive: bool, seed: int) -> d
     return won
 
 
+def at(turn: int, paid: Sequence[float]) -> list[tuple[float, int]]:
+    return [(won, turn) for won in paid]
+
+
 def flagged(rates: list[float], *, exclusive: bool, plays: int = 200) -> float:
     """How often such a game would be called a coin at one of the looks."""
     hits = 0
     for seed in range(plays):
         won = outcomes(rates, 64, exclusive=exclusive, seed=seed)
-        looks = ({action: results[:n] for action, results in won.items()} for n in (16, 32, 64))
+        looks = ({action: at(1, results[:n]) for action, results in won.items()} for n in (16, 32, 64))
         hits += any(coin(look, 0.25) for look in looks)
     return hits / plays
 
@@ -148,12 +153,30 @@ def test_coins_are_flagged_and_honest_guesses_are_not() -> None:
 
 def test_one_coin_for_all_actions_is_found_though_it_rarely_falls() -> None:
     toss = [number % 5 == 0 for number in range(16)]
-    assert "same outcome in all 16 instances, and won 4" in coin({"a": toss, "b": toss}, 0.25)
-    assert coin({"a": toss, "b": [False, *toss[1:]]}, 0.25) == ""
-    assert coin({"a": [False] * 16, "b": [False] * 16}, 0.25) == ""
-    assert coin({"a": toss[:9], "b": toss[:9]}, 0.25) == ""
-    assert coin({"a": [0.1] * 64, "b": [0.1] * 64}, 0.25) == ""
-    assert "won 28.8" in coin({"a": [0.45] * 64, "b": [0.45] * 64}, 0.25)
+
+    def judged(one: Sequence[float], other: Sequence[float]) -> str:
+        return coin({"a": at(1, one), "b": at(2, other)}, 0.25)
+
+    assert "same outcome in all 16 instances, and won 4" in judged(toss, toss)
+    assert judged(toss, [False, *toss[1:]]) == ""
+    assert judged([False] * 16, [False] * 16) == ""
+    assert judged(toss[:9], toss[:9]) == ""
+    assert judged([0.1] * 64, [0.1] * 64) == ""
+    assert "won 28.8" in judged([0.45] * 64, [0.45] * 64)
+
+
+def test_several_tries_are_no_coin() -> None:
+    """Of three that come in turn each is right at one of two tries in two of three instances."""
+    won = {
+        action: [
+            (1.0, 1) if n % 3 == k else (1.0, 2) if n % 3 == (k + 1) % 3 else (0.0, 2) for n in range(64)
+        ]
+        for k, action in enumerate("abc")
+    }
+    assert coin(won, 0.25) == ""
+    assert "won 42" in coin(
+        {action: at(1, [paid for paid, _ in results]) for action, results in won.items()}, 0.25
+    )
 
 
 def test_spread_leaves_nothing_out() -> None:

@@ -79,7 +79,11 @@ FALLS = {
     "loop": ("load", "while True: pass\n" + PEAK, "cpu"),
     "constructor": ("load", game(head="def __init__(self): 1 / 0", step=NEVER), "ZeroDivisionError"),
     "reset raises": ("reset", game(reset="1 / 0", step=NEVER), "ZeroDivisionError"),
-    "reset raises later": ("reset", game(reset='return ["one"][seed - 1009]', step=NEVER), "reset(1010)"),
+    "reset raises later": (
+        "reset",
+        game(reset='self.n = getattr(self, "n", 0) + 1; return "one" if self.n < 2 else [][0]', step=NEVER),
+        "reset(",
+    ),
     "no text": ("reset", game(reset="return 5", step=NEVER), "must return text, not int"),
     "empty text": ("reset", game(reset='return " "', step=NEVER), "empty"),
     "long text": ("reset", game(reset='return "x" * 9000', step=NEVER), "9000"),
@@ -281,9 +285,9 @@ async def test_only_the_solution_tells_the_instances_apart(pair: SandboxPool) ->
         reset='self.x = str(random.Random(seed).getrandbits(64)); return "the word?"',
         step='w = a == self.x; return ("yes" if w else "no"), float(w), w, self.t > 9, {}',
     )
-    assert (await verdict(pair, source)).rung == "variation"
-    found = await verdict(pair, source + " def solution(self): return self.x\n")
-    assert found.ok, found
+    for one in (source, source + " def solution(self): return self.x\n"):
+        found = await verdict(pair, one)
+        assert found.ok, found
     fixed = source.replace("random.Random(seed)", "random.Random(4)")
     assert (await verdict(pair, fixed + " def solution(self): return self.x\n")).rung == "variation"
 
