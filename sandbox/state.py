@@ -59,4 +59,4 @@ def _parts(kind: type, value: Any) -> Any:
 
 def _own(kind: type) -> bool:
     """Whether the class is one of the program's."""
-    return type.__getattribute__(kind, "__module__") == MODULE
+    return bool(type.__getattribute__(kind, "__module__") == MODULE)

@@ -79,8 +79,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     (:data:`BLIND`, and what was suspected besides), ``trivial_interval`` its 95 % interval, and
     ``degenerate`` says that one of them won far too often, ``hack`` in which way. ``sweep`` tries one
     plausible action after the other, which may be honest work. ``ends`` tells whether the program ended an
-    episode within the turns, ``varies`` whether its seed made a difference, ``solvable`` whether anything won, ``tools`` whether it is a tool environment
-    with ``criteria`` instructions. ``episodes`` is everything that was played.
+    episode within the turns, ``varies`` whether its seed made a difference, ``solvable`` whether anything
+    won, ``tools`` whether it is a tool environment with ``criteria`` instructions. ``episodes`` is
+    everything that was played.
     """
 
     ok: bool
