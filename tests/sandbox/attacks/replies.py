@@ -29,7 +29,7 @@ def answering(values: str, expect: str = "error", before: str = "") -> Attack:
 
 
 FLOODS = {
-    "long observation": Attack(19, "harmless", 'return "harmless" + "x" * (60 << 20)'),
+    "long observation": Attack(19, "harmless", 'return "harmless" + "x" * (20 << 20)'),
     "long prints": Attack(19, "harmless", 'for _ in range(200): print("y" * 100_000)\nreturn "harmless"'),
     "many prints": Attack(19, "harmless|timeout", 'for _ in range(20_000): print("y")\nreturn "harmless"'),
     "descriptor 1": Attack(
