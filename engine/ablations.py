@@ -6,7 +6,6 @@ seeds and sections of the prompt stay what they were.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,16 +28,12 @@ PRESETS: Mapping[str, tuple[str, ...]] = {"games": GAMES, "two": TWO, "tools": T
 OFF = "off"
 
 
-def _skills(names: tuple[str, ...]) -> tuple[str, ...]:
-    # Two skills are all active in every cohort (reference spec 15.2): rotation is part of the same factor.
-    return (f"designer.skills={json.dumps(names)}", "designer.skills_per_cohort=0")
-
-
 SWITCHES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "corpus": {OFF: ("designer.corpus=",)},
     "memory": {OFF: ("designer.memory=false",)},
     "designer": {"frozen": ("designer.kind=frozen",)},
-    "skills": {"two": _skills(TWO)},
+    # Two skills are all active in every cohort (reference spec 15.2): rotation is part of the same factor.
+    "skills": {"two": ("designer.skills=two", "designer.skills_per_cohort=0")},
 }
 """Factor, value and the overrides that the two stand for."""
 
@@ -63,7 +58,10 @@ def expand(override: str) -> tuple[str, ...]:
 
 
 def resolve(values: Mapping[str, Any]) -> None:
-    """Replace, in place, words for settings in merged tables: a preset of skills, a corpus that is off."""
+    """Replace, in place, words for settings in merged tables: a preset of skills, a corpus that is off.
+
+    What a recipe says about skills that are not in its preset goes with them.
+    """
     designer = values.get("designer")
     if not isinstance(designer, dict):
         return
@@ -71,6 +69,11 @@ def resolve(values: Mapping[str, Any]) -> None:
     name = skills[0] if isinstance(skills, list) and len(skills) == 1 else skills
     if isinstance(name, str) and name in PRESETS:
         designer["skills"] = list(PRESETS[name])
+        own = designer.get("custom_skills")
+        if isinstance(own, list):
+            designer["custom_skills"] = [
+                skill for skill in own if not isinstance(skill, dict) or skill.get("name") in PRESETS[name]
+            ]
     if designer.get("corpus") == OFF:
         designer["corpus"] = ""
 

@@ -75,6 +75,18 @@ def test_presets_of_skills(path: Path, written: str) -> None:
     assert recipe.load(path, override).config.designer.skills == ablations.TWO
 
 
+def test_two_skills_of_a_recipe_with_skills_of_its_own(path: Path) -> None:
+    path.write_text(
+        path.read_text()
+        + 'skills = ["Juggling", "Optimization", "Pattern Recognition", "Music"]\n'
+        + 'custom_skills = [{name = "Juggling"}, {name = "Pattern Recognition", description = "x"}]\n'
+    )
+    assert len(recipe.load(path).config.designer.custom_skills) == 2
+    two = recipe.load(path, ["skills=two"]).config.designer
+    assert two.skills == ablations.TWO
+    assert [skill.name for skill in two.custom_skills] == ["Pattern Recognition"]
+
+
 def test_a_resolved_recipe_reads_back(path: Path) -> None:
     mixed = 'designer.corpus=[{source = "pydoc:json", weight = 3}, {source = "seeds:"}]'
     config = recipe.load(path, [mixed, "skills=two"]).config
