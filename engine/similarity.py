@@ -102,7 +102,9 @@ class MiniLM:
         try:
             import torch
             from transformers import AutoModel, AutoTokenizer
+            from transformers.utils.logging import disable_progress_bar
 
+            disable_progress_bar()
             self._torch: Any = torch
             self._tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
             self._model: Any = AutoModel.from_pretrained(directory, local_files_only=True).eval()

@@ -23,6 +23,11 @@ _RANGES = (
     re.compile(r"\bbetween\s+(-?\d{1,6})\s+and\s+(-?\d{1,6})\b", re.IGNORECASE),
     re.compile(r"(?<![\w.-])(\d{1,6})\s*[-\u2013]\s*(\d{1,6})(?![\w.-])"),
 )
+_GOAL = re.compile(
+    r"\b(?:reach|collect|score|gather|earn|save|make|get)\s+(?:exactly\s+|at least\s+)?"
+    r"(\d{1,5})\s+([a-z]{3,})\b",
+    re.IGNORECASE,
+)
 _WON = re.compile(
     r"\byou (?:have )?w[io]n\b|\bcongratulations\b|\bwell done\b|\bvictory\b|\bsolved\b"
     r"|^\W*(?:correct|success)\b(?!\s+\w+\s+(?:was|is|would|were))",
@@ -77,6 +82,25 @@ def span(observation: str) -> tuple[int, int] | None:
         for low, high in form.findall(observation)
         if int(low) < int(high)
     }
+    return found.pop() if len(found) == 1 else None
+
+
+class Goal(NamedTuple):
+    """``number`` of ``noun`` wins."""
+
+    number: int
+    noun: str
+
+
+def goal(observation: str) -> Goal | None:
+    """Return the number of things to reach; None when the text names none, or several."""
+    found = {(int(number), noun.lower()) for number, noun in _GOAL.findall(observation)}
+    return Goal(*found.pop()) if len(found) == 1 else None
+
+
+def count(observation: str, noun: str) -> int | None:
+    """Return the number that the text gives of ``noun``; None when it gives none, or several."""
+    found = {int(number) for number in re.findall(rf"\b(\d{{1,5}})\s+{noun}\b", observation, re.IGNORECASE)}
     return found.pop() if len(found) == 1 else None
 
 

@@ -108,7 +108,7 @@ def incoherence(verdict: Verdict) -> str:
     """Say what the text got wrong about the code, as far as it was seen; "" for nothing."""
     played = [episode.transcript for episode in verdict.episodes if _plain(episode)]
     firsts = dict.fromkeys([*verdict.first_observations, *(transcript.first for transcript in played)])
-    for check in (_untrue_tries, _untrue_end):
+    for check in (_untrue_tries, _untrue_goal, _untrue_end):
         if reason := check(played):
             return reason
     garbled = [reason for reason in map(claims.garbled, firsts) if reason]
@@ -179,6 +179,27 @@ def _untrue_tries(played: Sequence[Transcript]) -> str:
 def _counted(transcript: Transcript) -> int:
     """How many of the actions were not refused in words."""
     return sum(not claims.refuses(step.observation) for step in transcript.steps)
+
+
+def _untrue_goal(played: Sequence[Transcript]) -> str:
+    """Every win came before the number that was named, or every time it was reached the game went on."""
+    early, reached = list[int](), list[bool]()
+    for transcript in played:
+        goal = claims.goal(transcript.first)
+        if goal is None:
+            continue
+        for step in transcript.steps:
+            number = claims.count(step.observation, goal.noun)
+            if number is not None and number == goal.number:
+                reached.append(step.terminated)
+            elif number is not None and step.terminated and transcript.won and number < goal.number:
+                early.append(number)
+    goals = [goal for goal in (claims.goal(t.first) for t in played) if goal]
+    if len(early) > 1 and not any(reached):
+        return f"it asks for {goals[0].number} {goals[0].noun}, but {early[0]} win"
+    if len(reached) > 1 and not any(reached):
+        return f"it asks for {goals[0].number} {goals[0].noun}, but goes on when they are there"
+    return ""
 
 
 def _untrue_end(played: Sequence[Transcript]) -> str:

@@ -151,6 +151,27 @@ class GridEnv:
         won = self.x == 3 and self.turn > 1
         return f"door {self.x}", float(won), won, self.turn >= 6, {}
 """
+COINS = '''import random
+class CoinsEnv:
+    """Take coins from the heaps."""
+    def reset(self, seed=None):
+        self.heaps = [random.Random(seed).randint(2, 5) for _ in range(9)]
+        self.coins, self.turn = 0, 0
+        return "Nine heaps, 1 to 9. Collect {asked} coins in 8 moves; a move is the number of a heap."
+    def step(self, action):
+        self.turn += 1
+        heap = int(action) - 1
+        self.coins = min({most}, self.coins + self.heaps[heap % 9])
+        won = self.coins >= {enough}
+        return f"You have {{self.coins}} coins.", float(won), won, self.turn >= 8, {{}}
+'''
+
+
+def coins(**parts: int) -> str:
+    """Return a game of collecting: how many are asked for, how many are enough, and what can be had."""
+    return COINS.format(**{"asked": 12, "enough": 12, "most": 99, **parts})
+
+
 CONFORMING = (
     *(Case(f"seed {f.name}", seed(f.name), f.skill, f"{f.name}-0-kites") for f in seeds.families()),
     Case("plain guess", guess()),
@@ -251,6 +272,8 @@ INCOHERENT = (
         document="guess-0-kites",
         said="wins and none of them does",
     ),
+    Case("fewer coins win", coins(asked=20, enough=9), said="asks for 20 coins, but"),
+    Case("all coins do not win", coins(most=12, enough=13), said="goes on when they are there"),
     Case("pays for a defeat", guess(won="Wrong! You lose."), said="it pays for"),
     Case("pays nothing for a victory", guess(lost="Congratulations, you win!"), said="it pays nothing for"),
     Case("words between all words", _GARBLED, said="garbled"),
