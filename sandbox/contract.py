@@ -121,10 +121,15 @@ def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[s
 
 
 def construct(cls: type, kwargs: Mapping[str, Any]) -> Any:
-    """Return ``cls`` called with what it accepts of ``kwargs``."""
+    """Return ``cls`` called with what it accepts of ``kwargs``; its own default of ``max_turns`` is not
+    raised."""
     if cls.__init__ is object.__init__:  # type: ignore[misc]
         return cls()
-    return cls(**accepted(cls, kwargs))
+    taken = accepted(cls, kwargs)
+    own = inspect.signature(cls).parameters.get("max_turns")
+    if own is not None and type(own.default) is int and type(taken.get("max_turns")) is int:
+        taken["max_turns"] = min(taken["max_turns"], own.default) if own.default > 0 else taken["max_turns"]
+    return cls(**taken)
 
 
 def takes_seed(reset: Callable[..., Any]) -> bool | None:

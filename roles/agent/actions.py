@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 _TOKENS = re.compile(r"\\boxed\s*\{|\{|\}")
 _THINK_END = "</think>"
+_BOX = re.compile(r"\\boxed\s*\{\s*(?=[{\[])")
+_FENCED = re.compile(r"^```(?:json)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_BEGINS = re.compile(r"^[ \t]*(?=[{\[])", re.MULTILINE)
+_MARKS = ("<tool_call>", "<answer>")
+_PLACES = 64
+_decoder = json.JSONDecoder()
 
 
 def find_action(reply: str) -> str | None:
@@ -29,3 +36,39 @@ def find_action(reply: str) -> str | None:
             if start >= 0 and (best is None or start > best[0]):
                 best = (start, match.start())
     return None if best is None else answer[best[0] : best[1]].strip()
+
+
+def find_call(reply: str) -> str | None:
+    r"""Return what of ``reply`` goes to a tool environment, None when it holds nothing of the kind.
+
+    With ``<tool_call>`` or ``<answer>`` in it that is the whole text after the last closing think tag, and so
+    it is when that text is JSON or a fence of it. Else it is the JSON of the last box (whose strings may
+    hold braces that do not balance), the box's text, or JSON that begins a fence or a line.
+    """
+    answer = reply.rpartition(_THINK_END)[2].strip()
+    if any(mark in answer for mark in _MARKS) or _json(answer, 0) == answer:
+        return answer
+    for match in reversed([*_BOX.finditer(answer)][-_PLACES:]):
+        found = _json(answer, match.end())
+        if found is not None and answer[match.end() + len(found) :].lstrip().startswith("}"):
+            return found
+    boxed = find_action(answer)
+    if boxed is not None:
+        return boxed
+    for pattern, group in ((_FENCED, 1), (_BEGINS, 0)):
+        for match in reversed([*pattern.finditer(answer)][-_PLACES:]):
+            start = match.start(1) if group else match.end()
+            found = _json(answer, start + len(answer[start:]) - len(answer[start:].lstrip()))
+            if found is not None:
+                return found
+    return None
+
+
+def _json(text: str, start: int) -> str | None:
+    """The text of the JSON object or list at ``start``, None when there is none."""
+    if text[start : start + 1] not in ("{", "["):
+        return None
+    try:
+        return text[start : _decoder.raw_decode(text, start)[1]]
+    except (ValueError, RecursionError):
+        return None

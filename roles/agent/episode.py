@@ -2,8 +2,9 @@
 
 The loop knows neither the bus nor the policy: it is given an inference pool, a sandbox and the chat
 format, and returns what happened. Both arms of a pair run through it with the same rules; they differ in
-the hint of the first observation only (invariant I4). The model sees token ids, never re-tokenised text:
-contexts grow by appending (invariant I3).
+the hint of the first observation only (invariant I4). A program is told the turns that are played, where
+its own budget is larger, and is built as the validator built it. The model sees token ids, never
+re-tokenised text: contexts grow by appending (invariant I3).
 
 Outcomes (architecture sections 5 and 8):
 
@@ -32,7 +33,7 @@ import msgspec
 from bus.messages import EpisodeFinished, EpisodeRequest, FailureKind, Outcome, Segment, Turn
 from engine import prompts
 from engine.inference.tokens import SegmentBuilder
-from roles.agent.actions import find_action
+from roles.agent.actions import find_action, find_call
 from roles.work import sampling_seed
 from sandbox import EnvFailure, EnvQuarantined
 
@@ -145,7 +146,12 @@ class Player:
         started = time.monotonic()
         context: _Context | None = None
         try:
-            instance = await self._sandbox.spawn(request.source, seed=request.seed, reset_seed=request.seed)
+            instance = await self._sandbox.spawn(
+                request.source,
+                kwargs={"max_turns": self._turn_budget(request)},
+                seed=request.seed,
+                reset_seed=request.seed,
+            )
         except EnvQuarantined:
             raise
         except EnvFailure as error:
@@ -208,7 +214,8 @@ class Player:
     async def _act(self, instance: Instance, context: _Context, reply: str, finish: str) -> Ending | None:
         """Carry out ``reply``; return the ending, or None when the play goes on."""
         seen = context.messages[-1]
-        action = None if finish == "length" else find_action(reply)
+        find = find_call if instance.tools else find_action
+        action = None if finish == "length" else find(reply)
         if action is None:
             context.transcript.append(Turn(seen, reply, "", 0.0))
             if finish == "length":

@@ -108,6 +108,8 @@ class FakeResult(msgspec.Struct):
 
 
 class FakeInstance:
+    tools = False
+
     def __init__(self, program: Any, first: str) -> None:
         self._program, self.first, self.closed = program, first, False
 

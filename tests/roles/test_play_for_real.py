@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from role_fakes import FakePool, make_config, make_context
+from role_fakes import FakeChat, FakePool, make_config, make_context
 from test_designer import make_ticket
 from test_episode import make_request
 
@@ -204,3 +204,108 @@ async def test_from_a_ticket_to_plays(chat: ChatTokens, tmp_path: Path) -> None:
         assert all(fact.outcome == "terminated" for fact in played.values())
         # The policy does not look at hints: arms of one seed meet the same instance and fare alike.
         assert all(played[f"plain{seed}"].returned == played[f"hinted{seed}"].returned for seed in range(6))
+
+
+TILL = '''
+class TillEnv(ToolEnv):
+    max_turns = 9
+
+    def setup(self, rng):
+        return {"want": rng.choice(["figs", "limes"]), "basket": [], "note": ""}
+
+    def tool_add(self, item: str, count: int = 1) -> str:
+        """Put an item into the basket."""
+        self.state["basket"] += [item] * count
+        return "added"
+
+    def tool_note(self, text: str) -> str:
+        """Write a note."""
+        self.state["note"] = text
+        return "noted"
+
+    def instructions(self):
+        want = self.state["want"]
+        return [
+            (f"Two {want}, please.", lambda s: s["basket"].count(want) == 2),
+            ("Note an opening brace.", lambda s: s["note"] == "{"),
+        ]
+
+    def answer(self):
+        return 2
+
+    def plan(self):
+        return [("add", {"item": self.state["want"], "count": 2}), ("note", {"text": "{"})]
+'''
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third"),
+    [
+        ("\\boxed{ADD}", "\\boxed{NOTE}", '\\boxed{{"answer": 2}}'),
+        (
+            "Let me see.\n<tool_call>\nADD\n</tool_call>",
+            "<tool_call>NOTE</tool_call>",
+            "so <answer>2</answer>",
+        ),
+        ("<think>\\boxed{no}</think>ADD", "[NOTE]", '{"answer": "2"}'),
+        ("I add them.\n```json\nADD\n```", "Now:\nNOTE", 'Done.\n{"answer": 2}'),
+        ("\\boxed{<tool_call>ADD</tool_call>}", "```\nNOTE\n```", "\\boxed{<answer>2</answer>}"),
+    ],
+)
+async def test_a_tool_environment_is_played_to_its_end(first: str, second: str, third: str) -> None:
+    replies = [first, second, third]
+
+    def policy(text: str, call: int) -> str:
+        want = "figs" if "Two figs" in text else "limes"
+        made = replies[call].replace("ADD", '{"name": "add", "arguments": {"item": "W", "count": 2}}')
+        return made.replace("NOTE", '{"name": "note", "arguments": {"text": "{"}}').replace(
+            '"W"', f'"{want}"'
+        )
+
+    async with open_sandbox() as sandbox:
+        pool = FakePool(policy)
+        played = await Player(
+            pool, sandbox, FakeChat(), rules(context_tokens=8192, sampling=Sampling(max_tokens=400))
+        ).play(  # type: ignore[arg-type]
+            make_request(source=TILL, max_turns=7)
+        )
+        assert played.ending == ("terminated", None, "", 1.0), played.transcript
+        opening = played.transcript[0].observation
+        assert "- add(item: string, count: integer (optional)): Put an item into the basket." in opening
+        # the rules of the player allow six turns, the request seven, the program nine
+        assert "There are 6 turns." in opening
+        assert "Instruction 2 of 2: Note an opening brace." in played.transcript[1].observation
+
+
+async def test_a_tool_environment_answers_what_cannot_be_read() -> None:
+    replies = ["<tool_call>{", "\\boxed{add figs}", "I do not know."]
+    async with open_sandbox() as sandbox:
+        player = Player(
+            FakePool(lambda _, call: replies[call]),
+            sandbox,
+            FakeChat(),
+            rules(context_tokens=8192, sampling=Sampling(max_tokens=400)),
+        )  # type: ignore[arg-type]
+        played = await player.play(make_request(source=TILL))
+        assert "is not closed" in played.transcript[1].observation
+        assert "neither a tool call nor a final answer" in played.transcript[2].observation
+        assert played.ending == ("failed", "policy", "no action in the reply", 0.0)
+
+
+async def test_a_program_is_built_as_it_was_validated(chat: ChatTokens) -> None:
+    source = """
+class TurnsEnv:
+    def __init__(self, max_turns):
+        self.max_turns = max_turns
+    def reset(self, seed):
+        return f"{self.max_turns} turns"
+    def step(self, action):
+        return "over", 1.0, True, False, {}
+"""
+    async with open_sandbox() as sandbox:
+        player = Player(NanoPool(chat, lambda *_: "\\boxed{x}"), sandbox, chat, rules())  # type: ignore[arg-type]
+        for asked, told in ((4, 4), (9, 6)):
+            played = await player.play(make_request(source=source, max_turns=asked))
+            assert played.transcript[0].observation == f"{told} turns"
+        smaller = source.replace("max_turns)", "max_turns=3)", 1)
+        assert (await player.play(make_request(source=smaller))).transcript[0].observation == "3 turns"

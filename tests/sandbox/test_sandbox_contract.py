@@ -50,7 +50,9 @@ def test_missing_class(source: str, word: str) -> None:
     [
         ("", {}),
         ("def __init__(self): pass", {}),
-        ("def __init__(self, max_turns=3): self.got = {'max_turns': max_turns}", {"max_turns": 7}),
+        ("def __init__(self, max_turns=3): self.got = {'max_turns': max_turns}", {"max_turns": 3}),
+        ("def __init__(self, max_turns=9): self.got = {'max_turns': max_turns}", {"max_turns": 7}),
+        ("def __init__(self, max_turns=None): self.got = {'max_turns': max_turns}", {"max_turns": 7}),
         ("def __init__(self, **kw): self.got = kw", {"max_turns": 7, "other": 1}),
         ("def __init__(self, *, other): self.got = {'other': other}", {"other": 1}),
     ],

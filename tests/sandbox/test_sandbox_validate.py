@@ -62,9 +62,11 @@ async def test_turns_argument_is_passed_and_reported(pair: SandboxPool) -> None:
     step = 'return f"{self.seed % 7 - int(a)}", 0.0, self.t >= self.max_turns, False, {}'
     found = await verdict(pair, game(head=head, step=step))
     assert found.ok, found
-    assert found.max_turns == 10
+    assert found.max_turns == 3
     assert found.class_name == "GameEnv"
     assert not found.solvable
+    for own in ("=12", "", "=None"):
+        assert (await verdict(pair, game(head=head.replace("=3", own), step=step))).max_turns == 10
 
 
 NEVER = 'return f"{self.seed} {a}", 0.0, False, False, {}'
