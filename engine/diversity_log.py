@@ -100,7 +100,10 @@ class Meter:
 
 
 class Overall(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of environments as a whole, or those of one ``skill``; ``sampled`` is how many vectors count."""
+    """A set of environments as a whole, or those of one ``skill``; ``sampled`` is how many vectors count.
+
+    ``weighed`` is the Vendi score of vectors in which what all have in common counts for little.
+    """
 
     skill: str
     environments: int
@@ -108,6 +111,7 @@ class Overall(msgspec.Struct, frozen=True, kw_only=True):
     documents: int
     sampled: int
     vendi: float
+    weighed: float
     near_duplicates: float | None
     share: float
 
@@ -126,19 +130,32 @@ def rounds(connection: sqlite3.Connection) -> list[dict[str, Any]]:
     return [{"round": number, **found[number]} for number in sorted(found)]
 
 
-def overall(items: Sequence[Item], chosen: Sequence[Item], vectors: Vectors, *, near: float) -> list[Overall]:
+def overall(
+    items: Sequence[Item], chosen: Sequence[Item], vectors: Vectors, weighed: Vectors, *, near: float
+) -> list[Overall]:
     """Return the figures of all ``items`` and then of each skill, by name.
 
-    ``vectors`` are the rows of ``chosen``, a sample of ``items`` (:func:`engine.diversity.sampled`).
+    ``vectors`` and ``weighed`` have the rows of ``chosen``, a sample of ``items``
+    (:func:`engine.diversity.sampled`); terms of ``weighed`` count by how rare they are in it.
     """
-    names = sorted({item.skill for item in items})
-    return [
-        _overall(
-            name, [item for item in items if name in ("", item.skill)], chosen, vectors, near, len(items)
+    rows = []
+    for skill in ("", *sorted({item.skill for item in items})) if items else ():
+        mine = [item for item in items if skill in ("", item.skill)]
+        at = [row for row, item in enumerate(chosen) if skill in ("", item.skill)]
+        rows.append(
+            Overall(
+                skill=skill,
+                environments=len(mine),
+                programs=len({item.environment for item in mine}),
+                documents=len({item.document for item in mine if item.document}),
+                sampled=len(at),
+                vendi=vendi_of(vectors[at]),
+                weighed=vendi_of(weighed[at]),
+                near_duplicates=near_duplicates(vectors[at], near),
+                share=len(mine) / len(items),
+            )
         )
-        for name in ("", *names)
-        if items
-    ]
+    return rows
 
 
 def sources(connection: sqlite3.Connection, designs: Sequence[str]) -> list[str]:
@@ -161,19 +178,3 @@ def items(connection: sqlite3.Connection) -> list[Item]:
 
 def _items(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[Item]:
     return [Item(*row) for row in connection.execute(query, parameters)]
-
-
-def _overall(
-    skill: str, items: Sequence[Item], chosen: Sequence[Item], vectors: Vectors, near: float, of: int
-) -> Overall:
-    rows = vectors[[at for at, item in enumerate(chosen) if skill in ("", item.skill)]]
-    return Overall(
-        skill=skill,
-        environments=len(items),
-        programs=len({item.environment for item in items}),
-        documents=len({item.document for item in items if item.document}),
-        sampled=len(rows),
-        vendi=vendi_of(rows),
-        near_duplicates=near_duplicates(rows, near),
-        share=len(items) / of,
-    )

@@ -49,12 +49,13 @@ def section(connection: sqlite3.Connection) -> Row:
     items = diversity_log.items(connection)
     chosen = sampled(items, [item.design for item in items])
     embedder = HashedTfidf()
-    vectors = embedder.embed(diversity_log.sources(connection, [item.design for item in chosen]))
+    texts = diversity_log.sources(connection, [item.design for item in chosen])
+    vectors, weighed = embedder.embed(texts), HashedTfidf(texts).embed(texts)
     places, method = _laid_out(chosen, vectors)
     return {
         "curves": [*_curves(diversity_log.rounds(connection)), *_flagged(connection)],
         "picture": _picture(connection, chosen, places, method) if chosen else "",
-        "rows": diversity_log.overall(items, chosen, vectors, near=embedder.near),
+        "rows": diversity_log.overall(items, chosen, vectors, weighed, near=embedder.near),
         "near": embedder.near,
         "sampled": len(chosen),
         "of": len(items),

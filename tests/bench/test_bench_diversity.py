@@ -49,6 +49,7 @@ def test_arms_are_compared_at_one_size(runs: dict[str, list[tuple[int, RunDirect
     assert (changed.environments, changed.programs, changed.documents) == (8, 2, 2)
     assert 1 < changed.vendi < 2 < base.vendi <= 6
     assert base.vendi_within <= 3
+    assert changed.vendi_weighed < 2.1 < base.vendi < base.vendi_weighed <= 6
     assert (base.win, base.repeats) == (0.5, 0.0)
     assert changed.repeats == 0.75
     difference = report.figures["vendi"]["difference"]
