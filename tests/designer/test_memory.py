@@ -235,6 +235,22 @@ def test_standings_correct_an_open_window_and_its_end_has_the_last_word() -> Non
     assert memory.waiting == 0
 
 
+@given(histories())
+def test_a_window_that_is_closed_is_not_open(facts: list[Message]) -> None:
+    """A record is of what was told last: the verdict of its window, or its newest standing."""
+    memory, last = Memory(50), dict[str, str]()
+    for fact in facts:
+        tell(memory, fact)
+        if isinstance(fact, EnvironmentScored):
+            last[fact.environment] = fact.state
+    frozen = memory.freeze()
+    assert {record.environment: record.state for record in frozen.closed} == last
+    assert all(record.closed for record in frozen.closed)
+    assert not any(record.closed for record in frozen.open)
+    scored_since = {fact.design for fact in facts[-1:] if isinstance(fact, EnvironmentScored)}
+    assert not scored_since & {record.design for record in frozen.open}
+
+
 @given(
     st.lists(st.integers(1, 2000), min_size=1, max_size=12),
     st.integers(0, 3000),

@@ -15,7 +15,9 @@ from test_designer import GOOD, Policy, Stage, make_ticket, scored
 
 from bus.messages import DesignRejected, EnvironmentReady, HeldDesign
 from engine.archive import Archive
+from engine.config import Designer as DesignerConfig
 from engine.config import Endpoint, Sampling
+from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointRefused
 from roles import work
@@ -52,6 +54,12 @@ class Played(Stage):
     def __init__(self, *arguments: Any, **designer: Any) -> None:
         super().__init__(*arguments, **designer)
         self.context.shared["sandbox"] = Host()  # type: ignore[index]
+
+
+def test_a_sentence_model_that_is_not_there_is_said_before_the_start() -> None:
+    config = make_config(designer=DesignerConfig(similarity="models/nowhere"))
+    with pytest.raises(ConfigError, match="no sentence model at models/nowhere"):
+        designer_role.Designer.check(config)
 
 
 async def test_what_the_program_declares_is_told(tmp_path: Path) -> None:
