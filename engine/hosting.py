@@ -39,6 +39,7 @@ TOKEN = "SPADE_BUS_TOKEN"
 CREDENTIALS, CA = "SPADE_BUS_CREDENTIALS", "SPADE_BUS_CA"
 CONFIG_KEY, CONTROL_KEY = "config", "control"
 BEAT_SECONDS = 1.0
+FOREIGN_START_SECONDS = 300.0
 _SET_PDEATHSIG = 1
 
 State = Literal["starting", "running", "draining", "stopped"]
@@ -155,7 +156,8 @@ async def _sandbox(config: Config, shared: dict[str, Any], *, wanted: bool) -> A
     if config.designer.kind == "pool" and not config.designer.pool.source.startswith("dir:"):
         from engine.evals import foreign
 
-        settings = foreign.settings(settings)
+        # their zygotes read all data sets and make each once before they report
+        settings = msgspec.structs.replace(foreign.settings(settings), start_seconds=FOREIGN_START_SECONDS)
     async with SandboxPool(settings) as pool:
         shared["sandbox"] = pool
         yield

@@ -50,18 +50,21 @@ class Programs:
 
     def draw(self, number: int, attempt: int) -> tuple[str, str]:
         """Return the name and the source of the program for attempt ``attempt`` at ticket ``number``."""
-        size = len(self._programs)
-        turn, place = divmod(number, size)
+        turn, place = divmod(number, len(self._programs))
+        chosen = self._order("pass", turn)[place]
+        self._passes = max(self._passes, turn + 1)
         if attempt:
-            turn, place = number, (attempt - 1) % size
+            others = [one for one in self._order("spare", number) if one != chosen] or [chosen]
+            chosen = others[(attempt - 1) % len(others)]
             self._spares += 1
-        else:
-            self._passes = max(self._passes, turn + 1)
-        order = list(range(size))
-        random.Random(f"{self._seed}/{'spare' if attempt else 'pass'}/{turn}").shuffle(order)
-        name, source = self._programs[order[place]]
+        name, source = self._programs[chosen]
         self._dealt.add(name)
         return name, source
+
+    def _order(self, purpose: str, number: int) -> list[int]:
+        order = list(range(len(self._programs)))
+        random.Random(f"{self._seed}/{purpose}/{number}").shuffle(order)
+        return order
 
     def statistics(self) -> dict[str, float]:
         """Programs, how many of them were dealt, passes begun, and replacements for refused ones."""
