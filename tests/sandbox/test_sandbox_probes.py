@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sandbox.blind import coin, interval, spread
 from sandbox.frames import StepResult
 from sandbox.leak import copied, said, suspects
-from sandbox.probes import GARBAGE, Transcript, inner, plausible, solution_actions, tool_actions
+from sandbox.probes import GARBAGE, Transcript, inner, literals, plausible, solution_actions, tool_actions
 from sandbox.variation import differ
 
 
@@ -215,3 +215,21 @@ def test_long_numbers_are_no_range() -> None:
     assert "500000000" in plausible("a number from 0 to 1000000000")
     assert not any(len(action) > 20 for action in plausible("from 1 to " + "9" * 30))
     assert plausible("between -3 and -1")[:3] == ("-3", "-2", "-1")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x ==" + " " * 120_000 + "'a'",
+        "x in" + "\n" * 60_000 + "(" + " " * 60_000,
+        "== " * 40_000,
+        "'\\" * 60_000,
+        "'a\n" * 40_000,
+        "9" * 120_000,
+    ],
+    ids=lambda text: f"{text[:6]!r}... {len(text)}",
+)
+def test_no_source_holds_the_engine_up(source: str) -> None:
+    began = time.thread_time()
+    assert len(literals(source)) <= 32
+    assert time.thread_time() - began < 0.5
