@@ -21,6 +21,7 @@ from typing import Any
 MODULE = "environment"
 FILENAME = "<environment>"
 REWARD_BOUND = 10.0
+FIVE = "observation, reward, terminated, truncated, info"
 CALLABLE = ("reset", "step", "get_tools", "execute_tool", "render", "solution", "criteria_met")
 MAX_INFO_KEYS = 64
 MAX_INFO_TEXT = 256
@@ -103,7 +104,11 @@ def find_class(module: ModuleType) -> type:
         if name.endswith("Env") and isinstance(value, type) and value.__module__ == module.__name__
     ]
     if not found:
-        raise ContractError("no class whose name ends in Env")
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        own = [name for name in classes if vars(module)[name].__module__ == module.__name__]
+        raise ContractError(
+            "no class whose name ends in Env" + (f", only {', '.join(own[:5])}" if own else "")
+        )
     chosen = found[-1]
     for method in ("reset", "step"):
         if not callable(getattr(chosen, method, None)):
@@ -156,9 +161,9 @@ def read_reset(answer: object) -> tuple[str, object]:
 def read_step(answer: object) -> tuple[str, float, bool, bool, object]:
     """Return the five parts of a step. Raises ContractError, or what the parts' own methods raise."""
     if not isinstance(answer, tuple | list):
-        raise ContractError(f"step must return a 5-tuple, not {type(answer).__name__}")
+        raise ContractError(f"step must return a 5-tuple, not {type(answer).__name__}: {FIVE}")
     if len(answer) != 5:
-        raise ContractError(f"step must return 5 values, not {len(answer)}")
+        raise ContractError(f"step must return 5 values, not {len(answer)}: {FIVE}")
     observation, reward, terminated, truncated, info = answer
     text = "" if observation is None else str(observation)
     ended, cut = exact_bool(terminated, "terminated"), exact_bool(truncated, "truncated")

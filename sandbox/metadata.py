@@ -66,7 +66,9 @@ def read(declared: str) -> Metadata | None:
     try:
         return msgspec.convert(fields, Metadata)
     except msgspec.ValidationError as error:
-        raise Wrong(f"{found.source}: {_plain(str(error))}") from None
+        known = ", ".join(Metadata.__struct_fields__)
+        more = f"; known are {known}" if "unknown field" in str(error) else ""
+        raise Wrong(f"{found.source}: {_plain(str(error))}{more}") from None
 
 
 def contradiction(found: Metadata, *, offered: int, observed: int | None) -> str:
@@ -77,7 +79,9 @@ def contradiction(found: Metadata, *, offered: int, observed: int | None) -> str
     if found.max_turns is None:
         return ""
     if found.max_turns > offered:
-        return f"declares {found.max_turns} turns, but at most {offered} are played"
+        return (
+            f"declares {found.max_turns} turns, but at most {offered} are played; declare no more than those"
+        )
     if observed is not None and observed != found.max_turns:
         return f"declares {found.max_turns} turns, but its max_turns is {observed}"
     return ""

@@ -219,6 +219,8 @@ def _describe(phase: str, error: BaseException) -> _Fault:
         message = str(error)[:1000]
     except BaseException:
         message = "(the exception cannot be shown)"
+    if phase == "parse" and isinstance(error, SyntaxError) and type(error.text) is str:
+        message = f"{message}: {error.text.strip()[:120]}"
     try:
         stack = traceback.extract_tb(error.__traceback__)
         own = [f"line {f.lineno} in {f.name}: {f.line}" for f in stack if f.filename == contract.FILENAME]

@@ -79,6 +79,8 @@ class ToolEnv:
     def __init__(self, max_turns: int | None = None, *, show_tools: bool = True, **_: Any) -> None:
         """``max_turns`` can only lower the design's own; ``show_tools`` False leaves the tools to a
         template of the model's own."""
+        if type(self.max_turns) is not int or self.max_turns < 1:
+            raise ContractError(f"max_turns must be a whole number of at least 1, not {self.max_turns!r}")
         if max_turns is not None:
             self.max_turns = min(self.max_turns, max_turns)
         self.__show_tools = show_tools
@@ -202,7 +204,9 @@ class ToolEnv:
         tool = tools.get(call.name)
         if tool is None:
             return f"Error: there is no tool {call.name!r}; the tools are {', '.join(tools)}."
-        wrong = schema.problems(call.arguments, tool.parameters, "")
+        # called by hand with something else than an object
+        where = "" if isinstance(call.arguments, dict) else "the arguments"
+        wrong = schema.problems(call.arguments, tool.parameters, where)
         if wrong:
             return f"Error in {call.name}: {'; '.join(wrong[:3])}. Use {tool.signature()}."
         try:

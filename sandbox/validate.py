@@ -115,7 +115,7 @@ class Validator:
                 climb.source, kwargs=climb.kwargs, seed=seed, reset_seed=seed, lint=True
             )
         except EnvError as error:
-            raise Rejected(_LOADING.get(error.phase, "load"), tell(error)) from None
+            raise Rejected(_LOADING.get(error.phase, "load"), tell(error) + _advice(climb, error)) from None
         except EnvFailure as error:
             raise Rejected("load", tell(error)) from None
         climb.first[seed] = climb.instance.first
@@ -192,6 +192,17 @@ class Validator:
             raise Rejected("judge", f"the check gave no verdict, but a {type(answer).__name__}")
         if answer:
             raise Rejected("judge", answer)
+
+
+def _advice(climb: Climb, error: EnvError) -> str:
+    """What to do about an error that beginners make."""
+    if error.phase == "parse" and climb.source.count("```") % 2:
+        return "; a code block (```) is opened and not closed: the reply may have been cut off"
+    if error.phase == "parse" and "```" in climb.source:
+        return "; only the program belongs here, without ``` and without prose"
+    if error.phase == "init" and error.type == "TypeError" and "required" in error.message:
+        return "; the constructor is called with max_turns only, so everything else needs a default"
+    return ""
 
 
 async def _reset(climb: Climb) -> None:

@@ -14,6 +14,7 @@ import anyio
 if TYPE_CHECKING:
     from sandbox import Instance, SandboxSettings, StepResult
 
+_TURNS = 25
 _HELP = """  TEXT               an action, as it would stand inside \\boxed{}
   :reset [SEED]      another episode (the seed counts up when left out)
   :info              class, seed, turn, limits and the last info
@@ -161,6 +162,7 @@ def _tools(listed: Any) -> Iterable[str]:
 async def play(source: str, seed: int, kwargs: dict[str, Any], settings: SandboxSettings) -> int:
     """Play ``source`` on standard input and output; return the exit status, 1 when the program failed.
 
+    The constructor is offered 25 turns where ``kwargs`` say nothing else, as the validator does by default.
     Raises the infra errors of the sandbox.
     """
     import msgspec
@@ -171,7 +173,8 @@ async def play(source: str, seed: int, kwargs: dict[str, Any], settings: Sandbox
     patient = msgspec.structs.replace(settings, zygotes=1, idle_seconds=86400.0)
     async with SandboxPool(patient) as pool:
         try:
-            instance = await pool.spawn(source, kwargs=kwargs, seed=seed, reset_seed=seed)
+            offered = {"max_turns": _TURNS} | kwargs
+            instance = await pool.spawn(source, kwargs=offered, seed=seed, reset_seed=seed)
         except EnvFailure as error:
             _complain("The program does not start", error)
             return 1

@@ -339,3 +339,18 @@ def test_a_program_cannot_steer_the_terminal(spade: Spade) -> None:
     assert "printed" in played.out
     assert "red" in played.out
     assert "title" in judged.out
+
+
+def test_what_validates_can_be_played(spade: Spade) -> None:
+    """A constructor that wants its turns gets them, by hand as by the validator."""
+    Path("env.py").write_text(
+        LEVERS.replace("    max_turns = 4", "    def __init__(self, max_turns): self.max_turns = max_turns")
+    )
+    assert spade("sandbox", "validate", "env.py").code == 0
+    played = spade("sandbox", "run", "env.py", stdin=":info\n")
+    assert (played.code, played.err) == (0, "")
+    assert "max_turns 25" in played.out
+    assert (
+        "max_turns 3"
+        in spade("sandbox", "run", "env.py", "--kwargs", '{"max_turns": 3}', stdin=":info\n").out
+    )
