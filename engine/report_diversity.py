@@ -6,6 +6,7 @@ import html
 import importlib.util
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,11 @@ def section(connection: sqlite3.Connection) -> Row:
     Figures of the whole run are those of ``sampled`` (at most ``engine.diversity.SAMPLE``) ``of`` its
     environments. Raises sqlite3.Error.
     """
+    with _one_thread():
+        return _section(connection)
+
+
+def _section(connection: sqlite3.Connection) -> Row:
     items = diversity_log.items(connection)
     chosen = sampled(items, [item.design for item in items])
     embedder = HashedTfidf()
@@ -62,6 +68,16 @@ def section(connection: sqlite3.Connection) -> Row:
     }
 
 
+def _one_thread() -> AbstractContextManager[object]:
+    """Keep numeric libraries that are loaded to one thread: more of them spin, on a busy host for minutes."""
+    if importlib.util.find_spec("threadpoolctl") is None:
+        return nullcontext()
+    from threadpoolctl import threadpool_limits
+
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1)
+    return limits
+
+
 def layout(vectors: Vectors, *, seed: int = 0) -> tuple[Places, str]:
     """Return places (N, 2) in which like vectors (N, D) lie close together, and how they were found.
 
@@ -76,7 +92,8 @@ def layout(vectors: Vectors, *, seed: int = 0) -> tuple[Places, str]:
 
     perplexity = min(30.0, (len(wide) - 1) / 3)
     fit = TSNE(2, perplexity=perplexity, init="pca", random_state=seed, max_iter=_ITERATIONS, n_jobs=1)
-    return np.asarray(fit.fit_transform(_padded(wide)), np.float64), "t-SNE"
+    with _one_thread():
+        return np.asarray(fit.fit_transform(_padded(wide)), np.float64), "t-SNE"
 
 
 def _components(vectors: Vectors, count: int) -> Places:
