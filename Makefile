@@ -36,7 +36,7 @@ test-chaos: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos $(PYTEST_ARGS)
 
 test-fuzz: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz tests/sandbox $(PYTEST_ARGS)
 
 test: lint test-fast test-e2e test-chaos test-fuzz
 
