@@ -11,6 +11,7 @@ import typer
 
 from engine.commands import bench as bench_commands
 from engine.commands import bus as bus_commands
+from engine.commands import credit as credit_commands
 from engine.commands import envs as envs_commands
 from engine.commands import sandbox as sandbox_commands
 from engine.errors import SpadeError
@@ -26,6 +27,7 @@ app.add_typer(bus_commands.app)
 app.add_typer(bench_commands.app)
 app.add_typer(sandbox_commands.app)
 app.add_typer(envs_commands.app)
+app.command()(credit_commands.credit)
 
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe file (TOML).", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides: key=value, keys dotted.")]
