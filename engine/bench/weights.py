@@ -63,7 +63,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
     """Medians over the repetitions, milliseconds. ``stall_ms`` is the longest time in which no request got a
-    token while whole weights came in, ``delta_stall_ms`` while a delta did; ``step_ms`` is the usual time
+    token while whole weights came in, ``delta_stall_ms`` while a delta did, ``bare_load_ms`` the time of
+    vLLM's own load of the same weights with nothing around it; ``step_ms`` is the usual time
     between tokens. ``pause_ms`` is the same for a pause and a resume with nothing between: what this cache
     policy costs by itself, ``reprefill_ms`` what of it is beyond a usual step.
 
@@ -72,6 +73,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
 
     stall_ms: float
     delta_stall_ms: float
+    bare_load_ms: float
     step_ms: float
     pause_ms: float
     reprefill_ms: float
@@ -168,13 +170,11 @@ async def _measure(
         serve(config, directory, index=0, log_path=log_path, session=session) as process,
     ):
         bench = _Bench(VllmClient(process.url, session), session, work, weights_model.tokens_of(directory))
-        await bench.bring(on_disk.policies[0])
-        say("bare load")
-        bare, proofs = await bench.bare(on_disk.policies)
+        await bench.bring(on_disk.policies[1])
         stalls = {}
         for cache in ("recompute", "keep"):
             say(f"stall with the cache policy {cache}")
-            stalls[cache] = await bench.stall(on_disk.policies, cache, bare)
+            stalls[cache] = await bench.stall(on_disk.policies, cache)
         say("arrival by file and by bus")
         by_file = await bench.arrival(on_disk, FilePath(hold=True))
         path = BusPath(server.blobs, scratch / "cache", hold=True)
@@ -191,9 +191,9 @@ async def _measure(
         write_delta_s=on_disk.write_s,
         copy_s=copy_s,
         plain_load_s=plain_s,
-        bare_load_ms=bare,
-        prove_whole_ms=proofs[0],
-        prove_delta_ms=proofs[1],
+        bare_load_ms=statistics.median(one.bare_load_ms for one in stalls.values()),
+        prove_whole_ms=statistics.median(bench.proofs["whole"]),
+        prove_delta_ms=statistics.median(bench.proofs["delta"]),
         canary_error=bench.worst_canary,
         stall=stalls,
         file=by_file,
@@ -325,6 +325,7 @@ class _Bench:
         self._file = FilePath(hold=True)
         self._serial = 0
         self.worst_canary = 0.0
+        self.proofs: dict[str, list[float]] = {"whole": [], "delta": []}
 
     async def bring(
         self, policy: PolicyPublished, *, cache: Cache = "recompute", path: WeightPath | None = None
@@ -341,42 +342,40 @@ class _Bench:
         self.worst_canary = max(self.worst_canary, updated.canary_error)
         return updated
 
-    async def bare(self, policies: Sequence[PolicyPublished]) -> tuple[float, tuple[float, float]]:
-        """Return the median milliseconds of vLLM's load, and of the proofs of a whole and of a delta."""
-        loads: list[float] = []
-        wholes: list[float] = []
-        deltas: list[float] = []
-        for _ in range(self._work.repeat):
-            for policy in (_whole(policies[0]), policies[1]):
-                await self.bring(policy)
-                (state, *_) = await worker_states(self._client)
-                loads.append(1e3 * state.load_seconds)
-                (wholes if policy.version == policies[0].version else deltas).append(
-                    1e3 * state.prove_seconds
-                )
-        return statistics.median(loads), (statistics.median(wholes), statistics.median(deltas))
+    async def stall(self, policies: Sequence[PolicyPublished], cache: Cache) -> Stall:
+        """Return how long generation stands still for each kind of update, and for a pause by itself.
 
-    async def stall(self, policies: Sequence[PolicyPublished], cache: Cache, bare: float) -> Stall:
-        """Return how long generation stands still for each kind of update, and for a bare pause."""
-        found: dict[str, list[float]] = {"whole": [], "delta": [], "pause": [], "step": []}
-        first, second = _whole(policies[0]), policies[1]
+        Loads with nothing around them are measured in between: the machine's mood is the same for both.
+        """
+        found: dict[str, list[float]] = {name: [] for name in ("whole", "delta", "pause", "step", "bare")}
+        versions = {"whole": _whole(policies[0]), "delta": policies[1]}
         for _ in range(self._work.repeat):
+            for kind, policy in versions.items():
+                found["bare"].append(await self._bare(kind, policy))
             for kind in ("whole", "delta", "pause"):
-                gap, step = await self._under_traffic(kind, first if kind == "whole" else second, cache)
+                gap, step = await self._under_traffic(kind, versions.get(kind, policies[0]), cache)
                 found[kind].append(1e3 * gap)
                 found["step"].append(1e3 * step)
         median = {kind: statistics.median(values) for kind, values in found.items()}
         reprefill = max(0.0, median["pause"] - median["step"])
-        ratio = (median["whole"] - reprefill) / bare
+        ratio = (median["whole"] - reprefill) / median["bare"]
         return Stall(
             stall_ms=median["whole"],
             delta_stall_ms=median["delta"],
+            bare_load_ms=median["bare"],
             step_ms=median["step"],
             pause_ms=median["pause"],
             reprefill_ms=reprefill,
             ratio=ratio,
             within_target=ratio <= TARGET_STALL,
         )
+
+    async def _bare(self, kind: str, policy: PolicyPublished) -> float:
+        """Return the milliseconds of vLLM's own load while nothing runs; note those of the proof."""
+        await self.bring(policy)
+        (state, *_) = await worker_states(self._client)
+        self.proofs[kind].append(1e3 * state.prove_seconds)
+        return 1e3 * state.load_seconds
 
     async def _under_traffic(self, kind: str, policy: PolicyPublished, cache: Cache) -> tuple[float, float]:
         self._serial += 1

@@ -58,35 +58,29 @@ class VllmClient:
         seed: int | None = None,
         stop_token_ids: Sequence[int] = (),
         salt: str | None = None,
-        adapter: str = "",
     ) -> Completion:
-        """Sample one continuation of ``prompt``, with an adapter where one is named. ``deadline`` is in
-        seconds from now.
+        """Sample one continuation of ``prompt``. ``deadline`` is in seconds from now.
 
         Raises ServerGone, ServerStuck or ServerRefused.
         """
-        body = wire.generate_body(
-            prompt, sampling, seed=seed, stop_token_ids=stop_token_ids, salt=salt, adapter=adapter
-        )
+        body = wire.generate_body(prompt, sampling, seed=seed, stop_token_ids=stop_token_ids, salt=salt)
         payload = await self._post("/inference/v1/generate", body, deadline, "generate")
-        return wire.completion(payload, self.url, adapter)
+        return wire.completion(payload, self.url)
 
-    async def prompt_logprobs(
-        self, tokens: Sequence[int], *, deadline: float, adapter: str = ""
-    ) -> list[float]:
+    async def prompt_logprobs(self, tokens: Sequence[int], *, deadline: float) -> list[float]:
         """Return the log-probs of ``tokens[1:]`` given their prefixes, at temperature 1 (len - 1,).
 
         Raises ServerGone, ServerStuck or ServerRefused.
         """
-        rows = await self.prompt_distribution(tokens, count=0, deadline=deadline, adapter=adapter)
+        rows = await self.prompt_distribution(tokens, count=0, deadline=deadline)
         return [row[token] for row, token in zip(rows, tokens[1:], strict=True)]
 
     async def prompt_distribution(
-        self, tokens: Sequence[int], *, count: int, deadline: float, adapter: str = ""
+        self, tokens: Sequence[int], *, count: int, deadline: float
     ) -> list[dict[int, float]]:
         """Return for each of ``tokens[1:]`` the log-probs of itself and the ``count`` likeliest tokens at
         its place (-1: all)."""
-        body = wire.prompt_logprobs_body(tokens, count, adapter)
+        body = wire.prompt_logprobs_body(tokens, count)
         payload = await self._post("/inference/v1/generate", body, deadline, "prompt log-probs")
         return wire.prompt_logprobs(payload, self.url)
 
@@ -147,20 +141,6 @@ class VllmClient:
         label = None if version is None else str(version)
         body = wire.encode({"weight_version": label})
         await self._post("/finish_weight_update", body, deadline, "finish_weight_update")
-
-    async def adapters(self, *, deadline: float = CONTROL_SECONDS) -> list[str]:
-        """Return the names of the adapters that are loaded, in the order in which they were."""
-        payload = await self._request("GET", "/v1/models", b"", deadline, "models")
-        return [str(one["id"]) for one in msgspec.json.decode(payload)["data"] if one.get("parent")]
-
-    async def load_adapter(self, name: str, directory: str, *, deadline: float) -> None:
-        """Load an adapter under a name that no other has."""
-        body = wire.encode({"lora_name": name, "lora_path": directory})
-        await self._post("/v1/load_lora_adapter", body, deadline, "load_lora_adapter")
-
-    async def unload_adapter(self, name: str, *, deadline: float = CONTROL_SECONDS) -> None:
-        """Forget an adapter; requests that name it are refused from now on."""
-        await self._post("/v1/unload_lora_adapter", wire.encode({"lora_name": name}), deadline, "unload")
 
     async def collective(self, method: str, *, deadline: float = CONTROL_SECONDS) -> list[str]:
         """Call a method of all workers of the server and return their answers, which are texts."""

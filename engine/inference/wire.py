@@ -45,7 +45,6 @@ class _Answer(msgspec.Struct):
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Answer)
 
-ADAPTER = "policy-"  # with a version, the name of an adapter
 UNLABELLED = -1  # the version of tokens sampled before the first push
 
 
@@ -56,10 +55,8 @@ def generate_body(
     seed: int | None,
     stop_token_ids: Sequence[int],
     salt: str | None,
-    adapter: str = "",
 ) -> bytes:
-    """Return the request for one completion with the log-probs of its sampled tokens, by the model itself or
-    by one of its adapters.
+    """Return the request for one completion with the log-probs of its sampled tokens.
 
     Only ``stop_token_ids`` end a completion: the model's own end-of-sequence ids are ignored unless they
     are among them, so that both sides agree on what ended a turn.
@@ -79,19 +76,14 @@ def generate_body(
     body: dict[str, object] = {"token_ids": prompt, "sampling_params": parameters}
     if salt is not None:
         body["cache_salt"] = salt
-    if adapter:
-        body["model"] = adapter
     return _encoder.encode(body)
 
 
-def prompt_logprobs_body(tokens: Sequence[int], count: int, adapter: str = "") -> bytes:
+def prompt_logprobs_body(tokens: Sequence[int], count: int) -> bytes:
     """Return the request for the log-probs of a prompt; ``count`` 0 asks for its own tokens only, -1 for
     the whole vocabulary. vLLM computes them without reading its prefix cache."""
     parameters = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": count, "detokenize": False}
-    body: dict[str, object] = {"token_ids": tokens, "sampling_params": parameters}
-    if adapter:
-        body["model"] = adapter
-    return _encoder.encode(body)
+    return _encoder.encode({"token_ids": tokens, "sampling_params": parameters})
 
 
 def encode(value: object) -> bytes:
@@ -99,8 +91,8 @@ def encode(value: object) -> bytes:
     return _encoder.encode(value)
 
 
-def completion(payload: bytes, where: str, adapter: str = "") -> Completion:
-    """Parse and check an answer to ``generate_body``; all tokens are those of the adapter that it named.
+def completion(payload: bytes, where: str) -> Completion:
+    """Parse and check an answer to ``generate_body``.
 
     Raises ServerRefused when log-probs or version spans are missing or do not fit the tokens, ServerGone
     when the server aborted the request.
@@ -113,9 +105,7 @@ def completion(payload: bytes, where: str, adapter: str = "") -> Completion:
     return Completion(
         tokens=tokens,
         logprobs=[entry.logprob for entry in content],
-        spans=_adapted(adapter, len(tokens))
-        if adapter
-        else _spans(choice.weight_versions or [], len(tokens), where),
+        spans=_spans(choice.weight_versions or [], len(tokens), where),
         finish=_finish(choice.finish_reason, where),
     )
 
@@ -159,11 +149,6 @@ def _spans(spans: list[_VersionSpan], tokens: int, where: str) -> tuple[Span, ..
     if position != tokens:
         raise ServerRefused(f"version spans {spans} do not cover {tokens} tokens", where=where)
     return tuple(result)
-
-
-def _adapted(adapter: str, tokens: int) -> tuple[Span, ...]:
-    """A request keeps its adapter to its end, and the label of the model under it says nothing."""
-    return (Span(_version(adapter.removeprefix(ADAPTER)), 0, tokens),) if tokens else ()
 
 
 def _version(label: str) -> int:

@@ -49,10 +49,6 @@ class WeightPath(ABC):
         died before the resume, or by a proof that failed: it has to load again."""
         return await client.version() == policy.version and not await client.paused()
 
-    def adapter(self, policy: PolicyPublished) -> str:
-        """Return what requests have to name to be sampled by ``policy``, empty where they name nothing."""
-        return ""
-
 
 class State(msgspec.Struct):
     """What a worker says of its weights (``FileWeightTransferEngine.state``)."""

@@ -49,7 +49,7 @@ async def update(
     for attempt in range(1, _ATTEMPTS + 1):
         if attempt > 1 or not await path.carries(client, policy):
             paused += await path.bring(client, policy, cache=cache, load_seconds=load_seconds)
-        error = await canary_error(client, policy, deadline=CONTROL_SECONDS, adapter=path.adapter(policy))
+        error = await canary_error(client, policy, deadline=CONTROL_SECONDS)
         if error <= tolerance:
             seconds = time.perf_counter() - started
             return Updated(policy.version, error, paused, seconds, attempt)
@@ -64,9 +64,7 @@ async def update(
     )
 
 
-async def canary_error(
-    client: VllmClient, policy: PolicyPublished, *, deadline: float, adapter: str = ""
-) -> float:
+async def canary_error(client: VllmClient, policy: PolicyPublished, *, deadline: float) -> float:
     """Return the largest absolute log-prob difference on the policy's canary prompt (0 for no canary).
 
     Not-a-number on either side counts as infinite.
@@ -77,7 +75,7 @@ async def canary_error(
         raise UpdateRefused(f"the canary has {len(tokens)} tokens and {len(expected)} log-probs")
     if not len(expected):
         return 0.0
-    found = np.asarray(await client.prompt_logprobs(tokens, deadline=deadline, adapter=adapter))
+    found = np.asarray(await client.prompt_logprobs(tokens, deadline=deadline))
     error = float(np.max(np.abs(found - expected)))
     return error if np.isfinite(error) else float("inf")
 
