@@ -130,11 +130,11 @@ async def test_many_lives_leave_figures_constant(open_files: Callable[[], int]) 
             async with await pool.spawn(PEAK, reset_seed=seed) as instance:
                 await instance.step("4")
 
-        await asyncio.gather(*(live(k) for k in range(120)))
+        await asyncio.gather(*(live(k) for k in range(48)))
         figures = pool.statistics()
         assert open_files() == before
         assert (figures["live"], figures["waiting"], figures["busy"]) == (0, 0, 0)
-        assert figures["spawns"] == 121
+        assert figures["spawns"] == 49
 
 
 @pytest.mark.parametrize("who", ["outer", "inner"])
