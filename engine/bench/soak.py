@@ -165,7 +165,7 @@ class _Watch:
 def warm_up_of(seconds: float, warm_up: float | None) -> float:
     """Return the seconds left out at the start. Raises SpadeError when too little is left to judge."""
     chosen = min(WARM_UP_SECONDS, seconds / 2) if warm_up is None else warm_up
-    if not chosen >= 0 or seconds - chosen < _LEAST_SAMPLES * _SAMPLE_SECONDS + 1:
+    if seconds - chosen < _LEAST_SAMPLES * _SAMPLE_SECONDS + 1:
         raise SpadeError(
             f"A soak of {seconds:g} s with a warm-up of {chosen:g} s leaves too little to judge.",
             remedy="Soak for longer: 600 s show a leak of 1 MB a minute for certain.",

@@ -65,8 +65,6 @@ async def test_a_load_that_is_none_is_refused(tmp_path: Path, rate: float, size:
     with pytest.raises(SpadeError, match="are no load") as caught:
         await soak.measure(tmp_path, seconds=60, rate=rate, size=size)
     assert caught.value.remedy
-    with pytest.raises(SpadeError, match="too little to judge"):
-        soak.warm_up_of(60, -1.0)
 
 
 async def test_a_short_soak_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

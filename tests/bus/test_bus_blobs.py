@@ -333,23 +333,19 @@ async def test_a_cancelled_put_changes_nothing(plain_world: Worlds) -> None:
 
 
 async def test_memory_does_not_grow_with_the_size(nats_url: str, tmp_path: Path) -> None:
+    """A window of 16 MB, once more where the socket keeps it, and eight pieces: less than the file."""
     path = tmp_path / "in"
-    path.write_bytes(bytes(20 << 20))
+    path.write_bytes(bytes(80 << 20))
     async with nats_world(nats_url, store_gb=1.0) as w:
         tracemalloc.start()
         try:
             await w.bus.blobs.put("x", path)
             await w.bus.blobs.save("x", tmp_path / "out")
-            small = tracemalloc.get_traced_memory()[1]
-            path.write_bytes(bytes(80 << 20))
-            tracemalloc.reset_peak()
-            await w.bus.blobs.put("x", path)
-            await w.bus.blobs.save("x", tmp_path / "out")
-            large = tracemalloc.get_traced_memory()[1]
+            highest = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
         assert (tmp_path / "out").stat().st_size == 80 << 20
-        assert large < small + (24 << 20)
+        assert highest < 48 << 20
 
 
 async def test_blobs_move_through_kills_of_the_server(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ async def test_a_call_has_patience_with_a_server_that_is_away(
         os.kill(handle.pid, signal.SIGKILL)
         await until(lambda: not bus.connection.connected, "the disconnect")
         assert "config" in await bus.connection.api(f"STREAM.INFO.{bus.names.stream('EVENT')}", seconds=0.3)
-        assert handle.restarts == 1
+        await until(lambda: handle.restarts == 1, "the end of the restart")
 
 
 async def test_a_lame_duck_is_left_before_its_streams_are_missed(tmp_path: Path) -> None:

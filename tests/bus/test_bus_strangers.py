@@ -197,6 +197,7 @@ async def test_in_a_cluster_a_stream_may_be_without_a_leader_for_longer(
     async with nats_world(nats_url) as w:
         bus = over_nats(w)
         bus.publisher.limits = Limits(absent_seconds=0.2)
+        monkeypatch.setattr(sys.modules["bus.wire"], "_ELECTION_FACTOR", 100)
         bus.connection.client._server_info["cluster"] = "spade"
         real, back_at = bus.connection.write, anyio.current_time() + 0.6
 
@@ -211,7 +212,7 @@ async def test_in_a_cluster_a_stream_may_be_without_a_leader_for_longer(
         stream = bus.names.stream("DESIGN")
         config = (await bus.connection.api(f"STREAM.INFO.{stream}"))["config"]
         await bus.connection.api(f"STREAM.DELETE.{stream}")
-        with anyio.fail_after(1.1), pytest.raises(BusError, match="no stream takes"):
+        with anyio.fail_after(10), pytest.raises(BusError, match="no stream takes"):
             await bus.publish(example_of_design())
         with pytest.raises(NotFound):
             await bus.stream_info("DESIGN")
@@ -298,7 +299,7 @@ async def test_a_thread_whose_start_is_cancelled_ends_soon(nats_url: str) -> Non
             for _ in range(moment):
                 await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
-        assert anyio.current_time() - began < 5
+        assert anyio.current_time() - began < 12  # a thread that is not told is waited for 15 s
 
 
 async def open_and_stay(url: str) -> None:
