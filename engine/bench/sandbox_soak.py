@@ -167,6 +167,7 @@ async def soak(
     from sandbox import SandboxPool, SandboxSettings
 
     before = _resources()
+    strangers = set(psutil.Process().children(recursive=True))
     meter = Meter()
     async with SandboxPool(SandboxSettings(max_live=live, queue=live + 64)) as pool:
         if pool.max_live < live:
@@ -193,7 +194,7 @@ async def soak(
             spawns, steps = run.spawns - spawns, run.steps - steps
             # looking at all processes holds up the loop: what it did until here counts
             lags = run.lags
-            family = psutil.Process().children(recursive=True)
+            family = set(psutil.Process().children(recursive=True)) - strangers
             group.cancel_scope.cancel()
         figures, level = pool.statistics(), pool.report.level
     load = meter.stop()

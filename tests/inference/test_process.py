@@ -35,7 +35,7 @@ SILENT = "import time; print('thinking', flush=True); time.sleep(300)"
 def program(monkeypatch: pytest.MonkeyPatch):
     def choose(code: str) -> None:
         monkeypatch.setattr(
-            module, "command", lambda config, path, port: [sys.executable, "-c", code, str(port)]
+            module, "command", lambda config, path, port, **_: [sys.executable, "-c", code, str(port)]
         )
 
     return choose
