@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 UV ?=
 BIN := .venv/bin
 
-.PHONY: run test test-fast test-e2e test-chaos test-fuzz lint format setup clean
+.PHONY: run test test-fast test-slow test-e2e test-chaos test-fuzz lint format setup clean
 .DEFAULT_GOAL := run
 .NOTPARALLEL:
 
@@ -27,7 +27,10 @@ lint: setup
 	$(BIN)/lint-imports
 
 test-fast: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e and not chaos and not fuzz" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e and not slow and not chaos and not fuzz" $(PYTEST_ARGS)
+
+test-slow: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(PYTEST_ARGS)
 
 test-e2e: setup
 	$(BIN)/python -m pytest -m "e2e and not chaos and not fuzz" $(PYTEST_ARGS)
@@ -38,7 +41,7 @@ test-chaos: setup
 test-fuzz: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz tests/sandbox $(PYTEST_ARGS)
 
-test: lint test-fast test-e2e test-chaos test-fuzz
+test: lint test-fast test-slow test-e2e test-chaos test-fuzz
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -20,7 +20,7 @@ from engine.errors import SpadeError
 PEERS = ("files_rename", "carrier_pigeon")
 
 # More than thirty processes are started one after the other: slow where others are busy.
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 
 @pytest.fixture(scope="module")

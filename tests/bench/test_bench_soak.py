@@ -67,6 +67,7 @@ async def test_a_load_that_is_none_is_refused(tmp_path: Path, rate: float, size:
     assert caught.value.remedy
 
 
+@pytest.mark.slow
 async def test_a_short_soak_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_SAMPLE_SECONDS", 0.1)
     result = await soak.measure(tmp_path, seconds=3.0, rate=200, size=4000, warm_up=1.0)

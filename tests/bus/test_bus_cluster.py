@@ -110,7 +110,7 @@ async def emptied(bus: NatsBus, stream: str) -> None:
             await anyio.sleep(0.1)
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_leaders_are_killed_under_load(cluster: Broker) -> None:
     quick = [replace(consumer, ack_seconds=ACK_SECONDS) for consumer in CONSUMERS.values()]
@@ -175,7 +175,7 @@ async def _check(load: Load, admin: NatsBus) -> None:
     assert load.longest_gap < PROGRESS_SECONDS
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_streams_lie_on_three_servers_and_can_be_moved_to_one(cluster: Broker) -> None:
     for replicas, expected in ((3, 3), (1, 1), (3, 3), (None, 3)):

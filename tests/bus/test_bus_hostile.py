@@ -22,6 +22,7 @@ from bus.messages import DeadLetter
 from bus.subjects import CONSUMERS
 
 serving = sys.modules["bus.server"]
+pytestmark = pytest.mark.slow
 
 
 def cut(bus: NatsBus) -> None:

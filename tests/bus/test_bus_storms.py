@@ -25,6 +25,7 @@ from bus.messages import DesignRejected, RoundSummary
 from bus.subjects import CONSUMERS
 
 MB = 1 << 20
+pytestmark = pytest.mark.slow
 
 
 def join(url: str, instance: str, **options: object) -> object:

@@ -330,6 +330,7 @@ class TestReport:
         assert (places.shape, method) == ((count, 2), "PCA")
         assert abs(places).max(initial=0.0) < 1e-3
 
+    @pytest.mark.slow
     def test_ten_thousand_environments_cost_no_more_than_a_thousand(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -120,7 +120,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not foreign.installed("reasoning_gym"), reason="the extra reasoning-gym is not installed")
 async def test_environments_by_others_run_in_the_sandbox(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from sandbox_siege import POORER, Siege, besiege, owned
 from sandbox import SandboxPool, SandboxSettings
 
 # the siege is the set-up of whichever test comes first
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ATTACKS = every()
 SETTINGS = SandboxSettings(
@@ -87,7 +87,6 @@ def test_the_page_names_real_tests() -> None:
 
 
 @needs_root
-@pytest.mark.e2e
 @pytest.mark.parametrize(("features", "level"), POORER, ids=str)
 async def test_attacks_on_poorer_hosts(features: tuple[str, ...], level: int) -> None:
     async with SandboxPool(SETTINGS) as _, held_pool(SETTINGS, *features) as pool:

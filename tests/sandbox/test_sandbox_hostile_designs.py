@@ -12,7 +12,7 @@ from conftest import held_pool
 
 from sandbox import RUNGS, SandboxPool, SandboxSettings, Validator, ValidatorSettings, Verdict
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SHOP = (Path(__file__).parent / "corpus" / "good_tool_shop.py").read_text()
 

@@ -20,6 +20,8 @@ from sandbox_siege import POORER, belongings, family, until_dead
 
 from sandbox import InfraFailure, SandboxError, SandboxPool, SandboxSettings
 
+pytestmark = pytest.mark.slow
+
 SPIN = ECHO.replace("self.t += 1", "while True: pass")
 
 
@@ -190,7 +192,6 @@ async def test_zygotes_that_die_again_and_again(quiet: None, open_files: Callabl
         assert pool.statistics()["zygote_restarts"] == 3
 
 
-@pytest.mark.e2e
 @pytest.mark.skipif(os.geteuid() != 0, reason="taking features away needs root")
 @pytest.mark.parametrize("features", [features for features, _ in POORER], ids=str)
 async def test_deaths_on_poorer_hosts(quiet: None, features: tuple[str, ...]) -> None:
@@ -222,7 +223,6 @@ async def test_deaths_on_poorer_hosts(quiet: None, features: tuple[str, ...]) ->
     assert await settled(tasks[0]) is None
 
 
-@pytest.mark.e2e
 async def test_five_hundred_lives_in_few_places(open_files: Callable[[], int]) -> None:
     """Slots, and the uids that hang on them, are used again and again; nothing grows."""
     async with SandboxPool(SandboxSettings(max_live=8)) as pool:

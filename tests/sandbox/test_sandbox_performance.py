@@ -53,6 +53,7 @@ def _proportional(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
+@pytest.mark.slow
 async def test_the_benchmark_measures_all_it_promises() -> None:
     work = Work(spawns=12, steps=30, seconds=0.2, live=16, kills=2, peers=2)
     found = msgspec.to_builtins(await measure(work))
@@ -81,6 +82,7 @@ async def test_the_benchmark_measures_all_it_promises() -> None:
     ]
 
 
+@pytest.mark.slow
 async def test_a_soak_leaves_nothing() -> None:
     found = await soak(live=20, seconds=1.2, think=0.05)
     assert found.steps > 0
