@@ -20,6 +20,8 @@ from bus import BusError, BusUnavailable, Delivery, Limits, NatsBus, Record, con
 from bus.connection import open_connection
 from bus.subjects import CONSUMERS
 
+pytestmark = pytest.mark.slow
+
 provisioning = sys.modules["bus.provision"]
 
 

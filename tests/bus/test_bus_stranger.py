@@ -14,6 +14,7 @@ from pathlib import Path
 from subprocess import Popen
 
 import anyio
+import pytest
 from brokers import broker
 
 from bus import Bus, ServerHandle, connect, provision, serve
@@ -31,6 +32,8 @@ from engine.lineage import Version
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Publish
 from sandbox import SandboxPool, SandboxSettings, Validator
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "docs" / "examples" / "designer.py"

@@ -24,6 +24,8 @@ from bus.face import Bus
 from bus.subjects import CONSUMERS
 from bus.thread import ThreadBus
 
+pytestmark = pytest.mark.slow
+
 Worlds = Callable[[], AbstractAsyncContextManager[World]]
 
 

@@ -33,6 +33,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_the_engine_ends_with_a_killed_parent(tmp_path: Path, method: str) -> None:
     script, marker = tmp_path / "parent.py", tmp_path / "engine"
