@@ -38,7 +38,7 @@ from roles.work import (
     drain_grace,
     hand_back,
 )
-from sandbox import Validator
+from sandbox import Validator, ValidatorSettings
 
 if TYPE_CHECKING:
     from engine.config import Config
@@ -136,7 +136,7 @@ class Designer(Role):
             prompts=prompts_for(self.config, chat),
             corpus=self._corpus,
             memory=self._memory,
-            validator=Validator(shared["sandbox"]),
+            validator=Validator(shared["sandbox"], ValidatorSettings(salt=str(self.config.run.seed))),
         )
         self._hints = HintWriter(
             shared["pool"], chat, prompts, config.hint_sampling, config.hint_attempts, writer=writer
