@@ -46,7 +46,7 @@ class FakeVerdict:
 class FakeValidator:
     """Accepts programs with an Env class."""
 
-    def __init__(self, sandbox: FakeSandbox, **_: Any) -> None:
+    def __init__(self, sandbox: FakeSandbox, *_: Any) -> None:
         self._sandbox = sandbox
 
     async def validate(self, source: str, *, max_turns: int, **_: Any) -> FakeVerdict:

@@ -29,7 +29,7 @@ ATTEMPTS = 3
 class Refuses:
     """Accepts programs with an Env class."""
 
-    def __init__(self, _: FakeSandbox, **__: Any) -> None:
+    def __init__(self, *_: Any) -> None:
         pass
 
     async def validate(self, source: str, **_: Any) -> Verdict:

@@ -35,7 +35,7 @@ LOGIC = OTHER.replace("Optimization", "Logic")
 class Judge:
     """Plays programs in this process, as the ladder would."""
 
-    def __init__(self, sandbox: FakeSandbox, **_: Any) -> None:
+    def __init__(self, sandbox: FakeSandbox, *_: Any) -> None:
         pass
 
     async def validate(self, source: str, *, max_turns: int, **_: Any) -> Any:
