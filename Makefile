@@ -27,7 +27,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 test-fast: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not e2e and not slow and not chaos and not fuzz" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile -m "not e2e and not slow and not chaos and not fuzz" $(PYTEST_ARGS)
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(PYTEST_ARGS)

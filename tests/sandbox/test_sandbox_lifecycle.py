@@ -35,6 +35,8 @@ from sandbox import (
     kernel,
 )
 
+pytestmark = pytest.mark.slow
+
 SPIN = ECHO.replace("self.t += 1", "while True: pass")
 
 
