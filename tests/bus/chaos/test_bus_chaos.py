@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import pytest
 from chaos_plan import DECK, Ledger, schedule, value
-from chaos_world import Outcome, fight, left_running
+from chaos_world import Figures, Outcome, fight, left_running
 
 RECOVERY_SECONDS = 2.0
 
@@ -48,6 +48,16 @@ def test_a_ledger_counts_once_in_any_order() -> None:
     assert again == ledger
     assert again.add("p", 3)
     assert again.dump() == {"upto": {"p": 5}, "above": {"p": []}}
+
+
+def test_only_the_slowest_recovery_is_forgiven_on_a_busy_machine() -> None:
+    times = {"publish": [0.3, 0.4, 5.0], "delivery": [0.1, 2.5, 3.0], "work": [9.0]}
+    figures = Figures(kills=Counter(server=3), recovery=times, busy=3.0)
+    assert figures.slow(2.0) == {"delivery p50": 2.5}
+    figures.busy = 1.0
+    assert figures.slow(2.0) == {"publish max": 5.0, "delivery p50": 2.5, "delivery max": 3.0}
+    assert Figures(kills=Counter(server=1)).slow(2.0)
+    assert Figures(kills=Counter(worker=1)).slow(2.0) == {}
 
 
 def judge(outcome: Outcome, seed: int, directory: Path) -> dict[str, Any]:
