@@ -289,14 +289,11 @@ async def _side(job: Job) -> AsyncIterator[_Side]:
 async def measure(settings: Settings, say: Callable[[str], None] = lambda text: None) -> Report:
     """Measure everything; ``say`` receives a line for every figure. Must run in the main thread.
 
-    Raises SpadeError when one of our own paths fails, BusError when there is no nats-server.
+    Raises SpadeError when a name is unknown or one of our own paths fails, BusError when there is no
+    nats-server.
     """
-    unknown = sorted({*(settings.paths or ())} - {path.name for path in OURS})
-    if unknown:
-        raise SpadeError(
-            f"There is no path {', '.join(unknown)} of ours.",
-            remedy=f"Paths: {', '.join(path.name for path in OURS)}.",
-        )
+    _known(settings.paths, OURS, "path", "of ours")
+    _known(settings.peers, PEERS, "peer", "to compare with")
     meter = machine.Meter()
     with tempfile.TemporaryDirectory(prefix="spade-bench-", ignore_cleanup_errors=True) as scratch:
         directory = Path(scratch)
@@ -308,6 +305,16 @@ async def measure(settings: Settings, say: Callable[[str], None] = lambda text: 
             version = await _server_version(bounded.url, bounded.token)
             await _repeat(bench, _chosen(settings))
     return _report(bench, version, meter.stop())
+
+
+def _known(names: Iterable[str] | None, transports: Iterable[Transport], what: str, whose: str) -> None:
+    there = [transport.name for transport in transports]
+    unknown = sorted({*(names or ())} - {*there})
+    if unknown:
+        raise SpadeError(
+            f"There is no {what} {', '.join(unknown)} {whose}.",
+            remedy=f"{what.capitalize()}s: {', '.join(there)}.",
+        )
 
 
 def _paths(settings: Settings) -> list[Transport]:
@@ -361,15 +368,11 @@ def _measured(bench: _Bench, transport: Transport) -> Measured:
 
 def _peers(bench: _Bench) -> dict[str, Measured]:
     wanted = bench.settings.peers
-    found = {
+    return {
         transport.name: _measured(bench, transport)
         for transport in PEERS
         if wanted is None or transport.name in wanted
     }
-    for name in wanted or ():
-        if name not in found:
-            found[name] = Measured(what="", durability="", absent="there is no such peer")
-    return found
 
 
 def _efficiency(ours: Measured, ceiling: dict[str, Figure]) -> dict[str, float]:
