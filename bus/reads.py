@@ -141,9 +141,22 @@ class _Source:
         finally:
             unwatch()
         self._ready.reverse()
+        if self._ended and self._connection.clustered and await self._is_behind():
+            self._ended = False
+            await anyio.sleep(_PAUSE_SECONDS)
         self._silence = 0.0 if self._ready or self._ended else self._silence + monotonic() - began
         if self._silence > _SECONDS:
             raise BusUnavailable(f"answer of stream {self._stream} to a replay", _SECONDS)
+
+    async def _is_behind(self) -> bool:
+        """Whether the leader holds more than the copy that answered: any server of a cluster answers a
+        direct request, also one that does not have the newest messages yet."""
+        request = {"seq": self._position, "next_by_subj": self._subject}
+        try:
+            answer = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", request)
+        except NotFound:
+            return False
+        return int(answer["message"]["seq"]) <= self._last
 
     async def _ask(self, inbox: str) -> None:
         request = {
