@@ -48,6 +48,10 @@ _REFUSED = re.compile(
     r"|\bnot (?:a |an )?(?:valid|allowed|possible|number|legal|move)|\bdoes(?:n't| not) count|\bignored\b",
     re.IGNORECASE,
 )
+_FAILURES = re.compile(
+    r"\b(?:life|lives|hearts?|health|wrong|mistakes?|strikes?|errors?|misses|failures?|faults?|penalt(?:y|ies))\b",
+    re.IGNORECASE,
+)
 _LETTERS = re.compile(r"[^\W\d_]+")
 
 _OFTEN = 4
@@ -117,6 +121,11 @@ def says_lost(observation: str) -> bool:
 def refuses(observation: str) -> bool:
     """Whether the text may mean that the action did not count."""
     return bool(_REFUSED.search(observation))
+
+
+def limits_failures(observation: str) -> bool:
+    """Whether the text may mean that failures end the game, whatever number of actions it allows."""
+    return bool(_FAILURES.search(observation))
 
 
 def garbled(observation: str) -> str:

@@ -2,8 +2,10 @@
 
 Self-play at small scale was seen to fill the slots of other skills with its favourite game, and to make
 mastered games hard again by a garbled display. A design is *off ticket* when it declares or is another
-skill's game, or when nothing that works or is shown in it comes from its document; it is *incoherent* when
-what it says was seen to be untrue. Only what was seen counts: a doubt is decided for the design.
+skill's game, or, where a classifier knows the programs, when nothing in it comes from its document: a free
+program may tell of its document's mechanism in other words, so its overlap is only measured. A design is
+*incoherent* when what it says was seen to be untrue. Only what was seen counts: a doubt is decided for the
+design.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from sandbox.probes import Transcript
     from sandbox.verdict import Episode, Verdict
 
-# Share of other documents that may suit the program as well as its own.
-_RIVALS = 0.15
+RIVALS = 0.15
+"""Share of other documents that may suit the program as well as its own."""
 _FEWEST_OTHERS = 8
 # A stem that at most this share of the documents has is the document's own.
 _OWN_SHARE = 0.1
@@ -53,12 +55,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ticketed(NamedTuple):
-    """What the ticket asked for. ``family_skill`` tells the skill of a program that a classifier knows, else
-    None."""
+    """What the ticket asked for, and the ``skills`` of the recipe. ``family_skill`` is the classifier, which
+    tells the skill of a program that it knows, else None; without it a document's absence is no finding."""
 
     skill: str
     document: str = ""
-    family_skill: Callable[[str], str | None] = lambda source: None
+    family_skill: Callable[[str], str | None] | None = None
+    skills: tuple[str, ...] = ()
 
 
 class Grounds:
@@ -99,7 +102,7 @@ def examine(source: str, verdict: Verdict, ticket: Ticketed, grounds: Grounds) -
     if reason := _other_skill(source, verdict, ticket):
         return Finding(flag="off_ticket", reason=reason)
     reason, rivals = _ungrounded(dissect(source), verdict.episodes, ticket.document, grounds)
-    if reason:
+    if reason and ticket.family_skill:
         return Finding(flag="off_ticket", reason=reason, rivals=rivals)
     return Finding(flag="incoherent" if (said := incoherence(verdict)) else "", reason=said, rivals=rivals)
 
@@ -116,10 +119,12 @@ def incoherence(verdict: Verdict) -> str:
 
 
 def _other_skill(source: str, verdict: Verdict, ticket: Ticketed) -> str:
+    """Whether another skill of the recipe is declared (a free spelling of a skill is none), or played."""
     declared = verdict.metadata.skill if verdict.metadata else None
-    if declared and _plainly(declared) != _plainly(ticket.skill):
+    others = {_plainly(name) for name in ticket.skills} - {_plainly(ticket.skill)}
+    if declared and _plainly(declared) in others:
         return f"it declares the skill {declared!r}, the ticket asks for {ticket.skill!r}"
-    found = ticket.family_skill(source)
+    found = ticket.family_skill(source) if ticket.family_skill else None
     if found and _plainly(found) != _plainly(ticket.skill):
         return f"it is a game of {found}, the ticket asks for {ticket.skill}"
     return ""
@@ -137,7 +142,7 @@ def _ungrounded(
     rivals = grounds.rivals(document, parts.works | parts.shown | first | later)
     if rivals is None:
         return "", None
-    if rivals > _RIVALS:
+    if rivals > RIVALS:
         named = len(grounds.own(document) & parts.said) > 1
         where = "only comments name its document" if named else "nothing in it comes from its document"
         return f"{where}: {rivals:.0%} of the other documents suit it as well", rivals
@@ -156,8 +161,8 @@ def _plain(episode: Episode) -> bool:
 
 
 def _untrue_tries(played: Sequence[Transcript]) -> str:
-    """All episodes that were not won ended after the same, smaller number of actions than was said, or none
-    kept to it and several went beyond, in actions that were not refused."""
+    """All episodes that were not won ended after the same number of actions, smaller than the tries that were
+    said as the only limit, or none kept to it and several went beyond, in actions that were not refused."""
     lost = [t for t in played if not t.won and t.steps]
     said = [(claims.tries(t.first), t) for t in lost]
     claimed = [(claim, t) for claim, t in said if claim is not None]
@@ -166,7 +171,8 @@ def _untrue_tries(played: Sequence[Transcript]) -> str:
     if all(t.ended and len(t.steps) < claim.number for claim, t in claimed):
         lengths = {len(t.steps) for _, t in claimed}
         claim = claimed[0][0]
-        if len(lengths) == 1 and (claim.strict or min(lengths) > 1):
+        alone = all(claim.strict and not claims.limits_failures(t.first) for claim, t in claimed)
+        if len(lengths) == 1 and alone:
             return f"it says {claim.number} {claim.noun}, but ends after {min(lengths)}"
     beyond = {t.actions: len(t.steps) for claim, t in claimed if _counted(t) > claim.number}
     kept = [t for claim, t in claimed if t.ended and len(t.steps) <= claim.number]

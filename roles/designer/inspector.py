@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from roles.designer.conformity import Finding, Grounds, Ticketed, examine
+from roles.designer.conformity import RIVALS, Finding, Grounds, Ticketed, examine
 from roles.designer.neighbours import Near, Neighbours
 from roles.designer.prober import Answers, Host, Seen, probe
 
@@ -60,6 +60,7 @@ class Inspector:
         seen = await probe(self._host, source, verdict, max_turns=self._settings.max_turns)
         finding = await self._examine(ticket, source, verdict, document, seen)
         self._counts[f"conformity_{finding.flag}"] += bool(finding.flag)
+        self._counts["conformity_ungrounded"] += (finding.rivals or 0.0) > RIVALS
         rung = reason = ""
         if finding.flag and self._settings.conformity == "reject":
             rung, reason = finding.flag, finding.reason
@@ -75,7 +76,7 @@ class Inspector:
         return Notes(finding, near, seen.answers, rung, reason)
 
     def statistics(self) -> dict[str, float]:
-        """Counts of near-duplicates and of flags."""
+        """Counts of near-duplicates, of flags, and of programs that other documents suit as well."""
         return {name: count for name, count in self._counts.items() if count}
 
     async def _examine(
@@ -87,7 +88,7 @@ class Inspector:
         if text and self._grounds is None:
             texts = self._corpus.sample(_GROUNDS)
             self._grounds = await anyio.to_thread.run_sync(Grounds, texts)
-        ticketed = Ticketed(ticket.skill, text, self._family_skill)
+        ticketed = Ticketed(ticket.skill, text, self._family_skill, self._settings.skills)
         grounds = self._grounds or Grounds([])
         finding = await anyio.to_thread.run_sync(partial(examine, source, verdict, ticketed, grounds))
         if not finding.flag and seen.outside:
@@ -95,10 +96,10 @@ class Inspector:
         return finding
 
 
-def _skills_of_families(config: Config) -> Callable[[str], str | None]:
-    """Return what tells the skill of a program of a seed family, where programs are of such families."""
+def _skills_of_families(config: Config) -> Callable[[str], str | None] | None:
+    """Return what tells the skill of a program of a seed family, None where programs are of none."""
     if config.model.scale != "nano":
-        return lambda source: None
+        return None
     from engine import seeds
 
     names = config.warmstart.families

@@ -191,6 +191,17 @@ CONFORMING = (
         guess(intro="Doors: door red, door blue, door tan, door gold. Choose 1 to 4 in 4 tries.", high=4),
     ),
     Case("a ring", seed("peak", 3), "Optimization", "peak-1-kites"),
+    Case("a skill in its own words", guess(skill="Deduction by logic")),
+    Case(
+        "lives end it first",
+        guess(intro="Find 1 to 9. You have 3 lives and 8 turns.", ends=3),
+    ),
+    Case(
+        "wrong steps end it first",
+        guess(intro="Find 1 to 9 in 8 moves. After two wrong steps you fall.", ends=2),
+    ),
+    Case("guesses and lives", guess(intro="Find 1 to 9: 6 guesses, 3 lives.", ends=3)),
+    Case("turns may end early", guess(intro="Find 1 to 9. You have 8 turns.", ends=3)),
     Case("won by counting down", guess(won="Solved: you win!", lost="Not solved, you lose.")),
 )
 
@@ -229,6 +240,9 @@ OFF_TICKET = (
             ("sequence", "Spatial Reasoning", "walk-0-kites"),
         )
     ),
+)
+# Off their ticket where a classifier knows the programs.
+UNGROUNDED = (
     Case("nothing of the document", guess(), document="glaciers", said="nothing in it comes from"),
     Case("another document's game", TIDE, document="music", said="nothing in it comes from"),
     Case(

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conformity_cases import CONFORMING, DOCUMENTS, INCOHERENT, OFF_TICKET, Case, guess
+from conformity_cases import CONFORMING, DOCUMENTS, INCOHERENT, OFF_TICKET, UNGROUNDED, Case, guess
 from hypothesis import given
 from hypothesis import strategies as st
 from played import Host, judged
@@ -20,7 +20,7 @@ from engine.config import Config, Model, Run
 from engine.config import Designer as DesignerConfig
 from roles.designer import claims
 from roles.designer.anatomy import dissect, stem, stems
-from roles.designer.conformity import Finding, Grounds, Ticketed, examine
+from roles.designer.conformity import RIVALS, Finding, Grounds, Ticketed, examine
 from roles.designer.inspector import Inspector, Notes
 from roles.designer.memory import Memory
 from roles.designer.prober import probe
@@ -84,6 +84,26 @@ async def test_designs_that_are_off_their_ticket(case: Case) -> None:
     assert case.said in finding.reason
 
 
+@by_name(UNGROUNDED)
+async def test_a_document_without_a_trace_is_a_finding_of_classified_programs_only(case: Case) -> None:
+    text, grounds = DOCUMENTS[case.document], Grounds(list(DOCUMENTS.values()))
+    verdict = judged(case.source, turns=case.turns)
+    classified = examine(case.source, verdict, Ticketed(case.skill, text, lambda source: None), grounds)
+    assert classified.flag == "off_ticket"
+    assert case.said in classified.reason
+    assert (await look(case)).finding == Finding(rivals=classified.rivals)
+
+
+async def test_programs_that_other_documents_suit_as_well_are_counted() -> None:
+    case = UNGROUNDED[0]
+    corpus: Any = FakeCorpus(DOCUMENTS)
+    inspector = Inspector(recipe(), host=Host(), corpus=corpus, memory=Memory(10))
+    verdict = judged(case.source, turns=case.turns)
+    notes = await inspector.look(ticket(case.skill), case.source, verdict, case.document, held=None)
+    assert (notes.finding.rivals or 0.0) > RIVALS
+    assert inspector.statistics() == {"conformity_ungrounded": 1}
+
+
 @by_name(INCOHERENT)
 async def test_designs_whose_text_and_code_disagree(case: Case) -> None:
     finding = (await look(case)).finding
@@ -93,7 +113,7 @@ async def test_designs_whose_text_and_code_disagree(case: Case) -> None:
 
 def test_the_tables_are_of_a_size() -> None:
     assert len(CONFORMING) >= 20
-    assert len(OFF_TICKET) + len(INCOHERENT) >= 20
+    assert len(OFF_TICKET) + len(UNGROUNDED) + len(INCOHERENT) >= 20
 
 
 @pytest.mark.parametrize("family", seeds.families(), ids=lambda family: family.name)
