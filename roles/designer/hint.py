@@ -40,6 +40,10 @@ _STOP = frozenset(
 )
 _INSTANCES, _NEARLY_ALL = 3, 0.9
 _REPHRASED = 0.5
+# So many words in the order of an action are no chance.
+_LONG_ACTION = 3
+
+Words = tuple[str, ...]
 
 
 class Answer(Protocol):
@@ -84,28 +88,50 @@ def gives_away(hint: str, answers: Answers) -> str:
     """Say how ``hint`` names the winning action, "" when it does not.
 
     It does when it says that the answer is one; when it holds a whole solution of several actions in order;
-    when the only thing in it that could be an action wins some instance at once; or when it holds the action
-    that wins nearly all instances. A hint that names several candidates is advice.
+    when it holds the action that wins nearly all instances; or when the only thing in it that could be an
+    action wins at once, a short action in two instances. A hint that names several candidates is advice.
+    Actions and hint are compared as words.
     """
-    words = _words(hint)
-    alone = {action.strip().lower() for action in answers.alone if action.strip()}
-    for action in alone:
-        if re.search(rf"{_CLAIM}{re.escape(action)}(?!\w)", hint, re.IGNORECASE):
-            return f"it says that {action!r} is the answer"
-    bare = [word for word in words if word not in _FILLERS]
+    wins = Counter(_spelt(action) for action in answers.alone if _words(action))
+    for action in wins:
+        spelt = r"\W*".join(map(re.escape, action))
+        if re.search(rf"{_CLAIM}{spelt}(?!\w)", hint, re.IGNORECASE):
+            return f"it says that {' '.join(action)!r} is the answer"
+    said = _spelt(hint)
     for plan in answers.plans:
-        steps = [word for action in plan for word in _words(action)]
-        if len(steps) > 1 and any(bare[at : at + len(steps)] == steps for at in range(len(bare))):
+        steps = _without_fillers(tuple(word for action in plan for word in _words(action)))
+        if len(steps) > 1 and _within(steps, _without_fillers(said)):
             return "it holds a whole solution"
     often = max(_INSTANCES, _NEARLY_ALL * answers.instances)
-    if len(alone) == 1 and len(answers.alone) >= often and alone <= set(words):
-        return f"{next(iter(alone))!r} always wins"
-    taken = {action.strip().lower() for action in answers.actions}
-    numeric = all(_is_number(action) for action in alone)
-    named = {word for word in words if (_is_number(word) if numeric else word in taken)}
-    if alone and len(named) == 1 and named <= alone:
-        return f"{next(iter(named))!r} wins at once"
+    for action, times in wins.items():
+        if len(wins) == 1 and times >= often and _names(said, action):
+            return f"{' '.join(action)!r} always wins"
+    named = _named(said, wins, answers.actions)
+    if len(named) == 1 and wins[named[0]] >= (1 if len(named[0]) >= _LONG_ACTION else 2):
+        return f"{' '.join(named[0])!r} wins at once"
     return ""
+
+
+def _named(said: Words, wins: Counter[Words], taken: frozenset[str]) -> list[Words]:
+    """Return what in a hint could be an action: any number where numbers win, else the longest of those that
+    were seen."""
+    if wins and all(len(action) == 1 and _is_number(action[0]) for action in wins):
+        return [(number,) for number in dict.fromkeys(filter(_is_number, said))]
+    known = {*wins, *(_spelt(action) for action in taken if _words(action))}
+    named = [action for action in sorted(known) if _names(said, action)]
+    return [one for one in named if not any(one != other and _within(one, other) for other in named)]
+
+
+def _names(said: Words, action: Words) -> bool:
+    """Whether a hint holds an action, with or without the fillers of both."""
+    if _within(action, said):
+        return True
+    bare = _without_fillers(action)
+    return len(bare) > 1 and _within(bare, _without_fillers(said))
+
+
+def _within(part: Words, whole: Words) -> bool:
+    return any(whole[at : at + len(part)] == part for at in range(len(whole) - len(part) + 1))
 
 
 def adds_nothing(hint: str, firsts: Sequence[str]) -> bool:
@@ -217,6 +243,14 @@ class HintWriter:
         segments.prompt(prompt)
         segments.completion(completion)
         return self._chat.decode(completion.tokens), completion.finish, tuple(segments.segments())
+
+
+def _spelt(text: str) -> Words:
+    return tuple(_words(text))
+
+
+def _without_fillers(words: Words) -> Words:
+    return tuple(word for word in words if word not in _FILLERS)
 
 
 def _words(text: str) -> list[str]:

@@ -47,13 +47,20 @@ def test_what_is_accepted_is_one_bounded_line_without_an_action(text: str) -> No
         assert "\\boxed" not in hint
 
 
-NUMBERS = Answers(alone=("17", "42", "63"), actions=frozenset(map(str, range(100))))
-DOORS = Answers(alone=("red", "blue"), actions=frozenset({"red", "blue", "green", "open"}))
+NUMBERS = Answers(alone=("17", "42", "42", "63"), actions=frozenset(map(str, range(100))))
+DOORS = Answers(alone=("red", "red", "blue"), actions=frozenset({"red", "blue", "green", "open"}))
 WAY = Answers(
     plans=(("left", "left", "up"), ("up", "right")), actions=frozenset({"left", "up", "right", "down"})
 )
 ALWAYS = Answers(alone=("swordfish",) * 3, actions=frozenset({"swordfish", "banana"}), instances=3)
 OFTEN = Answers(alone=("4",) * 5, actions=frozenset({"4", "5"}), instances=12)
+ROOMS = Answers(plans=(("go to kitchen", "take key", "go to hall"),), actions=frozenset({"take key"}))
+CELLS = frozenset({"A1", "B4", "B5"})
+GRID = Answers(alone=("B4", "B4"), actions=CELLS, instances=2)
+PAIRS = Answers(alone=("2,3",) * 4, actions=frozenset({"2", "3", "1,1", "2,3"}), instances=4)
+DECIMALS = Answers(alone=("3.5",) * 2, actions=frozenset({"3.5", "4.0"}), instances=6)
+OPEN = Answers(alone=("open door",) * 3, actions=frozenset({"open", "open door", "look"}), instances=3)
+LONG = Answers(alone=("pull the rusty chain",), actions=frozenset({"wait"}), instances=6)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +85,26 @@ OFTEN = Answers(alone=("4",) * 5, actions=frozenset({"4", "5"}), instances=12)
         ("Think of a fish.", ALWAYS, False),
         ("Say it loud: swordfish, or banana.", ALWAYS, True),
         ("4..6", OFTEN, False),
+        ("Go to kitchen, take key, go to hall.", ROOMS, True),
+        ("go to kitchen, then take key and finally go to hall", ROOMS, True),
+        ("Take key before you go to hall.", ROOMS, False),
+        ("Shoot at B4.", GRID, True),
+        ("b4", GRID, True),
+        ("The answer is: B4", GRID, True),
+        ("Shoot at B4 or at B5.", GRID, False),
+        ("Look for a ship of 4.", GRID, False),
+        ("Shoot at B4.", Answers(alone=("B4",), actions=CELLS, instances=6), False),
+        ("Dig at 2,3", PAIRS, True),
+        ("Dig at (2, 3).", PAIRS, True),
+        ("Go 2 steps.", PAIRS, False),
+        ("Set 3.5 at last", DECIMALS, True),
+        ("Set 3 or so", DECIMALS, False),
+        ("You open the door? No: open door!", OPEN, True),
+        ("Keys open doors.", OPEN, False),
+        ("Pull the rusty chain.", LONG, True),
+        ("Pull the chain.", LONG, False),
+        ("Halve the range, starting at 50.", Answers(alone=("50",), instances=6), False),
+        ("Halve the range, starting at 50.", Answers(alone=("50", "50", "7"), instances=6), True),
         ("", Answers(), False),
         ("Say 5", Answers(), False),
     ],
