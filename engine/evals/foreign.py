@@ -1,7 +1,7 @@
 """Environments by others under our contract: Reasoning Gym's datasets and gem's games.
 
 A program here is a few lines that wrap one dataset at one level, or one game; it runs in the sandbox like any
-other. The packages are optional (extra ``foreign``) and are imported in the zygote only, through
+other. The packages are optional (extra ``reasoning-gym``) and are imported in the zygote only, through
 :mod:`engine.evals.held`, because an instance has no files to import from. Use :func:`settings` for the pool.
 """
 
