@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sandbox import Validator, Verdict
 
 _LONGEST_REASON = 600
+_REPAIR = "repair_"
 _CLASS = re.compile(r"^class[ \t]+(\w*Env)[ \t]*(?:\(([^)]*)\))?[ \t]*:", re.MULTILINE)
 
 
@@ -144,8 +145,8 @@ class Workshop:
         assert not isinstance(self._designer, Programs)
         if before.draft.finish != "stop":
             return None
-        name = f"repair_{self._config.prompt}"
-        name = name if name in prompts.names() else "repair_full"
+        name = f"{_REPAIR}{self._config.prompt}"
+        name = name if name in prompts.names() else f"{_REPAIR}full"
         reason = before.reason[:_LONGEST_REASON]
         message = prompts.render(name, source=before.source, rung=before.rung, reason=reason)
         reply = await self._designer.mend(before.draft.reply, message, seed=seed, key=ticket.design)
@@ -195,6 +196,11 @@ class Workshop:
             else []
         )
         return Brief(skill=ticket.skill, document=document.text, target=ticket.target, memory=examples)
+
+
+def mends(prompt: str) -> bool:
+    """Whether a draft with this name of a prompt goes on in the conversation of another one."""
+    return prompt.startswith(_REPAIR)
 
 
 def rivals(source: str) -> tuple[str, ...]:

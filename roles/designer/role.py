@@ -21,7 +21,7 @@ from bus.messages import (
 from bus.scopes import flat_task_group
 from engine import similarity
 from roles.base import Role, RoleContext
-from roles.designer.attempt import Asked, Draft, Judged, Workshop
+from roles.designer.attempt import Asked, Draft, Judged, Workshop, mends
 from roles.designer.corpus import Corpus, probe
 from roles.designer.hint import Hint, HintWriter, Writer
 from roles.designer.inspector import Inspector, Notes
@@ -186,11 +186,11 @@ class Designer(Role):
             raise faults[0]
 
     async def _shared(self, ticket: DesignTicket) -> Asked:
-        """Return the prompt of a group: that of its published tokens, else a new one."""
+        """Return the prompt of a group: that of its published tokens (no repair's), else a new one."""
         for part in ticket.parts():
             for attempt in range(part.attempts):
                 held = await self._held(part, attempt)
-                if held is not None and held.segments:
+                if held is not None and held.segments and not mends(held.prompt):
                     return self._workshop.asked(ticket, held)
         return self._workshop.ask(ticket, 0)
 

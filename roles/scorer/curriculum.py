@@ -276,8 +276,9 @@ class Curriculum:
         cohort = self.state.cohorts[design.cohort]
         entry = (design.design, message.attempt, design.skill)
         if not penalises(self.config):
+            # refused attempts are not held: tokens on their subject are those of a later life's valid attempt
             cohort.refused += 1
-            return [PurgeHeld(f"design.{cohort.number}.{design.design}-{message.attempt}")]
+            return []
         if entry not in cohort.rejected:
             cohort.refused += 1
             cohort.rejected.append(entry)

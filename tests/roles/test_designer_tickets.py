@@ -179,6 +179,21 @@ async def test_a_group_takes_up_the_prompt_of_its_published_tokens(tmp_path: Pat
     }
 
 
+async def test_a_repair_is_no_prompt_of_a_group(tmp_path: Path) -> None:
+    """Where invalid attempts are dropped, the mended one is the first that is held."""
+    settings: dict[str, Any] = {"repair": True, "invalid": "drop"}
+    first = Stage(tmp_path, Policy(BAD, GOOD), **settings)
+    await first.answer(2, make_ticket("d1"))
+    (mended,) = await first.held()
+    assert mended.prompt == "repair_full/1"
+    second = Stage(tmp_path, Policy(GOOD), designs_per_ticket=2, **settings)
+    await second.bus.publish(mended)
+    await second.answer(2, make_ticket(designs=("d1", "d2")))
+    one, other = second.policy.design_prompts
+    assert one == other
+    assert "was not accepted" not in one
+
+
 # Designers that are not trained
 
 
