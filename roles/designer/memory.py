@@ -89,13 +89,15 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True):
     closed: tuple[Record, ...] = ()
     open: tuple[Record, ...] = ()
     settled: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
 
 
 class Memory:
     """At most ``records`` closed windows, one a program, and ``open_windows`` open ones; oldest out first.
 
     A program that was once mastered, or degenerate, is never an example to follow again, whatever a later
-    window of the same program says; of such programs the last 65,536 are known by their digest.
+    window of the same program says; of such programs the last 65,536 are known by their digest. A design
+    makes one record, however often it is told of: the last 65,536 that were scored are known by their name.
     """
 
     def __init__(self, records: int, *, open_windows: int = 1024) -> None:
@@ -103,6 +105,7 @@ class Memory:
         self._open: OrderedDict[str, Record] = OrderedDict()
         self._closed: OrderedDict[str, Record] = OrderedDict()
         self._settled: OrderedDict[str, None] = OrderedDict()
+        self._finished: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._closed)
@@ -121,7 +124,9 @@ class Memory:
         return (record for record in self._all() if record.source)
 
     def ready(self, fact: EnvironmentReady) -> None:
-        """Keep the program of ``fact`` until its window closes."""
+        """Keep the program of ``fact`` until its window closes; nothing for a design that is known."""
+        if fact.design in self._open or fact.design in self._finished:
+            return
         self._open[fact.design] = Record(
             design=fact.design,
             environment=fact.environment,
@@ -152,6 +157,7 @@ class Memory:
     def scored(self, fact: EnvironmentScored) -> None:
         """Close a window; the same program again replaces its older record."""
         known = self._open.pop(fact.design, None)
+        _note(self._finished, fact.design)
         if known is None or known.environment != fact.environment:
             known = Record(
                 design=fact.design, environment=fact.environment, skill=fact.skill, document=fact.document
@@ -166,9 +172,7 @@ class Memory:
             **{name: getattr(fact, name) for name in _MEASURED},
         )
         if fact.state in _FINAL:
-            self._settled.pop(fact.environment, None)
-            self._settled[fact.environment] = None
-            _shrink(self._settled, _SETTLED)
+            _note(self._settled, fact.environment)
         _shrink(self._closed, self._limit)
 
     def examples(
@@ -209,6 +213,7 @@ class Memory:
             closed=tuple(map(_bare, self._closed.values())),
             open=tuple(map(_bare, self._open.values())),
             settled=tuple(self._settled),
+            finished=tuple(self._finished),
         )
 
     def thaw(self, frozen: Frozen, sources: Mapping[str, str]) -> None:
@@ -218,21 +223,23 @@ class Memory:
         opened = OrderedDict((r.design, _clad(r, sources)) for r in frozen.open)
         self._closed, self._open = closed, opened
         self._settled = OrderedDict.fromkeys(frozen.settled)
+        self._finished = OrderedDict.fromkeys(frozen.finished)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Memory) and self._parts() == other._parts()
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _parts(self) -> tuple[list[Record], list[Record], list[str]]:
-        return [*self._closed.values()], [*self._open.values()], [*self._settled]
+    def _parts(self) -> tuple[list[Record], list[Record], list[str], list[str]]:
+        return [*self._closed.values()], [*self._open.values()], [*self._settled], [*self._finished]
 
     def _all(self) -> Iterator[Record]:
         yield from self._closed.values()
         yield from self._open.values()
 
     def _exemplary(self, record: Record) -> bool:
-        return record.state == "frontier" and bool(record.source) and record.environment not in self._settled
+        sound = record.state == "frontier" and bool(record.source) and not record.flag
+        return sound and record.environment not in self._settled
 
 
 _MEASURED = ("state", "plays", "win", "win_low", "win_high", "hinted", "hinted_plays", "regret", "turns")
@@ -278,6 +285,13 @@ def _fitting(records: Iterable[Record], count: int, budget: _Budget) -> list[Rec
 
 def _shuffled(records: list[Record], rng: random.Random) -> list[Record]:
     return rng.sample(records, len(records))
+
+
+def _note(known: OrderedDict[str, None], name: str) -> None:
+    """Make ``name`` the newest of those that are known."""
+    known.pop(name, None)
+    known[name] = None
+    _shrink(known, _SETTLED)
 
 
 def _shrink(store: OrderedDict[str, Any], limit: int) -> None:

@@ -358,3 +358,27 @@ def test_a_negative_says_in_words_why_it_missed(
 @pytest.mark.parametrize("skill", ["Logic", "Nothing"])
 def test_an_empty_memory_has_no_examples(skill: str) -> None:
     assert Memory(3).examples(skill, positive=2, negative=1, rng=random.Random(0)) == []
+
+
+def test_a_design_that_is_told_of_again_makes_no_second_record() -> None:
+    memory = Memory(10)
+    memory.ready(ready(1))
+    memory.ready(ready(1, program=2))
+    assert [record.environment for record in memory.programs()] == ["e1"]
+    memory.scored(scored(1))
+    memory.ready(ready(1))
+    assert (len(memory), memory.waiting) == (1, 0)
+    again = Memory(10)
+    again.thaw(memory.freeze(), {"e1": "class Game1Env: ..."})
+    assert again == memory
+    again.ready(ready(1))
+    assert again.waiting == 0
+
+
+def test_what_was_flagged_is_no_example_to_follow() -> None:
+    memory = Memory(10)
+    for number, flag in ((1, ""), (2, "off_ticket"), (3, "incoherent")):
+        memory.ready(ready(number, flag=flag))
+        memory.scored(scored(number))
+    views = memory.examples("Logic", positive=3, negative=3, rng=random.Random(1))
+    assert [view["environment"] for view in views] == ["e1"]
