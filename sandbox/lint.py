@@ -107,11 +107,11 @@ def _builtin(tree: ast.AST) -> set[int]:
         node, here, seen = todo.pop()
         inside: list[ast.AST] = []
         if isinstance(node, _FUNCTIONS):
-            inside = node.body if isinstance(node.body, list) else [node.body]
+            inside = [node.body] if isinstance(node, ast.Lambda) else [*node.body]
             names = seen | _bound(inside) | _arguments(node.args)
             todo += [(child, names, names) for child in inside]
         elif isinstance(node, ast.ClassDef):
-            inside = list(node.body)
+            inside = [*node.body]
             names = seen | _bound(inside)
             todo += [(child, names, seen) for child in inside]
         elif isinstance(node, ast.Name) and _loads(node) and node.id in FORBIDDEN_CALLS - here:

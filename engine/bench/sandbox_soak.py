@@ -7,7 +7,7 @@ import os
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _TURNS = 25
 _BEAT = 0.01
 _WARM = 0.25
+TARGET_LAG_MS = 50.0
+TARGET_MB_PER_MINUTE = 1.0
 
 
 class Soaked(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,7 @@ class Soaked(msgspec.Struct, frozen=True, kw_only=True):
     estimates over the time after the first quarter; ``spread`` is the 95 % interval of the engine's.
     ``errors`` counts what instances ended by other than their episodes' end, by class. ``leftovers`` are
     processes and descriptors more than before, after the pool was closed; ``shared_memory`` objects too.
+    ``missed`` names what :func:`missed` found; ``within_target`` says that it found nothing.
     """
 
     level: int
@@ -58,6 +61,8 @@ class Soaked(msgspec.Struct, frozen=True, kw_only=True):
     zygote_restarts: int
     errors: dict[str, int]
     leftovers: dict[str, int]
+    within_target: bool
+    missed: tuple[str, ...]
     statistics: dict[str, float]
     machine: Machine
     load: Load
@@ -203,6 +208,10 @@ async def soak(
     after["processes"] = sum(member.is_running() for member in family)
     times, own, zygote, instance, available = zip(*_after_warm_up(run.rows, seconds), strict=True)
     slope, spread = _slope(times, own)
+    zygote_slope = _slope(times, zygote)[0]
+    lag = round(1e3 * quantile(lags, 0.99), 2)
+    leftovers = {name: after[name] - before[name] for name in before}
+    failed = missed(lag, {"engine": slope, "zygotes": zygote_slope}, leftovers, run.errors)
     return Soaked(
         level=level,
         live=live,
@@ -214,22 +223,34 @@ async def soak(
         steps=steps,
         steps_per_s=round(steps / spent, 1),
         lag_p50_ms=round(1e3 * quantile(lags, 0.5), 2),
-        lag_p99_ms=round(1e3 * quantile(lags, 0.99), 2),
+        lag_p99_ms=lag,
         lag_max_ms=round(1e3 * max(lags), 2),
         engine_rss_mb=round(own[-1], 1),
         engine_rss_slope=slope,
         engine_rss_spread=spread,
         zygote_rss_mb=round(zygote[-1], 1),
-        zygote_rss_slope=_slope(times, zygote)[0],
+        zygote_rss_slope=zygote_slope,
         instance_rss_mb=round(instance[-1], 2),
         available_mb_slope=_slope(times, available)[0],
         zygote_restarts=int(figures.get("zygote_restarts", 0)),
         errors=dict(sorted(run.errors.items())),
-        leftovers={name: after[name] - before[name] for name in before},
+        leftovers=leftovers,
+        within_target=not failed,
+        missed=failed,
         statistics=figures,
         machine=describe(("numpy", "uvloop")),
         load=load,
     )
+
+
+def missed(
+    lag_p99_ms: float, slopes: Mapping[str, float], leftovers: Mapping[str, int], errors: Mapping[str, int]
+) -> tuple[str, ...]:
+    """What misses the target, by name: the loop's lag, memory that grows (MB a minute), leftovers, errors."""
+    late = ("lag",) if not lag_p99_ms < TARGET_LAG_MS else ()
+    grown = tuple(name for name, slope in slopes.items() if not slope < TARGET_MB_PER_MINUTE)
+    left = tuple(name for name, count in leftovers.items() if count > 0)
+    return (*late, *grown, *left, *(f"error {name}" for name, count in errors.items() if count))
 
 
 def _mb(size: float) -> float:

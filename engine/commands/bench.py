@@ -125,7 +125,7 @@ def sandbox_soak(
     think: Annotated[float, typer.Option(min=0.0, help="Mean seconds before an action.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Play at random in many live instances; report the loop's lag, memory slopes and what is left over."""
+    """Play at random in many live instances: lag, memory, leftovers. Status 1 when the target is missed."""
     import sys
 
     from engine.bench.sandbox_soak import soak
@@ -134,7 +134,10 @@ def sandbox_soak(
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    print(figures(sandboxed(soak, live, seconds, think, say), as_json=as_json))
+    result = sandboxed(soak, live, seconds, think, say)
+    print(figures(result, as_json=as_json))
+    if not result.within_target:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -24,7 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-RecipeOption = Annotated[Path | None, typer.Option(help="Recipe whose [sandbox] table applies.")]
+RecipeOption = Annotated[Path | None, typer.Option(help=r"Recipe whose \[sandbox] table applies.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MinLevel = Annotated[int | None, typer.Option(min=0, max=4, help="Least level accepted.")]
 Turns = Annotated[int, typer.Option(min=1, help="Turns of an episode.")]

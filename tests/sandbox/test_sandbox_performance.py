@@ -15,7 +15,7 @@ import pytest
 from sandbox_programs import ECHO, PEAK
 
 from engine.bench.sandbox import Work, measure
-from engine.bench.sandbox_soak import soak
+from engine.bench.sandbox_soak import missed, soak
 from engine.errors import SpadeError
 from sandbox import SandboxPool, Validator, host
 
@@ -37,7 +37,7 @@ async def test_figures_stay_in_their_order_of_magnitude() -> None:
             began = time.perf_counter()
             assert (await Validator(pool).validate(PEAK, max_turns=4)).ok
             checks.append(time.perf_counter() - began)
-        live = await asyncio.gather(*(pool.spawn(PEAK, reset_seed=k) for k in range(100)))
+        live = await asyncio.gather(*(pool.spawn(PEAK, reset_seed=k) for k in range(200)))
         shares = [_proportional(instance.pid) for instance in live]
         await asyncio.gather(*(instance.close() for instance in live))
     # best quarter, because other work on the machine only ever adds
@@ -91,6 +91,36 @@ async def test_a_soak_leaves_nothing() -> None:
     assert found.statistics["live"] == 0
     assert 0 <= found.lag_p50_ms <= found.lag_p99_ms <= found.lag_max_ms
     assert found.errors == {}
+
+
+@pytest.mark.parametrize(
+    ("lag", "slope", "left", "errors", "words"),
+    [
+        (49.9, 0.99, 0, 0, ()),
+        (0.0, -9.0, -1, 0, ()),
+        (50.0, 0.0, 0, 0, ("lag",)),
+        (float("nan"), 0.0, 0, 0, ("lag",)),
+        (1.0, 1.0, 0, 0, ("zygotes",)),
+        (1.0, 0.0, 2, 0, ("processes",)),
+        (60.0, 2.0, 1, 3, ("lag", "zygotes", "processes", "error EnvTimeout")),
+    ],
+)
+def test_the_target_of_a_soak(
+    lag: float, slope: float, left: int, errors: int, words: tuple[str, ...]
+) -> None:
+    slopes = {"engine": 0.0, "zygotes": slope}
+    assert missed(lag, slopes, {"processes": left, "descriptors": 0}, {"EnvTimeout": errors}) == words
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(0)
+async def test_a_long_soak_is_within_its_target(request: pytest.FixtureRequest) -> None:
+    """``--soak-seconds 600`` is the real thing: 1,000 instances that play at random."""
+    seconds: float = request.config.getoption("--soak-seconds")
+    if not seconds:
+        pytest.skip("only with --soak-seconds")
+    found = await soak(live=1000, seconds=seconds)
+    assert found.within_target, (found.missed, found)
 
 
 async def test_a_soak_beyond_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
