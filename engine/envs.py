@@ -281,8 +281,10 @@ def _or_least(value: float | None) -> float:
 
 
 def _candidates(entries: Sequence[Entry]) -> str:
-    """Name a few environments by id and title."""
-    named = [f"{entry.id} ({entry.title[:40] or entry.skill})" for entry in entries[:LISTED]]
+    """Name a few environments by id and title, in characters that steer no terminal."""
+    from engine.envs_view import clean
+
+    named = [f"{entry.id} ({clean(entry.title[:40] or entry.skill)})" for entry in entries[:LISTED]]
     more = len(entries) - LISTED
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 

@@ -134,6 +134,16 @@ class TestFind:
         assert catalogue.entries[0].id in caught.value.remedy
         assert "and 2 more" in caught.value.remedy
 
+    def test_titles_of_candidates_steer_no_terminal(self, catalogue: Catalogue) -> None:
+        catalogue.entries = [
+            msgspec.structs.replace(entry, title="\x1b[2JDoors\u202e") for entry in catalogue.entries
+        ]
+        for name in ("design-", "nothing"):
+            with pytest.raises(ConfigError) as caught:
+                catalogue.find(name)
+            assert "Doors" in str(caught.value.remedy)
+            assert not {"\x1b", "\u202e"} & set(str(caught.value.remedy))
+
     def test_an_unknown_id_lists_what_is_like_it(self, catalogue: Catalogue) -> None:
         entry = catalogue.entries[5]
         wrong = entry.id[:5] + ("0" if entry.id[5] != "0" else "1") + entry.id[6:]
