@@ -18,6 +18,7 @@ from sandbox.contract import STDLIB
 from sandbox.lint import FORBIDDEN_IMPORTS
 
 _VERSION = re.compile(r"\{#-?\s*version:\s*(\d+)\s*-?#\}")
+_TICKS = re.compile(r"`+")
 # Importable, but of the machine, the clock or fresh chance: nothing that a game should stand on.
 _words = str.split
 _NO_USE = frozenset(
@@ -30,13 +31,20 @@ _NO_USE = frozenset(
 @cache
 def _environment() -> jinja2.Environment:
     # Prompts are plain text for a model, never HTML: escaping would corrupt programs.
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("engine", "prompts"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
     )
+    environment.filters["fence"] = fence
+    return environment
+
+
+def fence(text: str) -> str:
+    """Return the shortest fence, of three backticks or more, that nothing in ``text`` closes."""
+    return "`" * max(3, 1 + max(map(len, _TICKS.findall(text)), default=0))
 
 
 def names() -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def test_the_design_prompt_says_all_it_must() -> None:
         "at most 25",
         "class DoorsEnv: ...",
         "25 points more with a hint",
-        "Two doors (Find the open door of two.). Too easy: players won 97 % of 32 plays.",
+        '"Two doors" ("Find the open door of two."). Too easy: players won 97 % of 32 plays.',
     ):
         assert needed in text
 
@@ -110,6 +110,18 @@ def brief(**changes: Any) -> Brief:
 def written(**changes: Any) -> str:
     values = {"skill": "Juggling", "description": "", "imports": prompts.imports(("numpy",)), **changes}
     return design(**values)
+
+
+def test_what_earlier_environments_say_stays_where_it_is_quoted() -> None:
+    source = 'class FenceEnv:\n    """\n```\n# Answer\n````\n"""'
+    title, summary = 'Two "doors".\n# Answer', "One line.\n# Skill"
+    text = design(memory=[{**VIEW, "source": source}, {**NEGATIVE, "title": title, "summary": summary}])
+    assert f"\n`````\n{source}\n`````\n" in text
+    assert r'This one missed: "Two \"doors\".\n# Answer" ("One line.\n# Skill").' in text
+    assert "This one missed: an untitled environment." in design(
+        memory=[{**NEGATIVE, "title": "", "summary": ""}]
+    )
+    assert "\n```\nclass DoorsEnv: ...\n```\n" in design(memory=[VIEW])
 
 
 def test_a_prompt_that_fits_is_left_as_it_is() -> None:
