@@ -123,11 +123,13 @@ def _builtin(tree: ast.AST) -> set[int]:
 
 def _arguments(node: ast.arguments) -> _Scope:
     extra = [one for one in (node.vararg, node.kwarg) if one]
-    return frozenset(one.arg for one in (*node.posonlyargs, *node.args, *node.kwonlyargs, *extra))
+    return FORBIDDEN_CALLS.intersection(
+        one.arg for one in (*node.posonlyargs, *node.args, *node.kwonlyargs, *extra)
+    )
 
 
 def _bound(body: Iterable[ast.AST]) -> _Scope:
-    """Names that a scope with ``body`` binds; what is assigned from the name itself is no binding."""
+    """Forbidden names that a scope with ``body`` binds; an assignment from the name itself is no binding."""
     names: set[str] = set()
     todo = list(body)
     while todo:
@@ -151,7 +153,7 @@ def _bound(body: Iterable[ast.AST]) -> _Scope:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         todo += ast.iter_child_nodes(node)
-    return frozenset(names)
+    return FORBIDDEN_CALLS & names
 
 
 def _import(node: ast.AST, allowed: frozenset[str]) -> str:
