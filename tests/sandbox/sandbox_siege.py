@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import msgspec
+import pytest
 from attacks import Attack
 from sandbox_programs import ECHO
 
@@ -45,6 +46,18 @@ POORER = (
     (("nobody", "no-userns", "no-landlock"), 2),
     (("no-userns", "no-landlock"), 2),
 )
+# Parameters of a test or fixture: this host, and poorer ones.
+HOSTS = [
+    pytest.param((), id="this-host"),
+    *(
+        pytest.param(
+            features,
+            id="+".join(features),
+            marks=[pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")],
+        )
+        for features, _ in POORER
+    ),
+]
 # Files that attacks try to make.
 _NAMED = (
     *("attack", "/x", "/tmp/spade-attack", "/tmp/spade-attack-dir", "/tmp/spade-link", "/tmp/spade-fifo"),

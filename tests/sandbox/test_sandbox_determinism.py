@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from conftest import held_pool
 from sandbox_programs import PEAK, attack
-from sandbox_siege import POORER
+from sandbox_siege import HOSTS
 
 from sandbox import EnvError, SandboxPool, SandboxSettings
 from sandbox.contract import STDLIB
@@ -38,20 +37,6 @@ SOURCES = {
     """,
     "process": "import threading\nreturn os.getpid(), os.getppid(), threading.current_thread().name",
 }
-
-
-# This host, and poorer ones: what programs see must not depend on the walls around them.
-HOSTS = [
-    pytest.param((), id="this-host"),
-    *(
-        pytest.param(
-            features,
-            id="+".join(features),
-            marks=[pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")],
-        )
-        for features, _ in POORER
-    ),
-]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=HOSTS)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from conftest import emulated
 from sandbox_programs import ECHO, PEAK
+from sandbox_siege import HOSTS
 
 from engine.bench.sandbox import Work, measure
 from engine.bench.sandbox_soak import missed, soak
@@ -20,8 +22,9 @@ from engine.errors import SpadeError
 from sandbox import SandboxPool, Validator, host
 
 
-async def test_figures_stay_in_their_order_of_magnitude() -> None:
-    async with SandboxPool() as pool:
+@pytest.mark.parametrize("features", HOSTS)
+async def test_figures_stay_in_their_order_of_magnitude(features: tuple[str, ...]) -> None:
+    async with SandboxPool(launcher=emulated(*features)) as pool:
         spawns, steps, checks = [], [], []
         for seed in range(40):
             began = time.perf_counter()
