@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from bus.access import ADMIN
 from bus.connection import ApiError, Connection, open_connection
 from bus.errors import BusError, NotFound
@@ -22,6 +24,8 @@ from bus.subjects import (
 )
 
 _NO_ROOM = 10047
+_NO_STORE = 10049
+_STORE_PAUSES = (0.05, 0.2, 1.0)
 _TOO_FEW = frozenset({10005, 10074})
 # A cluster that has just been started answers for none of its streams at first.
 _PATIENCE_SECONDS = 60.0
@@ -89,9 +93,24 @@ def _differs(existing: dict[str, Any], wanted: dict[str, Any]) -> bool:
     return any(existing.get(key, type(value)()) != value for key, value in wanted.items())
 
 
+async def _create(connection: Connection, verb: str, body: dict[str, Any]) -> None:
+    """Ask, and again when a store could not be made: the server removes an account's directory with its last
+    stream, at the very moment in which a new one may need it."""
+    for pause in _STORE_PAUSES:
+        try:
+            await connection.api(verb, body, seconds=_PATIENCE_SECONDS)
+        except ApiError as error:
+            if error.code != _NO_STORE:
+                raise
+            await anyio.sleep(pause)
+        else:
+            return
+    await connection.api(verb, body, seconds=_PATIENCE_SECONDS)
+
+
 async def _ask(connection: Connection, verb: str, body: dict[str, Any], name: str) -> None:
     try:
-        await connection.api(verb, body, seconds=_PATIENCE_SECONDS)
+        await _create(connection, verb, body)
     except ApiError as error:
         if error.code == _NO_ROOM:
             raise BusError(
