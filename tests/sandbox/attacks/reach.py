@@ -17,7 +17,9 @@ FILES = {
     "scandir of proc": Attack(1, "denied", 'return tried(lambda: list(os.scandir("/proc")))'),
     "maps of itself": Attack(1, "denied", 'return tried(lambda: open("/proc/self/maps").read())'),
     "memory of the zygote": Attack(1, "denied", 'return tried(lambda: open("/proc/1/mem", "rb").read(1))'),
-    "root of the zygote": Attack(1, "denied", 'return tried(lambda: os.listdir(os.path.join("/proc/1", "root", "etc")))'),
+    "root of the zygote": Attack(
+        1, "denied", 'return tried(lambda: os.listdir(os.path.join("/proc/1", "root", "etc")))'
+    ),
     "descriptor by proc": Attack(1, "denied", 'return tried(lambda: open("/proc/self/fd/3", "rb"))'),
     "stat leaks nothing": Attack(1, "denied", 'return tried(lambda: os.stat("/etc/shadow"))'),
     "statx": Attack(1, "denied", tried("statx", "-100", 'b"/etc"', "0", "0xFFF", 'b"\\0" * 256')),
