@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import ipaddress
+import json
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +32,37 @@ def free_ports(count: int) -> list[int]:
         for listener in listeners:
             listener.bind(("127.0.0.1", 0))
         return [int(listener.getsockname()[1]) for listener in listeners]
+
+
+TOKEN = "a token of the tests"
+
+
+@contextmanager
+def plain_server(directory: Path, authorization: str = f'token: "{TOKEN}"') -> Iterator[str]:
+    """Run one nats-server, for a whole test session for instance, without our launcher."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = directory / "nats.conf"
+    config.write_text(
+        f'listen: "127.0.0.1:-1"\nports_file_dir: "{directory}"\nmax_payload: 8MB\n'
+        f'jetstream {{ store_dir: "{directory}/store", max_file: 8589934592, sync_interval: "100ms" }}\n'
+        f"authorization {{ {authorization} }}\n"
+    )
+    with (directory / "nats.log").open("wb") as log:
+        process = subprocess.Popen([str(locate()), "-c", str(config)], stderr=log)
+        try:
+            yield _ports(directory / f"nats-server_{process.pid}.ports")
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def _ports(path: Path) -> str:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            return str(json.loads(path.read_text())["nats"][0])
+        time.sleep(0.005)
+    raise TimeoutError(f"no ports file {path}")
 
 
 @dataclass

@@ -26,7 +26,8 @@ from bus import serve
 from bus.subjects import CONSUMERS, STREAMS
 from engine.bench import machine
 from engine.bench.bus_cases import AGE_RATE, LARGE, OURS, PEERS, SMALL, STORE_GB, Setups, Transport, Where
-from engine.bench.bus_job import Job, Outcome, quantile
+from engine.bench.bus_job import Job, Outcome
+from engine.bench.figures import quantile
 from engine.errors import SpadeError
 
 HEADLINE = OURS[0].name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -37,9 +36,3 @@ class Outcome(msgspec.Struct, kw_only=True):
     lost: int = 0
     duplicates: int = 0
     milliseconds: list[float] = []
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile of ``values`` (nearest rank); 0 when there are none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

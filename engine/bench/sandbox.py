@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
+from engine.bench.figures import quantile
 from engine.bench.machine import Load, Machine, Meter, describe
 from engine.bench.sandbox_peers import Peer, measure_peers
 
@@ -91,12 +92,6 @@ def sample() -> list[tuple[str, str]]:
         for suite in seeds.SUITES
         for episode in seeds.held_out(suite, 2 * len(seeds.BUILT_IN), 20)
     ]
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the empirical quantile of at least one value."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def proportional(pid: int) -> int | None:

@@ -16,8 +16,9 @@ import anyio
 import msgspec
 import psutil
 
+from engine.bench.figures import quantile, slope
 from engine.bench.machine import Load, Machine, Meter, describe
-from engine.bench.sandbox import quantile, sample, zygotes
+from engine.bench.sandbox import sample, zygotes
 
 if TYPE_CHECKING:
     from sandbox import Instance, SandboxPool
@@ -207,11 +208,11 @@ async def soak(
     # who lost its parent is no child of ours any more, but still there
     after["processes"] = sum(member.is_running() for member in family)
     times, own, zygote, instance, available = zip(*_after_warm_up(run.rows, seconds), strict=True)
-    slope, spread = _slope(times, own)
-    zygote_slope = _slope(times, zygote)[0]
+    engine_slope, *spread = slope(times, own)
+    zygote_slope = slope(times, zygote)[0]
     lag = round(1e3 * quantile(lags, 0.99), 2)
     leftovers = {name: after[name] - before[name] for name in before}
-    failed = missed(lag, {"engine": slope, "zygotes": zygote_slope}, leftovers, run.errors)
+    failed = missed(lag, {"engine": engine_slope, "zygotes": zygote_slope}, leftovers, run.errors)
     return Soaked(
         level=level,
         live=live,
@@ -226,12 +227,12 @@ async def soak(
         lag_p99_ms=lag,
         lag_max_ms=round(1e3 * max(lags), 2),
         engine_rss_mb=round(own[-1], 1),
-        engine_rss_slope=slope,
-        engine_rss_spread=spread,
+        engine_rss_slope=engine_slope,
+        engine_rss_spread=(spread[0], spread[1]),
         zygote_rss_mb=round(zygote[-1], 1),
         zygote_rss_slope=zygote_slope,
         instance_rss_mb=round(instance[-1], 2),
-        available_mb_slope=_slope(times, available)[0],
+        available_mb_slope=slope(times, available)[0],
         zygote_restarts=int(figures.get("zygote_restarts", 0)),
         errors=dict(sorted(run.errors.items())),
         leftovers=leftovers,
@@ -248,7 +249,7 @@ def missed(
 ) -> tuple[str, ...]:
     """What misses the target, by name: the loop's lag, memory that grows (MB a minute), leftovers, errors."""
     late = ("lag",) if not lag_p99_ms < TARGET_LAG_MS else ()
-    grown = tuple(name for name, slope in slopes.items() if not slope < TARGET_MB_PER_MINUTE)
+    grown = tuple(name for name, rate in slopes.items() if not rate < TARGET_MB_PER_MINUTE)
     left = tuple(name for name, count in leftovers.items() if count > 0)
     return (*late, *grown, *left, *(f"error {name}" for name, count in errors.items() if count))
 
@@ -260,16 +261,6 @@ def _mb(size: float) -> float:
 def _after_warm_up(rows: Sequence[tuple[float, ...]], seconds: float) -> list[tuple[float, ...]]:
     late = [row for row in rows if row[0] >= _WARM * seconds]
     return late if len(late) > 1 else list(rows)
-
-
-def _slope(times: Sequence[float], values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Return the Theil-Sen slope a minute and its 95 % interval; 0 of fewer than three points."""
-    from scipy.stats import theilslopes
-
-    if len(times) < 3:
-        return 0.0, (0.0, 0.0)
-    found = theilslopes(values, [moment / 60 for moment in times])
-    return round(float(found[0]), 3), (round(float(found[2]), 3), round(float(found[3]), 3))
 
 
 def _resources() -> dict[str, int]:

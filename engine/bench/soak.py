@@ -24,6 +24,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from bus import ServerHandle, provision, serve
+from engine.bench.figures import slope
 from engine.bench.machine import Load, Machine, Meter, describe
 from engine.bench.soak_client import Ready, Received, Report, Sent, Settings
 from engine.child import guarded, tail
@@ -83,15 +84,12 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
 
 def growth(times: Sequence[float], megabytes: Sequence[float]) -> Memory:
     """Return the growth of one process. ``times`` are seconds, one for each value; at least ten."""
-    from scipy.stats import theilslopes
-
-    found = theilslopes(megabytes, [time / 60.0 for time in times], 0.95)
-    slope, low, high = (round(float(value), 3) for value in (found.slope, found.low_slope, found.high_slope))
+    rate, low, high = slope(times, megabytes)
     return Memory(
         first=round(megabytes[0], 1),
         last=round(megabytes[-1], 1),
         highest=round(max(megabytes), 1),
-        slope=slope,
+        slope=rate,
         slope_low=low,
         slope_high=high,
     )

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from engine.bench import bus as bench
 from engine.bench import bus_cases, bus_load, bus_peers, bus_table
-from engine.bench.bus_job import Job, Outcome, quantile
+from engine.bench.bus_job import Job, Outcome
+from engine.bench.figures import quantile
 from engine.errors import SpadeError
 
 # More than sixty processes are started one after the other: slow where others are busy.

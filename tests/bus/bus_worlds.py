@@ -3,51 +3,18 @@ all through one face."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import secrets
-import subprocess
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
+from brokers import TOKEN as TOKEN
+from brokers import plain_server as plain_server
 
 from bus import Bus, MemoryBus, NatsBus, connect, provision
-from bus.binary import locate
 from bus.subjects import BUCKETS, CONSUMERS, STREAMS, Consumer
-
-TOKEN = "a token of the tests"
-
-
-@contextmanager
-def plain_server(directory: Path, authorization: str = f'token: "{TOKEN}"') -> Iterator[str]:
-    """Run one nats-server, for a whole test session for instance, without our launcher."""
-    config = directory / "nats.conf"
-    config.write_text(
-        f'listen: "127.0.0.1:-1"\nports_file_dir: "{directory}"\nmax_payload: 8MB\n'
-        f'jetstream {{ store_dir: "{directory}/store", max_file: 8589934592, sync_interval: "100ms" }}\n'
-        f"authorization {{ {authorization} }}\n"
-    )
-    with (directory / "nats.log").open("wb") as log:
-        process = subprocess.Popen([str(locate()), "-c", str(config)], stderr=log)
-        try:
-            yield _ports(directory / f"nats-server_{process.pid}.ports")
-        finally:
-            process.terminate()
-            process.wait(10)
-
-
-def _ports(path: Path) -> str:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
-            return str(json.loads(path.read_text())["nats"][0])
-        time.sleep(0.005)
-    raise TimeoutError(f"no ports file {path}")
 
 
 @dataclass

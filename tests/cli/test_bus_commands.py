@@ -9,20 +9,19 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
 import msgspec
 import pytest
+from brokers import TOKEN, plain_server
 from brokers import broker as secured
 from shell_fakes import config, failed, finished, policy, ready
 
 from bus import Limits, NatsBus, codec, connect, provision
-from bus.binary import locate
 from bus.messages import DeadLetter, EpisodeRequest, Heartbeat, Message
 from bus.publish import Publisher
 from engine import cli
@@ -30,8 +29,6 @@ from engine.busview import letters, reading
 from engine.config import Run
 from engine.run import RunDirectory
 from engine.supervisor import Address
-
-TOKEN = "a token of the tests"
 
 
 class Result(NamedTuple):
@@ -72,37 +69,9 @@ def refused(result: Result, *parts: str, code: int) -> None:
         assert part in result.stderr
 
 
-@contextmanager
-def broker(directory: Path) -> Iterator[str]:
-    """Run a nats-server on ``directory``/store."""
-    directory.mkdir(parents=True, exist_ok=True)
-    settings = directory / "test.conf"
-    settings.write_text(
-        f'listen: "127.0.0.1:-1"\nports_file_dir: "{directory}"\nmax_payload: 8MB\n'
-        f'jetstream {{ store_dir: "{directory}/store", max_file: 8589934592 }}\n'
-        f'authorization {{ token: "{TOKEN}" }}\n'
-    )
-    with (directory / "test.log").open("wb") as log:
-        process = subprocess.Popen([str(locate()), "-c", str(settings)], stderr=log)
-        try:
-            yield ports(directory / f"nats-server_{process.pid}.ports")
-        finally:
-            process.terminate()
-            process.wait(10)
-
-
-def ports(path: Path) -> str:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
-            return str(json.loads(path.read_text())["nats"][0])
-        time.sleep(0.005)
-    raise TimeoutError(f"no ports file {path}")
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with broker(tmp_path_factory.mktemp("broker")) as url:
+    with plain_server(tmp_path_factory.mktemp("broker")) as url:
         yield url
 
 
@@ -179,7 +148,7 @@ async def remove(bus: NatsBus) -> None:
 def rested(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """A run that rests: its store lies in its directory, and no server runs."""
     runs = tmp_path_factory.mktemp("rested") / "runs"
-    with broker(runs / "rest" / "bus") as url:
+    with plain_server(runs / "rest" / "bus") as url:
         made = make(url, runs, "rest")
         made.publish(policy(0), ready("d1"), finished("e1"), letter(3))
     return made

@@ -5,7 +5,6 @@ Real HTTP servers on loopback, the real sandbox and validator; only what the ser
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -18,6 +17,7 @@ import pytest
 import pytest_asyncio
 from endpoint_fake import Behaviour, Drop, Hang, Raw, Say, Script, fake_endpoint, talking_vllm
 from role_fakes import FakeChat, FakePool, make_config, make_context
+from sandbox_pools import held_pool
 from test_designer import make_ticket
 
 from bus import MemoryBus
@@ -79,25 +79,10 @@ FAULTS: dict[str, Behaviour] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox() -> AsyncIterator[SandboxPool]:
-    """One pool of the module, entered and left by a task of its own."""
-    ready: asyncio.Future[SandboxPool] = asyncio.get_running_loop().create_future()
-    done = asyncio.Event()
-
-    async def hold() -> None:
-        settings = SandboxSettings(min_level=0, allow_unsafe=True, zygotes=1, cpu_call_seconds=0.5)
-        async with SandboxPool(settings) as pool:
-            ready.set_result(pool)
-            await done.wait()
-
-    task = asyncio.create_task(hold())
-    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        await task
-    try:
-        yield ready.result()
-    finally:
-        done.set()
-        await task
+    """One pool of the module."""
+    settings = SandboxSettings(min_level=0, allow_unsafe=True, zygotes=1, cpu_call_seconds=0.5)
+    async with held_pool(settings) as pool:
+        yield pool
 
 
 @pytest.fixture(autouse=True)

@@ -1,23 +1,15 @@
 from __future__ import annotations
 
-import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from sandbox_pools import emulated as emulated
+from sandbox_pools import held_pool as held_pool
 
 from sandbox import SandboxPool, SandboxSettings
-
-_EMULATE = str(Path(__file__).with_name("sandbox_emulate.py"))
-
-
-def emulated(*features: str) -> tuple[str, ...]:
-    """A launcher prefix that takes ``features`` away from the zygote."""
-    return (sys.executable, "-P", _EMULATE, *features, "--") if features else ()
 
 
 def alive(pid: int) -> bool:
@@ -27,28 +19,6 @@ def alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in ("Z", "X")
-
-
-@asynccontextmanager
-async def held_pool(settings: SandboxSettings, *features: str) -> AsyncIterator[SandboxPool]:
-    """A pool entered and left by a task of its own, as fixtures of a module need it."""
-    ready: asyncio.Future[SandboxPool] = asyncio.get_running_loop().create_future()
-    done = asyncio.Event()
-
-    async def hold() -> None:
-        async with SandboxPool(settings, launcher=emulated(*features)) as pool:
-            ready.set_result(pool)
-            await done.wait()
-
-    task = asyncio.create_task(hold())
-    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        await task
-    try:
-        yield ready.result()
-    finally:
-        done.set()
-        await task
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -1,0 +1,40 @@
+"""Sandbox pools of the tests: held by a task of their own, on this host or a poorer one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from sandbox import SandboxPool, SandboxSettings
+
+_EMULATE = str(Path(__file__).parent / "sandbox" / "sandbox_emulate.py")
+
+
+def emulated(*features: str) -> tuple[str, ...]:
+    """A launcher prefix that takes ``features`` away from the zygote."""
+    return (sys.executable, "-P", _EMULATE, *features, "--") if features else ()
+
+
+@asynccontextmanager
+async def held_pool(settings: SandboxSettings, *features: str) -> AsyncIterator[SandboxPool]:
+    """A pool entered and left by a task of its own, as fixtures of a module need it."""
+    ready: asyncio.Future[SandboxPool] = asyncio.get_running_loop().create_future()
+    done = asyncio.Event()
+
+    async def hold() -> None:
+        async with SandboxPool(settings, launcher=emulated(*features)) as pool:
+            ready.set_result(pool)
+            await done.wait()
+
+    task = asyncio.create_task(hold())
+    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        await task
+    try:
+        yield ready.result()
+    finally:
+        done.set()
+        await task
