@@ -169,3 +169,28 @@ def diversity(
     )
     report = bench.measure(settings, lambda line: print(line, file=sys.stderr, flush=True))
     print(msgspec.json.encode(report).decode() if as_json else bench.text(report), flush=True)
+
+
+@app.command()
+def steady(
+    run: Annotated[str | None, typer.Argument(help="A run that is running now; default: the newest.")] = None,
+    directory: Annotated[Path, typer.Option(help="Where runs are.")] = Path("runs"),
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long to watch at most.")] = 7200.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 10.0,
+    warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds left out of the figures.")] = 900.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Watch a run for hours: memory of each process, cost of a step. Status 1 when memory grows."""
+    import sys
+
+    import msgspec
+
+    from engine.bench import steady as bench
+    from engine.run import find
+
+    result = bench.watch(
+        find(run, directory), seconds, every, warm_up, lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    print(msgspec.json.encode(result).decode() if as_json else bench.text(result))
+    if not result.within_target:
+        raise typer.Exit(1)
