@@ -279,7 +279,10 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
     """A window closed. ``win`` is the mean plain return over the window, ``regret`` hinted - plain.
 
     ``noise_floor`` is the standard error that ``regret`` would have if the hint did nothing; ``turns`` is the
-    mean length of a plain play.
+    mean length of a plain play. ``asked`` plain plays were wanted, ``plays`` of them have an outcome. Regret
+    is measured on ``pairs``, of which ``pairs_apart`` have arms that no policy version sampled both of; the
+    versions of each arm are (oldest, newest). ``regret_paid`` is the estimate that the reward used. A
+    ``leak`` is a hint that holds the answer.
     """
 
     design: str
@@ -305,6 +308,13 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
     family: str | None = None
     noise_floor: float | None = None
     turns: float | None = None
+    asked: int = 0
+    pairs: int = 0
+    pairs_apart: int = 0
+    plain_versions: tuple[int, int] | None = None
+    hinted_versions: tuple[int, int] | None = None
+    regret_paid: float | None = None
+    leak: bool = False
 
     @property
     def key(self) -> str:
@@ -316,7 +326,8 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
 
 
 class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
-    """What the learner trains on. ``advantage`` is normalised and scaled for its role."""
+    """What the learner trains on. ``advantage`` is normalised and scaled for its role, among the ``members``
+    of its group."""
 
     stream: ClassVar[str] = "SAMPLE"
     sample: str
@@ -327,6 +338,7 @@ class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
     reward: float
     advantage: float
     segments: tuple[Segment, ...]
+    members: int = 0
 
     @property
     def key(self) -> str:
@@ -366,7 +378,8 @@ class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
 class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
     """What a round looked like, for people: returns, validity, share of plays with a gradient.
 
-    ``standings`` are the environments whose window goes on.
+    ``standings`` are the environments whose window goes on. ``lost`` plays have no outcome, ``partial``
+    groups closed without one or more of theirs.
     """
 
     round: int
@@ -382,6 +395,8 @@ class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
     win_histogram: tuple[int, ...]
     reward: float | None = None
     standings: tuple[Standing, ...] = ()
+    lost: int = 0
+    partial: int = 0
 
     @property
     def key(self) -> str:

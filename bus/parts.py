@@ -90,3 +90,5 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     hinted: float | None = None
     regret: float | None = None
     turns: float | None = None
+    noise_floor: float | None = None
+    leak: bool = False

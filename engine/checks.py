@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,8 @@ _CORPORA = ("seeds:", "jsonl:", "dir:", "pydoc:", "botocore:", "hf:")
 _DESIGN_PROMPTS = ("nano", "full", "tools")
 _LEVELS = ("seeds:easy", "seeds:mid", "seeds:hard")
 _LARGEST_SEED = 2**32 - 1
+_REWARDS = ("blend", "regret", "solve_rate", "learning_potential", "micro_lp", "frontier")
+_OWN_REWARD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def check(config: Config) -> list[Problem]:
@@ -229,14 +232,18 @@ def _agent(config: Config) -> Iterator[Problem]:
 
 def _curriculum(config: Config) -> Iterator[Problem]:
     plan, rounds = config.curriculum, config.curriculum.rounds_per_window
-    for name in ("environments", "rounds_per_window", "delay"):
+    for name in ("environments", "rounds_per_window"):
         yield from _least(f"curriculum.{name}", getattr(plan, name), 1)
-    for name in ("lead", "design_ahead", "reissues", "hinted_plays"):
+    for name in ("lead", "design_ahead") if plan.mode == "sync" else ():
+        if getattr(plan, name):
+            yield f"curriculum.{name}", 'must be 0 for curriculum.mode = "sync": nothing is done ahead in it'
+    for name in ("delay", "lead", "design_ahead", "reissues", "hinted_plays"):
         yield from _least(f"curriculum.{name}", getattr(plan, name), 0)
     if plan.plays_per_round < 2:
         yield "curriculum.plays_per_round", "must be at least 2: an advantage compares plays of a group"
-    if plan.delay < rounds:
-        yield "curriculum.delay", f"must be at least curriculum.rounds_per_window = {rounds}"
+    if 0 < plan.delay < rounds:
+        yield "curriculum.delay", f"must be at least curriculum.rounds_per_window = {rounds}, or 0"
+    yield from _within("curriculum.hinted_rounds", plan.hinted_rounds, 1, max(1, rounds))
     if plan.schedule == "rolling" and rounds > 0 and plan.environments % rounds:
         yield (
             "curriculum.environments",
@@ -258,12 +265,14 @@ def _ages(config: Config) -> Iterator[Problem]:
             f"must not exceed learner.agent.max_staleness = {learner.agent.max_staleness}, "
             "or every play would be too old to train on",
         )
-    oldest = plan.delay + max(plan.rounds_per_window, plan.design_ahead + plan.lead)
+    ahead = plan.design_ahead + plan.lead
+    oldest = plan.delay + max(plan.rounds_per_window, ahead) if plan.delay else plan.held_rounds + ahead
     if learner.designer.max_staleness < oldest:
         yield (
             "learner.designer.max_staleness",
             f"must be at least {oldest} = curriculum.delay + the larger of curriculum.rounds_per_window and "
-            "curriculum.design_ahead + curriculum.lead, or designs would be too old when their window closes",
+            "curriculum.design_ahead + curriculum.lead (for delay = 0: rounds_per_window - 1 + design_ahead + "
+            "lead), or designs would be too old when their window closes",
         )
 
 
@@ -292,6 +301,20 @@ def _reward(config: Config) -> Iterator[Problem]:
             "curriculum.rounds_per_window",
             "must be at least 2: the micro_lp term is a slope over the window",
         )
+    own = {point.name for point in entry_points(group="spade.rewards")}
+    if reward.variant not in {*_REWARDS, *own} and not _OWN_REWARD.fullmatch(reward.variant):
+        yield (
+            "reward.variant",
+            f'must be one of {", ".join(_REWARDS)}, a name of the entry-point group "spade.rewards", or '
+            '"package.module:function"',
+        )
+    if not 0.5 <= reward.confidence < 1:
+        yield "reward.confidence", "must lie in [0.5, 1)"
+    yield from _within("reward.lowest_return", reward.lowest_return, -1, 0)
+    if reward.reference_parity and (reward.regret_estimate != "mean" or reward.variant not in _REWARDS):
+        yield "reward.reference_parity", 'needs a built-in variant and reward.regret_estimate = "mean"'
+    if reward.reference_parity and plan.hinted_rounds > 1:
+        yield "curriculum.hinted_rounds", "must be 1 for reward.reference_parity: hints are played once there"
     if not 0 <= reward.low <= reward.high <= 1:
         yield "reward.low", f"0 <= low <= high <= 1 must hold; reward.high = {reward.high}"
     for name in ("ramp", "regret_scale", "micro_lp_scale", "frontier_scale"):

@@ -260,28 +260,50 @@ class Agent(Table, frozen=True, kw_only=True):
 
 
 class Curriculum(Table, frozen=True, kw_only=True):
-    """Which environments are played when. R = ``rounds_per_window``, k = ``delay`` >= R.
+    """Which environments are played when. R = ``rounds_per_window``. k = ``delay`` >= R is how many rounds
+    after a window opened its designs are trained; 0 trains them with the window's last round.
 
     ``lead`` is how many rounds may be played beyond the last one trained; it bounds the age of agent
-    tokens. ``design_ahead`` is how many rounds before its window opens a cohort is designed.
+    tokens. ``design_ahead`` is how many rounds before its window opens a cohort is designed. ``mode`` "sync"
+    designs, then plays, then trains, and does nothing meanwhile. ``hinted_rounds`` is in how many rounds of
+    a window hints are played, ``reissues`` how often work is asked for again that met a fault of the
+    infrastructure (``docs/credit.md``).
     """
 
+    mode: Literal["async", "sync"] = "async"
     schedule: Literal["rolling", "epoch"] = "rolling"
     environments: int = 24
     rounds_per_window: int = 4
     delay: int = 4
     plays_per_round: int = 8
     hinted_plays: int = 8
+    hinted_rounds: int = 1
     lead: int = 1
     design_ahead: int = 1
     reissues: int = 2
 
+    @property
+    def held_rounds(self) -> int:
+        """Rounds between the opening of a window and the batch that trains its designs."""
+        return self.delay or self.rounds_per_window - 1
+
 
 class Reward(Table, frozen=True, kw_only=True):
-    """The designer's reward. ``reference_parity`` takes the formulas of the public implementation
-    with all their edge cases, for comparison."""
+    """The designer's reward. ``variant`` is ``blend``, ``regret``, ``solve_rate``, ``learning_potential``,
+    ``micro_lp``, ``frontier``, or one of your own: a name of the entry-point group ``spade.rewards`` or
+    "package.module:function". ``reference_parity`` takes the formulas of the public implementation
+    with all their edge cases, for comparison.
 
-    variant: Literal["blend", "regret", "solve_rate", "learning_potential", "micro_lp", "frontier"] = "blend"
+    ``regret_estimate`` is what of a measured regret is paid: the mean over pairs, the mean ``shrunk`` towards
+    0 by its noise, or its ``lower`` bound at ``confidence``. ``lowest_return`` is the least return that the
+    environments give, 0 or down to -1. A hint that gives the answer away is flagged, and its design earns the
+    floor with ``hint_leak`` "floor" (``docs/credit.md``)."""
+
+    variant: str = "blend"
+    regret_estimate: Literal["mean", "shrunk", "lower"] = "mean"
+    confidence: float = 0.9
+    lowest_return: float = 0.0
+    hint_leak: Literal["flag", "floor"] = "flag"
     plateau_weight: float = 0.6
     regret_weight: float = 0.4
     micro_lp_weight: float = 0.0
@@ -300,13 +322,15 @@ class Reward(Table, frozen=True, kw_only=True):
 
 
 class RoleTraining(Table, frozen=True, kw_only=True):
-    """How one role's samples enter the loss. ``quota`` 0 takes all that is there; ``advantage_scale``
+    """How one role's samples enter the loss. ``quota`` 0 takes all that is there; where it takes a part,
+    ``priority`` says which: the ``oldest``, or those with the ``largest`` advantage. ``advantage_scale``
     multiplies the normalised advantage; ``weight`` multiplies the role's share of the loss."""
 
     quota: int = 0
     max_staleness: int = 4
     normalise: Literal["zscore", "centre"] = "zscore"
     scope: Literal["group", "skill", "global"] = "group"
+    priority: Literal["oldest", "largest"] = "oldest"
     advantage_scale: float = 1.0
     weight: float = 1.0
 
