@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine.checks_designers import designers
+from engine.checks_learner import learners
 from engine.config import Config, Designer, Sampling
 
 Problem = tuple[str, str]
@@ -440,6 +441,7 @@ _RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _reward,
     _quotas,
     _learner,
+    learners,
     _evaluator,
     _warmstart,
 )

@@ -346,11 +346,27 @@ class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
 
 
 class Optimizer(Table, frozen=True, kw_only=True):
+    """AdamW. ``kind`` "adamw_8bit" keeps the moments in eight bits, "paged_adamw_8bit" lets them move to the
+    host's memory as well; both need bitsandbytes and a GPU. The kind must stay as it is when a run is
+    resumed."""
+
+    kind: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     learning_rate: float = 1e-6
     beta1: float = 0.9
     beta2: float = 0.98
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
+
+
+class Lora(Table, frozen=True, kw_only=True):
+    """Low-rank adapters instead of all weights: ``rank`` 0 trains all. ``targets`` names the modules that get
+    one (empty: every linear layer but the head); the update of a weight is ``alpha / rank * B A``. What is
+    published are the starting weights with the update added."""
+
+    rank: int = 0
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
 
 
 class Learner(Table, frozen=True, kw_only=True):
@@ -359,6 +375,7 @@ class Learner(Table, frozen=True, kw_only=True):
     agent: RoleTraining = RoleTraining()
     designer: DesignerTraining = DesignerTraining()
     optimizer: Optimizer = Optimizer()
+    lora: Lora = Lora()
     clip_low: float = 0.2
     clip_high: float = 0.28
     importance_cap: float = 2.0
@@ -378,6 +395,7 @@ class Learner(Table, frozen=True, kw_only=True):
     threads: int = 1
     checkpoint_every: int = 1
     checkpoints_kept: int = 2
+    best_by: str = ""
     step_seconds: float = 3600.0
     report_to: tuple[str, ...] = ()
     launch: tuple[str, ...] = ()

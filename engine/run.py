@@ -37,6 +37,7 @@ FIXED = (
     "reward",
     "learner.agent",
     "learner.designer",
+    "learner.lora",
 )
 """What a resumed run may not change: the curriculum is replayed from its events under these settings."""
 

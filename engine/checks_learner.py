@@ -1,0 +1,36 @@
+"""Rules of a recipe about checkpoints, adapters and how the learner is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config import Config
+
+Problem = tuple[str, str]
+
+
+def learners(config: Config) -> Iterator[Problem]:
+    """Yield the problems of a learner's checkpoints and adapters."""
+    yield from _checkpoints(config)
+    yield from _lora(config)
+
+
+def _checkpoints(config: Config) -> Iterator[Problem]:
+    best = config.learner.best_by
+    suites = [suite.name for suite in config.evaluator.suites]
+    if best.startswith("metric:"):
+        if not best.removeprefix("metric:").lstrip("-"):
+            yield "learner.best_by", "must name a metric of a batch, like metric:entropy or metric:-loss"
+    elif best and best not in suites:
+        known = ", ".join(suites) or "there is none"
+        yield "learner.best_by", f'must name a suite of the evaluator ({known}), or be "metric:NAME"'
+
+
+def _lora(config: Config) -> Iterator[Problem]:
+    lora = config.learner.lora
+    if lora.rank < 0:
+        yield "learner.lora.rank", "must be at least 0 (off)"
+    if lora.alpha <= 0:
+        yield "learner.lora.alpha", "must be greater than 0"
+    if not 0 <= lora.dropout < 1:
+        yield "learner.lora.dropout", "must lie in [0, 1)"
