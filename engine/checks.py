@@ -355,20 +355,44 @@ def _quotas(config: Config) -> Iterator[Problem]:
         )
 
 
+def _objective(config: Config) -> Iterator[Problem]:
+    """Clip ranges and importance weights; 0 in a role's table takes the value of [learner]."""
+    learner = config.learner
+    for prefix, table, least in (
+        ("learner", learner, False),
+        ("learner.agent", learner.agent, True),
+        ("learner.designer", learner.designer, True),
+    ):
+        if not (0 < table.clip_low < 1 or (least and table.clip_low == 0)):
+            yield f"{prefix}.clip_low", "must lie in (0, 1)"
+        if not (table.clip_high > 0 or (least and table.clip_high == 0)):
+            yield f"{prefix}.clip_high", "must be greater than 0"
+        if not (table.importance_cap >= 1 or (least and table.importance_cap == 0)):
+            yield (
+                f"{prefix}.importance_cap",
+                "must be at least 1, or tokens of the current policy would be cut too",
+            )
+    yield from _least("learner.steps_per_batch", learner.steps_per_batch, 1)
+    if learner.minibatches and learner.steps_per_batch == 1:
+        yield "learner.minibatches", "needs learner.steps_per_batch of at least 2, one step for each part"
+    own = learner.supervised_mix > 0 and learner.supervised_source == "accepted"
+    if own and config.designer.kind != "policy":
+        yield (
+            "learner.supervised_source",
+            f'"accepted" mixes in the policy\'s own designs; designer.kind = "{config.designer.kind}" '
+            "writes none",
+        )
+
+
 def _learner(config: Config) -> Iterator[Problem]:
     learner, optimizer = config.learner, config.learner.optimizer
-    yield from _positive("learner.optimizer.learning_rate", optimizer.learning_rate)
+    yield from _least("learner.optimizer.learning_rate", optimizer.learning_rate, 0)
     for name in ("beta1", "beta2"):
         value = getattr(optimizer, name)
         if not 0 <= value < 1:
             yield f"learner.optimizer.{name}", "must lie in [0, 1)"
     yield from _least("learner.optimizer.weight_decay", optimizer.weight_decay, 0)
     yield from _positive("learner.optimizer.max_grad_norm", optimizer.max_grad_norm)
-    if not 0 < learner.clip_low < 1:
-        yield "learner.clip_low", "must lie in (0, 1)"
-    yield from _positive("learner.clip_high", learner.clip_high)
-    if learner.importance_cap < 1:
-        yield "learner.importance_cap", "must be at least 1, or tokens of the current policy would be cut too"
     for name in ("kl", "entropy", "hinted_weight"):
         yield from _least(f"learner.{name}", getattr(learner, name), 0)
     yield from _within("learner.supervised_mix", learner.supervised_mix, 0, 1)
@@ -378,10 +402,15 @@ def _learner(config: Config) -> Iterator[Problem]:
     yield from _least("learner.threads", learner.threads, 0)
     if learner.train_hinted and config.curriculum.hinted_plays < 1:
         yield "learner.train_hinted", "needs curriculum.hinted_plays of at least 1"
-    if learner.supervised_mix > 0 and config.model.path.startswith("package:"):
+    if (
+        learner.supervised_mix > 0
+        and learner.supervised_source == "warmstart"
+        and config.model.path.startswith("package:")
+    ):
         yield (
             "learner.supervised_mix",
-            "needs the supervised examples of a warm start; a packaged model has none",
+            "needs the supervised examples of a warm start; a packaged model has none. "
+            'Set learner.supervised_source = "accepted"',
         )
 
 
@@ -440,6 +469,7 @@ _RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _ages,
     _reward,
     _quotas,
+    _objective,
     _learner,
     learners,
     _evaluator,

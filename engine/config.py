@@ -130,7 +130,8 @@ class Sampling(Table, frozen=True, kw_only=True):
 class Endpoint(Table, frozen=True, kw_only=True):
     """An OpenAI-compatible endpoint. ``key_env`` names the environment variable that holds its key (empty:
     no key). ``tries`` bounds the requests for one answer, ``request_seconds`` each of them;
-    ``requests_per_minute`` 0 sets no limit. ``context_tokens`` is what the model takes, counted with the
+    ``requests_per_minute`` 0 sets no limit. ``max_cost`` is what the whole run may pay for it, in the
+    currency of the prices (0: no limit). ``context_tokens`` is what the model takes, counted with the
     run's tokenizer. ``tokens_field`` is what the endpoint calls the limit of an answer; ``send_sampling``
     false leaves temperature and top-p out; ``extra`` is laid over each request. Prices are for a million
     tokens."""
@@ -147,6 +148,7 @@ class Endpoint(Table, frozen=True, kw_only=True):
     send_seed: bool = False
     price_in: float = 0.0
     price_out: float = 0.0
+    max_cost: float = 0.0
     extra: dict[str, str | int | float | bool] = {}
 
 
@@ -321,10 +323,21 @@ class Reward(Table, frozen=True, kw_only=True):
     reference_parity: bool = False
 
 
+ImportanceMode = Literal[
+    "token_truncate",
+    "token_mask",
+    "sequence_truncate",
+    "sequence_mask",
+    "geometric_truncate",
+    "geometric_mask",
+]
+
+
 class RoleTraining(Table, frozen=True, kw_only=True):
     """How one role's samples enter the loss. ``quota`` 0 takes all that is there; where it takes a part,
     ``priority`` says which: the ``oldest``, or those with the ``largest`` advantage. ``advantage_scale``
-    multiplies the normalised advantage; ``weight`` multiplies the role's share of the loss."""
+    multiplies the normalised advantage; ``weight`` multiplies the role's share of the loss. Clip range, cap
+    and mode of the importance weight are those of ``[learner]`` where they are 0 or empty here."""
 
     quota: int = 0
     max_staleness: int = 4
@@ -333,6 +346,10 @@ class RoleTraining(Table, frozen=True, kw_only=True):
     priority: Literal["oldest", "largest"] = "oldest"
     advantage_scale: float = 1.0
     weight: float = 1.0
+    clip_low: float = 0.0
+    clip_high: float = 0.0
+    importance_cap: float = 0.0
+    importance_mode: ImportanceMode | Literal[""] = ""
 
 
 class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
@@ -370,7 +387,16 @@ class Lora(Table, frozen=True, kw_only=True):
 
 
 class Learner(Table, frozen=True, kw_only=True):
-    """The learner role. ``launch`` is the command prefix for several devices."""
+    """The learner role. ``launch`` is the command prefix for several devices.
+
+    ``importance_mode`` says what the weight of a token against the policy that sampled it is: its own ratio
+    (``token``), or for all tokens of a segment the product (``sequence``) or the geometric mean
+    (``geometric``) of their ratios; ``truncate`` cuts it at ``importance_cap``, ``mask`` leaves out what is
+    above. ``steps_per_batch`` optimiser steps are taken on each batch, all on the whole of it, or with
+    ``minibatches`` each on its own part. The clip range bounds what they move (``docs/loss.md``).
+
+    ``supervised_mix`` weighs the negative log-likelihood of ``supervised_samples`` examples a batch: those of
+    the warm start, or the run's own accepted designs (``supervised_source``)."""
 
     agent: RoleTraining = RoleTraining()
     designer: DesignerTraining = DesignerTraining()
@@ -379,15 +405,16 @@ class Learner(Table, frozen=True, kw_only=True):
     clip_low: float = 0.2
     clip_high: float = 0.28
     importance_cap: float = 2.0
-    importance_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
-        "token_truncate"
-    )
+    importance_mode: ImportanceMode = "token_truncate"
+    steps_per_batch: int = 1
+    minibatches: bool = False
     kl: float = 0.0
     entropy: float = 0.0
     train_hinted: bool = False
     hinted_weight: float = 0.5
     supervised_mix: float = 0.0
     supervised_samples: int = 8
+    supervised_source: Literal["warmstart", "accepted"] = "warmstart"
     micro_batch_tokens: int = 3000
     precision: Literal["fp32", "bf16"] = "fp32"
     attention: Literal["eager", "sdpa", "flash_attention_2"] = "eager"

@@ -4,10 +4,14 @@ The loss of a step is, for each role, ``weight * sum over samples of (mean over 
 tokens) / B`` with one B for both roles (reference spec 6.3), so that ``advantage_scale`` means what the
 reference's factor means. B counts plays and designs without variance too: they pull the step down as in a
 synchronous batch.
+
+Several optimiser steps on one batch all take the whole of it, or each its own minibatch: samples are dealt
+out whole, and weights are multiplied by the number of steps, so that each step has the size of a full one.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +28,8 @@ KINDS = ("agent", "designer", "supervised")
 MicroBatch = dict[str, torch.Tensor]
 """Right-padded tensors of B rows: ``input_ids`` and ``attention_mask`` int64 (B, T); ``kind`` int64 (B,),
 an index into ``KINDS``; and, for the token at position t + 1, ``mask`` bool, ``behaviour`` (log-probs),
-``advantages`` and ``weights`` float32, all (B, T - 1). ``mask`` has holes where tokens were not sampled."""
+``advantages`` and ``weights`` float32, all (B, T - 1). ``mask`` has holes where tokens were not sampled. When
+several steps are taken on the batch, ``proximal`` holds the log-probs at its start, like ``behaviour``."""
 
 
 class Example(NamedTuple):
@@ -48,14 +53,21 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What one optimiser step consumes. ``tokens`` and ``padded`` count positions without and with
-    padding, ``trained`` those with a policy loss."""
+    """What makes one version of the weights. ``tokens`` and ``padded`` count positions without and with
+    padding, ``trained`` those with a policy loss. ``schedule`` holds, for each optimiser step, the indices of
+    its micro-batches."""
 
     micro_batches: tuple[MicroBatch, ...]
     rows: int
     tokens: int
     padded: int
     trained: int
+    schedule: tuple[tuple[int, ...], ...] = ((),)
+
+    @property
+    def passes(self) -> int:
+        """Return how often the steps see each micro-batch."""
+        return sum(map(len, self.schedule)) // max(1, len(self.micro_batches))
 
     @property
     def waste(self) -> float:
@@ -106,26 +118,55 @@ def supervised_rows(examples: Sequence[Example], weight: float) -> list[Row]:
     ]
 
 
-def build(rows: Iterable[Row], *, micro_batch_tokens: int, padding: int) -> Batch:
+def build(
+    rows: Iterable[Row], *, micro_batch_tokens: int, padding: int, steps: int = 1, minibatches: bool = False
+) -> Batch:
     """Pack ``rows``, sorted by length, into micro-batches of at most ``micro_batch_tokens`` positions.
 
-    A row longer than that is a micro-batch of its own. ``padding`` is the token id that fills up.
+    A row longer than that is a micro-batch of its own. ``padding`` is the token id that fills up. ``steps``
+    optimiser steps are taken on all of them, or with ``minibatches`` each on its part of the samples (there
+    are as many steps as samples, if those are fewer).
     """
     ordered = sorted(rows, key=lambda row: (len(row.tokens), row.name))
-    groups: list[list[Row]] = []
-    for row in ordered:
-        if groups and (len(groups[-1]) + 1) * len(row.tokens) <= micro_batch_tokens:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    micro_batches = tuple(collate(group, padding) for group in groups)
+    parts = [ordered]
+    if minibatches and steps > 1:
+        parts, steps = _deal(ordered, steps), 1
+    packed = [[collate(group, padding) for group in _pack(part, micro_batch_tokens)] for part in parts]
+    micro_batches = tuple(micro for part in packed for micro in part)
+    indices = iter(range(len(micro_batches)))
     return Batch(
         micro_batches=micro_batches,
         rows=len(ordered),
         tokens=sum(len(row.tokens) for row in ordered),
         padded=sum(micro["input_ids"].numel() for micro in micro_batches),
         trained=sum(int(row.mask.sum()) for row in ordered if KINDS[row.kind] != "supervised"),
+        schedule=tuple(tuple(next(indices) for _ in part) for part in packed) * steps,
     )
+
+
+def _pack(ordered: Sequence[Row], micro_batch_tokens: int) -> list[list[Row]]:
+    groups: list[list[Row]] = []
+    for row in ordered:
+        if groups and (len(groups[-1]) + 1) * len(row.tokens) <= micro_batch_tokens:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+def _deal(ordered: Sequence[Row], count: int) -> list[list[Row]]:
+    """Deal samples out into ``count`` parts, kind by kind, in the order of the hashes of their names."""
+    samples: dict[tuple[int, str], list[Row]] = {}
+    for row in ordered:
+        whole = row.name if KINDS[row.kind] == "supervised" else row.name.rpartition("/")[0]
+        samples.setdefault((row.kind, whole), []).append(row)
+    names = sorted(samples, key=lambda name: (name[0], hashlib.blake2b(name[1].encode()).digest()))
+    count = min(count, len(names))
+    dealt = {name: index % count for index, name in enumerate(names)}
+    parts: list[list[Row]] = [[] for _ in range(count)]
+    for name, rows in samples.items():
+        parts[dealt[name]] += [row._replace(weight=row.weight * count) for row in rows]
+    return [sorted(part, key=lambda row: (len(row.tokens), row.name)) for part in parts]
 
 
 def collate(rows: Sequence[Row], padding: int) -> MicroBatch:

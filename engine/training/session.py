@@ -15,6 +15,7 @@ import torch
 from engine.errors import SpadeError
 from engine.training.batch import Batch
 from engine.training.feed import Errand, Feed, Step
+from engine.training.ranks import Ranks
 
 T = TypeVar("T")
 _JOIN_SECONDS = 5.0
@@ -31,13 +32,15 @@ class Session:
 
     ``build`` gets the feed. ``threads`` is the number of torch's threads in this process, 0 leaves torch's
     own choice. A command that misses its deadline raises SpadeError; the thread cannot be stopped then, so
-    the process should end (the thread is a daemon and does not hold it).
+    the process should end (the thread is a daemon and does not hold it). ``ranks`` are the processes of the
+    learner; ``build`` meets the others.
     """
 
-    def __init__(self, build: Callable[[Feed], Trainer], *, threads: int) -> None:
+    def __init__(self, build: Callable[[Feed], Trainer], *, threads: int, ranks: Ranks | None = None) -> None:
+        self._ranks = ranks or Ranks()
         self._build = build
         self._threads = threads
-        self._feed = Feed()
+        self._feed = Feed(self._ranks)
         self._thread = threading.Thread(target=self._main, name="trainer", daemon=True)
 
     async def __aenter__(self) -> Session:
@@ -62,7 +65,7 @@ class Session:
         return await self._wait(errand.result, seconds, what)
 
     async def step(self, build: Callable[[], Batch], *, seconds: float) -> dict[str, float]:
-        """Take one optimiser step on the batch that ``build`` makes. Returns its metrics."""
+        """Take the optimiser steps on the batch that ``build`` makes. Returns its metrics."""
         step = Step(build)
         self._feed.submit(step)
         return await self._wait(step.result, seconds, "optimiser step")
@@ -82,6 +85,7 @@ class Session:
             if self._threads:
                 torch.set_num_threads(self._threads)
             self._build(self._feed).run()
+            self._ranks.leave()
         except BaseException as error:
             self._feed.fail(error)
         else:
