@@ -327,7 +327,7 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
 
 class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
     """What the learner trains on. ``advantage`` is normalised and scaled for its role, among the ``members``
-    of its group."""
+    of its group. ``accepted``: these are the tokens of a program that passed the validator."""
 
     stream: ClassVar[str] = "SAMPLE"
     sample: str
@@ -339,6 +339,7 @@ class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
     advantage: float
     segments: tuple[Segment, ...]
     members: int = 0
+    accepted: bool = False
 
     @property
     def key(self) -> str:

@@ -138,6 +138,7 @@ class Outbox:
                 reward=held.reward,
                 advantage=held.advantage,
                 segments=found[sample].segments,
+                accepted=held.valid and not held.part,
             )
             for held, sample in zip(command.held, command.samples, strict=True)
             if sample in found
