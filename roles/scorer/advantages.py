@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 from engine.config import RoleTraining
 
 EPSILON = 1e-8
-FLAT = 1e-9
+FLAT = 1e-12
 
 
 def flat(values: Sequence[float]) -> bool:
@@ -20,7 +20,8 @@ def normalise(rewards: Sequence[float], labels: Sequence[str], settings: RoleTra
     """Return the advantages of ``rewards``, centred among those that share a label.
 
     ``zscore`` divides by the population standard deviation plus 1e-8, ``centre`` does not; both are
-    multiplied by ``settings.advantage_scale``. A label whose rewards do not differ gives zeros.
+    multiplied by ``settings.advantage_scale``. A label whose rewards do not differ, as that of one alone,
+    gives zeros.
     """
     members: dict[str, list[int]] = {}
     for position, label in enumerate(labels):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
@@ -12,11 +13,14 @@ from bus.messages import Arm, EnvironmentScored, RoundClosed, RoundSummary, Stan
 from engine.config import Config, Reward
 from roles.scorer import plan
 from roles.scorer.advantages import agent_label, designer_labels, normalise
+from roles.scorer.leaks import leaks
+from roles.scorer.regret import shrink
 from roles.scorer.rewards import (
     BROKEN_SHARE,
     CORRECTED,
     REFERENCE,
     Evidence,
+    Own,
     Tracker,
     plateau,
     raw_rewards,
@@ -24,6 +28,7 @@ from roles.scorer.rewards import (
 )
 from roles.scorer.state import Cohort, Design, Graded, Held, Play, PublishGroup, Status, Tally
 from roles.scorer.window import Statistics, Window, measure
+from roles.scorer.work import ARMS
 
 _BINS = 10
 
@@ -68,7 +73,7 @@ def grade(config: Config, round_: int, groups: Sequence[Group], tally: Tally) ->
                 if not (play.truncated and config.agent.truncated == "mask")
             )
             tally.agent_samples += len(graded)
-            commands.append(PublishGroup(round_, group.design.skill, name, graded))
+            commands.append(PublishGroup(round_, group.design.skill, name, graded, len(plays)))
     return commands
 
 
@@ -76,19 +81,20 @@ def _sample(run: str, group: Group, round_: int, index: int) -> str:
     return stable_id("sample", run, group.design.design, round_, group.arm, index)
 
 
-def window_of(design: Design, first: int) -> Window:
-    """Return the outcomes of a design whose window opened in round ``first``."""
+def window_of(design: Design) -> Window:
+    """Return the outcomes of a design so far."""
 
     def returns(plays: Sequence[Play]) -> dict[int, float]:
         return {i: play.returned for i, play in enumerate(plays) if play.status is Status.DONE}
 
-    opening = design.rounds.get(first)
     return Window(
-        first=first,
         plain={number: returns(plays.plain) for number, plays in design.rounds.items()},
-        hinted=returns(opening.hinted) if opening else {},
-        env_failures=sum(play.env_failed for plays in design.rounds.values() for play in plays.plain),
+        hinted={number: returns(plays.hinted) for number, plays in design.rounds.items() if plays.hinted},
     )
+
+
+def _plays(design: Design, arm: Arm) -> list[Play]:
+    return [play for plays in design.rounds.values() for play in plays.arm(arm)]
 
 
 def penalises(config: Config) -> bool:
@@ -97,20 +103,28 @@ def penalises(config: Config) -> bool:
 
 
 def settle(
-    config: Config, tracker: Tracker, cohort: Cohort, designs: Sequence[Design], round_: int
+    config: Config,
+    tracker: Tracker,
+    cohort: Cohort,
+    designs: Sequence[Design],
+    round_: int,
+    own: Own | None = None,
 ) -> tuple[list[EnvironmentScored], list[Held]]:
     """Close the window of ``cohort`` in ``round_``: score its designs, give credit to their tokens.
 
     Invalid attempts are part of their skill's (or group's) mean under ``designer.invalid = "penalise"``. A
     design that was never played has no reward and is not trained; those of a designer that is not the policy
-    have a reward and no credit. A hint whose tokens are held earns the regret, among hints. Moves the moving
-    averages of ``tracker``.
+    have a reward and no credit. A hint whose tokens are held earns the regret, among hints. ``own`` is a
+    reward that is not built in. Moves the moving averages of ``tracker``.
     """
     settings = config.reward
-    measured = [_measured(config, cohort, design) for design in designs]
-    found, evidence = [statistics for statistics, _ in measured], [proof for _, proof in measured]
+    found = [_measured(config, design) for design in designs]
+    evidence = [
+        _evidence(config, design, statistics, paid)
+        for design, statistics, paid in zip(designs, found, _paid(settings, found), strict=True)
+    ]
     rules = REFERENCE if settings.reference_parity else CORRECTED
-    rewards = raw_rewards(evidence, settings, tracker, rules)
+    rewards = raw_rewards(evidence, settings, tracker, rules, own)
     entries = [
         (design.design, design.attempt, design.skill, True, reward)
         for design, reward in zip(designs, rewards, strict=True)
@@ -128,26 +142,40 @@ def settle(
         if trained
         else [0.0] * len(entries)
     )
+    members = Counter(labels)
     held = [
-        Held(name, n, cohort.number, skill, valid, reward, advantage, cohort.due, label if by_group else "")
-        for (name, n, skill, valid, reward), advantage, label in zip(entries, advantages, groups, strict=True)
+        Held(
+            name,
+            n,
+            cohort.number,
+            skill,
+            valid,
+            reward,
+            advantage,
+            cohort.due,
+            group=group if by_group else "",
+            members=members[label],
+        )
+        for (name, n, skill, valid, reward), advantage, group, label in zip(
+            entries, advantages, groups, labels, strict=True
+        )
     ]
     credit = {item.design: item for item in held if item.valid}
     scored = [
-        _scored(config, design, statistics, proof.broken, credit.get(design.design), round_)
+        _scored(config, design, statistics, proof, credit.get(design.design), round_)
         for design, statistics, proof in zip(designs, found, evidence, strict=True)
     ]
-    hints = [_hint(cohort, design, settings, *item) for design, item in zip(designs, measured, strict=True)]
+    hints = [_hint(cohort, design, settings, proof) for design, proof in zip(designs, evidence, strict=True)]
     return scored, [*held, *_compared(hints, config)] if trained else []
 
 
-def standing(config: Config, cohort: Cohort, design: Design) -> Standing:
+def standing(config: Config, design: Design) -> Standing:
     """Return how a design of an open window has done so far."""
-    found, proof = _measured(config, cohort, design)
+    found = _measured(config, design)
     return Standing(
         design=design.design,
         environment=design.environment,
-        state=_state(config.reward, found, proof.broken),
+        state=_state(config.reward, found, _broken(config, design, found)),
         plays=found.plays,
         win=found.win,
         win_low=found.win_low,
@@ -156,30 +184,49 @@ def standing(config: Config, cohort: Cohort, design: Design) -> Standing:
         hinted=found.hinted,
         regret=found.regret,
         turns=_turns(design),
+        noise_floor=found.noise_floor,
+        leak=leaks(_plays(design, "hinted")),
     )
 
 
-def _measured(config: Config, cohort: Cohort, design: Design) -> tuple[Statistics, Evidence]:
-    window = window_of(design, cohort.opens)
-    found = measure(window, plan.seed(config.run.seed, design.design, "bootstrap"))
-    flagged = bool(design.flag) and not config.reward.reference_parity
-    return found, _evidence(design, window, found, flagged=flagged)
+def _measured(config: Config, design: Design) -> Statistics:
+    settings = config.reward
+    return measure(
+        window_of(design),
+        plan.seed(config.run.seed, design.design, "bootstrap"),
+        lowest=settings.lowest_return,
+        confidence=settings.confidence,
+    )
+
+
+def _paid(settings: Reward, found: Sequence[Statistics]) -> list[float | None]:
+    """Return what of each measured regret is paid. Without pairs only the plain mean has anything to say."""
+    if settings.regret_estimate == "mean":
+        return [one.regret for one in found]
+    if settings.regret_estimate == "lower":
+        return [one.regret_lower for one in found]
+    known = [
+        (i, one.regret, one.regret_variance)
+        for i, one in enumerate(found)
+        if one.regret is not None and one.regret_variance is not None
+    ]
+    paid: list[float | None] = [None] * len(found)
+    for (i, _, _), value in zip(known, shrink([m for _, m, _ in known], [v for *_, v in known]), strict=True):
+        paid[i] = value
+    return paid
 
 
 def _turns(design: Design) -> float | None:
     """Return the mean length of finished plain plays."""
-    plays = [play for plays in design.rounds.values() for play in plays.plain]
-    return _mean([float(play.turns) for play in plays if play.status is Status.DONE])
+    return _mean([float(play.turns) for play in _plays(design, "plain") if play.status is Status.DONE])
 
 
-def _hint(
-    cohort: Cohort, design: Design, settings: Reward, found: Statistics, proof: Evidence
-) -> Held | None:
+def _hint(cohort: Cohort, design: Design, settings: Reward, proof: Evidence) -> Held | None:
     """The tokens of a hint that will be trained, with the regret as their reward."""
-    if not design.hint_held or found.regret is None:
+    if not design.hint_held or proof.regret is None:
         return None
     reward = (
-        settings.degenerate_reward if proof.broken else regret_credit(found.regret, settings.regret_scale)
+        settings.degenerate_reward if proof.broken else regret_credit(proof.regret, settings.regret_scale)
     )
     where = (design.design, design.attempt, cohort.number, design.skill)
     return Held(*where, True, reward, 0.0, cohort.due, part="hint")
@@ -190,27 +237,69 @@ def _compared(hints: Sequence[Held | None], config: Config) -> list[Held]:
     held, settings = [hint for hint in hints if hint is not None], config.learner.designer
     labels = ["" if settings.scope == "global" else hint.skill for hint in held]
     advantages = normalise([hint.reward for hint in held], labels, settings)
+    members = Counter(labels)
     return [
-        msgspec.structs.replace(hint, advantage=value) for hint, value in zip(held, advantages, strict=True)
+        msgspec.structs.replace(hint, advantage=value, members=members[label])
+        for hint, value, label in zip(held, advantages, labels, strict=True)
     ]
 
 
-def _evidence(design: Design, window: Window, statistics: Statistics, *, flagged: bool) -> Evidence:
-    """A design that was flagged earns the floor, as a degenerate one does."""
-    crashing = statistics.plays > 0 and window.env_failures > BROKEN_SHARE * statistics.plays
+def _broken(config: Config, design: Design, found: Statistics) -> bool:
+    """Whether a design earns the floor: flagged, degenerate, ending most of its own plays, or leaking."""
+    crashes = sum(play.env_failed for play in _plays(design, "plain"))
+    crashing = found.plays > 0 and crashes > BROKEN_SHARE * found.plays
+    if config.reward.reference_parity:
+        return design.degenerate or crashing
+    leak = config.reward.hint_leak == "floor" and leaks(_plays(design, "hinted"))
+    return design.degenerate or crashing or bool(design.flag) or leak
+
+
+def _evidence(config: Config, design: Design, found: Statistics, paid: float | None) -> Evidence:
     return Evidence(
         skill=design.skill,
-        rounds=window.by_round,
-        hinted=statistics.hinted,
-        regret=statistics.regret,
-        broken=design.degenerate or crashing or flagged,
+        rounds=window_of(design).by_round,
+        hinted=found.hinted,
+        regret=paid,
+        broken=_broken(config, design, found),
+        measured=found.regret,
+        pairs=found.pairs,
+        noise_floor=found.noise_floor,
+        turns=_turns(design),
     )
 
 
+class Versions(NamedTuple):
+    """Which policies sampled the plays of a design: (oldest, newest) of each arm, and pairs without a common
+    one."""
+
+    plain: tuple[int, int] | None
+    hinted: tuple[int, int] | None
+    apart: int
+
+
+def versions_of(design: Design) -> Versions:
+    """Return the versions of the arms. Packed versions compare by learner, then by step."""
+    arms = [
+        [play.versions for play in _plays(design, arm) if play.status is Status.DONE and play.versions]
+        for arm in ARMS
+    ]
+    plain, hinted = (
+        (min(low for low, _ in spans), max(high for _, high in spans)) if spans else None for spans in arms
+    )
+    pairs = [
+        (one.versions, other.versions)
+        for plays in design.rounds.values()
+        for one, other in zip(plays.plain, plays.hinted, strict=False)
+        if one.status is other.status is Status.DONE
+    ]
+    apart = sum(a[1] < b[0] or b[1] < a[0] for a, b in pairs if a and b)
+    return Versions(plain, hinted, apart)
+
+
 def _scored(
-    config: Config, design: Design, found: Statistics, broken: bool, credit: Held | None, round_: int
+    config: Config, design: Design, found: Statistics, proof: Evidence, credit: Held | None, round_: int
 ) -> EnvironmentScored:
-    settings = config.reward
+    settings, versions = config.reward, versions_of(design)
     return EnvironmentScored(
         design=design.design,
         cohort=design.cohort,
@@ -230,11 +319,18 @@ def _scored(
         plateau=plateau(found.win, settings.low, settings.high, settings.ramp) if found.plays else 0.0,
         reward=credit.reward if credit else 0.0,
         advantage=credit.advantage if credit else 0.0,
-        state=_state(settings, found, broken),
+        state=_state(settings, found, proof.broken),
         difficulty=design.difficulty,
         family=design.family,
         noise_floor=found.noise_floor,
-        turns=_turns(design),
+        turns=proof.turns,
+        asked=len(_plays(design, "plain")),
+        pairs=found.pairs,
+        pairs_apart=versions.apart,
+        plain_versions=versions.plain,
+        hinted_versions=versions.hinted,
+        regret_paid=proof.regret,
+        leak=leaks(_plays(design, "hinted")),
     )
 
 
@@ -280,6 +376,8 @@ def summarise(
     every = [value for values in plain for value in values]
     hinted = [value for _, plays in active for value in _returns(plays.hinted)]
     levels = [design.difficulty for design, _ in active if design.difficulty is not None]
+    arms = [plays.arm(arm) for _, plays in active for arm in ARMS]
+    missing = [sum(play.status is Status.LOST for play in arm) for arm in arms]
     histogram = [0] * _BINS
     for win in wins:
         histogram[min(_BINS - 1, max(0, int(win * _BINS)))] += 1
@@ -303,6 +401,8 @@ def summarise(
         win_histogram=tuple(histogram),
         reward=_mean(rewards),
         standings=tuple(going_on),
+        lost=sum(missing),
+        partial=sum(map(bool, missing)),
     )
 
 

@@ -7,6 +7,7 @@ when a command is given, never what it says. So a replay repeats what was publis
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -27,8 +28,9 @@ from bus.messages import (
     stable_id,
 )
 from engine.config import Config
-from roles.scorer import plan, work
+from roles.scorer import custom, plan, work
 from roles.scorer.credit import Group, close, grade, penalises, settle, standing, summarise
+from roles.scorer.leaks import told
 from roles.scorer.state import (
     Cohort,
     Command,
@@ -62,6 +64,7 @@ class Curriculum:
         known = max(flushed, tuple(self.state.flushed), key=len)
         more = (config.run.steps,) if not known or config.run.steps > known[-1] else ()
         self._totals = known + more
+        self._own = custom.load(config.reward)
 
     @classmethod
     def restore(cls, config: Config, data: bytes, *, flushed: tuple[int, ...] = ()) -> Curriculum:
@@ -149,11 +152,17 @@ class Curriculum:
             self.state.admitted += 1
             commands += self._issue_round(self.state.admitted)
         commands += self._issue_cohorts()
+        if self._in_step:
+            commands += self._issue_waiting()
         while self._complete(self.state.closed + 1):
             commands += self._close(self.state.closed + 1)
         if self.state.closed >= self._last_round:
             commands += self._flush() + self._advance()
         return commands
+
+    @property
+    def _in_step(self) -> bool:
+        return self.config.curriculum.mode == "sync"
 
     @property
     def _rounds(self) -> int:
@@ -174,12 +183,26 @@ class Curriculum:
 
     def _issue_round(self, round_: int) -> list[Command]:
         self.state.tallies.setdefault(round_, Tally())
-        commands: list[Command] = []
-        for cohort in self._alive(round_):
-            for name in cohort.designs:
-                if self.state.designs[name].status == "ready":
-                    commands += self._issue_plays(cohort, self.state.designs[name], round_)
-        return commands
+        return [] if self._in_step else self._issue_ready(round_)
+
+    def _issue_ready(self, round_: int) -> list[Command]:
+        return [
+            command
+            for cohort in self._alive(round_)
+            for design in map(self.state.designs.__getitem__, cohort.designs)
+            if design.status == "ready" and round_ not in design.rounds
+            for command in self._issue_plays(cohort, design, round_)
+        ]
+
+    def _issue_waiting(self) -> list[Command]:
+        """In step, a round is played once all of its tickets have their answer."""
+        rounds = range(self.state.closed + 1, self.state.admitted + 1)
+        return [
+            command
+            for round_ in rounds
+            if not any(cohort.asked for cohort in self._alive(round_))
+            for command in self._issue_ready(round_)
+        ]
 
     def _issue_cohorts(self) -> list[Command]:
         """Ask for every cohort whose opening round is at most ``design_ahead`` rounds away."""
@@ -209,7 +232,8 @@ class Curriculum:
         return commands
 
     def _issue_plays(self, cohort: Cohort, design: Design, round_: int) -> list[Command]:
-        plays = work.new_plays(self.config, design, opening=round_ == cohort.opens)
+        hints = round_ < cohort.opens + self.config.curriculum.hinted_rounds
+        plays = work.new_plays(self.config, design, hints=hints)
         design.rounds[round_] = plays
         self.state.tallies[round_].pending += len(plays.plain) + len(plays.hinted)
         return [Publish(request) for request in work.requests(self.config, design, round_)]
@@ -225,10 +249,10 @@ class Curriculum:
         cohort = self.state.cohorts[design.cohort]
         # A ticket that was answered twice can have refused the attempt that was accepted in the end.
         cohort.rejected = [r for r in cohort.rejected if r[:2] != (design.design, design.attempt)]
-        commands: list[Command] = []
-        for round_ in range(cohort.opens, min(cohort.last, self.state.admitted) + 1):
-            commands += self._issue_plays(cohort, design, round_)
-        return commands
+        if self._in_step:
+            return []
+        admitted = range(cohort.opens, min(cohort.last, self.state.admitted) + 1)
+        return [one for round_ in admitted for one in self._issue_plays(cohort, design, round_)]
 
     def _abandoned(self, message: DesignFailed) -> list[Command]:
         """A fault of the infrastructure asks for the ticket again, as long as ``reissues`` lasts."""
@@ -288,8 +312,13 @@ class Curriculum:
         play = self._outcome(message)
         if play is None:
             return []
+        if not math.isfinite(message.returned):
+            return self._lose(play, message, "quarantined")
         play.status, play.sequence = Status.DONE, sequence
         play.returned = min(1.0, max(-1.0, message.returned))
+        play.versions = work.versions(message)
+        hint = self.state.designs[message.design].hint if message.arm == "hinted" else None
+        play.told = play.returned > 0 and told(hint, message.transcript)
         play.truncated = message.outcome == "truncated"
         play.env_failed = message.failure == "env"
         play.turns = message.turns
@@ -301,12 +330,17 @@ class Curriculum:
         play = self._outcome(message)
         if play is None:
             return []
-        self._count(message.round, message.failure)
         if message.failure == "infra" and play.attempt < self.config.curriculum.reissues:
+            self._count(message.round, message.failure)
             play.attempt += 1
             self.state.reissued += 1
             key = (message.round, message.arm, message.index, play.attempt)
             return [Publish(work.request(self.config, self.state.designs[message.design], *key))]
+        return self._lose(play, message, message.failure)
+
+    def _lose(self, play: Play, message: EpisodeFinished | EpisodeFailed, kind: str) -> list[Command]:
+        """A play without an outcome leaves its group, which closes with what it has."""
+        self._count(message.round, kind)
         play.status = Status.LOST
         return self._ended(message.design, message.round, message.arm)
 
@@ -367,9 +401,7 @@ class Curriculum:
         scores = self._settle(ending, round_)
         due = [item for item in state.held if item.due <= round_]
         going_on = [
-            standing(self.config, state.cohorts[design.cohort], design)
-            for design in state.designs.values()
-            if round_ in design.rounds
+            standing(self.config, design) for design in state.designs.values() if round_ in design.rounds
         ]
         summary = summarise(self.config, round_, tally, played, opening, scores, going_on)
         commands += [Publish(message) for message in scores]
@@ -384,7 +416,7 @@ class Curriculum:
         for cohort in cohorts:
             designs = [self.state.designs.pop(name) for name in cohort.designs]
             ready = [design for design in designs if design.status == "ready"]
-            scored, held = settle(self.config, self.state.tracker, cohort, ready, round_)
+            scored, held = settle(self.config, self.state.tracker, cohort, ready, round_, self._own)
             self.state.held += held
             self.state.purges.setdefault(cohort.due, []).append(cohort.number)
             del self.state.cohorts[cohort.number]

@@ -103,6 +103,7 @@ class Outbox:
                 reward=play.reward,
                 advantage=play.advantage,
                 segments=found[play.sequence],
+                members=group.members,
             )
             for play in group.plays
         ]
@@ -139,6 +140,7 @@ class Outbox:
                 advantage=held.advantage,
                 segments=found[sample].segments,
                 accepted=held.valid and not held.part,
+                members=held.members,
             )
             for held, sample in zip(command.held, command.samples, strict=True)
             if sample in found

@@ -31,15 +31,16 @@ def life(settings: Curriculum, index: int) -> Life:
 
     ``epoch``: all environments together, every R rounds. ``rolling``: cohort i retires after round i, so
     the first R cohorts share the opening round and live 1..R rounds; their windows are the tails of windows
-    that opened before the start, and ``due`` counts from there (k - R rounds after the window's end).
+    that opened before the start, and ``due`` counts from there: k - R rounds after the window's end, or with
+    its last round for k = 0.
     """
-    window, extra = settings.rounds_per_window, settings.delay - settings.rounds_per_window
+    window, held = settings.rounds_per_window, settings.held_rounds
     if settings.schedule == "epoch":
         opens = index * window
-        return Life(opens, opens + window - 1, opens + window + extra, settings.environments)
+        return Life(opens, opens + window - 1, opens + held, settings.environments)
     base, more = divmod(settings.environments, window)
     size = base + (1 if index % window < more else 0)
-    return Life(max(0, index - window + 1), index, index + 1 + extra, size)
+    return Life(max(0, index - window + 1), index, index - window + 1 + held, size)
 
 
 def skills(config: Config, cohort: int, size: int) -> list[str]:
@@ -102,22 +103,31 @@ def check(config: Config) -> None:
     c, learner = config.curriculum, config.learner
     _require(c.rounds_per_window >= 1, "curriculum.rounds_per_window must be at least 1")
     _require(
-        c.delay >= c.rounds_per_window,
+        c.delay == 0 or c.delay >= c.rounds_per_window,
         f"curriculum.delay (k = {c.delay}) is smaller than rounds_per_window (R = {c.rounds_per_window})",
-        "The reward of a design is known when its window closes: use k >= R.",
+        "A reward is known when its window closes: use k >= R, or 0 for the window's last round.",
     )
     _require(c.environments >= 1 and c.plays_per_round >= 1, "curriculum needs an environment and a play")
     _require(
         min(c.hinted_plays, c.lead, c.design_ahead, c.reissues) >= 0,
         "curriculum.hinted_plays, lead, design_ahead and reissues must not be negative",
     )
+    _require(
+        1 <= c.hinted_rounds <= c.rounds_per_window,
+        f"curriculum.hinted_rounds = {c.hinted_rounds} must lie in [1, rounds_per_window]",
+    )
+    _require(
+        c.mode == "async" or c.lead == c.design_ahead == 0,
+        f'curriculum.mode = "sync" contradicts lead = {c.lead} and design_ahead = {c.design_ahead}',
+        "Nothing is done ahead in it: set both to 0.",
+    )
     _require(bool(config.designer.skills), "designer.skills is empty")
     _require(config.run.steps >= 0, "run.steps must not be negative")
-    oldest = c.delay + c.design_ahead + c.lead
+    oldest = c.held_rounds + c.design_ahead + c.lead
     _require(
         learner.designer.max_staleness >= oldest,
         f"learner.designer.max_staleness = {learner.designer.max_staleness} drops every design",
-        f"Designer tokens are delay + design_ahead + lead = {oldest} versions old when they are trained.",
+        f"Designer tokens are {oldest} versions old when they are trained (delay, design_ahead and lead).",
     )
     _require(
         learner.agent.max_staleness >= c.lead,

@@ -8,7 +8,8 @@ implementation number for number, for comparison (``reward.reference_parity``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean, pvariance
 
 import msgspec
@@ -21,10 +22,11 @@ _HANG_REWARD = -0.5
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reward may look at. ``rounds`` maps round -> plain returns.
+    """What a reward may look at. ``rounds`` maps round -> plain returns in [-1, 1].
 
-    ``hinted`` is the mean hinted return, ``regret`` the paired one of the first round; None without a hint.
-    ``broken`` marks a degenerate program or one that itself ended most of its plays.
+    ``hinted`` is the mean hinted return; ``regret`` the estimate that ``reward.regret_estimate`` asks for and
+    ``measured`` the mean over ``pairs``, with ``noise_floor``; None without a hint. ``turns`` is the mean
+    length of a plain play. ``broken`` marks a degenerate program or one that itself ended most of its plays.
     """
 
     skill: str
@@ -32,6 +34,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     hinted: float | None = None
     regret: float | None = None
     broken: bool = False
+    measured: float | None = None
+    pairs: int = 0
+    noise_floor: float | None = None
+    turns: float | None = None
 
     @property
     def returns(self) -> list[float]:
@@ -57,6 +63,9 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 CORRECTED = Rules()
 REFERENCE = Rules(reference=True, update_first=True)
+
+Own = Callable[[Evidence, Reward], float | None]
+"""A reward of your own: the value of one design before centring, None to leave it untrained."""
 
 
 class Tracker(msgspec.Struct, kw_only=True):
@@ -94,12 +103,17 @@ def skill_means(evidence: Sequence[Evidence]) -> dict[str, float]:
 
 
 def raw_rewards(
-    evidence: Sequence[Evidence], settings: Reward, tracker: Tracker, rules: Rules = CORRECTED
+    evidence: Sequence[Evidence],
+    settings: Reward,
+    tracker: Tracker,
+    rules: Rules = CORRECTED,
+    own: Own | None = None,
 ) -> list[float | None]:
     """Return the reward of every design before centring, None where it has none.
 
     Feeds the window to ``tracker``. None means "not trained, not part of a mean": a design that was never
-    played (corrected rules), or one whose blend came out negative (reference rules).
+    played (corrected rules), or one whose blend came out negative (reference rules). ``own`` takes the place
+    of the built-in formulas for what was played and is not broken.
     """
     baseline = skill_means(evidence) | tracker.slow
     if rules.update_first:
@@ -107,8 +121,11 @@ def raw_rewards(
         baseline = dict(tracker.slow)
     elif rules.reference:
         baseline = dict(tracker.slow)
-    single = _reference if rules.reference else _corrected
-    rewards = [single(item, settings, baseline.get(item.skill, 0.0), rules) for item in evidence]
+    if own is not None:
+        rewards = [_floored(item, settings, partial(own, item, settings)) for item in evidence]
+    else:
+        single = _reference if rules.reference else _corrected
+        rewards = [single(item, settings, baseline.get(item.skill, 0.0), rules) for item in evidence]
     if not rules.update_first:
         tracker.observe(evidence, settings, rules)
     return rewards
@@ -152,13 +169,15 @@ def frontier(win: float) -> float:
 
 
 def _corrected(item: Evidence, settings: Reward, baseline: float, rules: Rules) -> float | None:
+    return _floored(item, settings, lambda: _valid(item, fmean(item.returns), settings, baseline, rules))
+
+
+def _floored(item: Evidence, settings: Reward, formula: Callable[[], float | None]) -> float | None:
+    """A broken design earns the floor, one that was never played nothing, and none less than the floor."""
     if item.broken:
         return settings.degenerate_reward
-    returns = item.returns
-    if not returns:
-        return None
-    value = _valid(item, fmean(returns), settings, baseline, rules)
-    return max(settings.degenerate_reward, value)
+    value = formula() if item.returns else None
+    return None if value is None else max(settings.degenerate_reward, value)
 
 
 def _valid(item: Evidence, win: float, settings: Reward, baseline: float, rules: Rules) -> float:
@@ -210,8 +229,9 @@ def _reference_blend(
     item: Evidence, win: float, hinted: float, settings: Reward, rules: Rules, solve_rate: bool
 ) -> float:
     in_band = plateau(win, settings.low, settings.high, settings.ramp)
+    plateau_weight, regret_weight = settings.plateau_weight, settings.regret_weight
     if solve_rate:
-        return in_band
+        plateau_weight, regret_weight = 1.0, 0.0
     played = [number for number in sorted(item.rounds) if item.rounds[number]]
     regret = (hinted - (fmean(item.rounds[played[0]]) if played else 0.0)) / settings.regret_scale
     if rules.regret_floor:
@@ -220,8 +240,8 @@ def _reference_blend(
     if not rules.signed:
         progress = max(0.0, progress)
     return (
-        settings.regret_weight * regret
+        regret_weight * regret
         + settings.micro_lp_weight * progress / settings.micro_lp_scale
-        + settings.plateau_weight * in_band
+        + plateau_weight * in_band
         - settings.frontier_weight * frontier(win) / settings.frontier_scale
     )

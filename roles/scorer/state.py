@@ -21,7 +21,8 @@ class Status(IntEnum):
 
 
 class Play(msgspec.Struct, array_like=True):
-    """One play. ``sequence`` is where its outcome lies in EVENT; ``attempt`` counts re-issues."""
+    """One play. ``sequence`` is where its outcome lies in EVENT; ``attempt`` counts re-issues. ``versions``
+    are the oldest and the newest policy version that sampled it; ``told``: its hint held its one action."""
 
     attempt: int = 0
     status: Status = Status.PENDING
@@ -30,6 +31,8 @@ class Play(msgspec.Struct, array_like=True):
     truncated: bool = False
     env_failed: bool = False
     turns: int = 0
+    versions: tuple[int, int] | None = None
+    told: bool = False
 
 
 class Plays(msgspec.Struct, array_like=True):
@@ -86,7 +89,7 @@ class Cohort(msgspec.Struct, kw_only=True):
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
     """A designer sample with its credit. ``group`` names those it was compared with, where they are those of
-    one ticket; ``part`` is that of the ``HeldDesign``."""
+    one ticket, ``members`` is how many they are; ``part`` is that of the ``HeldDesign``."""
 
     design: str
     attempt: int
@@ -98,6 +101,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     due: int
     group: str = ""
     part: Literal["", "hint"] = ""
+    members: int = 0
 
     @property
     def tail(self) -> str:
@@ -160,12 +164,13 @@ class Graded(msgspec.Struct, frozen=True):
 
 
 class PublishGroup(msgspec.Struct, frozen=True):
-    """Publish agent samples of one group."""
+    """Publish agent samples of one group that has ``members`` outcomes, masked ones among them."""
 
     round: int
     skill: str
     group: str
     plays: tuple[Graded, ...]
+    members: int = 0
 
 
 class PublishDesigns(msgspec.Struct, frozen=True):

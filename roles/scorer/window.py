@@ -1,38 +1,38 @@
 """What a window says about one design: win rate, hint-based regret, their intervals.
 
-Pure. The plain arm is pooled over all rounds of the window; regret is measured in its first round, on
-plays that have the same instance seed in both arms (architecture section 5, invariant I4).
+Pure. The plain arm is pooled over all rounds of the window; regret over the rounds in which hints were
+played, on plays of a round that have the same instance seed in both arms (architecture section 5, invariant
+I4). A later plain play has no partner: the policy has moved on, and its gain would be taken from the hint.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 import msgspec
-import numpy as np
+
+from roles.scorer.regret import doubt, spread
 
 _Z = 1.959963984540054
-_RESAMPLES = 1000
+
+Returns = Mapping[int, Mapping[int, float]]
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """Outcomes of one design. ``plain`` and ``hinted`` map round -> play index -> return in [-1, 1].
 
-    Hinted plays exist in the first round only. ``env_failures`` counts plain plays that the design's own
-    program ended by raising, hanging, crashing or breaking its protocol.
+    Hinted plays exist in the first rounds only.
     """
 
-    first: int
-    plain: Mapping[int, Mapping[int, float]]
-    hinted: Mapping[int, float]
-    env_failures: int = 0
+    plain: Returns
+    hinted: Returns
 
     @property
     def returns(self) -> list[float]:
         """All plain returns, in order of round and index."""
-        return [value for _, plays in sorted(self.plain.items()) for _, value in sorted(plays.items())]
+        return list(_values(self.plain))
 
     @property
     def by_round(self) -> dict[int, list[float]]:
@@ -42,14 +42,16 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """``win`` is the mean plain return, ``regret`` the mean hinted minus plain return over pairs.
+    """``win`` is the mean plain return, ``regret`` the mean hinted minus plain return over ``pairs``.
 
-    ``noise_floor`` is the standard error that the regret would have if the hint did nothing: a smaller
-    regret cannot be told from none. None where there was nothing to measure.
+    ``regret_lower`` is its one-sided bound, ``regret_variance`` the variance of its error. ``noise_floor`` is
+    the standard error that the regret would have if the hint did nothing: a smaller regret cannot be told
+    from none. None where there was nothing to measure.
     """
 
     plays: int
     hinted_plays: int
+    pairs: int
     win: float
     win_low: float
     win_high: float
@@ -57,80 +59,86 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     regret: float | None
     regret_low: float | None
     regret_high: float | None
+    regret_lower: float | None
+    regret_variance: float | None
     noise_floor: float | None
 
 
-def measure(window: Window, seed: int) -> Statistics:
-    """Return the statistics of ``window``; ``seed`` makes the bootstrap the same on every host."""
-    returns = window.returns
-    win = fmean(returns) if returns else 0.0
-    low, high = wilson(returns)
-    hinted = list(window.hinted.values())
+def measure(window: Window, seed: int, *, lowest: float = 0.0, confidence: float = 0.9) -> Statistics:
+    """Return the statistics of ``window``; ``seed`` makes the bootstrap the same on every host.
+
+    ``lowest`` is the least return that is declared for the environments, ``confidence`` that of the one-sided
+    bound.
+    """
+    returns, hinted = window.returns, list(_values(window.hinted))
+    low, high = wilson(returns, lowest)
     differences = paired(window)
-    regret = _regret(window, differences)
-    regret_low, regret_high = bootstrap(differences, seed)
+    left = doubt(differences, 1.0 - lowest, seed, confidence=confidence)
     return Statistics(
         plays=len(returns),
         hinted_plays=len(hinted),
-        win=win,
+        pairs=len(differences),
+        win=fmean(returns) if returns else 0.0,
         win_low=low,
         win_high=high,
         hinted=fmean(hinted) if hinted else None,
-        regret=regret,
-        regret_low=regret_low,
-        regret_high=regret_high,
-        noise_floor=_noise_floor(returns, len(differences)),
+        regret=_regret(window, differences),
+        regret_low=left.low if left else None,
+        regret_high=left.high if left else None,
+        regret_lower=left.lower if left else None,
+        regret_variance=left.variance if left else None,
+        noise_floor=_noise_floor(returns, lowest, len(differences)),
     )
 
 
 def paired(window: Window) -> list[float]:
-    """Return hinted - plain for every index of the first round that both arms have an outcome of."""
-    plain = window.plain.get(window.first, {})
-    return [window.hinted[i] - plain[i] for i in sorted(window.hinted.keys() & plain.keys())]
+    """Return hinted - plain for every round and index that both arms have an outcome of."""
+    result = []
+    for number, hinted in sorted(window.hinted.items()):
+        plain = window.plain.get(number, {})
+        result += [hinted[i] - plain[i] for i in sorted(hinted.keys() & plain.keys())]
+    return result
 
 
 def _regret(window: Window, differences: Sequence[float]) -> float | None:
-    """Pairs when there are any; else the difference of the arms' means in the first round; else None.
+    """Pairs when there are any; else the difference of the arms' means in the hinted rounds; else None.
 
     Surplus hinted plays (more than plain ones) have seeds of their own and enter only the fallback.
     """
     if differences:
         return fmean(differences)
-    plain = window.plain.get(window.first, {})
-    if not plain or not window.hinted:
+    played = {number: plays for number, plays in window.hinted.items() if plays}
+    plain = [value for number in played for value in window.plain.get(number, {}).values()]
+    if not plain or not played:
         return None
-    return fmean(window.hinted.values()) - fmean(plain.values())
+    return fmean(_values(played)) - fmean(plain)
 
 
-def wilson(returns: Sequence[float], z: float = _Z) -> tuple[float, float]:
-    """Return the Wilson interval (95 %) of a mean of values in [0, 1], or in [-1, 1] when one is negative.
+def _values(rounds: Returns) -> Iterator[float]:
+    return (value for _, plays in sorted(rounds.items()) for _, value in sorted(plays.items()))
 
-    For values that are not all 0 or 1 it is conservative: no variable on [0, 1] with mean p varies more
-    than a coin with probability p. Without values the interval is the whole range (0, 1).
+
+def wilson(returns: Sequence[float], lowest: float = 0.0, z: float = _Z) -> tuple[float, float]:
+    """Return the Wilson interval (95 %) of a mean of values in [lowest, 1].
+
+    For values that are not all 0 or 1 it is conservative: no variable on [0, 1] with mean p varies more than
+    a coin with probability p. The range is a declared one: a single return moves the interval as little as
+    the mean. The mean of values that break the declaration is inside all the same. Without values the
+    interval is the whole range.
     """
     n = len(returns)
     if n == 0:
-        return 0.0, 1.0
-    base = -1.0 if min(returns) < 0 else 0.0
-    width = 1.0 - base
-    p = min(1.0, max(0.0, (fmean(returns) - base) / width))
+        return lowest, 1.0
+    width, mean = 1.0 - lowest, fmean(returns)
+    p = min(1.0, max(0.0, (mean - lowest) / width))
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return base + width * max(0.0, centre - half), base + width * min(1.0, centre + half)
+    low, high = lowest + width * max(0.0, centre - half), lowest + width * min(1.0, centre + half)
+    return min(mean, low), max(mean, high)
 
 
-def bootstrap(differences: Sequence[float], seed: int) -> tuple[float | None, float | None]:
-    """Return the 95 % percentile interval of the mean of paired differences; None below two pairs."""
-    if len(differences) < 2:
-        return None, None
-    values = np.asarray(differences, dtype=np.float64)
-    picks = np.random.default_rng(seed).integers(0, len(values), size=(_RESAMPLES, len(values)))
-    low, high = np.quantile(values[picks].mean(axis=1), (0.025, 0.975))
-    return float(low), float(high)
-
-
-def _noise_floor(returns: Sequence[float], pairs: int) -> float | None:
+def _noise_floor(returns: Sequence[float], lowest: float, pairs: int) -> float | None:
+    """Two independent arms with the spread of the plain plays; plays that are all equal leave some."""
     if pairs == 0 or not returns:
         return None
-    mean = fmean(returns)
-    return math.sqrt(2 * fmean((value - mean) ** 2 for value in returns) / pairs)
+    return math.sqrt(2 * spread(returns, lowest, 1.0) / pairs)

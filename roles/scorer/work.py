@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bus.messages import Arm, DesignTicket, EpisodeRequest, Message, stable_id
+from bus.messages import Arm, DesignTicket, EpisodeFinished, EpisodeRequest, Message, stable_id
 from engine.config import Config
 from roles.scorer import plan
 from roles.scorer.state import Cohort, Design, Play, Plays, State, Status
@@ -75,11 +75,17 @@ def requests(config: Config, design: Design, round_: int) -> Iterator[EpisodeReq
                 yield request(config, design, round_, arm, index, plays.arm(arm)[index].attempt)
 
 
-def new_plays(config: Config, design: Design, *, opening: bool) -> Plays:
-    """Return the plays of a design in one round: hinted ones in the window's first round, with a hint."""
+def new_plays(config: Config, design: Design, *, hints: bool) -> Plays:
+    """Return the plays of a design in one round: hinted ones where hints are played, if it has one."""
     settings = config.curriculum
-    hinted = settings.hinted_plays if opening and design.hint is not None else 0
+    hinted = settings.hinted_plays if hints and design.hint is not None else 0
     return Plays([Play() for _ in range(settings.plays_per_round)], [Play() for _ in range(hinted)])
+
+
+def versions(outcome: EpisodeFinished) -> tuple[int, int] | None:
+    """Return the oldest and the newest policy version that sampled a token of a play."""
+    found = [span.version for segment in outcome.segments for span in segment.spans]
+    return (min(found), max(found)) if found else None
 
 
 def outstanding(config: Config, state: State) -> list[Message]:

@@ -50,6 +50,34 @@ def test_a_longer_delay_postpones_the_designers_batch() -> None:
     assert [s.round for s in world.scored.values()] == [1] * 4 + [3] * 4 + [5] * 4 + [6] * 4
 
 
+@pytest.mark.parametrize(
+    ("schedule", "window", "designs"),
+    [
+        ("epoch", 1, [4, 4, 4, 4, 0]),
+        ("epoch", 2, [0, 4, 0, 4, 0]),
+        ("epoch", 3, [0, 0, 4, 0, 4]),
+        ("rolling", 1, [4, 4, 4, 4, 0]),
+        ("rolling", 2, [2, 2, 2, 2, 2]),
+    ],
+)
+def test_without_a_delay_designs_are_trained_with_the_last_round_of_their_window(
+    schedule: str, window: int, designs: list[int]
+) -> None:
+    """k = 0: the whole window is scored, and its designs are in the very batch that its last plays are in."""
+    recipe = config(
+        steps=4,
+        curriculum={"schedule": schedule, "rounds_per_window": window, "delay": 0, "lead": 0},
+        learner={"designer": {"max_staleness": window}},
+    )
+    world, machine = start(recipe)
+    while not machine.finished:
+        step(world, machine)
+    assert [c.designer_samples for c in world.closed] == designs
+    for at, held in world.designs.values():
+        assert world.scored[held.design].round == min(at, 3)
+    assert {s.plays for s in world.scored.values() if s.round < 3} <= {2 * n for n in range(1, window + 1)}
+
+
 def test_the_last_batch_flushes_open_windows() -> None:
     recipe = config(steps=2, curriculum={"schedule": "epoch", "rounds_per_window": 4, "delay": 4})
     world, machine = start(recipe)
@@ -245,7 +273,13 @@ def test_skills_rotate() -> None:
 @pytest.mark.parametrize(
     "tables",
     [
-        {"curriculum": {"delay": 0}},
+        {"curriculum": {"delay": 1}},
+        {"curriculum": {"delay": -1}},
+        {"curriculum": {"hinted_rounds": 3}},
+        {"curriculum": {"hinted_rounds": 0}},
+        {"curriculum": {"mode": "sync", "lead": 1, "design_ahead": 0}},
+        {"curriculum": {"mode": "sync", "lead": 0, "design_ahead": 1}},
+        {"reward": {"variant": "none"}},
         {"curriculum": {"rounds_per_window": 4, "delay": 3}},
         {"curriculum": {"environments": 0}},
         {"curriculum": {"lead": -1}},

@@ -20,7 +20,6 @@ from roles.scorer.rewards import (
     raw_rewards,
     regret_credit,
 )
-from roles.scorer.window import Window, bootstrap, measure, wilson
 
 BAND = {0: [1.0, 0.0], 1: [1.0, 0.0]}
 
@@ -106,56 +105,6 @@ def test_plateau_is_one_inside_and_falls_on_both_sides(
 
 def test_regret_credit_is_clipped() -> None:
     assert [regret_credit(x, 0.15) for x in (None, -1.0, 0.0, 0.075, 0.15, 2.0)] == [0, 0, 0, 0.5, 1, 1]
-
-
-def window(plain: dict[int, dict[int, float]], hinted: dict[int, float], first: int = 3) -> Window:
-    return Window(first=first, plain=plain, hinted=hinted)
-
-
-def test_regret_is_paired_by_index_in_the_first_round() -> None:
-    plain = {3: {0: 0.0, 1: 1.0, 3: 1.0}, 4: {0: 1.0, 1: 1.0}}
-    found = measure(window(plain, {0: 1.0, 1: 1.0, 2: 0.0, 9: 0.0}), seed=1)
-    assert found.regret == pytest.approx(0.5)
-    assert found.win == pytest.approx(0.8)
-    assert found.hinted == pytest.approx(0.5)
-    assert (found.plays, found.hinted_plays) == (5, 4)
-    assert found.regret_low is not None
-    assert found.regret_high is not None
-    assert found.regret_low <= 0.5 <= found.regret_high
-
-
-def test_without_pairs_regret_is_the_difference_of_the_arms() -> None:
-    assert measure(window({3: {0: 0.0}}, {5: 1.0}), seed=1).regret == 1.0
-
-
-def test_regret_needs_both_arms_in_the_first_round() -> None:
-    assert measure(window({4: {0: 0.0}}, {0: 1.0}), seed=1).regret is None
-    assert measure(window({3: {0: 0.0}}, {}), seed=1).regret is None
-    empty = measure(window({}, {}), seed=1)
-    assert (empty.plays, empty.win, empty.win_low, empty.win_high) == (0, 0.0, 0.0, 1.0)
-
-
-def test_noise_floor_is_the_standard_error_without_an_effect() -> None:
-    found = measure(window({3: {0: 0.0, 1: 1.0}}, {0: 0.0, 1: 1.0}), seed=1)
-    assert found.noise_floor == pytest.approx(math.sqrt(2 * 0.25 / 2))
-
-
-@given(st.lists(st.sampled_from([-1.0, 0.0, 0.3, 1.0]), min_size=1, max_size=40))
-def test_wilson_contains_the_mean(returns: list[float]) -> None:
-    low, high = wilson(returns)
-    assert low - 1e-9 <= sum(returns) / len(returns) <= high + 1e-9
-    assert low >= (-1.0 if min(returns) < 0 else 0.0)
-    assert high <= 1.0
-
-
-def test_wilson_matches_the_textbook() -> None:
-    assert wilson([1.0] * 8 + [0.0] * 2) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
-
-
-def test_bootstrap_is_the_same_everywhere() -> None:
-    values = [1.0, 0.0, 0.0, 1.0, -1.0, 1.0]
-    assert bootstrap(values, 7) == bootstrap(values, 7)
-    assert bootstrap([1.0], 7) == (None, None)
 
 
 def test_agent_advantages_are_population_z_scores() -> None:

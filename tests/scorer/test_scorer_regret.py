@@ -1,0 +1,152 @@
+"""What paired plays say about a regret: pairs, intervals, noise, the three estimates."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roles.scorer.regret import doubt, shrink, spread
+from roles.scorer.window import Window, measure, wilson
+
+RETURNS = st.sampled_from([-1.0, 0.0, 0.3, 1.0])
+
+
+def window(plain: dict[int, dict[int, float]], hinted: dict[int, float], first: int = 3) -> Window:
+    return Window(plain=plain, hinted={first: hinted})
+
+
+def test_regret_is_paired_by_round_and_index() -> None:
+    plain = {3: {0: 0.0, 1: 1.0, 3: 1.0}, 4: {0: 1.0, 1: 1.0}}
+    found = measure(window(plain, {0: 1.0, 1: 1.0, 2: 0.0, 9: 0.0}), seed=1)
+    assert found.regret == pytest.approx(0.5)
+    assert found.win == pytest.approx(0.8)
+    assert found.hinted == pytest.approx(0.5)
+    assert (found.plays, found.hinted_plays, found.pairs) == (5, 4, 2)
+    assert found.regret_low is not None
+    assert found.regret_high is not None
+    assert found.regret_low <= 0.5 <= found.regret_high
+
+
+def test_pairs_are_pooled_over_the_rounds_with_hints() -> None:
+    both = Window(
+        plain={3: {0: 0.0, 1: 1.0}, 4: {0: 0.0, 1: 0.0}, 5: {0: 1.0}},
+        hinted={3: {0: 1.0, 1: 1.0}, 4: {0: 1.0, 1: 0.0}},
+    )
+    found = measure(both, seed=1)
+    assert (found.pairs, found.regret) == (4, 0.5)
+    alone = measure(Window(plain=both.plain, hinted={3: both.hinted[3]}), seed=1)
+    assert (alone.pairs, alone.regret) == (2, 0.5)
+    assert found.noise_floor is not None
+    assert alone.noise_floor == pytest.approx(found.noise_floor * math.sqrt(2))
+    assert found.regret_low is not None
+    assert alone.regret_low is not None
+    assert alone.regret_low < found.regret_low, "more pairs, less doubt"
+
+
+def test_without_pairs_regret_is_the_difference_of_the_arms() -> None:
+    found = measure(window({3: {0: 0.0}}, {5: 1.0}), seed=1)
+    assert (found.regret, found.regret_low, found.regret_lower) == (1.0, None, None)
+
+
+def test_regret_needs_both_arms_in_a_round() -> None:
+    assert measure(window({4: {0: 0.0}}, {0: 1.0}), seed=1).regret is None
+    assert measure(window({3: {0: 0.0}}, {}), seed=1).regret is None
+    empty = measure(window({}, {}), seed=1)
+    assert (empty.plays, empty.win, empty.win_low, empty.win_high) == (0, 0.0, 0.0, 1.0)
+
+
+def test_noise_floor_is_the_standard_error_without_an_effect() -> None:
+    found = measure(window({3: {0: 0.0, 1: 1.0}}, {0: 0.0, 1: 1.0}), seed=1)
+    assert found.noise_floor == pytest.approx(math.sqrt(2 * 0.25 / 2))
+    lost = measure(window({3: dict.fromkeys(range(8), 0.0)}, dict.fromkeys(range(8), 1.0)), seed=1)
+    assert lost.noise_floor is not None
+    assert 0.05 < lost.noise_floor < 0.2, "eight losses do not prove that no play is ever won"
+
+
+@given(st.lists(RETURNS, min_size=1, max_size=40), st.sampled_from([0.0, -1.0]))
+def test_wilson_contains_the_mean(returns: list[float], lowest: float) -> None:
+    low, high = wilson(returns, lowest)
+    mean = sum(returns) / len(returns)
+    assert low - 1e-9 <= mean <= high + 1e-9
+    assert low >= min(lowest, mean) - 1e-9
+    assert high <= 1.0
+
+
+def test_wilson_matches_the_textbook() -> None:
+    assert wilson([1.0] * 8 + [0.0] * 2) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert wilson([1.0] * 8 + [-1.0] * 2, -1.0) == (
+        pytest.approx(2 * 0.4902 - 1, abs=2e-4),
+        pytest.approx(2 * 0.9433 - 1, abs=2e-4),
+    )
+
+
+@pytest.mark.parametrize("lowest", [0.0, -1.0])
+def test_one_negative_return_makes_no_jump(lowest: float) -> None:
+    """The range is declared, not read off the values: a return a hair below 0 changes nothing visible."""
+    wins = [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    at, below = wilson([*wins, 0.0], lowest), wilson([*wins, -1e-6], lowest)
+    assert below == pytest.approx(at, abs=1e-5)
+    one, other = (
+        measure(window({3: dict(enumerate([*wins, value]))}, dict.fromkeys(range(8), 1.0)), 1, lowest=lowest)
+        for value in (0.0, -1e-6)
+    )
+    assert (other.regret_low, other.noise_floor) == pytest.approx((one.regret_low, one.noise_floor), abs=1e-5)
+
+
+def test_the_interval_is_the_same_everywhere() -> None:
+    values = [1.0, 0.0, 0.0, 1.0, -1.0, 1.0]
+    assert doubt(values, 1.0, 7) == doubt(values, 1.0, 7)
+    assert doubt(values, 1.0, 7) != doubt(values, 1.0, 8)
+    assert doubt([], 1.0, 7) is None
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize("pairs", [1, 4, 8, 64])
+def test_equal_pairs_leave_doubt(value: float, pairs: int) -> None:
+    found = doubt([value] * pairs, 1.0, 7)
+    assert found is not None
+    assert found.high - found.low > 0.5 / pairs
+    assert found.low <= value <= found.high
+    assert found.lower <= value
+    assert found.variance > 0
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), min_size=1, max_size=20), st.integers(0, 99))
+def test_the_bounds_are_in_order(differences: list[float], seed: int) -> None:
+    found = doubt(differences, 1.0, seed)
+    assert found is not None
+    mean = sum(differences) / len(differences)
+    assert -1.0 <= found.low <= found.lower <= mean + 1e-12
+    assert mean - 1e-12 <= found.high <= 1.0
+
+
+def test_the_interval_covers_what_it_says() -> None:
+    """Of 400 experiments with eight pairs, the 95 % interval misses the truth in few."""
+    import random
+
+    chance, missed = random.Random(5), 0
+    for trial in range(400):
+        differences = [float(chance.random() < 0.8) - float(chance.random() < 0.5) for _ in range(8)]
+        found = doubt(differences, 1.0, trial)
+        assert found is not None
+        missed += not found.low <= 0.3 <= found.high
+    assert missed / 400 < 0.08
+
+
+def test_spread_of_a_coin_and_of_equal_values() -> None:
+    assert spread([0.0, 1.0], 0.0, 1.0) == pytest.approx(0.25)
+    assert spread([], 0.0, 1.0) == pytest.approx(0.25)
+    assert 0 < spread([0.5] * 9, 0.0, 1.0) < 0.05
+
+
+def test_shrinking_takes_away_what_is_noise() -> None:
+    assert shrink([], []) == []
+    assert shrink([0.2, -0.25, 0.1], [0.1] * 3) == [0.0, 0.0, 0.0], "means no larger than their noise"
+    kept = shrink([0.8, 0.7, 0.9, 0.0], [0.02, 0.02, 0.2, 0.02])
+    assert 0.75 < kept[0] < 0.8
+    assert kept[2] < kept[0], "a noisier mean is trusted less"
+    assert kept[3] == 0.0
+    assert shrink([0.5], [0.1]) == pytest.approx([0.5 * (1 - 0.1 / 0.25)]), "James-Stein"
