@@ -26,6 +26,7 @@ from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
 from engine.training.buffer import BufferState
 from engine.training.capsule import Capsule
+from engine.training.supervised import Accepted
 
 _MANIFEST, _STATE, _MODEL, _EXTRA = "manifest.json", "state.msgpack", "model.safetensors", "extra.pt"
 _CHUNK = 1 << 22
@@ -34,13 +35,15 @@ _log = structlog.get_logger()
 
 class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything but tensors. ``cursor`` is the SAMPLE sequence up to which the stream was consumed;
-    ``announced`` the last BatchTrained, which may or may not have reached the bus."""
+    ``announced`` the last BatchTrained, which may or may not have reached the bus; ``accepted`` the designs
+    that the supervised mix draws from."""
 
     version: Version = Version(0, 0)
     lineage: Lineage = Lineage()
     cursor: int = 0
     buffer: BufferState = BufferState()
     announced: BatchTrained | None = None
+    accepted: tuple[Accepted, ...] = ()
 
     @property
     def needs(self) -> int:

@@ -1,13 +1,17 @@
-"""The optional supervised mix: texts that came with the starting model, a few of them in every step."""
+"""The optional supervised mix: a few texts in every batch, that came with the starting model or that are the
+run's own accepted designs."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from bus.messages import SampleReady
 from engine.errors import ConfigError
 from engine.training.batch import Example
 
@@ -44,6 +48,46 @@ def load(directory: Path) -> tuple[Example, ...]:
     if not examples:
         raise ConfigError("The supervised mix has no examples", where=str(path), remedy=remedy)
     return tuple(examples)
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True):
+    """A segment of an accepted design as a checkpoint keeps it: int32 tokens and uint8 mask, raw."""
+
+    tokens: bytes
+    mask: bytes
+
+
+class Archive:
+    """The ``capacity`` newest segments of designs that were accepted, earned more than ``floor`` and were
+    trained. Pure: the same batches leave the same archive."""
+
+    def __init__(self, *, capacity: int, floor: float, state: Iterable[Accepted] = ()) -> None:
+        self._capacity, self._floor = capacity, floor
+        self._kept = list(state)[-capacity:]
+
+    def note(self, trained: Iterable[SampleReady]) -> None:
+        """Take in what a batch is made of."""
+        self._kept += [
+            Accepted(segment.tokens, segment.mask)
+            for sample in trained
+            if sample.accepted and sample.reward > self._floor
+            for segment in sample.segments
+            if segment.mask.count(1)
+        ]
+        del self._kept[: -self._capacity]
+
+    def examples(self) -> tuple[Example, ...]:
+        """Return the designs as texts to learn: their sampled tokens, each after its prompt."""
+        return tuple(_text(kept) for kept in self._kept)
+
+    def state(self) -> tuple[Accepted, ...]:
+        """Return what a checkpoint keeps."""
+        return tuple(self._kept)
+
+
+def _text(kept: Accepted) -> Example:
+    tokens, mask = np.frombuffer(kept.tokens, dtype="<i4"), np.frombuffer(kept.mask, dtype="u1")
+    return Example(tokens, mask.astype(np.bool_))
 
 
 def draw(examples: tuple[Example, ...], count: int, *, seed: int, step: int) -> list[Example]:

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from engine.training.checkpoint import LearnerState
     from engine.training.feed import Feed
     from engine.training.session import Session
+    from engine.training.supervised import Archive
     from engine.training.trainer import PolicyTrainer
     from engine.weights.publisher import Outlet, Release
 
 T = TypeVar("T")
 _LINEAGE, _POSITION = "lineage", "learner"
 _ATTEND_SECONDS = 5.0
+_ARCHIVED = 8  # accepted designs kept for each one that the supervised mix draws
 
 
 class Learner(Role):
@@ -70,6 +72,7 @@ class Learner(Role):
         self._announced: BatchTrained | None = None
         self._canary: tuple[int, ...] = ()
         self._examples: tuple[Example, ...] = ()
+        self._archive: Archive | None = None
         self._revision = 0
         self._settled = False  # the trainer's weights are those of the version that was announced
         self._gauges: dict[str, float] = {}
@@ -116,7 +119,7 @@ class Learner(Role):
         from engine.training.session import Session
 
         model = await anyio.to_thread.run_sync(resolve, self.config, self.context.directory)
-        if self._settings.supervised_mix:
+        if self._settings.supervised_mix and self._settings.supervised_source == "warmstart":
             from engine.training import supervised
 
             self._examples = await anyio.to_thread.run_sync(supervised.load, model)
@@ -144,6 +147,7 @@ class Learner(Role):
         """Take up the checkpoint, settle the version, and announce it."""
         from engine.training.buffer import Buffer
         from engine.training.checkpoint import LearnerState, newest
+        from engine.training.supervised import Archive
 
         self._canary, vocabulary = await self._in_thread(self._vocabulary, "start of the trainer")
         checkpoint = await self._in_thread(lambda: newest(self._home / "checkpoints"), "checkpoint search")
@@ -155,6 +159,12 @@ class Learner(Role):
         for sequence, name in state.buffer.kept:
             self._buffer.restore(sequence, name, await self._sample(sequence))
         self._cursor, self._announced = state.cursor, state.announced
+        if self._settings.supervised_mix and self._settings.supervised_source == "accepted":
+            self._archive = Archive(
+                capacity=_ARCHIVED * self._settings.supervised_samples,
+                floor=self.config.reward.degenerate_reward,
+                state=state.accepted,
+            )
         await self._look_for_a_gap()
         await self._settle_version(state)
         self._outlet = self._open_outlet()
@@ -216,10 +226,13 @@ class Learner(Role):
         metrics: dict[str, float] = {}
         if selection.samples:
             self._settled = False
+            if self._archive is not None:
+                self._archive.note(selection.samples)
+                self._examples = self._archive.examples()
             metrics = await self._session.step(
                 lambda: self._batch(selection, message), seconds=self._settings.step_seconds
             )
-            metrics |= self._buffer.lengths()
+            metrics |= self._buffer.lengths() | {"zero_variance_groups": float(message.zero_variance_groups)}
             self._version = Version(self._version.fence, self._version.step + 1)
         self._announced = self._summary(message, selection, metrics, time.perf_counter() - started)
         trained = bool(selection.samples)
@@ -277,6 +290,7 @@ class Learner(Role):
             cursor=self._cursor,
             buffer=self._buffer.state(),
             announced=self._announced,
+            accepted=self._archive.state() if self._archive is not None else (),
         )
         keep = self._settings.checkpoints_kept
         place = self._home / "checkpoints"
