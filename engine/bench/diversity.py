@@ -164,11 +164,11 @@ def text(report: Report) -> str:
     lines = [
         f"{report.recipe}, changed by {' '.join(report.changes)}",
         f"{report.compared} environments of each run, {report.similarity} similarity",
-        f"{'':<18}{BASE:>26}{CHANGED:>26}{'difference':>26}",
+        f"{'':<18}{BASE:>31}{CHANGED:>31}{'difference':>31}",
     ]
     for name, by_arm in report.figures.items():
         cells = (_cell(by_arm.get(arm)) for arm in (BASE, CHANGED, "difference"))
-        lines.append(f"{name:<18}" + "".join(f"{cell:>26}" for cell in cells))
+        lines.append(f"{name:<18}" + "".join(f"{cell:>31}" for cell in cells))
     lines += [
         "",
         f"{'run':<34}{'environments':>13}{'vendi':>9}{'weighed':>9}{'within':>9}{'a round':>9}{'win':>7}",
