@@ -54,8 +54,9 @@ class BufferState(msgspec.Struct, frozen=True):
 class Buffer:
     """Holds samples until their round closes.
 
-    ``vocabulary`` bounds the token ids, ``capacity`` the samples held of each role (beyond it the oldest
-    is dropped as ``quota``). A sample has exactly one terminal state: trained, or dropped as ``stale``,
+    ``vocabulary`` bounds the token ids, ``capacity`` the samples held of each role (beyond it one is dropped
+    as ``quota``: the oldest, which is the next to become stale, or that with the smallest advantage, as the
+    role's ``priority`` says). A sample has exactly one terminal state: trained, or dropped as ``stale``,
     ``quota``, ``late``, ``empty``, ``malformed`` or ``lost``. A repeated delivery changes nothing.
     """
 
@@ -85,8 +86,9 @@ class Buffer:
         if cause == "duplicate":
             self._counts["duplicate"] += 1
             return cause
-        self._arrived[sample.round] += 1
-        cause = cause or fault(sample, self._vocabulary)
+        if cause is None:
+            self._arrived[sample.round] += 1
+            cause = fault(sample, self._vocabulary)
         if cause is not None:
             self._drop(sample.sample, cause)
             return cause
@@ -94,7 +96,8 @@ class Buffer:
         self._length("generated", entry)
         held[sample.sample] = entry
         if len(held) > self._capacity:
-            self._drop(self._oldest_first(sample.role)[0].sample.sample, "quota", sample.role)
+            spare = self._in_line(sample.role)[-1 if self._by_size(sample.role) else 0]
+            self._drop(spare.sample.sample, "quota", sample.role)
         return None
 
     def restore(self, sequence: int, name: str, sample: SampleReady | None) -> None:
@@ -110,7 +113,7 @@ class Buffer:
         return self._ledger.closed(round_)
 
     def close(self, message: RoundClosed, current: Version, lineage: Lineage) -> Selection:
-        """Form the batch of a round for the weights ``current``, oldest rounds first.
+        """Form the batch of a round for the weights ``current``, each role by its ``priority``.
 
         Samples of later rounds wait. Those older than ``max_staleness`` are dropped (I6), those over the
         quota stay for a later round, or are dropped when the round is the final one.
@@ -120,6 +123,7 @@ class Buffer:
             raise ValueError(f"round {message.round} is closed already")
         announced = message.agent_samples + message.designer_samples
         missing = max(0, announced - self._arrived.pop(message.round, 0))
+        self._counts["missing"] += missing
         chosen: list[tuple[Held, int]] = []
         for role in ROLES:
             chosen += self._choose(role, message, current, lineage)
@@ -161,9 +165,9 @@ class Buffer:
     ) -> list[tuple[Held, int]]:
         limit = self._limits[role]
         fresh: list[tuple[Held, int]] = []
-        for entry in self._oldest_first(role):
+        for entry in self._in_line(role):
             if entry.sample.round > message.round and not message.final:
-                break
+                continue
             old = age(entry.versions, current, lineage)
             if old > limit.max_staleness:
                 self._drop(entry.sample.sample, "stale", role)
@@ -174,9 +178,13 @@ class Buffer:
                 fresh.append((entry, old))
         return fresh
 
-    def _oldest_first(self, role: Role) -> list[Held]:
-        # Ids are hashes: as a tie break they favour neither short nor early samples.
-        return sorted(self._held[role].values(), key=lambda entry: (entry.sample.round, entry.sample.sample))
+    def _in_line(self, role: Role) -> list[Held]:
+        """Who comes first. Ids are hashes: as a tie break they favour neither short nor early samples."""
+        line = sorted(self._held[role].values(), key=lambda entry: (entry.sample.round, entry.sample.sample))
+        return sorted(line, key=lambda entry: -abs(entry.sample.advantage)) if self._by_size(role) else line
+
+    def _by_size(self, role: Role) -> bool:
+        return self._limits[role].priority == "largest"
 
     def _all(self) -> Iterator[Held]:
         for role in ROLES:

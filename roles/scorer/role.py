@@ -25,9 +25,10 @@ from bus.messages import (
     RoundSummary,
     ServerLost,
 )
+from engine.config import Config
 from engine.errors import SpadeError
 from roles.base import Role, RoleContext
-from roles.scorer import plan
+from roles.scorer import custom, plan
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.outbox import Outbox
 from roles.scorer.presence import TICK_SECONDS, Presence
@@ -68,6 +69,12 @@ class Scorer(Role):
         self._barren = 0
         self._leading = False
         self._patience: anyio.CancelScope | None = None
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Look whether the curriculum can turn; load a reward that is not built in. Raises ConfigError."""
+        plan.check(config)
+        custom.load(config.reward)
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:

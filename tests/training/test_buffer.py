@@ -55,6 +55,33 @@ def test_age_runs_through_the_fork():
     assert age(versions(one), Version(1, 5), lineage) == 3
 
 
+def test_the_largest_advantages_can_come_first():
+    largest = RoleTraining(quota=2, max_staleness=1, priority="largest")
+    buffer = make(agent=largest)
+    for sequence, (name, value) in enumerate({"a": 0.1, "b": -2.0, "c": 1.0, "d": -0.5}.items(), start=1):
+        buffer.admit(sequence, sample(name, advantage=value))
+    buffer.admit(5, sample("later", advantage=9.0, round_=1))
+    assert names(buffer.close(round_closed(0), Version(0, 0), Lineage())) == ["b", "c"]
+    assert names(buffer.close(round_closed(1), Version(0, 1), Lineage())) == ["later", "d"]
+    last = buffer.close(round_closed(2, final=True), Version(0, 2), Lineage())
+    assert last.dropped == (("a", "stale"),)
+    full = Buffer({**LIMITS, "agent": largest}, vocabulary=VOCABULARY, capacity=2)
+    for sequence, (name, value) in enumerate({"a": 1.0, "b": 0.5, "c": -2.0}.items(), start=1):
+        full.admit(sequence, sample(name, advantage=value))
+    selection = full.close(round_closed(0), Version(0, 0), Lineage())
+    assert (names(selection), selection.dropped) == (["c", "a"], (("b", "quota"),))
+
+
+def test_late_samples_leave_no_trace_in_the_counts_of_rounds():
+    """A closed round is not counted again: over weeks such entries would pile up in every checkpoint."""
+    buffer = make()
+    for round_ in range(200):
+        buffer.close(round_closed(round_), Version(0, round_), Lineage())
+        buffer.admit(round_, sample(f"late-{round_}", round_=round_))
+    assert buffer.state().arrived == {}
+    assert buffer.statistics()["dropped_late"] == 200
+
+
 def test_quota_takes_oldest_rounds_first_and_keeps_the_rest():
     buffer = make(agent=RoleTraining(quota=2, max_staleness=9))
     for sequence, name in enumerate("dcba", start=1):

@@ -1,0 +1,39 @@
+"""Rewards as a stranger would write them: found by module path or, in tests, by a made-up entry point."""
+
+from __future__ import annotations
+
+from engine.config import Reward
+from roles.scorer.rewards import Evidence
+
+twelve = 12
+
+
+def half_won(evidence: Evidence, settings: Reward) -> float | None:
+    """Pay for being near the middle, nothing for a design whose hint could not be measured."""
+    if evidence.measured is None:
+        return None
+    returns = evidence.returns
+    return 1.0 - abs(sum(returns) / len(returns) - 0.5) * settings.frontier_scale
+
+
+def of_one(evidence: Evidence) -> float:
+    return 0.0
+
+
+def nothing_much(evidence: Evidence, settings: Reward) -> float:
+    return float("nan")
+
+
+def easily_upset(evidence: Evidence, settings: Reward) -> float:
+    """It bears the evidence that it is tried with, and nothing that was really played."""
+    if evidence.skill == "trial":
+        return 0.0
+    raise RuntimeError("not like this")
+
+
+def a_text(evidence: Evidence, settings: Reward) -> float:
+    return "much"  # type: ignore[return-value]
+
+
+def breaks(evidence: Evidence, settings: Reward) -> float:
+    return 1 / 0
