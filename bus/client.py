@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Required, TypedDict, Unpack, overload
@@ -181,11 +181,13 @@ class NatsBus(Bus):
         await self.claims.keep_for_letter(letter, sequence)
 
     @asynccontextmanager
-    async def consume(self, consumer: str, *, limit: int) -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def consume(
+        self, consumer: str, *, limit: int, now: Callable[[], int] | None = None
+    ) -> AsyncIterator[AsyncIterator[Delivery]]:
         queue = queue_of(consumer, self.role, self._consumers)
         if limit < 1:
             raise BusError(f"limit {limit} takes no work", remedy="Give a limit of at least 1.")
-        work = Work(self.connection, self.names, queue, limit=limit, bury=self._bury)
+        work = Work(self.connection, self.names, queue, limit=limit, now=now, bury=self._bury)
         async with self._listed(f"consume_{consumer}", work), work.running():
             yield Opening(work.arrivals, self._open_delivery, work.arrivals.put_back)
 

@@ -6,7 +6,7 @@ Messages are stored as frames, so that what cannot be encoded or decoded shows h
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -40,6 +40,7 @@ from bus.scopes import flat_task_group
 from bus.subjects import STREAMS, Consumer, matches, stream_of
 
 _LISTEN_LIMIT = 4096
+_LOOK_SECONDS = 0.05  # nobody says when a momentary limit rises
 
 
 class MemoryBus(Bus):
@@ -120,11 +121,13 @@ class MemoryBus(Bus):
         return [await self.publish(message) for message in messages]
 
     @asynccontextmanager
-    async def consume(self, consumer: str, *, limit: int) -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def consume(
+        self, consumer: str, *, limit: int, now: Callable[[], int] | None = None
+    ) -> AsyncIterator[AsyncIterator[Delivery]]:
         queue = queue_of(consumer, self.role)
         if limit < 1:
             raise BusError(f"limit {limit} takes no work")
-        work = _Work(self, self._broker, queue, limit)
+        work = _Work(self, self._broker, queue, limit, now)
         try:
             yield Opening(work, self._open_delivery)
         finally:
@@ -341,8 +344,16 @@ class _Reader:
 class _Work:
     """One ``consume`` of a MemoryBus."""
 
-    def __init__(self, bus: MemoryBus, broker: Broker, consumer: Consumer, limit: int) -> None:
+    def __init__(
+        self,
+        bus: MemoryBus,
+        broker: Broker,
+        consumer: Consumer,
+        limit: int,
+        now: Callable[[], int] | None,
+    ) -> None:
         self._bus, self._broker, self._consumer, self._limit = bus, broker, consumer, limit
+        self._now = now
         self._log = broker.log(consumer.stream)
 
     def __aiter__(self) -> _Work:
@@ -380,7 +391,11 @@ class _Work:
                 pause = min(pause, stored.ready_at - now)
             elif ready is None:
                 ready = (sequence, stored)
-        return (None, math.inf) if held >= self._limit else (ready, pause)
+        if held >= self._limit:
+            return None, math.inf
+        if self._now is not None and held >= self._now():
+            return None, _LOOK_SECONDS
+        return ready, pause
 
     async def _set_aside(self, sequence: int, stored: Stored, reason: str) -> None:
         await self._bus.bury(self._consumer.stream, sequence, stored, reason)

@@ -30,6 +30,7 @@ log = logging.getLogger("spade.bus")
 _ORIGIN = "Nats-Stream"
 _PAUSE_SECONDS = 0.1
 _OVERHEAD_BYTES = 64 << 10
+_TOO_MANY = 16  # so much more may be owed than is wanted before the requests are given up
 
 
 class Delivered(NamedTuple):
@@ -70,7 +71,7 @@ def read(message: Arrival) -> tuple[Envelope, Message]:
 class PullSettings:
     """A request stays open for ``expires`` seconds and proves itself alive every ``heartbeat`` seconds.
     Fewer than ``least`` wanted messages wait ``linger`` seconds for company. ``max_bytes`` bounds what
-    one request may bring (0: no bound)."""
+    one request may bring (0: no bound). ``shrinks``: less may be wanted than before."""
 
     expires: float = 30.0
     heartbeat: float = 2.0
@@ -78,6 +79,7 @@ class PullSettings:
     least: int = 1
     most: int = 512
     max_bytes: int = 0
+    shrinks: bool = False
 
 
 class Pull:
@@ -155,6 +157,9 @@ class Pull:
         if self._owed > 0 and now - self._heard > 2.5 * settings.heartbeat:
             log.warning("no heartbeat from %s; pulling anew", self._subject)
             self._stale = True
+            return 0.0
+        if settings.shrinks and self._owed - max(0, self._wanted()) > _TOO_MANY:
+            self._stale = True  # a request cannot be taken back, but nobody need be there to be served
             return 0.0
         if now < self._not_before:
             return self._not_before - now

@@ -56,10 +56,12 @@ class ThreadBus(Bus):
         return await self._bridge.call(lambda: self._bus.publish_all(batch))
 
     @asynccontextmanager
-    async def consume(self, consumer: str, *, limit: int) -> AsyncIterator[AsyncIterator[Delivery]]:
+    async def consume(
+        self, consumer: str, *, limit: int, now: Callable[[], int] | None = None
+    ) -> AsyncIterator[AsyncIterator[Delivery]]:
         channel = Channel[Delivery](self._bridge, _AHEAD, _weight)
         async with self._bridge.hold(
-            lambda: self._bus.consume(consumer, limit=limit),
+            lambda: self._bus.consume(consumer, limit=limit, now=now),
             lambda source: channel.serve(source, self._bring_home),
         ):
             yield channel

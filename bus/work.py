@@ -58,10 +58,17 @@ class Work:
     """One ``consume``. Iterate it for deliveries; :meth:`run` must be running."""
 
     def __init__(
-        self, connection: Connection, names: Names, consumer: Consumer, *, limit: int, bury: Bury
+        self,
+        connection: Connection,
+        names: Names,
+        consumer: Consumer,
+        *,
+        limit: int,
+        bury: Bury,
+        now: Callable[[], int] | None = None,
     ) -> None:
         self._connection, self._names, self._consumer, self._bury = connection, names, consumer, bury
-        self._limit = limit
+        self._limit, self._now = limit, now
         self.arrivals: Mailbox[Delivery] = Mailbox()
         self._poison: Mailbox[tuple[_Held, DeadLetter]] = Mailbox()
         self._surplus: Mailbox[str] = Mailbox()
@@ -80,11 +87,15 @@ class Work:
             connection,
             stream=names.stream(consumer.stream),
             consumer=consumer.name,
-            settings=PullSettings(least=max(1, limit // 4)),
-            wanted=lambda: self._limit - len(self._held),
+            settings=PullSettings(least=max(1, limit // (16 if now else 4)), shrinks=now is not None),
+            wanted=self._wanted,
             on_message=self._on_message,
             on_gone=self._on_gone,
         )
+
+    def _wanted(self) -> int:
+        limit = self._limit if self._now is None else min(self._limit, self._now())
+        return limit - len(self._held)
 
     def statistics(self) -> dict[str, float]:
         """Return gauges and counters of this consumer."""

@@ -223,3 +223,36 @@ async def test_a_full_task_stream_makes_publishers_wait(world: Worlds) -> None:
                     await delivery.ack()
         assert seen == set(range(12))
         assert sorted(stored) == list(range(1, 13))
+
+
+async def test_a_momentary_limit_bounds_what_is_taken(world: Worlds) -> None:
+    async with world() as w:
+        await w.bus.publish_all(map(ticket, range(10)))
+        now = 2
+        async with w.bus.consume("designer", limit=8, now=lambda: now) as source:
+            held = await take(source, 2)
+            assert await nothing_comes(source)
+            now = 5
+            await held[0].ack()
+            held += await take(source, 4)
+            assert await nothing_comes(source)
+            now = 1
+            await held[1].ack()
+            assert await nothing_comes(source)
+
+
+@pytest.mark.slow
+async def test_what_was_asked_for_before_a_limit_fell_goes_to_another(world: Worlds) -> None:
+    async with world() as w, w.peer("designer", "two") as other:
+        now = 64
+        async with w.bus.consume("designer", limit=64, now=lambda: now) as mine:
+            await w.bus.publish(ticket(0))
+            (held,) = await take(mine, 1)
+            now = 1
+            await held.ack()
+            await anyio.sleep(2.5)  # the heartbeat by which an idle consumer looks at its limit again
+            async with other.consume("designer", limit=64) as theirs:
+                await w.bus.publish_all(map(ticket, range(1, 41)))
+                await take(theirs, 35)
+                for delivery in await take(mine, 1):
+                    await delivery.ack()
