@@ -138,7 +138,10 @@ async def services(
             from engine.inference.pool import InferencePool
 
             pool = InferencePool(
-                max_concurrency=config.server.max_concurrency, request_seconds=config.server.request_seconds
+                max_concurrency=config.server.max_concurrency,
+                request_seconds=config.server.request_seconds,
+                hedge=config.server.hedge,
+                max_lag=max(config.learner.agent.max_staleness, config.learner.designer.max_staleness),
             )
             shared["pool"] = pool
             tasks.start_soon(pool.watch, bus)
@@ -292,6 +295,8 @@ async def serve_role(
     Raises ConfigError, SpadeError or BusError.
     """
     role_class = load(name)
+    if _followed(role_class):
+        return
     known = login(name, token=secret, credentials=credentials, ca=ca)
     own_thread = role_class.own_process  # what shares no loop may block its own
     async with connect(url, run=run, role=name, instance=instance, own_thread=own_thread, **known) as bus:
@@ -317,6 +322,21 @@ async def serve_role(
                 await Host(role_class(context), context).run()
                 log.info("role.ended")
             tasks.cancel_scope.cancel()
+
+
+def _followed(role_class: type[RoleLike]) -> bool:
+    """As one of several processes of a role, but not the first: do what that one says until it ends.
+
+    Such a process is not on the bus. Signals are the first one's to answer; it outlives no launcher.
+    """
+    follow = getattr(role_class, "follow", None)
+    if follow is None or os.environ.get("RANK", "0") == "0":
+        return False
+    die_with_parent(always=True)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    follow()
+    return True
 
 
 def _directory(origin: Origin, run: str) -> Path:
@@ -349,9 +369,9 @@ def _drains(command: Control, role: str) -> bool:
     return command.command == "drain" and (not command.roles or role in command.roles)
 
 
-def die_with_parent() -> None:
-    """When this process was started by a guardian, be killed with the parent (Linux)."""
-    if os.environ.get(GUARDED):
+def die_with_parent(*, always: bool = False) -> None:
+    """When this process was started by a guardian, or ``always``: be killed with the parent (Linux)."""
+    if always or os.environ.get(GUARDED):
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:

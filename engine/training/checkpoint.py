@@ -59,8 +59,13 @@ class Checkpoint(NamedTuple):
 
     def tensors(self) -> Capsule:
         """Read the tensors."""
-        extra = torch.load(self.path / _EXTRA, map_location="cpu", weights_only=True)
-        return Capsule(load_file(self.path / _MODEL), extra)
+        return tensors(self.path)
+
+
+def tensors(path: Path) -> Capsule:
+    """Read the tensors of the checkpoint in ``path``; those of the optimiser stay in the file until used."""
+    extra = torch.load(path / _EXTRA, map_location="cpu", weights_only=True, mmap=True)
+    return Capsule(load_file(path / _MODEL), extra)
 
 
 def save(directory: Path, state: LearnerState, capsule: Capsule, *, keep: int) -> Path:

@@ -4,19 +4,23 @@ What is TRL's and transformers': the training loop, optimiser, scheduler, gradie
 device placement through accelerate, the fused log-prob head, the reference model, the reporters. What is
 ours: where batches come from, how they are cut into micro-batches, and the loss (``engine.training.loss``),
 because a sample's token mean may run over several rows and the weight behaviour -> current needs no second
-forward pass when one batch makes one step.
+forward pass when one batch makes one step. When it makes several, the log-probs at its start (the proximal
+policy's) are those of the first step's own forward pass, and only what that step leaves out takes one more.
 
-Supported: one process on one device (CPU or GPU), full-parameter training. Several ranks need the batch
-broadcast from the rank on the bus and sharded checkpoints; the role refuses to start as one of several.
+On several ranks each computes its share of a batch (``engine.training.shares``) with whole weights (DDP) or
+sharded ones (FSDP2, DeepSpeed), as accelerate was told at the launch. What is called on rank 0 and needs all
+of them is called on the others by its name (``engine.training.follower``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +33,23 @@ from transformers.utils import logging as transformers_logging
 
 from engine.config import Learner
 from engine.errors import ConfigError, SpadeError
+from engine.training import checkpoint, extras, lora
 from engine.training.batch import Batch, MicroBatch
 from engine.training.capsule import Capsule
 from engine.training.feed import Closed, Feed
+from engine.training.follower import Share
 from engine.training.loss import SUMS, Objective, metrics, objective_loss
+from engine.training.parameters import (
+    is_sharded,
+    kept,
+    local,
+    optimizer_state,
+    published,
+    put,
+    restore_optimizer,
+    whole,
+)
+from engine.training.ranks import Ranks
 
 # TRL's own vLLM client stays unused, so the range of versions it was tested with does not matter.
 warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
@@ -41,6 +58,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 _ENDLESS = 2**31 - 1
 _HISTORY = 1000
+_OPTIMIZERS = {"adamw_8bit": "adamw_bnb_8bit", "paged_adamw_8bit": "paged_adamw_8bit"}
 _LOSS_SETTINGS = frozenset(
     {
         "loss_type",
@@ -65,17 +83,22 @@ _LOSS_SETTINGS = frozenset(
 
 
 class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
-    """Takes one optimiser step for every batch that its feed hands out.
+    """Takes one optimiser step for every part of a batch that its feed hands out.
 
     Seams of TRL 1.16 and transformers that this class stands on: the overridden methods below,
     ``_get_per_token_logps_and_entropies`` and ``_metrics``.
     """
 
-    def __init__(self, *, feed: Feed, objective: Objective, **arguments: Any) -> None:
+    def __init__(
+        self, *, feed: Feed | Share, objective: Objective, ranks: Ranks | None = None, **arguments: Any
+    ) -> None:
         self._feed = feed
+        self._ranks = ranks or Ranks()
         self._objective = objective
         self.control: Any = None
         self._sums = torch.zeros(len(SUMS), dtype=torch.float64)
+        self._started = 0.0
+        self._logps = torch.zeros(())
         # The constructor wants prompts to generate from; here all rows come from the feed.
         super().__init__(train_dataset=Dataset.from_dict({"prompt": [""]}), **arguments)
 
@@ -86,30 +109,53 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         except Closed:
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
 
-    def get_train_dataloader(self) -> Feed:
+    def get_train_dataloader(self) -> Feed | Share:
         return self._feed
 
+    @property
+    def sharded(self) -> bool:
+        """Whether no rank has all weights."""
+        return is_sharded(self.model) or (self.is_deepspeed_enabled and self._ranks.size > 1)
+
     def training_step(
-        self, model: torch.nn.Module, inputs: dict[str, Batch], num_items_in_batch: Any = None
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Accumulate the gradients of all micro-batches of one batch. Returns its loss."""
-        batch = inputs["batch"]
-        started = time.perf_counter()
+        """Accumulate the gradients of the micro-batches of one step. Returns its loss."""
+        batch: Batch = inputs["batch"]
+        part: int = inputs["part"]
+        if part == 0:
+            self._begin(model, batch)
+        micro_batches = [batch.micro_batches[index] for index in batch.schedule[part]]
         # TRL counts micro-batches of a fixed number a step; ours differ from batch to batch.
-        self._step, self.current_gradient_accumulation_steps = 0, len(batch.micro_batches)
-        self._sums.zero_()
+        self._step, self.current_gradient_accumulation_steps = 0, len(micro_batches)
         total = torch.zeros((), device=self.accelerator.device)
-        for index, micro in enumerate(batch.micro_batches, start=1):
-            last = index == len(batch.micro_batches)
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(model):
+        for index, micro in enumerate(micro_batches, start=1):
+            last = index == len(micro_batches)
+            # DeepSpeed takes its step within the backward pass for which this is set.
+            self.accelerator.gradient_state._set_sync_gradients(last)
+            # Gradients of sharded weights are reduced at once: all of them would not fit on one rank.
+            at_once = last or is_sharded(self.model)
+            with contextlib.nullcontext() if at_once else self.accelerator.no_sync(model):
                 total += super().training_step(model, micro, num_items_in_batch)
-        if not torch.isfinite(total):
+            if part == 0 and len(batch.schedule) > 1:
+                micro["proximal"] = self._logps
+        if not torch.isfinite(self._ranks.total(total)):
             raise SpadeError(
                 f"The loss of step {self.state.global_step + 1} is not a finite number",
                 remedy="Lower learner.optimizer.learning_rate, or set learner.precision = 'fp32'.",
             )
-        self._report(batch, time.perf_counter() - started)
+        if part + 1 == len(batch.schedule):
+            self._report(batch, time.perf_counter() - self._started)
         return total
+
+    @torch.no_grad()
+    def _begin(self, model: torch.nn.Module, batch: Batch) -> None:
+        """Note the proximal log-probs of what the first step does not see: no weight has moved yet."""
+        self._started = time.perf_counter()
+        self._sums.zero_()
+        for index in sorted(set(range(len(batch.micro_batches))) - set(batch.schedule[0])):
+            micro = batch.micro_batches[index]
+            micro["proximal"], _ = self._log_probs(model, self._prepare_inputs(micro), entropy=False)
 
     def compute_loss(
         self,
@@ -118,73 +164,95 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> torch.Tensor:
-        """Return the loss of one micro-batch; the sum over the micro-batches is the loss of the step."""
+        """Return the loss of one micro-batch; the sum over the micro-batches is the loss of the step.
+
+        The ranks' gradients are averaged, so a share of the loss counts as often as there are ranks.
+        """
         logps, entropies = self._log_probs(model, inputs)
-        reference = None
-        if self.ref_model is not None:
-            with torch.no_grad():
-                reference, _ = self._log_probs(self.ref_model, inputs)
-        loss, sums = objective_loss(inputs, logps, entropies, self._objective, reference=reference)
+        self._logps = logps.detach()
+        loss, sums = objective_loss(
+            inputs, logps, entropies, self._objective, reference=self._reference(inputs)
+        )
         self._sums += sums.to(self._sums.device)
-        return loss
+        return loss * self._ranks.size
+
+    @torch.no_grad()
+    def _reference(self, inputs: MicroBatch) -> torch.Tensor | None:
+        """Return the log-probs of the starting policy, None without a KL term."""
+        if not self.beta:
+            return None
+        if self.ref_model is not None:
+            return self._log_probs(self.ref_model, inputs, entropy=False)[0]
+        with self.model.disable_adapter():
+            return self._log_probs(self.model, inputs, entropy=False)[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the parameters by name, each shared tensor once (a tied head is left out), detached."""
-        seen: set[int] = set()
-        state: dict[str, torch.Tensor] = {}
-        for name, tensor in self.model.state_dict().items():
-            if tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
-                state[name] = tensor.detach()
-        return state
+        """Return what servers load: the parameters by name, each shared one once (a tied head is left out),
+        detached; whole ones, with adapters added to them. On rank 0; empty tensors on others."""
+        self._together("weights")
+        keep = self._ranks.leads
+        return {name: whole(tensor, keep=keep) for name, tensor in published(self.model)}
 
     @torch.no_grad()
     def canary(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the log-probs of ``tokens[1:]`` given their prefix, float32 (T - 1,), without autocast."""
+        """Return the log-probs of ``tokens[1:]`` given their prefix, float32 (T - 1,), without autocast (but
+        sharded weights are used in the precision of the training)."""
+        self._together("canary", tuple(tokens))
         ids = torch.tensor([list(tokens)], device=self.accelerator.device)
         training = self.model.training
         self.model.eval()
-        # The class's own forward: the instance's is wrapped in autocast by accelerate.
-        logits = type(self.model).forward(self.model, input_ids=ids, use_cache=False).logits[0, :-1]
+        # The class's own forward: the instance's is wrapped in autocast by accelerate. Sharded weights are
+        # gathered by hooks of the instance.
+        model = self.model if is_sharded(self.model) else partial(type(self.model).forward, self.model)
+        logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
         self.model.train(training)
         logps = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
         return logps.cpu().numpy().astype(np.float32)
 
     def capture(self) -> Capsule:
-        """Return the tensors of a checkpoint (views, valid until the next step)."""
+        """Return the tensors of a checkpoint (views, valid until the next step), on rank 0."""
+        self._together("capture")
+        keep = self._ranks.leads
+        model = {name: whole(tensor, keep=keep) for name, tensor in kept(self.model).items()}
+        optimizer = optimizer_state(self.model, self.optimizer, keep=keep)
         generators: dict[str, Any] = {
             "torch": torch.get_rng_state(),
             "python": random.getstate(),
         }
         if torch.cuda.is_available():
             generators["cuda"] = torch.cuda.get_rng_state_all()
-        return Capsule(self.weights(), {"optimizer": self.optimizer.state_dict(), "generators": generators})
+        return Capsule(model, {"optimizer": optimizer, "generators": generators})
+
+    def load(self, path: str, step: int) -> None:
+        """Go on from the checkpoint in ``path``, which every rank reads. Raises SpadeError, OSError."""
+        self._together("load", path, step)
+        self.restore(checkpoint.tensors(Path(path)), step)
 
     def restore(self, capsule: Capsule, step: int) -> None:
         """Put back what :meth:`capture` returned at ``step``. Raises SpadeError when it does not fit."""
-        own = self.weights()
-        if own.keys() != capsule.model.keys() or any(
-            own[name].shape != tensor.shape for name, tensor in capsule.model.items()
-        ):
-            raise SpadeError(
-                "The checkpoint belongs to another model",
-                remedy="Give the run another name, or go back to the model it was started with.",
-            )
-        with torch.no_grad():
-            for name, tensor in capsule.model.items():
-                own[name].copy_(tensor)
-        self.optimizer.load_state_dict(capsule.extra["optimizer"])
+        put(kept(self.model), capsule.model)
+        restore_optimizer(self.model, self.optimizer, capsule.extra["optimizer"])
+        self.state.global_step = self._globalstep_last_logged = step
+        if not self._ranks.leads:
+            torch.manual_seed(self.args.seed + step * self._ranks.size + self._ranks.rank)
+            return
         generators = capsule.extra["generators"]
         torch.set_rng_state(generators["torch"])
         random.setstate(generators["python"])
         if "cuda" in generators and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(generators["cuda"])
-        self.state.global_step = self._globalstep_last_logged = step
 
-    def _log_probs(self, model: torch.nn.Module, inputs: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _together(self, name: str, *arguments: Any) -> None:
+        """Have the other ranks call the method of that name, too."""
+        if self._ranks.leads:
+            self._ranks.say("call", name, arguments)
+
+    def _log_probs(
+        self, model: torch.nn.Module, inputs: MicroBatch, *, entropy: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         ids = inputs["input_ids"]
         logps, entropies, _ = self._get_per_token_logps_and_entropies(
-            model, ids, inputs["attention_mask"], ids.size(1) - 1, compute_entropy=model is not self.ref_model
+            model, ids, inputs["attention_mask"], ids.size(1) - 1, compute_entropy=entropy
         )
         return logps, entropies
 
@@ -195,10 +263,12 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """A run does not call home."""
 
     def _report(self, batch: Batch, seconds: float) -> None:
-        values = metrics(self._sums.tolist()) | {
+        sums, steps = self._ranks.total(self._sums).tolist(), len(batch.schedule)
+        values = metrics(sums, steps=steps, passes=batch.passes) | {
             "padding_waste": batch.waste,
             "micro_batches": float(len(batch.micro_batches)),
-            "tokens_per_second": batch.tokens / seconds,
+            "optimizer_steps": float(steps),
+            "tokens_per_second": batch.tokens * batch.passes / seconds,
         }
         for name, value in values.items():
             if name != "loss":
@@ -209,12 +279,15 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported without types
     """Refuses a broken gradient, and completes the metrics of a step with what the loop logged."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, feed: Feed | Share, ranks: Ranks) -> None:
+        self._feed, self._ranks = feed, ranks
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         gradients = (parameter.grad for parameter in context["model"].parameters())
-        if not all(torch.isfinite(gradient).all() for gradient in gradients if gradient is not None):
+        broken = not all(
+            torch.isfinite(local(gradient)).all() for gradient in gradients if gradient is not None
+        )
+        if self._ranks.total(torch.tensor(float(broken))):
             raise SpadeError(
                 f"The gradient of step {state.global_step + 1} is not finite",
                 remedy="Lower learner.optimizer.learning_rate, or set learner.precision = 'fp32'.",
@@ -239,6 +312,7 @@ def arguments(learner: Learner, output: Path, *, seed: int) -> GRPOConfig:
         "use_cpu": not torch.cuda.is_available(),
         "bf16": learner.precision == "bf16",
         "gradient_checkpointing": learner.gradient_checkpointing,
+        "ddp_find_unused_parameters": False,
         "learning_rate": optimizer.learning_rate,
         "adam_beta1": optimizer.beta1,
         "adam_beta2": optimizer.beta2,
@@ -257,6 +331,8 @@ def arguments(learner: Learner, output: Path, *, seed: int) -> GRPOConfig:
         "report_to": list(learner.report_to) or "none",
         "seed": seed,
     }
+    if optimizer.kind != "adamw":
+        ours["optim"] = _OPTIMIZERS[optimizer.kind]
     refused = sorted(learner.trl.keys() & (ours.keys() | _LOSS_SETTINGS))
     if refused:
         raise ConfigError(
@@ -269,11 +345,22 @@ def arguments(learner: Learner, output: Path, *, seed: int) -> GRPOConfig:
         raise ConfigError(f"learner.trl: {error}", remedy="Use fields of trl.GRPOConfig.") from error
 
 
-def build(learner: Learner, model: Path, output: Path, feed: Feed, *, seed: int) -> PolicyTrainer:
+def build(
+    learner: Learner,
+    model: Path,
+    output: Path,
+    feed: Feed | Share,
+    *,
+    seed: int,
+    ranks: Ranks | None = None,
+) -> PolicyTrainer:
     """Load the policy in ``model`` (a Hugging Face directory, weights in float32) and its trainer.
 
-    Raises ConfigError when the model cannot be loaded.
+    Raises ConfigError when the model cannot be loaded, a package is missing, or the ranks do not work in the
+    way that they were launched for.
     """
+    ranks = ranks or Ranks()
+    extras.require(learner)
     transformers_logging.disable_progress_bar()
     settings = arguments(learner, output, seed=seed)
     try:
@@ -286,14 +373,38 @@ def build(learner: Learner, model: Path, output: Path, feed: Feed, *, seed: int)
     trainer = PolicyTrainer(
         feed=feed,
         objective=Objective.of(learner),
+        ranks=ranks,
+        peft_config=lora.peft_config(learner.lora),
         model=policy,
         reward_funcs=_no_reward,
         args=settings,
         processing_class=tokenizer,
-        callbacks=[_Watch(feed)],
+        callbacks=[_Watch(feed, ranks)],
     )
+    _require_what_was_launched(trainer, ranks)
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _require_what_was_launched(trainer: PolicyTrainer, ranks: Ranks) -> None:
+    """accelerate falls back to less, silently; look at what it does."""
+    runs, how = trainer.accelerator.num_processes, trainer.accelerator.distributed_type
+    if runs != ranks.size:
+        raise ConfigError(
+            f"The learner was launched on {ranks.size} processes, and accelerate works with {runs}",
+            where="learner.launch",
+            remedy="Launch with torchrun, or with accelerate launch --multi_gpu.",
+        )
+    for name, wanted, got in (
+        ("FSDP2", "ACCELERATE_USE_FSDP", trainer.accelerator.is_fsdp2),
+        ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED", trainer.is_deepspeed_enabled),
+    ):
+        if os.environ.get(wanted, "").lower() == "true" and not got:
+            raise ConfigError(
+                f"learner.launch asks for {name}, and accelerate works with {how.value} here",
+                where="learner.launch",
+                remedy="It needs GPUs (and --fsdp_version 2); without it every rank holds all weights.",
+            )
 
 
 def _no_reward(**_: Any) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from engine.training.buffer import Buffer, Selection
     from engine.training.checkpoint import LearnerState
     from engine.training.feed import Feed
+    from engine.training.ranks import Ranks
     from engine.training.session import Session
     from engine.training.supervised import Archive
     from engine.training.trainer import PolicyTrainer
@@ -55,6 +55,7 @@ class Learner(Role):
     own_process = True
 
     _lease: Lease
+    _ranks: Ranks
     _session: Session
     _trainer: PolicyTrainer
     _buffer: Buffer
@@ -81,17 +82,20 @@ class Learner(Role):
     def check(cls, config: Config) -> None:
         """Look whether weights can take the way that the recipe says. Raises ConfigError."""
         from engine.inference.launch import weight_backend
+        from engine.training import extras
 
         weight_backend(config)
+        extras.require(config.learner)
+
+    @classmethod
+    def follow(cls) -> None:
+        """Work for the learner on the bus, as one of the processes that it was launched on."""
+        from engine.training.follower import follow
+        from engine.training.ranks import Ranks
+
+        follow(Ranks.launched())
 
     async def run(self) -> None:
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if ranks > 1:
-            raise ConfigError(
-                f"The learner was launched on {ranks} processes and supports one",
-                where="learner.launch",
-                remedy="Set learner.launch = [].",
-            )
         async with self.bus.lease("leader.learner") as lease, flat_task_group() as tasks:
             self._lease = lease
             tasks.start_soon(_cancel_on, lease.lost, tasks.cancel_scope)
@@ -116,6 +120,7 @@ class Learner(Role):
 
     async def _work(self) -> None:
         from engine.models import resolve
+        from engine.training.ranks import Ranks
         from engine.training.session import Session
 
         model = await anyio.to_thread.run_sync(resolve, self.config, self.context.directory)
@@ -123,7 +128,10 @@ class Learner(Role):
             from engine.training import supervised
 
             self._examples = await anyio.to_thread.run_sync(supervised.load, model)
-        session = Session(lambda feed: self._build(model, feed), threads=self._settings.threads)
+        self._ranks = Ranks.launched()
+        session = Session(
+            lambda feed: self._build(model, feed), threads=self._settings.threads, ranks=self._ranks
+        )
         async with session:
             self._session = session
             await self._start()
@@ -134,9 +142,13 @@ class Learner(Role):
             await self._checkpoint()
 
     def _build(self, model: Path, feed: Feed) -> PolicyTrainer:
+        from engine.training.follower import Plan, lead
         from engine.training.trainer import build
 
-        self._trainer = build(self._settings, model, self._home, feed, seed=self.config.run.seed)
+        seed = self.config.run.seed
+        if not self._ranks.alone:
+            lead(self._ranks, Plan(self._settings, str(model), str(self._home), seed))
+        self._trainer = build(self._settings, model, self._home, feed, seed=seed, ranks=self._ranks)
         return self._trainer
 
     @property
@@ -153,8 +165,9 @@ class Learner(Role):
         checkpoint = await self._in_thread(lambda: newest(self._home / "checkpoints"), "checkpoint search")
         state = checkpoint.state if checkpoint else LearnerState()
         if checkpoint is not None:
-            step, tensors = state.version.step, checkpoint.tensors
-            await self._in_thread(lambda: self._trainer.restore(tensors(), step), "checkpoint")
+            step = state.version.step * self._settings.steps_per_batch  # TRL counts optimiser steps
+            path = str(checkpoint.path)
+            await self._in_thread(lambda: self._trainer.load(path, step), "checkpoint")
         self._buffer = Buffer(self._training, vocabulary=vocabulary, state=state.buffer)
         for sequence, name in state.buffer.kept:
             self._buffer.restore(sequence, name, await self._sample(sequence))
@@ -259,7 +272,13 @@ class Learner(Role):
             seed, step = self.config.run.seed, self._version.step
             examples = draw(self._examples, settings.supervised_samples, seed=seed, step=step)
             rows += supervised_rows(examples, settings.supervised_mix)
-        return build(rows, micro_batch_tokens=settings.micro_batch_tokens, padding=padding_id(self._trainer))
+        return build(
+            rows,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            padding=padding_id(self._trainer),
+            steps=settings.steps_per_batch,
+            minibatches=settings.minibatches,
+        )
 
     def _summary(
         self, message: RoundClosed, selection: Selection, metrics: dict[str, float], seconds: float
@@ -340,6 +359,13 @@ class Learner(Role):
         if server.weights in ("nccl", "ipc"):
             from engine.weights.fleet import open_outlet
 
+            if self._trainer.sharded:
+                raise ConfigError(
+                    f'server.weights = "{server.weights}" sends weights from one device, and learner.launch '
+                    "spreads them over several",
+                    where="server.weights",
+                    remedy='Set it to "file" (one host, or a shared disk) or "bus" (any host).',
+                )
             return open_outlet(self.config, self._trainer.weights, self._dtype())
         from engine.weights.publisher import Publisher
 

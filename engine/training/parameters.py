@@ -1,0 +1,151 @@
+"""A model's tensors by name, whether they lie on one device, are sharded (FSDP2), or carry LoRA adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from engine.errors import SpadeError
+
+_PEFT = "base_model.model."
+ADAPTER = "default"
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether a parameter of ``model`` lies on several ranks."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def has_adapters(model: torch.nn.Module) -> bool:
+    """Whether ``model`` was wrapped by peft."""
+    return hasattr(model, "peft_config")
+
+
+def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and persistent buffers, each shared one once, detached, as they lie (views)."""
+    once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    return {name: tensor.detach() for name, tensor in model.state_dict().items() if name in once}
+
+
+def kept(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return what a checkpoint keeps: all of it, or with adapters only what is trained."""
+    found = tensors(model)
+    if not has_adapters(model):
+        return found
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {name: tensor for name, tensor in found.items() if name in trained}
+
+
+def published(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of the model that servers load, under the names of the starting model.
+
+    With adapters the weight of each adapted layer is ``W + scale * B A``, computed here one by one; the model
+    stays as it is.
+    """
+    if not has_adapters(model):
+        yield from tensors(model).items()
+        return
+    found = tensors(model)
+    layers = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
+    for name, tensor in found.items():
+        owner, _, leaf = name.rpartition(".base_layer.")
+        if owner in layers:
+            weight = tensor
+            if leaf == "weight":
+                with torch.no_grad():
+                    weight = tensor + layers[owner].get_delta_weight(ADAPTER).to(tensor.dtype)
+            yield f"{owner}.{leaf}".removeprefix(_PEFT), weight
+        elif ".lora_" not in name:
+            yield name.removeprefix(_PEFT), tensor
+
+
+def whole(tensor: torch.Tensor, *, keep: bool = True) -> torch.Tensor:
+    """Return all of a tensor: itself, or for a sharded one its gathered copy on the CPU (collective; a rank
+    that does not ``keep`` it gets an empty one)."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    gathered = tensor.full_tensor()
+    return gathered.cpu() if keep else gathered.new_empty(0)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor: all of it unless it is sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def put(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
+    """Copy ``given`` into ``own``, each rank its part of a sharded tensor. Raises SpadeError for tensors of
+    another model."""
+    if own.keys() != given.keys() or any(own[name].shape != given[name].shape for name in own):
+        raise SpadeError(
+            "The checkpoint belongs to another model",
+            remedy="Give the run another name, or go back to the model it was started with.",
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(placed_like(given[name], tensor))
+
+
+def placed_like(value: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
+    """Return ``value`` where ``example`` lies; of a sharded one each rank takes its part of what it has."""
+    if not isinstance(example, DTensor):
+        return value
+    local = value.to(example.device)
+    return distribute_tensor(local, example.device_mesh, example.placements, src_data_rank=None)
+
+
+def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool = True) -> dict[str, Any]:
+    """Return the state of ``optimizer`` by the names of the parameters, whole tensors: it fits any number of
+    ranks (collective when sharded)."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = [
+        {**_settings(group), "params": [names[parameter] for parameter in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    state = {
+        names[parameter]: {
+            key: whole(value, keep=keep) if isinstance(value, torch.Tensor) else value
+            for key, value in values.items()
+        }
+        for parameter, values in optimizer.state.items()
+    }
+    return {"kind": _kind(optimizer), "groups": groups, "state": state}
+
+
+def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any]) -> None:
+    """Put back what :func:`optimizer_state` returned. Raises SpadeError for that of another."""
+    parameters = dict(model.named_parameters())
+    names = {parameter: name for name, parameter in parameters.items()}
+    order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    known = [name for group in saved["groups"] for name in group["params"]]
+    if saved["kind"] != _kind(optimizer) or known != order:
+        raise SpadeError(
+            f"The checkpoint holds the state of {saved['kind']}, this run has {_kind(optimizer)}",
+            remedy="Go back to the learner.optimizer and learner.lora that the run was started with.",
+        )
+    index = {name: number for number, name in enumerate(order)}
+    state = {
+        index[name]: {key: _placed(value, parameters[name]) for key, value in values.items()}
+        for name, values in saved["state"].items()
+    }
+    groups = [
+        {**_settings(group), "params": [index[name] for name in group["params"]]} for group in saved["groups"]
+    ]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _placed(value: Any, parameter: torch.Tensor) -> Any:
+    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+        return placed_like(value, parameter)
+    return value
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _kind(optimizer: Any) -> str:
+    return type(getattr(optimizer, "optimizer", optimizer)).__name__

@@ -1,0 +1,103 @@
+"""Not a test: what each rank of a learner does in the tests of several. Results go into a file of rank 0.
+
+``python rank_work.py JOB.json``, alone or under torchrun. Numbers of the tests are made here, so that one and
+two processes get the same batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from learner_fakes import VOCABULARY, random_samples
+
+from engine.config import Learner, RoleTraining
+from engine.training import checkpoint
+from engine.training.batch import Batch, build, policy_rows
+from engine.training.checkpoint import LearnerState
+from engine.training.feed import Errand, Feed, Step
+from engine.training.follower import Plan, follow, lead
+from engine.training.ranks import Ranks
+
+ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
+TOKENS = tuple(range(3, 40, 3))
+
+
+def batch(seed: int, *, rows: int, bound: int, steps: int) -> Batch:
+    samples = [*random_samples(rows, seed=seed), *random_samples(1, seed=50 + seed, role="designer")]
+    return build(
+        policy_rows(samples, ROLES, 18), micro_batch_tokens=bound, padding=VOCABULARY - 2, steps=steps
+    )
+
+
+def shard_on_cpu() -> None:
+    """Have accelerate shard on the CPU as it does on GPUs; by itself it takes whole weights there."""
+    import accelerate.state as state
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    real = state.AcceleratorState.__init__
+
+    def patched(self: Any, *arguments: Any, **named: Any) -> None:
+        real(self, *arguments, **named)
+        plugin = named.get("fsdp_plugin") or FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+        )
+        self.distributed_type = state.DistributedType.FSDP
+        self.fsdp_plugin = plugin
+        state.PartialState._shared_state["distributed_type"] = state.DistributedType.FSDP
+
+    state.AcceleratorState.__init__ = patched
+
+
+def main(job: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks.launched()
+    if job.get("sharded"):
+        shard_on_cpu()
+    if not ranks.leads:
+        follow(ranks)
+        return
+    learner = msgspec.convert(job["learner"], Learner)
+    home = Path(job["home"])
+    if not ranks.alone:
+        lead(ranks, Plan(learner, job["policy"], str(home), 3))
+    from engine.training.trainer import build as build_trainer
+
+    feed = Feed(ranks)
+    trainer = build_trainer(learner, Path(job["policy"]), home, feed, seed=3, ranks=ranks)
+    errands, steps = [], []
+
+    def errand(function: Any) -> None:
+        errands.append(Errand(function))
+        feed.submit(errands[-1])
+
+    def look() -> dict[str, Any]:
+        weights = {name: tensor.clone() for name, tensor in trainer.weights().items()}
+        return {"weights": weights, "canary": trainer.canary(TOKENS).tolist(), "sharded": trainer.sharded}
+
+    if "resume" in job:
+        errand(lambda: trainer.load(job["resume"], 1))
+    errand(look)
+    for each in job["batches"]:
+        steps.append(Step(lambda each=each: batch(**each)))
+        feed.submit(steps[-1])
+        errand(look)
+    if "save" in job:
+        place = Path(job["save"])
+        errand(lambda: checkpoint.save(place, LearnerState(), trainer.capture(), keep=1))
+    if job.get("die"):
+        errand(lambda: os._exit(7))
+    feed.submit(None)
+    trainer.run()
+    ranks.leave()
+    looks = [one for one in (each.result.result() for each in errands) if isinstance(one, dict)]
+    torch.save({"looks": looks, "metrics": [step.result.result() for step in steps]}, job["out"])
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))
