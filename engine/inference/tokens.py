@@ -1,31 +1,38 @@
-"""Text to token ids and back for a chat model, and the segments a conversation is trained as.
+"""Text to token ids and back for a chat model.
 
 Contexts grow by appending ids; nothing that was sampled is ever tokenised again (invariant I3). What the
 chat template puts between a reply and the next one (the bridge) is found once, from the template itself,
 and verified; a template that rewrites earlier turns has no bridge, and each turn opens a new segment.
+What the world says is text: the name of a control token in it is spelled out, never the token.
 """
 
 from __future__ import annotations
 
-import copy
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
+from jinja2.exceptions import TemplateError
 
-from bus.messages import Segment, Span
 from engine.errors import ConfigError
-from engine.inference.completion import Completion
+from engine.inference.segments import SegmentBuilder as SegmentBuilder
 
 Thinking = Literal["off", "on", "unset"]
 
+# Templates with a date line get this day: a prompt must not depend on when and where it was rendered.
+TODAY = date(2024, 7, 26)
+
 _USER, _REPLY = "Qx7 first words", "Rx7 answer words"
+_THOUGHTFUL = f"<think>\nWx7 idle thoughts\n</think>\n\n{_REPLY}"
 _SECOND, _SECOND_REPLY = "Sx7 second words", "Tx7 more words"
 _THIRD = "Ux7 third words"
-_MARK = "Mx7q{}x7M"
+_REASONING = re.compile(r"[<\[]\W*(think|thinking|thought|reasoning)\W*[>\]]", re.IGNORECASE)
+_PRIVATE = range(0xE000, 0xF8FF)
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -46,19 +53,29 @@ class ChatTokens:
     """
 
     def __init__(self, path: Path | str, *, thinking: Thinking = "unset") -> None:
-        self._tokenizer = _load(Path(path))
+        self._path = Path(path)
+        self._tokenizer = _load(self._path)
         self._fast = self._tokenizer.backend_tokenizer
-        self._options: dict[str, bool] = {} if thinking == "unset" else {"enable_thinking": thinking == "on"}
-        self._texts = copy.deepcopy(self._fast)  # a copy: the switch is the tokenizer's state
-        self._texts.encode_special_tokens = True
-        added = self._tokenizer.added_tokens_decoder.values()
-        self._specials = [str(token) for token in added if token.special and str(token)]
+        self._thinking = thinking
+        self._options: dict[str, Any] = {"strftime_now": TODAY.strftime}
+        if thinking != "unset":
+            self._options["enable_thinking"] = thinking == "on"
+        added = {str(token): token for token in self._tokenizer.added_tokens_decoder.values() if str(token)}
+        reasoning = {name for name in added if _REASONING.fullmatch(name)}
+        special = {name for name, token in added.items() if token.special}
+        self._controls = sorted(special | reasoning)
+        self._reply_controls = sorted(special - reasoning)
+        self._silent = {int(self._fast.token_to_id(name)) for name in special - reasoning}
         self._opening = self._text([_USER])
+        self._stop = self._find_stop()
         self._bridge, self.rewrites = self._find_bridge()
-        self.stop_token_ids: tuple[int, ...] = self._stops(Path(path))
+        self.stop_token_ids: tuple[int, ...] = self._stops()
 
     def first(self, content: str, system: str | None = None) -> list[int]:
-        """Return the ids of a conversation's first turn, up to where the reply begins."""
+        """Return the ids of a conversation's first turn, up to where the reply begins.
+
+        Raises ConfigError when the template refuses it (some take no system message).
+        """
         return self.render([content], system)
 
     def render(self, messages: Sequence[str], system: str | None = None) -> list[int]:
@@ -83,177 +100,133 @@ class ChatTokens:
         return [] if self._bridge is None else [self._bridge.stop]
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of plain text; the names of special tokens in it are plain text too."""
-        return self._plain(text) if self._holds_special([text]) else self._ids(text)
+        """Return the ids of plain text; the names of control tokens in it are plain text too."""
+        (spelled,), mark = self._spelled([_sound(text)], [self._controls])
+        return self._pieces(spelled, mark)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Return the text of ``ids``, without special tokens unless ``special``."""
-        return str(self._fast.decode(list(ids), skip_special_tokens=not special))
+        """Return the text of ``ids``, without special tokens unless ``special``.
+
+        The marks around reasoning always stay: who reads a reply has to see where the reasoning ends.
+        """
+        kept = list(ids) if special else [token for token in ids if token not in self._silent]
+        return str(self._fast.decode(kept, skip_special_tokens=False))
 
     def _text(self, messages: Sequence[str], system: str | None = None) -> str:
         chat = [] if system is None else [{"role": "system", "content": system}]
         roles = ("user", "assistant")
         chat += [{"role": roles[turn % 2], "content": content} for turn, content in enumerate(messages)]
-        rendered = self._tokenizer.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True, **self._options
-        )
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, **self._options
+            )
+        except (TemplateError, TypeError) as error:
+            names = " -> ".join(message["role"] for message in chat)
+            raise ConfigError(
+                f"the chat template refuses a conversation of {names}: {error}",
+                where=str(self._path),
+                remedy="It has to take user and assistant in turn; mend the chat_template.jinja there.",
+            ) from error
         return str(rendered)
 
     def _rendered(self, messages: Sequence[str], system: str | None, skip: int = 0) -> list[int]:
         """Encode the rendered conversation from character ``skip`` on.
 
-        Where a message holds the name of a special token, each message is encoded on its own, as text: the
-        template is rendered around marks, which are then replaced. Elsewhere the text is encoded in one go.
+        The template sees each message as it is, but for the control tokens that it names; in replies it
+        still finds the marks of reasoning, which it may cut.
         """
-        parts = list(messages) if system is None else [system, *messages]
-        if not self._holds_special(parts):
-            return self._ids(self._text(messages, system)[skip:])
-        marks = [part if part in (_USER, _REPLY) else _MARK.format(index) for index, part in enumerate(parts)]
-        text = self._text(marks[len(parts) - len(messages) :], None if system is None else marks[0])[skip:]
-        ids: list[int] = []
-        for mark, part in zip(marks, parts, strict=True):
-            before, found, rest = text.partition(mark)
-            if found:
-                ids += [*self._ids(before), *self._plain(part)]
-                text = rest
-        return ids + self._ids(text)
+        parts = [_sound(message) for message in messages]
+        names = [self._reply_controls if turn % 2 else self._controls for turn in range(len(parts))]
+        if system is not None:
+            parts.append(_sound(system))
+            names.append(self._controls)
+        parts, mark = self._spelled(parts, names)
+        text = self._text(parts[: len(messages)], None if system is None else parts[-1])
+        return self._pieces(text[skip:], mark)
 
-    def _holds_special(self, parts: Sequence[str]) -> bool:
-        return any(special in part for part in parts for special in self._specials)
+    def _spelled(self, parts: list[str], names: Sequence[Sequence[str]]) -> tuple[list[str], str]:
+        """Break every name of a control token in ``parts``, part by part those in ``names``.
+
+        Returns the parts with a character in each name that occurs nowhere else, and the character; empty
+        when there was nothing to break. A normaliser of the tokenizer may make a name of other characters.
+        """
+        texts = [self._normal(part, these) for part, these in zip(parts, names, strict=True)]
+        if texts == parts and not any(_holds(part, these) for part, these in zip(parts, names, strict=True)):
+            return parts, ""
+        mark = next(letter for letter in map(chr, _PRIVATE) if not any(letter in text for text in texts))
+        for index, these in enumerate(names):
+            for name in these:
+                while name in texts[index]:
+                    texts[index] = texts[index].replace(name, name[0] + mark + name[1:])
+        return texts, mark
+
+    def _normal(self, text: str, names: Sequence[str]) -> str:
+        """Return ``text``, or what the tokenizer's normaliser makes of it where that holds a name."""
+        normaliser = self._fast.normalizer
+        normal = normaliser.normalize_str(text) if normaliser else text
+        return normal if _holds(normal, names) else text
+
+    def _pieces(self, text: str, mark: str) -> list[int]:
+        """Encode ``text`` in one go, or what lies between the marks piece by piece."""
+        pieces = text.split(mark) if mark else [text]
+        return [token for piece in pieces for token in self._ids(piece)]
 
     def _ids(self, text: str) -> list[int]:
         return list(self._fast.encode(text, add_special_tokens=False).ids)
 
-    def _plain(self, text: str) -> list[int]:
-        return list(self._texts.encode(text, add_special_tokens=False).ids)
+    def _find_stop(self) -> str:
+        """Return the token that the template puts behind a reply, empty when it is not one token."""
+        tail = self._text([_USER, _REPLY, _SECOND]).rpartition(_REPLY)[2]
+        added = self._tokenizer.get_added_vocab()
+        return max((word for word in added if tail.startswith(word)), key=len, default="")
 
     def _find_bridge(self) -> tuple[Bridge | None, str]:
-        """Find the stop token and prove on two more turns that appending equals rendering."""
+        """Prove on two more turns that appending equals rendering, in text and in ids."""
         two = self._text([_USER, _REPLY, _SECOND])
         if not two.startswith(self._opening + _REPLY):
             return None, "the template changes a turn once it is answered"
         tail = two[len(self._opening) + len(_REPLY) :]
-        stop = max(
-            (word for word in self._tokenizer.get_added_vocab() if tail.startswith(word)), key=len, default=""
-        )
-        if not stop:
+        if not self._stop:
             return None, f"the template ends a turn with {tail[:20]!r}, which is not one special token"
-        skip = len(self._opening) + len(_REPLY) + len(stop)
-        bridge = Bridge(int(self._fast.token_to_id(stop)), skip)
+        skip = len(self._opening) + len(_REPLY) + len(self._stop)
+        bridge = Bridge(int(self._fast.token_to_id(self._stop)), skip)
         three = self._text([_USER, _REPLY, _SECOND, _SECOND_REPLY, _THIRD])
         again = tail.replace(_SECOND, _THIRD)
         if three != two + _SECOND_REPLY + again:
             return None, "the template changes earlier turns as the conversation grows"
+        if self._thinking != "off" and self._text([_USER, _THOUGHTFUL, _SECOND]) != (
+            self._opening + _THOUGHTFUL + tail
+        ):
+            return None, "the template takes the reasoning out of earlier turns"
+        appended = [bridge.stop, *self._ids(two[skip:])]
+        if self._ids(two)[-len(appended) :] != appended:
+            return None, "the tokenizer reads the words after a reply in another way when they stand alone"
         return bridge, ""
 
-    def _stops(self, path: Path) -> tuple[int, ...]:
-        ids: list[int] = [] if self._bridge is None else [self._bridge.stop]
-        generation = path / "generation_config.json"
+    def _stops(self) -> tuple[int, ...]:
+        ids: list[int] = [int(self._fast.token_to_id(self._stop))] if self._stop else []
+        generation = self._path / "generation_config.json"
         if generation.is_file():
             ids += _as_list(json.loads(generation.read_text()).get("eos_token_id"))
         ids += _as_list(self._tokenizer.eos_token_id)
         if not ids:
             raise ConfigError(
                 "no token ends a reply: the tokenizer names no end-of-sequence token",
-                where=str(path),
+                where=str(self._path),
                 remedy="Add eos_token to tokenizer_config.json.",
             )
         return tuple(dict.fromkeys(ids))
 
 
-class SegmentBuilder:
-    """Collects what a conversation's model really saw, as training segments; pure.
-
-    ``context`` is at any time the prompt of the next completion. Call ``prompt`` for what the world adds,
-    ``completion`` for what the model adds, ``rewrite`` when the context is replaced as a whole.
-    """
-
-    def __init__(self) -> None:
-        self._closed: list[Segment] = []
-        self._reset([])
-
-    @property
-    def context(self) -> list[int]:
-        """The ids the model sees next (a copy)."""
-        return list(self._tokens)
-
-    def __len__(self) -> int:
-        """The length of the context."""
-        return len(self._tokens)
-
-    def prompt(self, ids: Iterable[int]) -> None:
-        """Append ids that were not sampled."""
-        self._append(list(ids), None)
-
-    def completion(self, completion: Completion) -> None:
-        """Append sampled ids with their log-probs and versions.
-
-        Raises ValueError when the spans do not cover exactly the tokens.
-        """
-        _check_cover(completion)
-        offset = len(self._tokens)
-        for span in completion.spans:
-            self._extend_span(span.version, offset + span.start, offset + span.stop)
-        self._append(completion.tokens, completion.logprobs)
-        if completion.tokens:
-            self._sampled_to = len(self._tokens)
-
-    def rewrite(self, ids: Iterable[int]) -> None:
-        """Replace the context: what was sampled so far becomes a closed segment."""
-        self._close()
-        self._reset(list(ids))
-
-    def segments(self) -> tuple[Segment, ...]:
-        """Return all segments that hold sampled tokens, each cut after its last sampled token."""
-        current = self._current()
-        return (*self._closed, current) if current else tuple(self._closed)
-
-    def _reset(self, ids: list[int]) -> None:
-        self._tokens: list[int] = ids
-        self._mask: list[int] = [0] * len(ids)
-        self._logprobs: list[float] = [0.0] * len(ids)
-        self._spans: list[Span] = []
-        self._sampled_to = 0
-
-    def _append(self, ids: list[int], logprobs: list[float] | None) -> None:
-        self._tokens += ids
-        self._mask += [0 if logprobs is None else 1] * len(ids)
-        self._logprobs += [0.0] * len(ids) if logprobs is None else logprobs
-
-    def _extend_span(self, version: int, start: int, stop: int) -> None:
-        if start == stop:
-            return
-        if self._spans and self._spans[-1].version == version and self._spans[-1].stop == start:
-            start = self._spans.pop().start
-        self._spans.append(Span(version, start, stop))
-
-    def _close(self) -> None:
-        current = self._current()
-        if current:
-            self._closed.append(current)
-
-    def _current(self) -> Segment | None:
-        if not self._sampled_to:
-            return None
-        end = self._sampled_to
-        return Segment(
-            tokens=np.asarray(self._tokens[:end], dtype="<i4").tobytes(),
-            mask=np.asarray(self._mask[:end], dtype="u1").tobytes(),
-            logprobs=np.asarray(self._logprobs[:end], dtype="<f4").tobytes(),
-            spans=tuple(self._spans),
-        )
+def _holds(text: str, names: Iterable[str]) -> bool:
+    return any(name in text for name in names)
 
 
-def _check_cover(completion: Completion) -> None:
-    position = 0
-    for span in completion.spans:
-        if span.start != position or span.stop < span.start:
-            raise ValueError(f"spans {completion.spans} leave a gap at {position}")
-        position = span.stop
-    if not position == len(completion.tokens) == len(completion.logprobs):
-        raise ValueError(
-            f"{len(completion.tokens)} tokens, {len(completion.logprobs)} log-probs, spans to {position}"
-        )
+def _sound(text: str) -> str:
+    """Return ``text`` with the halves of surrogate pairs joined, and those without a partner replaced."""
+    if text.isascii() or not _SURROGATES.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _as_list(value: int | list[int] | None) -> list[int]:
