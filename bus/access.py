@@ -39,7 +39,11 @@ class Access:
 
 ROLES: Mapping[str, Access] = {
     "designer": Access(
-        publishes=("design.>", "event.designer.*"), follows=("EVENT",), looks=("DESIGN",), works=("designer",)
+        publishes=("design.>", "event.designer.*"),
+        follows=("EVENT",),
+        looks=("DESIGN",),
+        works=("designer",),
+        keys=("designer.spent.*",),
     ),
     "agent": Access(publishes=("event.agent.*",), follows=("EVENT",), works=("agent",)),
     "scorer": Access(

@@ -13,6 +13,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from bus.parts import Finding as Finding
+from bus.parts import Flag as Flag
 from bus.parts import Message as Message
 from bus.parts import Segment as Segment
 from bus.parts import Span as Span
@@ -36,7 +38,6 @@ Role = Literal["agent", "designer"]
 Arm = Literal["plain", "hinted"]
 FailureKind = Literal["infra", "env", "policy", "quarantined"]
 Outcome = Literal["terminated", "truncated", "failed"]
-Flag = Literal["", "off_ticket", "incoherent"]
 
 
 def _again(issue: int) -> str:
@@ -89,7 +90,7 @@ class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
 
     ``prompt`` names the template and its version that the attempt was asked with; ``part`` says which call
     the tokens are of, "" being the program's. A designer that is not trained has no tokens: ``text`` is what
-    it wrote then.
+    it wrote then. ``finding`` is what was found about the program: whoever tells of it later tells the same.
     """
 
     stream: ClassVar[str] = "DESIGN"
@@ -103,6 +104,7 @@ class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
     prompt: str = ""
     part: Literal["", "hint"] = ""
     text: str = ""
+    finding: Finding | None = None
 
     @property
     def key(self) -> str:

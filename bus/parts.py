@@ -74,6 +74,33 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
 
 
 State = Literal["fresh", "frontier", "mastered", "intractable", "degenerate"]
+Flag = Literal["", "off_ticket", "incoherent"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found about a program that was written. ``rung`` is the step that refused it, "" for none.
+
+    ``firsts`` are first observations, ``alone`` the actions that win an instance at once, ``plans`` longer
+    solutions, ``actions`` what the program was seen to take in ``instances`` plays; the other fields are as
+    in ``EnvironmentReady``.
+    """
+
+    source: str
+    rung: str = ""
+    reason: str = ""
+    title: str = ""
+    summary: str = ""
+    trivial_win_rate: float = 0.0
+    degenerate: bool = False
+    near: str = ""
+    similarity: float | None = None
+    flag: Flag = ""
+    flag_reason: str = ""
+    firsts: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    plans: tuple[tuple[str, ...], ...] = ()
+    actions: tuple[str, ...] = ()
+    instances: int = 0
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):

@@ -42,9 +42,11 @@ def _endpoint(endpoint: Endpoint, reply: int) -> Iterator[Problem]:
         yield f"{key}.request_seconds", "must be greater than 0"
     if endpoint.tries < 1:
         yield f"{key}.tries", "must be at least 1"
-    for name in ("requests_per_minute", "price_in", "price_out"):
+    for name in ("requests_per_minute", "price_in", "price_out", "max_cost"):
         if getattr(endpoint, name) < 0:
             yield f"{key}.{name}", "must be at least 0"
+    if endpoint.max_cost and not (endpoint.price_in or endpoint.price_out):
+        yield f"{key}.max_cost", "needs price_in and price_out, or nothing that is bought costs anything"
     if endpoint.context_tokens < reply + _FREE:
         yield f"{key}.context_tokens", f"must leave room beside designer.sampling.max_tokens = {reply}"
 

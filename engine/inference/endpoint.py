@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint as a writer of text: retries, a rate limit, counts of tokens and cost.
+"""An OpenAI-compatible endpoint as a writer of text: retries, a rate limit, a limit on what it may cost.
 
 For models that are not trained here: a frontier model as designer, or as writer of hints. Only
 ``/chat/completions`` is used, so any server that speaks it will do.
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 import aiohttp
@@ -25,25 +26,31 @@ from engine.config import Endpoint as Settings
 from engine.config import Sampling
 from engine.errors import ConfigError, SpadeError
 from engine.inference.completion import InferenceError, InferenceUnavailable
+from engine.inference.spending import Bill, Ledger, Purse
 
 LARGEST_ANSWER = 16 << 20
 """Bytes of an answer; a longer one is a fault of the endpoint."""
 
 _CONNECT_SECONDS = 10.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 60.0
+_LONGEST_ASKED = 900.0
+# So many refusals before any answer are no matter of what was asked.
+_REFUSED_AT_FIRST = 20
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _OURS = {
     401: "Set the environment variable that `key_env` names to a valid key.",
     402: "The account behind the key has no credit left.",
     403: "The key may not use this model.",
     404: "Check `base_url` (it ends where /chat/completions begins) and `model`.",
+    405: "Check `base_url` (it ends where /chat/completions begins).",
 }
+_MOVED = "Give the address that it names as `base_url`: redirects are not followed, for the key's sake."
 
 log = structlog.get_logger("spade.endpoint")
 
 
 class EndpointRefused(InferenceError):
-    """The endpoint will not answer this request, however often it is asked."""
+    """The endpoint will not answer this request, however often it is asked: too long, filtered, declined."""
 
 
 class EndpointMisused(SpadeError):
@@ -100,19 +107,23 @@ class Pace:
 
     async def turn(self) -> None:
         """Return when the next request may start."""
-        if not self._gap:
-            return
         now = anyio.current_time()
         start = max(now, self._next)
-        self._next = start + self._gap
+        if self._gap:
+            self._next = start + self._gap
         await anyio.sleep(start - now)
+
+    def hold(self, seconds: float) -> None:
+        """Let nothing start for so long: an endpoint that is busy is so for every request."""
+        self._next = max(self._next, anyio.current_time() + seconds)
 
 
 class Endpoint:
-    """One endpoint; safe to share between tasks. Use :func:`open_endpoint`."""
+    """One endpoint; whoever asks it in a process shares it, with its pace and its purse. Use
+    :func:`open_endpoint`."""
 
-    def __init__(self, settings: Settings, key: str, session: aiohttp.ClientSession) -> None:
-        self._settings, self._session = settings, session
+    def __init__(self, settings: Settings, key: str, session: aiohttp.ClientSession, purse: Purse) -> None:
+        self._settings, self._session, self._purse = settings, session, purse
         self._url = settings.base_url.rstrip("/") + "/chat/completions"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._pace = Pace(settings.requests_per_minute)
@@ -125,7 +136,7 @@ class Endpoint:
         """Continue a conversation; ``turns`` are what the user and the model said in turn, the user last.
 
         Raises InferenceUnavailable when ``tries`` requests failed, EndpointRefused when it answered that it
-        will not do this one, EndpointMisused when it will not do any.
+        will not do this one, EndpointMisused when it will not do any, EndpointSpent when the money is spent.
         """
         body = msgspec.json.encode(self._body(turns, sampling, system, seed))
         retrying = AsyncRetrying(
@@ -137,22 +148,32 @@ class Endpoint:
             reraise=True,
         )
         try:
-            answer: Answer = await retrying(self._ask, body)
+            answer: Answer = await retrying(self._ask, body, sampling.max_tokens)
+        except EndpointRefused as error:
+            self._note_refusal(error)
+            raise
         except _Busy as error:
             self._counts["failed"] += 1
             tries = f"{self._settings.tries} requests failed, the last one: {error.what}"
             raise InferenceUnavailable(tries, where=self._url) from error
         self._counts["answers"] += 1
-        self._counts["tokens_in"] += answer.tokens_in
-        self._counts["tokens_out"] += answer.tokens_out
         return answer
 
     def statistics(self) -> dict[str, float]:
-        """Counts of requests, retries, failures and tokens; ``cost`` in the currency of the prices."""
-        settings, counts = self._settings, self._counts
-        cost = counts["tokens_in"] * settings.price_in + counts["tokens_out"] * settings.price_out
+        """Counts of requests, retries, refusals, failures and tokens; money in the currency of the prices."""
+        counts = self._counts
         seconds = self._seconds / counts["requests"] if counts["requests"] else 0.0
-        return {"cost": cost / 1e6, "mean_seconds": seconds, **counts}
+        return {"mean_seconds": seconds, **self._purse.statistics(), **counts}
+
+    def _note_refusal(self, error: EndpointRefused) -> None:
+        """Count it. Raises EndpointMisused when nothing but refusals ever came."""
+        self._counts["refused"] += 1
+        if not self._counts["answers"] and self._counts["refused"] >= _REFUSED_AT_FIRST:
+            raise EndpointMisused(
+                f"the endpoint has refused each of the first {_REFUSED_AT_FIRST} requests: {error.what}",
+                where=self._url,
+                remedy="Check `model`, `tokens_field`, `send_sampling`, `extra` and `context_tokens`.",
+            ) from error
 
     def _note_retry(self, state: RetryCallState) -> None:
         self._counts["retries"] += 1
@@ -178,64 +199,85 @@ class Endpoint:
             body["seed"] = seed
         return body | settings.extra
 
-    async def _ask(self, body: bytes) -> Answer:
-        await self._pace.turn()
+    async def _ask(self, body: bytes, most_tokens: int) -> Answer:
+        async with self._purse.paying(body, most_tokens) as bill:
+            await self._pace.turn()
+            self._counts["requests"] += 1
+            started, bill.sent = time.perf_counter(), True
+            try:
+                return self._answer(bill, body, await self._post(bill, body))
+            finally:
+                self._seconds += time.perf_counter() - started
+
+    async def _post(self, bill: Bill, body: bytes) -> bytes:
+        """Return the body of an answer that is one. ``bill`` is told when none can have been charged."""
         seconds = self._settings.request_seconds
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, _CONNECT_SECONDS))
-        self._counts["requests"] += 1
-        started = time.perf_counter()
         try:
             async with self._session.post(
                 self._url, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
             ) as response:
+                if response.status != 200:
+                    bill.sent = False
                 payload = await _read(response)
                 if response.status != 200:
                     raise self._fault(response, payload)
-                return self._answer(payload)
+                return payload
         except TimeoutError as error:
             raise _Busy(f"no answer in {seconds:g} s") from error
+        except aiohttp.ClientConnectorError as error:
+            bill.sent = False
+            raise _Busy(f"the connection failed: {error}") from error
         except aiohttp.ClientError as error:
             raise _Busy(f"the connection failed: {error or type(error).__name__}") from error
-        finally:
-            self._seconds += time.perf_counter() - started
 
     def _fault(self, response: aiohttp.ClientResponse, payload: bytes) -> SpadeError:
         status = response.status
         text = " ".join(payload[:500].decode(errors="replace").split())
         self._counts[f"http_{status}"] += 1
         if status in _AGAIN or status >= 500:
-            return _Busy(f"HTTP {status}: {text}", after=_asked_delay(response.headers.get("Retry-After")))
-        if status in _OURS:
-            return EndpointMisused(
-                f"the endpoint answered HTTP {status}: {text}", where=self._url, remedy=_OURS[status]
-            )
+            after = _asked_delay(response.headers.get("Retry-After"), time.time())
+            self._pace.hold(after)
+            return _Busy(f"HTTP {status}: {text}", after=after)
+        if status in _OURS or status < 400:
+            what = f"the endpoint answered HTTP {status}: {response.headers.get('Location') or text}"
+            return EndpointMisused(what, where=self._url, remedy=_OURS.get(status, _MOVED))
         return EndpointRefused(f"HTTP {status}: {text}", where=self._url)
 
-    def _answer(self, payload: bytes) -> Answer:
+    def _answer(self, bill: Bill, body: bytes, payload: bytes) -> Answer:
         try:
-            body = _decoder.decode(payload)
+            found = _decoder.decode(payload)
         except msgspec.DecodeError as error:
             self._counts["unreadable"] += 1
             raise _Busy(f"unreadable answer: {error}: {payload[:120]!r}") from error
-        if not body.choices or (said := body.choices[0].message) is None:
+        if not found.choices or (said := found.choices[0].message) is None:
             self._counts["unreadable"] += 1
             raise _Busy("the answer has no message")
-        usage = body.usage or _Usage()
+        text, usage = said.content or "", found.usage
+        self._purse.count(bill, body, text, (usage.prompt_tokens, usage.completion_tokens) if usage else None)
+        usage = usage or _Usage()
+        self._counts["tokens_in"] += usage.prompt_tokens
+        self._counts["tokens_out"] += usage.completion_tokens
+        if found.choices[0].finish_reason == "content_filter":
+            raise EndpointRefused("its content filter stopped the answer", where=self._url)
+        if said.refusal and not text:
+            raise EndpointRefused(f"it declined: {said.refusal[:500]}", where=self._url)
         return Answer(
-            text=said.content or said.refusal or "",
-            finish="length" if body.choices[0].finish_reason == "length" else "stop",
+            text=text,
+            finish="length" if found.choices[0].finish_reason == "length" else "stop",
             tokens_in=usage.prompt_tokens,
             tokens_out=usage.completion_tokens,
         )
 
 
 @asynccontextmanager
-async def open_endpoint(settings: Settings) -> AsyncIterator[Endpoint]:
-    """Yield the endpoint of ``settings`` with a session of its own. Raises ConfigError without its key."""
+async def open_endpoint(settings: Settings, ledger: Ledger | None = None) -> AsyncIterator[Endpoint]:
+    """Yield the endpoint of ``settings`` with a session of its own. ``ledger`` keeps what its answers cost,
+    for ``max_cost``; None: only this process counts. Raises ConfigError without its key."""
     headers = {"Content-Type": "application/json"}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, headers=headers, trust_env=True) as session:
-        yield Endpoint(settings, key_of(settings), session)
+        yield Endpoint(settings, key_of(settings), session, Purse(settings, ledger))
 
 
 def key_of(settings: Settings) -> str:
@@ -263,12 +305,16 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return b"".join(chunks)
 
 
-def _asked_delay(header: str | None) -> float:
-    """Return the seconds of a Retry-After header; a date or nonsense asks for nothing."""
+def _asked_delay(header: str | None, now: float) -> float:
+    """Return the seconds of a Retry-After header, a number or a date; 0 for nonsense. ``now`` in seconds."""
     try:
-        return min(max(float(header or 0), 0.0), _LONGEST_DELAY)
+        asked = float(header or 0)
     except ValueError:
-        return 0.0
+        try:
+            asked = parsedate_to_datetime(header or "").timestamp() - now
+        except ValueError:
+            return 0.0
+    return min(asked, _LONGEST_ASKED) if asked > 0 else 0.0
 
 
 def _delay(state: RetryCallState) -> float:

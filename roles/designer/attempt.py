@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _LONGEST_REASON = 600
 _REPAIR = "repair_"
+REFUSED = "refused"
+"""The rung of an attempt that the author would not write."""
 _CLASS = re.compile(r"^class[ \t]+(\w*Env)[ \t]*(?:\(([^)]*)\))?[ \t]*:", re.MULTILINE)
 
 
@@ -166,6 +168,8 @@ class Workshop:
 
     async def judge(self, draft: Draft) -> Judged:
         """Extract the program and run it up the validator's ladder. Raises the sandbox's infra errors."""
+        if draft.reply.refusal:
+            return Judged(draft, "", REFUSED, draft.reply.refusal)
         if draft.finish == "length":
             return Judged(draft, draft.text, "extract", "the reply was cut at its length limit")
         source = draft.source or extract(draft.text)

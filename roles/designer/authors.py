@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 
 from bus.messages import Segment
+from engine.inference.endpoint import EndpointRefused
 from engine.inference.tokens import SegmentBuilder
 
 if TYPE_CHECKING:
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Reply:
     """What an author wrote and why it ended. ``segments`` are its tokens with all before them, ``turns`` the
-    conversation as texts up to and with the reply, where there are no tokens."""
+    conversation as texts up to and with the reply, where there are no tokens; ``refusal`` is why it will not
+    write at all."""
 
     text: str
     finish: str
     segments: tuple[Segment, ...] = ()
     turns: tuple[str, ...] = ()
+    refusal: str = ""
 
 
 class Author(Protocol):
@@ -123,7 +126,8 @@ class EndpointAuthor:
         self._room = room - sampling.max_tokens
 
     async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> Reply:
-        """Ask the endpoint. Raises InferenceError, EndpointMisused."""
+        """Ask the endpoint; one that refuses the prompt has answered. Raises InferenceError, EndpointMisused,
+        EndpointSpent."""
         return await self._ask((self._chat.decode(prompt),), seed)
 
     async def mend(self, before: Reply, message: str, *, seed: int, key: str) -> Reply | None:
@@ -134,12 +138,15 @@ class EndpointAuthor:
         return await self._ask(turns, seed)
 
     async def _ask(self, turns: tuple[str, ...], seed: int) -> Reply:
-        answer = await self._endpoint.write(turns, sampling=self._sampling, seed=seed)
+        try:
+            answer = await self._endpoint.write(turns, sampling=self._sampling, seed=seed)
+        except EndpointRefused as error:
+            return Reply("", "refused", turns=turns, refusal=error.what)
         return Reply(answer.text, answer.finish, turns=(*turns, answer.text))
 
     def statistics(self) -> dict[str, float]:
-        """Requests, tokens, cost."""
-        return self._endpoint.statistics()
+        """None: the endpoint is shared with the hint writer, and counted once."""
+        return {}
 
 
 class PlainText:

@@ -86,15 +86,30 @@ class Grounds:
         others = [words for words in self._stems if words != mine]
         if len(others) < _FEWEST_OTHERS or not mine:
             return None
-        bound = self._overlap(mine, program)
-        if bound == 0.0:
+        if not mine & program:
             return 1.0
-        return sum(self._overlap(words, program) >= bound for words in others) / len(others)
+        chances = self._chances(program)
+        bound = self._excess(mine, program, chances)
+        return sum(self._excess(words, program, chances) >= bound for words in others) / len(others)
 
-    def _overlap(self, document: frozenset[str], program: frozenset[str]) -> float:
-        """The weight of the shared stems, relative to that of the document (long ones share more)."""
-        whole = math.sqrt(sum(self.rarity(stem) ** 2 for stem in document))
-        return sum(self.rarity(stem) for stem in document & program) / whole if whole else 0.0
+    def _chances(self, program: frozenset[str]) -> dict[int, float]:
+        """Return how likely it is that a word as common as so many documents is in ``program``, whatever it
+        means; the commonness in powers of two."""
+        known, shared = Counter[int](), Counter[int]()
+        for stem, count in self._counts.items():
+            known[count.bit_length()] += 1
+            shared[count.bit_length()] += stem in program
+        return {size: shared[size] / number for size, number in known.items()}
+
+    def _excess(self, document: frozenset[str], program: frozenset[str], chances: dict[int, float]) -> float:
+        """Return how much more the two have in common than by chance, in units of how much chance varies: a
+        long document shares more words with any program, and no more of this."""
+        excess = variance = 0.0
+        for stem in document:
+            weight, chance = self.rarity(stem), chances.get(max(self._counts[stem], 1).bit_length(), 0.0)
+            excess += weight * ((stem in program) - chance)
+            variance += weight**2 * chance * (1.0 - chance)
+        return excess / math.sqrt(variance) if variance else 0.0
 
 
 def examine(source: str, verdict: Verdict, ticket: Ticketed, grounds: Grounds) -> Finding:

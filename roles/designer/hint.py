@@ -169,6 +169,9 @@ class HintWriter:
         self._pool, self._chat, self._prompts = pool, chat, writer_of_prompts
         self._sampling, self._attempts, self._writer = sampling, attempts, writer
         self._counts: Counter[str] = Counter()
+        # The nano prompt is a form that only a policy knows which was warm-started on it.
+        family = writer_of_prompts.family
+        self._template = "hint_full" if family == "nano" else f"hint_{family}"
 
     async def write(
         self,
@@ -202,7 +205,9 @@ class HintWriter:
         return "adds_nothing" if firsts and adds_nothing(hint, firsts) else ""
 
     def recall(self, held: HeldDesign) -> Hint | None:
-        """Return the hint that an earlier life of the ticket has published the tokens of."""
+        """Return the hint that an earlier life of the ticket has published."""
+        if not held.segments:
+            return Hint(held.text) if held.text else None
         reply = [
             token
             for segment in held.segments
@@ -222,7 +227,7 @@ class HintWriter:
     ) -> tuple[str, str, tuple[Segment, ...]] | None:
         """One reply with why it ended, None when the program leaves no room for it."""
         if self._writer is not None:
-            content = prompts.render("hint_full", source=source)
+            content = prompts.render(self._template, source=source)
             try:
                 answer = await self._writer.write([content], sampling=self._sampling, seed=seed)
             except EndpointRefused:

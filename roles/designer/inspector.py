@@ -3,6 +3,7 @@ the truth, is it new, and what must a hint not say."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ import anyio
 from roles.designer.conformity import RIVALS, Finding, Grounds, Ticketed, examine
 from roles.designer.neighbours import Near, Neighbours
 from roles.designer.prober import Answers, Host, Seen, probe
+from roles.work import sampling_seed
 
 if TYPE_CHECKING:
     from bus.messages import DesignTicket
@@ -40,6 +42,7 @@ class Inspector:
     def __init__(self, config: Config, *, host: Host, corpus: Corpus, memory: Memory) -> None:
         designer = config.designer
         self._settings, self._host, self._corpus = designer, host, corpus
+        self._run_seed = config.run.seed
         self._grounds: Grounds | None = None
         self._near = Neighbours(memory, method=designer.similarity, bound=designer.memory_duplicate)
         self._family_skill = _skills_of_families(config)
@@ -54,30 +57,42 @@ class Inspector:
         ``held`` says what an earlier life decided about it, None when this is the first: memory may have
         grown since, but the tokens are published as valid or not. Raises the sandbox's infra errors.
         """
-        near = await self._near.nearest(source, design=ticket.design)
-        close = self._near.close(near)
-        self._counts["near_duplicates"] += close
-        seen = await probe(self._host, source, verdict, max_turns=self._settings.max_turns)
+        seed = sampling_seed(self._run_seed, ticket.design, "probe")
+        seen = await probe(self._host, source, verdict, max_turns=self._settings.max_turns, seed=seed)
         finding = await self._examine(ticket, source, verdict, document, seen)
         self._counts[f"conformity_{finding.flag}"] += bool(finding.flag)
         self._counts["conformity_ungrounded"] += (finding.rivals or 0.0) > RIVALS
-        rung = reason = ""
-        if finding.flag and self._settings.conformity == "reject":
-            rung, reason = finding.flag, finding.reason
-        elif close and self._settings.duplicates == "reject":
-            rung, reason = (
-                "duplicate",
-                f"as good as {near.environment[:12]}, similarity {near.similarity:.3f}",
-            )
-        if held is True:
-            rung = reason = ""
-        elif held is False and not rung:
-            rung, reason = "duplicate", "it was refused when it was first compared"
-        return Notes(finding, near, seen.answers, rung, reason)
+        if finding.flag and self._settings.conformity == "reject" and not held:
+            return Notes(finding, Near(), seen.answers, finding.flag, finding.reason)
+        if held is False:
+            reason = "it was refused when it was first compared"
+            return Notes(finding, Near(), seen.answers, "duplicate", reason)
+        near, close = await self._compare(ticket, source, reject=not held)
+        if close and self._settings.duplicates == "reject" and not held:
+            reason = f"as good as {near.environment[:12]}, similarity {near.similarity:.3f}"
+            return Notes(finding, near, seen.answers, "duplicate", reason)
+        return Notes(finding, near, seen.answers)
+
+    def note(self, design: str, source: str) -> None:
+        """Make a program known that an earlier life of this ticket has accepted."""
+        self._near.note(source, _digest(source), design=design)
+
+    def release(self, design: str) -> None:
+        """Forget the program of a ticket that came to nothing."""
+        self._near.release(design)
 
     def statistics(self) -> dict[str, float]:
         """Counts of near-duplicates, of flags, and of programs that other documents suit as well."""
         return {name: count for name, count in self._counts.items() if count}
+
+    async def _compare(self, ticket: DesignTicket, source: str, *, reject: bool) -> tuple[Near, bool]:
+        """Return the nearest known program and whether it is all but the same; a program that is accepted is
+        known from now on, so that its twin in flight finds it."""
+        reject = reject and self._settings.duplicates == "reject"
+        near = await self._near.claim(source, _digest(source), design=ticket.design, unless_close=reject)
+        close = self._near.close(near)
+        self._counts["near_duplicates"] += close
+        return near, close
 
     async def _examine(
         self, ticket: DesignTicket, source: str, verdict: Verdict, document: str, seen: Seen
@@ -94,6 +109,10 @@ class Inspector:
         if not finding.flag and seen.outside:
             return Finding(flag="incoherent", reason=seen.outside, rivals=finding.rivals)
         return finding
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def _skills_of_families(config: Config) -> Callable[[str], str | None] | None:

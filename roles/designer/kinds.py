@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,12 +15,14 @@ from engine import models
 from engine.errors import ConfigError
 from engine.inference.endpoint import Endpoint, key_of, open_endpoint
 from engine.inference.frozen import config_of, open_frozen
+from engine.inference.spending import OnBus
 from roles.designer.authors import Author, EndpointAuthor, PlainText, PolicyAuthor, TokenAuthor
 from roles.designer.library import Programs, read
 from roles.designer.prompt import PromptWriter
 
 if TYPE_CHECKING:
     from engine.config import Config
+    from engine.config import Endpoint as EndpointSettings
     from engine.inference.tokens import ChatTokens
     from roles.base import RoleContext
 
@@ -27,10 +30,12 @@ _BUILT = (models.WARMSTART, models.PACKAGE)
 
 
 @asynccontextmanager
-async def open_designer(context: RoleContext, chat: ChatTokens) -> AsyncIterator[Author | Programs]:
+async def open_designer(
+    context: RoleContext, chat: ChatTokens, endpoint: Endpoint | None
+) -> AsyncIterator[Author | Programs]:
     """Yield who designs; a frozen one's server starts meanwhile, and requests wait for it.
 
-    Raises ConfigError for a missing key, model or directory, SpadeError when a server does not start.
+    Raises ConfigError for a missing model or directory, SpadeError when a server does not start.
     """
     config, designer = context.config, context.config.designer
     match designer.kind:
@@ -39,9 +44,9 @@ async def open_designer(context: RoleContext, chat: ChatTokens) -> AsyncIterator
             async with open_frozen(config, context.directory, name=name) as server:
                 yield TokenAuthor(server, chat, designer.sampling, config.model.max_model_len)
         case "external":
-            async with open_endpoint(designer.external) as endpoint:
-                room = designer.external.context_tokens
-                yield EndpointAuthor(endpoint, PlainText(chat), designer.sampling, room)
+            assert endpoint is not None
+            room = designer.external.context_tokens
+            yield EndpointAuthor(endpoint, PlainText(chat), designer.sampling, room)
         case "pool":
             yield await anyio.to_thread.run_sync(Programs.open, designer.pool)
         case _:
@@ -50,14 +55,23 @@ async def open_designer(context: RoleContext, chat: ChatTokens) -> AsyncIterator
 
 
 @asynccontextmanager
-async def open_hint_writer(config: Config) -> AsyncIterator[Endpoint | None]:
-    """Yield the endpoint that writes the hints, None where the policy does. Raises ConfigError for a missing
-    key."""
-    if config.designer.hint_writer == "self":
+async def open_external(context: RoleContext) -> AsyncIterator[Endpoint | None]:
+    """Yield the endpoint that writes designs, hints, or both with one pace and one purse; None where neither
+    is external. Raises ConfigError for a missing key."""
+    designer = context.config.designer
+    if "external" not in (designer.kind, designer.hint_writer):
         yield None
         return
-    async with open_endpoint(config.designer.external) as endpoint:
+    settings = designer.external
+    ledger = OnBus(context.bus, account(settings)) if settings.max_cost else None
+    async with open_endpoint(settings, ledger) as endpoint:
         yield endpoint
+
+
+def account(settings: EndpointSettings) -> str:
+    """Return the key of the state bucket under which lies what an endpoint has cost the run."""
+    name = f"{settings.base_url}\n{settings.model}".encode()
+    return f"designer.spent.{hashlib.blake2b(name, digest_size=8).hexdigest()}"
 
 
 def check_designer(config: Config) -> None:

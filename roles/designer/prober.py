@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sandbox.verdict import Episode, Verdict
 
 _INSTANCES, _BEYOND, _WIDEST, _WINS = 6, 3, 64, 3
-_FIRST_SEED = 40_009
 
 
 class Begun(Protocol):
@@ -61,8 +60,9 @@ class Seen(NamedTuple):
     outside: str = ""
 
 
-async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int) -> Seen:
-    """Play some more. Raises the sandbox's infra errors; a program that breaks is seen no further."""
+async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int, seed: int) -> Seen:
+    """Play some more, on instances from ``seed`` on, which no program can foresee. Raises the sandbox's infra
+    errors; a program that breaks is seen no further."""
     wins = _wins(verdict.episodes)
     spans = {claims.span(first) for first in verdict.first_observations}
     worth = any(span and span[1] - span[0] <= _WIDEST for span in spans)
@@ -71,16 +71,14 @@ async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int) ->
     outside = ""
     if worth or candidates:
         try:
-            instance = await host.spawn(
-                source, kwargs={"max_turns": max_turns}, seed=0, reset_seed=_FIRST_SEED
-            )
+            instance = await host.spawn(source, kwargs={"max_turns": max_turns}, seed=0, reset_seed=seed)
         except EnvFailure:
             return Seen(_answers(verdict.episodes, known))
         try:
-            for seed, action in list(candidates.items())[:_WINS]:
-                if await _wins_alone(instance, seed, action):
+            for played, action in list(candidates.items())[:_WINS]:
+                if await _wins_alone(instance, played, action):
                     known.append(action)
-            outside = await _outside(instance) if worth else ""
+            outside = await _outside(instance, seed) if worth else ""
         except EnvFailure:
             pass
         finally:
@@ -88,11 +86,10 @@ async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int) ->
     return Seen(_answers(verdict.episodes, known), outside)
 
 
-async def _outside(instance: Playable) -> str:
+async def _outside(instance: Playable, first: int) -> str:
     """Play numbers just outside of the range that is said; one that wins where none inside does is proof."""
-    for seed in range(_FIRST_SEED, _FIRST_SEED + _INSTANCES):
-        first = (await instance.reset(seed)).observation
-        span = claims.span(first)
+    for seed in range(first, first + _INSTANCES):
+        span = claims.span((await instance.reset(seed)).observation)
         if span is None or span[1] - span[0] > _WIDEST:
             continue
         low, high = span

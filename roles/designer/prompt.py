@@ -33,7 +33,7 @@ class PromptWriter:
     """Renders briefs within the model's context: ``max_model_len`` less the tokens of the reply."""
 
     def __init__(self, config: Config, chat: ChatTokens | PlainText) -> None:
-        self._family = config.designer.prompt
+        self.family = config.designer.prompt
         self._max_turns = config.designer.max_turns
         self._room = config.model.max_model_len - config.designer.sampling.max_tokens
         self._hint_room = config.model.max_model_len - config.designer.hint_sampling.max_tokens
@@ -44,7 +44,7 @@ class PromptWriter:
     @property
     def version(self) -> str:
         """The name of the design prompt with its version, as it is recorded with each design."""
-        return prompts.version(f"design_{self._family}")
+        return prompts.version(f"design_{self.family}")
 
     def design(self, brief: Brief) -> list[int]:
         """Return the ids of the design prompt.
@@ -70,12 +70,12 @@ class PromptWriter:
 
     def hint(self, source: str) -> list[int] | None:
         """Return the ids of the hint prompt, None when the program leaves no room for it."""
-        ids = list(self._chat.first(prompts.render(f"hint_{self._family}", source=source)))
+        ids = list(self._chat.first(prompts.render(f"hint_{self.family}", source=source)))
         return ids if len(ids) <= self._hint_room else None
 
     def _render(self, brief: Brief, document: str, memory: list[dict[str, Any]]) -> list[int]:
         content = prompts.render(
-            f"design_{self._family}",
+            f"design_{self.family}",
             skill=brief.skill,
             document=document,
             target=brief.target,

@@ -16,6 +16,7 @@ from bus.messages import (
     DesignTicket,
     EnvironmentReady,
     FailureKind,
+    Finding,
     HeldDesign,
 )
 from bus.scopes import flat_task_group
@@ -23,10 +24,11 @@ from engine import similarity
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Draft, Judged, Workshop, mends
 from roles.designer.corpus import Corpus, probe
-from roles.designer.hint import Hint, HintWriter, Writer
+from roles.designer.finding import answers, finding
+from roles.designer.hint import Hint, HintWriter
 from roles.designer.inspector import Inspector, Notes
 from roles.designer.keeper import Keeper
-from roles.designer.kinds import check_designer, open_designer, open_hint_writer, prompts_for
+from roles.designer.kinds import check_designer, open_designer, open_external, prompts_for
 from roles.designer.memory import Memory
 from roles.designer.prompt import PromptWriter
 from roles.designer.skills import Coverage
@@ -42,13 +44,12 @@ from sandbox import Validator, ValidatorSettings
 
 if TYPE_CHECKING:
     from engine.config import Config
+    from engine.inference.endpoint import Endpoint
     from engine.inference.tokens import ChatTokens
     from roles.designer.authors import Author
     from roles.designer.library import Programs
-    from sandbox import Verdict
 
 _COHORTS_KEPT = 16
-_TITLE_CHARACTERS, _SUMMARY_CHARACTERS = 120, 300
 
 
 class Designer(Role):
@@ -74,6 +75,7 @@ class Designer(Role):
         self._cohorts: OrderedDict[int, set[str]] = OrderedDict()
         self._memory = Memory(self.config.designer.memory_records)
         self._keeper: Keeper | None = None
+        self._endpoint: Endpoint | None = None
         self._coverage = Coverage(self.config.designer.skills)
         self._in_hand = 0
 
@@ -90,8 +92,11 @@ class Designer(Role):
         self._corpus = await anyio.to_thread.run_sync(Corpus.open, self.config, chat)
         for line in self._corpus.named:
             self.log.warning("no document", place=line)
-        async with open_designer(self.context, chat) as designer, open_hint_writer(self.config) as writer:
-            self._equip(chat, designer, writer)
+        async with (
+            open_external(self.context) as self._endpoint,
+            open_designer(self.context, chat, self._endpoint) as designer,
+        ):
+            self._equip(chat, designer)
             await self._work()
 
     async def _work(self) -> None:
@@ -121,13 +126,15 @@ class Designer(Role):
             **(self._corpus.statistics() if hasattr(self, "_corpus") else {}),
             **self._coverage.statistics(),
             **(self._workshop.statistics() if hasattr(self, "_workshop") else {}),
+            **_external(self._endpoint),
             **(self._hints.statistics() if hasattr(self, "_hints") else {}),
             **(self._inspector.statistics() if hasattr(self, "_inspector") else {}),
             **self._counts,
         }
 
-    def _equip(self, chat: ChatTokens, designer: Author | Programs, writer: Writer | None) -> None:
+    def _equip(self, chat: ChatTokens, designer: Author | Programs) -> None:
         config, shared = self.config.designer, self.context.shared
+        writer = self._endpoint if config.hint_writer == "external" else None
         prompts = PromptWriter(self.config, chat)
         self._workshop = Workshop(
             config,
@@ -198,33 +205,51 @@ class Designer(Role):
         """Answer one design, in up to ``attempts`` attempts."""
         judged: Judged | None = None
         for attempt in range(ticket.attempts):
-            held = await self._held(ticket, attempt)
-            draft = (
-                self._workshop.recall(held)
-                if held
-                else await self._workshop.write(ticket, attempt, before=judged, shared=shared)
-            )
-            judged, notes = await self._judge(ticket, draft, held)
-            if held is None:
-                await self._hold(ticket, attempt, judged)
+            judged, found = await self._attempt(ticket, attempt, before=judged, shared=shared)
             self._counts["attempts"] += 1
             if judged.valid:
-                await self._accept(ticket, attempt, judged, notes)
+                await self._accept(ticket, attempt, judged, found)
                 return
             await self._reject(ticket, attempt, judged)
         await self._fail(ticket, "policy", f"no valid program in {ticket.attempts} attempts")
 
+    async def _attempt(
+        self, ticket: DesignTicket, attempt: int, *, before: Judged | None, shared: Asked | None
+    ) -> tuple[Judged, Finding]:
+        """Take up what is published of an attempt; else write a draft, judge it, and publish it."""
+        held = await self._held(ticket, attempt)
+        if held is None:
+            draft = await self._workshop.write(ticket, attempt, before=before, shared=shared)
+            judged, found = await self._judge(ticket, draft, None)
+            mine = self._keepsake(ticket, attempt, judged, found)
+            if mine is None:
+                return judged, found
+            await self.bus.publish(mine)
+            held = await self._held(ticket, attempt)
+            if held is None or held == mine:
+                return judged, found
+        return await self._take_up(ticket, held)  # somebody else's counts, if they were faster
+
+    async def _take_up(self, ticket: DesignTicket, held: HeldDesign) -> tuple[Judged, Finding]:
+        """Return an attempt that is published already as it was judged then."""
+        draft, found = self._workshop.recall(held), held.finding
+        if found is None:  # by an older build
+            return await self._judge(ticket, draft, held)
+        if not found.rung:
+            self._inspector.note(ticket.design, found.source)
+        return Judged(draft, found.source, found.rung, found.reason), found
+
     async def _judge(
         self, ticket: DesignTicket, draft: Draft, held: HeldDesign | None
-    ) -> tuple[Judged, Notes]:
+    ) -> tuple[Judged, Finding]:
         """Let the validator judge a draft, then look whether it suits its ticket and is new."""
-        judged = await self._workshop.judge(draft)
-        if judged.verdict is None or not judged.valid:
-            return judged, Notes()
-        notes = await self._inspector.look(
-            ticket, judged.source, judged.verdict, draft.document, held=held.valid if held else None
-        )
-        return replace(judged, rung=notes.rung, reason=notes.reason), notes
+        judged, notes = await self._workshop.judge(draft), Notes()
+        if judged.verdict is not None and judged.valid:
+            notes = await self._inspector.look(
+                ticket, judged.source, judged.verdict, draft.document, held=held.valid if held else None
+            )
+            judged = replace(judged, rung=notes.rung, reason=notes.reason)
+        return judged, finding(judged, notes)
 
     async def _held(
         self, ticket: DesignTicket, attempt: int, part: Literal["", "hint"] = ""
@@ -241,43 +266,48 @@ class Designer(Role):
         record = await self.bus.last(tail)
         return record.message if record and isinstance(record.message, HeldDesign) else None
 
-    async def _hold(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
-        """Publish what was written, if it will be trained or must not be written twice."""
+    def _keepsake(
+        self, ticket: DesignTicket, attempt: int, judged: Judged, found: Finding
+    ) -> HeldDesign | None:
+        """Return what is published of an attempt that will be trained or must not be written twice."""
         trained = self._workshop.trained
         if not judged.valid and not (trained and self.config.designer.invalid == "penalise"):
-            return
-        await self.bus.publish(
-            HeldDesign(
-                design=ticket.design,
-                cohort=ticket.cohort,
-                attempt=attempt,
-                skill=ticket.skill,
-                valid=judged.valid,
-                segments=judged.draft.segments if trained else (),
-                text="" if trained else judged.draft.text,
-                document=judged.draft.document,
-                prompt=judged.draft.prompt,
-            )
+            return None
+        return HeldDesign(
+            design=ticket.design,
+            cohort=ticket.cohort,
+            attempt=attempt,
+            skill=ticket.skill,
+            valid=judged.valid,
+            segments=judged.draft.segments if trained else (),
+            text="" if trained else judged.draft.text,
+            document=judged.draft.document,
+            prompt=judged.draft.prompt,
+            finding=found,
         )
 
     @property
     def _trains_hints(self) -> bool:
         return self.config.designer.hint_train and self._workshop.trained
 
-    async def _hint(self, ticket: DesignTicket, attempt: int, judged: Judged, notes: Notes) -> Hint | None:
-        """Get a hint; one that will be trained is published before the fact that tells of it."""
-        assert judged.verdict is not None
-        held = await self._held(ticket, attempt, "hint") if self._trains_hints else None
+    @property
+    def _holds_hints(self) -> bool:
+        """Whether a hint is published before the fact about it: it is trained, or was paid for."""
+        return self._trains_hints or self.config.designer.hint_writer == "external"
+
+    async def _hint(self, ticket: DesignTicket, attempt: int, found: Finding) -> Hint | None:
+        """Get a hint: the one that is published, else a new one."""
+        held = await self._held(ticket, attempt, "hint") if self._holds_hints else None
         if held is not None:
             return self._hints.recall(held)
         hint = await self._hints.write(
-            judged.source,
+            found.source,
             design=ticket.design,
             attempt=attempt,
-            answers=notes.answers,
-            firsts=judged.verdict.first_observations,
+            answers=answers(found),
+            firsts=found.firsts,
         )
-        if hint and self._trains_hints:
+        if hint and self._holds_hints:
             await self.bus.publish(
                 HeldDesign(
                     design=ticket.design,
@@ -286,17 +316,16 @@ class Designer(Role):
                     skill=ticket.skill,
                     valid=True,
                     segments=hint.segments,
+                    text="" if hint.segments else hint.text,
                     part="hint",
                 )
             )
         return hint
 
-    async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged, notes: Notes) -> None:
-        verdict = judged.verdict
-        assert verdict is not None
-        hint = await self._hint(ticket, attempt, judged, notes)
-        environment = hashlib.sha256(judged.source.encode()).hexdigest()
-        family, difficulty = self._classify(judged.source)
+    async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged, found: Finding) -> None:
+        hint = await self._hint(ticket, attempt, found)
+        environment = hashlib.sha256(found.source.encode()).hexdigest()
+        family, difficulty = self._classify(found.source)
         await self.bus.publish(
             EnvironmentReady(
                 design=ticket.design,
@@ -305,19 +334,19 @@ class Designer(Role):
                 attempt=attempt,
                 skill=ticket.skill,
                 environment=environment,
-                source=judged.source,
+                source=found.source,
                 hint=hint.text if hint else None,
                 hint_held=bool(hint and self._trains_hints),
                 document=judged.draft.document,
                 prompt=judged.draft.prompt,
-                title=title(next(iter(verdict.first_observations), "")),
-                summary=summary(verdict),
-                near=notes.near.environment,
-                similarity=notes.near.similarity if notes.near.environment else None,
-                flag=notes.finding.flag,
-                flag_reason=notes.finding.reason[:REASON_CHARACTERS],
-                trivial_win_rate=verdict.trivial_win_rate,
-                degenerate=verdict.degenerate,
+                title=found.title,
+                summary=found.summary,
+                near=found.near,
+                similarity=found.similarity,
+                flag=found.flag,
+                flag_reason=found.flag_reason,
+                trivial_win_rate=found.trivial_win_rate,
+                degenerate=found.degenerate,
                 difficulty=difficulty,
                 family=family,
             )
@@ -345,6 +374,7 @@ class Designer(Role):
         self._coverage.note(ticket.skill, accepted=False)
 
     async def _fail(self, ticket: DesignTicket, failure: FailureKind, reason: str) -> None:
+        self._inspector.release(ticket.design)
         await self.bus.publish(
             DesignFailed(
                 design=ticket.design,
@@ -378,14 +408,7 @@ class Designer(Role):
         return False
 
 
-def summary(verdict: Verdict) -> str:
-    """Return what a program declares of its idea and goal, for people and for the memory."""
-    found = verdict.metadata
-    parts = (found.title, found.idea, found.goal, found.win) if found else ()
-    return "; ".join(" ".join(part.split()) for part in parts if part)[:_SUMMARY_CHARACTERS]
-
-
-def title(observation: str) -> str:
-    """Return the first line with text of an observation, for people."""
-    lines = (line.strip() for line in observation.splitlines())
-    return next((line for line in lines if line), "")[:_TITLE_CHARACTERS]
+def _external(endpoint: Endpoint | None) -> dict[str, float]:
+    """Counts and money of the endpoint, whoever asks it: the designer, the hint writer, or both."""
+    found = endpoint.statistics() if endpoint else {}
+    return {f"external_{name}": value for name, value in found.items()}

@@ -6,6 +6,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from conformity_cases import CONFORMING, DOCUMENTS, INCOHERENT, OFF_TICKET, UNGROUNDED, Case, guess
@@ -23,6 +24,7 @@ from roles.designer.anatomy import dissect, stem, stems
 from roles.designer.conformity import RIVALS, Finding, Grounds, Ticketed, examine
 from roles.designer.inspector import Inspector, Notes
 from roles.designer.memory import Memory
+from roles.designer.neighbours import Neighbours
 from roles.designer.prober import probe
 from sandbox import SandboxUnavailable
 from sandbox.errors import EnvCrashed
@@ -188,11 +190,91 @@ async def test_probes_end_with_the_program_and_hand_on_faults_of_the_sandbox() -
         await look(case, host=Host(SandboxUnavailable("gone")))
     host = Host()
     verdict = judged(case.source)
-    seen = await probe(host, case.source, verdict, max_turns=12)
+    seen = await probe(host, case.source, verdict, max_turns=12, seed=7)
     assert all(instance.closed for instance in host.instances)
     assert sum(instance.steps for instance in host.instances) <= 60
     assert set(seen.answers.alone) <= set(map(str, range(1, 10)))
     assert len(seen.answers.alone) > 1
+
+
+def test_a_long_document_suits_no_program_better_for_its_length() -> None:
+    """Programs of random words: whatever the length of their document, half of the others suit as well."""
+    rng = Random(3)
+    letters = [rng.choice("bcdfglmnprst") + rng.choice("aeiou") for _ in range(6000)]
+    words = ["".join(letters[at : at + 4]) for at in range(0, 6000, 4)]
+    common = [1 / (place + 3) for place in range(len(words))]
+    short, long = ([" ".join(rng.choices(words, common, k=size)) for _ in range(40)] for size in (30, 600))
+    grounds = Grounds(short + long)
+    programs = [stems(" ".join(rng.choices(words, common, k=150))) for _ in range(40)]
+    for documents in (short, long):
+        shares = [grounds.rivals(text, program) for text, program in zip(documents, programs, strict=True)]
+        assert 0.35 < sum(share for share in shares if share is not None) / len(shares) < 0.65
+        own = [grounds.rivals(text, stems(text)) for text in documents]
+        assert own == [0.0] * len(own)
+
+
+async def test_probes_play_instances_that_no_program_can_foresee() -> None:
+    """They follow from the run's seed and the design, and are the same when it is looked at again."""
+    case, played = Case("guess", guess()), list[int]()
+
+    class Watched(Host):
+        async def spawn(self, source: str, **arguments: Any) -> Any:
+            played.append(arguments["reset_seed"])
+            return await super().spawn(source, **arguments)
+
+    for design, seed in (("a", 1), ("a", 1), ("b", 1), ("a", 2)):
+        config = msgspec.structs.replace(recipe(), run=Run(name="t", seed=seed))
+        absent: Any = FakeCorpus({})
+        inspector = Inspector(config, host=Watched(), corpus=absent, memory=Memory(10))
+        await inspector.look(ticket("x", design), case.source, judged(case.source), "", held=None)
+    assert played[0] == played[1]
+    assert len(set(played)) == 3
+
+
+async def test_of_two_twins_in_flight_one_is_accepted() -> None:
+    """Memory is told of a program long after it was compared: what is accepted counts at once."""
+    absent: Any = FakeCorpus({})
+    config = recipe(duplicates="reject", conformity="off")
+    inspector = Inspector(config, host=Host(), corpus=absent, memory=Memory(10))
+    source, rungs = guess(), dict[str, str]()
+
+    async def one(design: str) -> None:
+        notes = await inspector.look(ticket("x", design), source, judged(source), "", held=None)
+        rungs[design] = notes.rung
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            tasks.start_soon(one, f"d{number}")
+    assert sorted(rungs.values()) == ["", "duplicate", "duplicate", "duplicate"]
+    (first,) = (design for design, rung in rungs.items() if not rung)
+    await one(first)
+    assert rungs[first] == "", "it is no copy of itself"
+    inspector.release(first)
+    await one("late")
+    assert rungs["late"] == "", "what came to nothing stands in nobody's way"
+
+
+async def test_what_is_off_its_ticket_stands_in_nobodys_way() -> None:
+    absent: Any = FakeCorpus({})
+    config = recipe(duplicates="reject", conformity="reject")
+    inspector = Inspector(config, host=Host(), corpus=absent, memory=Memory(10))
+    case = OFF_TICKET[0]
+    rungs = [
+        (await inspector.look(ticket(skill, skill[:5]), case.source, judged(case.source), "", held=None)).rung
+        for skill in (case.skill, "Causal Inference")
+    ]
+    assert rungs == ["off_ticket", ""]
+
+
+async def test_a_claim_lasts_until_memory_has_the_design() -> None:
+    memory = Memory(10)
+    near = Neighbours(memory, method="hashed")
+    await near.claim(guess(), "e1", design="one")
+    assert (await near.claim(guess(), "e1", design="two", unless_close=True)).environment == "e1"
+    assert list(near._claims) == ["one"]
+    memory.ready(msgspec.structs.replace(ready(1, source=guess()), design="one"))
+    assert (await near.claim(guess(), "e1", design="three", unless_close=True)).environment == "e1"
+    assert list(near._claims) == []
 
 
 @given(st.text(max_size=400), st.text(max_size=200), st.sampled_from(list(DOCUMENTS.values())))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from email.utils import formatdate
+from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from endpoint_fake import Behaviour, Drop, FakeEndpoint, Hang, Raw, Say, Script, fake_endpoint
 
@@ -98,7 +101,7 @@ async def test_an_unreachable_endpoint_is_infrastructure() -> None:
             await endpoint.write(["x"], sampling=SAMPLING)
 
 
-@pytest.mark.parametrize("status", [401, 402, 403, 404])
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 405])
 async def test_a_wrong_key_model_or_address_is_the_recipes_fault(status: int) -> None:
     async with fake_endpoint(play(Raw(b"who are you", status))) as fake:
         async with open_endpoint(settings(fake)) as endpoint:
@@ -107,13 +110,41 @@ async def test_a_wrong_key_model_or_address_is_the_recipes_fault(status: int) ->
         assert len(fake.bodies) == 1
 
 
-async def test_what_the_endpoint_will_not_do_is_not_asked_twice() -> None:
-    async with fake_endpoint(play(Raw(b"too long", 400))) as fake:
+async def test_an_address_that_has_moved_is_the_recipes_fault() -> None:
+    async with fake_endpoint(play(Raw(b"", 308, {"Location": "https://elsewhere/v2"}))) as fake:
         async with open_endpoint(settings(fake)) as endpoint:
-            with pytest.raises(EndpointRefused, match="HTTP 400: too long"):
+            with pytest.raises(EndpointMisused, match=r"HTTP 308: https://elsewhere/v2.*base_url"):
                 await endpoint.write(["x"], sampling=SAMPLING)
-            assert endpoint.statistics()["http_400"] == 1
         assert len(fake.bodies) == 1
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_what_the_endpoint_will_not_do_is_not_asked_twice(status: int) -> None:
+    async with fake_endpoint(play(Raw(b"too long", status))) as fake:
+        async with open_endpoint(settings(fake)) as endpoint:
+            with pytest.raises(EndpointRefused, match=f"HTTP {status}: too long"):
+                await endpoint.write(["x"], sampling=SAMPLING)
+            assert (endpoint.statistics()[f"http_{status}"], endpoint.statistics()["refused"]) == (1, 1)
+        assert len(fake.bodies) == 1
+
+
+async def test_an_endpoint_that_refuses_all_from_the_start_is_the_recipes_fault() -> None:
+    """A field that it does not know is refused with the status of a filtered prompt."""
+    refusals = [Raw(b"unsupported parameter", 400)] * 20
+    async with fake_endpoint(play(*refusals)) as fake, open_endpoint(settings(fake)) as endpoint:
+        for _ in range(19):
+            with pytest.raises(EndpointRefused):
+                await endpoint.write(["x"], sampling=SAMPLING)
+        with pytest.raises(EndpointMisused, match=r"first 20 requests.*unsupported parameter.*tokens_field"):
+            await endpoint.write(["x"], sampling=SAMPLING)
+    async with (
+        fake_endpoint(play(Say("once"), *refusals)) as fake,
+        open_endpoint(settings(fake)) as endpoint,
+    ):
+        await endpoint.write(["x"], sampling=SAMPLING)
+        for _ in range(25):
+            with pytest.raises(EndpointRefused):
+                await endpoint.write(["x"], sampling=SAMPLING)
 
 
 async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +157,22 @@ async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch)
             await endpoint.write(["x"], sampling=SAMPLING)
 
 
-async def test_a_refusal_in_words_is_an_answer() -> None:
-    body = b'{"choices": [{"message": {"content": null, "refusal": "I will not"}, "finish_reason": "stop"}]}'
-    async with fake_endpoint(play(Raw(body))) as fake, open_endpoint(settings(fake)) as endpoint:
-        assert (await endpoint.write(["x"], sampling=SAMPLING)).text == "I will not"
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        (b'{"message": {"content": null, "refusal": "I will not"}, "finish_reason": "stop"}', "I will not"),
+        (b'{"message": {"content": ""}, "finish_reason": "content_filter"}', "content filter"),
+        (b'{"message": {"content": "half a"}, "finish_reason": "content_filter"}', "content filter"),
+    ],
+)
+async def test_a_refusal_with_status_200_is_one_and_is_paid(choice: bytes, reason: str) -> None:
+    body = b'{"choices": [' + choice + b'], "usage": {"prompt_tokens": 100, "completion_tokens": 20}}'
+    async with fake_endpoint(play(Raw(body))) as fake:
+        async with open_endpoint(settings(fake, price_in=10.0)) as endpoint:
+            with pytest.raises(EndpointRefused, match=reason):
+                await endpoint.write(["x"], sampling=SAMPLING)
+            assert endpoint.statistics()["cost"] == pytest.approx(0.001)
+        assert len(fake.bodies) == 1
 
 
 async def test_starts_are_spaced() -> None:
@@ -153,8 +196,40 @@ def test_a_key_that_is_not_set_is_said_by_name(monkeypatch: pytest.MonkeyPatch) 
     assert key_of(Settings(base_url="http://x")) == ""
 
 
+NOW = 1_800_000_000.0
+
+
 @pytest.mark.parametrize(
-    ("header", "seconds"), [("3", 3.0), ("9999", 60.0), (None, 0.0), ("Wed, 21 Oct 2015", 0.0), ("-1", 0.0)]
+    ("header", "seconds"),
+    [
+        ("3", 3.0),
+        ("200.5", 200.5),
+        ("99999", 900.0),
+        (None, 0.0),
+        ("soon", 0.0),
+        ("-1", 0.0),
+        ("nan", 0.0),
+        (formatdate(NOW + 90, usegmt=True), 90.0),
+        (formatdate(NOW - 90, usegmt=True), 0.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+    ],
 )
 def test_the_delay_that_is_asked_for(header: str | None, seconds: float) -> None:
-    assert module._asked_delay(header) == seconds
+    assert module._asked_delay(header, NOW) == seconds
+
+
+async def test_a_busy_endpoint_is_left_alone_by_every_request() -> None:
+    """What one request is told holds for those beside it."""
+    busy = Raw(b"slow down", 429, {"Retry-After": "0.2"})
+    async with fake_endpoint(play(busy, Say("now"))) as fake, open_endpoint(settings(fake)) as endpoint:
+        first = anyio.Event()
+        fake.script = lambda _: (first.set(), busy)[1] if not first.is_set() else Say("now")
+        started = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(endpoint.write, ["a"], sampling=SAMPLING))
+            await first.wait()
+            while not endpoint.statistics().get("http_429"):
+                await anyio.lowlevel.checkpoint()
+            await endpoint.write(["b"], sampling=SAMPLING)
+            assert time.monotonic() - started >= 0.2
+        assert endpoint.statistics()["http_429"] == 1

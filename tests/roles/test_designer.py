@@ -28,7 +28,8 @@ from engine.config import Sampling
 from engine.inference.completion import InferenceUnavailable
 from roles import work
 from roles.designer import role as designer_role
-from roles.designer.role import Designer, title
+from roles.designer.finding import title
+from roles.designer.role import Designer
 from sandbox import SandboxUnavailable
 
 GOOD = f"Here it is.\n```python\n{COUNTER}```\n"

@@ -1,0 +1,212 @@
+"""What a run may pay for an endpoint: against a real local server, with the ledger of a bus."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from endpoint_fake import Behaviour, Hang, Raw, Say, fake_endpoint
+
+from bus import BusUnavailable, MemoryBus
+from engine.config import Endpoint as Settings
+from engine.config import Sampling
+from engine.inference import endpoint as module
+from engine.inference.completion import InferenceUnavailable
+from engine.inference.endpoint import open_endpoint
+from engine.inference.spending import EndpointSpent, InMemory, OnBus
+
+SAMPLING = Sampling(max_tokens=200)
+ANSWER = (100 * 1000 + 20 * 10_000) / 1e6
+"""What an answer of the fake costs: 100 tokens in, 20 out."""
+MOST = 2.2
+"""More than a request of this file reserves, less than two of them."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_DELAY", 0.001)
+
+
+def settings(url: str, **fields: Any) -> Settings:
+    values: dict[str, Any] = {"model": "m", "request_seconds": 5.0, "tries": 3, **fields}
+    return Settings(base_url=url, price_in=1000.0, price_out=10_000.0, **values)
+
+
+def bus() -> MemoryBus:
+    return MemoryBus(run="t", role="designer", instance="x")
+
+
+async def test_nothing_is_asked_that_could_cost_more_than_is_left() -> None:
+    async with fake_endpoint(lambda _: Say("x")) as fake:
+        async with open_endpoint(settings(fake.url, max_cost=MOST + 2 * ANSWER)) as endpoint:
+            for _ in range(3):
+                await endpoint.write(["x"], sampling=SAMPLING)
+            for _ in range(3):
+                with pytest.raises(EndpointSpent, match=r"has spent 0\.90 .*Raise it and run the same"):
+                    await endpoint.write(["x"], sampling=SAMPLING)
+            statistics = endpoint.statistics()
+        assert len(fake.bodies) == 3, "no request is made for a refusal"
+    assert statistics["spent"] == pytest.approx(3 * ANSWER)
+    assert statistics["left"] == pytest.approx(MOST - ANSWER)
+
+
+async def test_requests_together_stay_below_the_limit() -> None:
+    """Those that would not be covered wait until it is known what those before them cost."""
+    gate, waiting = anyio.Event(), anyio.Event()
+    outcomes: list[str] = []
+    async with (
+        fake_endpoint(lambda _: Say("x")) as fake,
+        open_endpoint(settings(fake.url, max_cost=MOST + 2 * ANSWER)) as endpoint,
+    ):
+        post = endpoint._post
+
+        async def held(*arguments: Any) -> bytes:
+            waiting.set()
+            await gate.wait()
+            return await post(*arguments)
+
+        endpoint._post = held  # type: ignore[method-assign]
+
+        async def one() -> None:
+            try:
+                await endpoint.write(["x"], sampling=SAMPLING)
+                outcomes.append("answered")
+            except EndpointSpent:
+                outcomes.append("spent")
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(6):
+                tasks.start_soon(one)
+            await waiting.wait()
+            for _ in range(50):
+                await anyio.lowlevel.checkpoint()
+            assert endpoint.statistics()["requests"] == 1
+            gate.set()
+        assert endpoint.statistics()["spent"] <= MOST + 2 * ANSWER
+    assert sorted(outcomes) == ["answered"] * 3 + ["spent"] * 3
+
+
+async def test_a_life_knows_what_those_before_it_have_spent() -> None:
+    wire = bus()
+    async with fake_endpoint(lambda _: Say("x")) as fake:
+        for life in range(4):
+            ledger = OnBus(wire.peer("designer", f"host-{life}"), "designer.spent.e")
+            limited = settings(fake.url, max_cost=MOST + 2 * ANSWER)
+            async with open_endpoint(limited, ledger) as endpoint:
+                if life < 3:
+                    await endpoint.write(["x"], sampling=SAMPLING)
+                else:
+                    with pytest.raises(EndpointSpent):
+                        await endpoint.write(["x"], sampling=SAMPLING)
+                    assert endpoint.statistics()["cost"] == 0.0
+        more = settings(fake.url, max_cost=10.0)
+        async with open_endpoint(more, OnBus(wire, "designer.spent.e")) as endpoint:
+            await endpoint.write(["x"], sampling=SAMPLING)
+            assert endpoint.statistics()["spent"] == pytest.approx(4 * ANSWER)
+
+
+async def test_hosts_add_to_one_sum() -> None:
+    wire = bus()
+    ledgers = [OnBus(wire.peer("designer", f"host-{n}"), "designer.spent.e") for n in range(4)]
+    async with anyio.create_task_group() as tasks:
+        for ledger in ledgers:
+            for _ in range(5):
+                tasks.start_soon(ledger.add, 0.25)
+    assert await ledgers[0].add(0.0) == pytest.approx(5.0)
+
+
+SILENT: dict[str, tuple[Behaviour, bool]] = {
+    "no answer": (Hang(), True),
+    "unreadable": (Raw(b"<html>"), True),
+    "http_500": (Raw(b"oops", 500), False),
+    "http_429": (Raw(b"slow down", 429), False),
+}
+
+
+@pytest.mark.parametrize(("fault", "counts"), SILENT.values(), ids=SILENT)
+async def test_an_answer_that_never_came_may_have_been_charged(fault: Behaviour, counts: bool) -> None:
+    seconds = 0.1 if isinstance(fault, Hang) else 5.0
+    script: list[Behaviour] = [Say("x"), fault, fault]
+    async with fake_endpoint(lambda _: script.pop(0)) as fake:
+        limited = settings(fake.url, max_cost=100.0, tries=2, request_seconds=seconds)
+        async with open_endpoint(limited) as endpoint:
+            await endpoint.write(["x"], sampling=SAMPLING)
+            with pytest.raises(InferenceUnavailable):
+                await endpoint.write(["x"], sampling=SAMPLING)
+            found = endpoint.statistics()
+    assert found["cost"] == pytest.approx(ANSWER)
+    assert found["cost_unseen"] == pytest.approx(2 * ANSWER if counts else 0.0)
+    assert found["spent"] == pytest.approx(found["cost"] + found["cost_unseen"])
+
+
+async def test_an_endpoint_that_never_answers_burns_no_more_than_the_limit() -> None:
+    async with fake_endpoint(lambda _: Raw(b"<html>")) as fake:
+        async with open_endpoint(settings(fake.url, max_cost=5.0)) as endpoint:
+            faults = 0
+            while faults < 50:
+                try:
+                    await endpoint.write(["x"], sampling=SAMPLING)
+                except InferenceUnavailable:
+                    faults += 1
+                except EndpointSpent:
+                    break
+            assert faults < 50
+            assert endpoint.statistics()["spent"] <= 5.0
+        assert 1 <= len(fake.bodies) <= 10
+
+
+async def test_a_request_that_is_cancelled_is_entered() -> None:
+    asked = anyio.Event()
+
+    def script(_: str) -> Behaviour:
+        asked.set()
+        return Hang()
+
+    ledger = InMemory()
+    async with (
+        fake_endpoint(script) as fake,
+        open_endpoint(settings(fake.url, max_cost=5.0), ledger) as endpoint,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(partial(endpoint.write, ["x"], sampling=SAMPLING))
+        await asked.wait()
+        tasks.cancel_scope.cancel()
+    assert await ledger.add(0.0) > 0
+
+
+async def test_an_endpoint_that_counts_nothing_is_estimated() -> None:
+    body = b'{"choices": [{"message": {"content": "' + b"a" * 300 + b'"}, "finish_reason": "stop"}]}'
+    async with fake_endpoint(lambda _: Raw(body)) as fake, open_endpoint(settings(fake.url)) as endpoint:
+        await endpoint.write(["b" * 3000], sampling=SAMPLING)
+        assert endpoint.statistics()["cost"] == pytest.approx(1.0 + 1.0, rel=0.1)
+
+
+async def test_what_the_ledger_did_not_take_is_still_owed() -> None:
+    class Flaky(InMemory):
+        broken = False
+
+        async def add(self, amount: float) -> float:
+            if self.broken:
+                raise BusUnavailable("the ledger", 1.0)
+            return await super().add(amount)
+
+    ledger = Flaky()
+    async with (
+        fake_endpoint(lambda _: Say("x")) as fake,
+        open_endpoint(settings(fake.url, max_cost=50.0), ledger) as endpoint,
+    ):
+        count = endpoint._purse.count
+
+        def count_and_break(*arguments: Any) -> None:
+            count(*arguments)
+            ledger.broken = True
+
+        endpoint._purse.count = count_and_break  # type: ignore[method-assign]
+        await endpoint.write(["x"], sampling=SAMPLING)
+        assert await InMemory.add(ledger, 0.0) == 0.0
+        ledger.broken = False
+        await endpoint.write(["x"], sampling=SAMPLING)
+    assert await InMemory.add(ledger, 0.0) == pytest.approx(ANSWER), "the first; the second one broke again"
