@@ -24,7 +24,8 @@ class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.
     ``start`` the deltas are a shorter way for who holds the base of one of them.
 
     The canary is a prompt (int32) and the learner's log-probs of its tokens 1.. given their prefix (float32,
-    one fewer than tokens)."""
+    one fewer than tokens). ``vocabulary`` is the number of the learner's token ids, ``tokenizer`` the SHA-256
+    of what gives them their meaning; 0 and "" say nothing."""
 
     version: int
     step: int
@@ -35,6 +36,8 @@ class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.
     canary_logprobs: bytes
     start: str = ""
     deltas: tuple[WeightDelta, ...] = ()
+    vocabulary: int = 0
+    tokenizer: str = ""
 
     @property
     def key(self) -> str:

@@ -82,7 +82,9 @@ class Server(Table, frozen=True, kw_only=True):
 
     ``weights`` is the way new weights take: a disk that both sides see, the broker, or the learner's own
     device (``docs/weights.md``). ``deltas`` sends what changed, and the whole every ``keyframe_every``-th
-    time; each vLLM worker then keeps the weights a second time, in the host's memory."""
+    time; each vLLM worker then keeps the weights a second time, in the host's memory. ``rollout`` lets
+    servers load one after the other, or all at once; ``hedge`` is the share of answers after whose time a
+    request is sent to a second server as well, 0 never (``docs/inference.md``)."""
 
     count: int = 1
     urls: tuple[str, ...] = ()
@@ -97,6 +99,8 @@ class Server(Table, frozen=True, kw_only=True):
     pause_cache: Literal["recompute", "keep"] = "recompute"
     canary_tolerance: float = 0.0
     max_concurrency: int = 288
+    rollout: Literal["rolling", "together"] = "rolling"
+    hedge: float = 0.0
 
 
 class Sandbox(Table, frozen=True, kw_only=True):

@@ -28,10 +28,12 @@ def logprob(token: int, version: str) -> float:
 @dataclass
 class FakeVllm:
     """``hold`` blocks generation while cleared; ``faults`` maps a path to what it does next, in order:
-    an HTTP status, ``drop`` (close the connection) or ``hang``. ``stale_loads`` is how many loads do
-    nothing but change the label; ``sampled_shift`` falsifies the log-probs of sampled tokens. ``held`` is
-    what its worker says to hold, ``rotten`` is why its next proofs fail ("" for one that does not), ``infos``
-    are the pushes."""
+    an HTTP status, ``drop`` (close the connection), ``hang``, ``stall`` (begin an answer and stop),
+    ``garbage`` (bytes that are no JSON), or ``load:500`` and ``load:hang`` (a half-done load: an update that
+    is only a proof passes). ``stale_loads`` is how many loads do nothing but change the label;
+    ``sampled_shift`` falsifies the log-probs of sampled tokens. ``held`` is what its worker says to hold,
+    ``rotten`` is why its next proofs fail ("" for one that does not), ``infos`` are the pushes. ``pace`` is
+    the seconds that a token takes: between two of them the server may be paused and loaded."""
 
     url: str = ""
     version: str = "default"
@@ -50,6 +52,13 @@ class FakeVllm:
     stale_loads: int = 0
     sampled_shift: float = 0.0
     tokens: int = 4
+    pace: float = 0.0
+    vocabulary: int = 64
+    context: int = 1 << 20
+    root: str = ""
+    raw: bool = False
+    half_loads: int = 0
+    aborted: int = 0
     metrics: str = ""
     calls: Counter[str] = field(default_factory=Counter)
     order: list[str] = field(default_factory=list)
@@ -71,6 +80,7 @@ class FakeVllm:
             ("GET", "/weight_info", self._weight_info),
             ("GET", "/is_paused", self._is_paused),
             ("GET", "/metrics", self._metrics),
+            ("GET", "/v1/models", self._models),
             ("POST", "/inference/v1/generate", self._generate),
             ("POST", "/pause", self._pause),
             ("POST", "/resume", self._resume),
@@ -90,6 +100,21 @@ class FakeVllm:
             self.order.append(path.removeprefix("/"))
             faults = self.faults.get(path)
             fault = faults.pop(0) if faults else None
+            if isinstance(fault, str) and fault.startswith("load:"):
+                if (await request.json())["update_info"].get("check_only"):
+                    faults.insert(0, fault)
+                    fault = None
+                else:
+                    self.loaded, self.half_loads = "rubble", self.half_loads + 1
+                    fault = "hang" if fault == "load:hang" else int(fault.removeprefix("load:"))
+            if fault == "garbage":
+                return web.Response(body=b'\xff{"choices": [', content_type="application/json")
+            if fault == "stall":
+                answer = web.StreamResponse()
+                answer.content_length = 1000
+                await answer.prepare(request)
+                await answer.write(b"{")
+                await asyncio.Event().wait()
             if fault == "drop":
                 assert request.transport is not None
                 request.transport.abort()
@@ -110,6 +135,10 @@ class FakeVllm:
 
     async def _is_paused(self, _: web.Request) -> web.Response:
         return web.json_response({"is_paused": self.paused})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        model = {"id": "policy", "root": self.root, "max_model_len": self.context}
+        return web.json_response({"data": [model]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self.metrics)
@@ -186,35 +215,55 @@ class FakeVllm:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            await self.hold.wait()
-            await self.awake.wait()
+            return web.json_response(await self._sample(body))
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
         finally:
             self.running -= 1
+
+    async def _sample(self, body: dict[str, Any]) -> dict[str, Any]:
         parameters = body["sampling_params"]
-        answer: dict[str, Any] = {"prompt_logprobs": None}
         count = min(self.tokens, parameters["max_tokens"])
-        tokens = [10 + index for index in range(count)]
-        finish = "length"
-        if parameters.get("stop_token_ids") and count < parameters["max_tokens"]:
-            tokens[-1], finish = parameters["stop_token_ids"][0], "stop"
-        if parameters.get("prompt_logprobs") is not None:
-            answer["prompt_logprobs"] = [None] + [
-                {str(token): {"logprob": logprob(token, self.loaded)}} for token in body["token_ids"][1:]
+        stops = parameters.get("stop_token_ids") if count < parameters["max_tokens"] else None
+        tokens, content, spans = [], [], []
+        for index in range(count):
+            if self.pace:
+                await asyncio.sleep(self.pace)
+            await self.hold.wait()
+            await self.awake.wait()
+            token = stops[0] if stops and index == count - 1 else 10 + index
+            tokens.append(token)
+            content.append(
+                {"token_id": token, "logprob": self._sampled(token, parameters.get("temperature", 1.0))}
+            )
+            if spans and spans[-1]["version"] == self.version:
+                spans[-1]["end"] = index + 1
+            else:
+                spans.append({"version": self.version, "start": index, "end": index + 1})
+        rows: list[dict[str, Any] | None] | None = None
+        if (wanted := parameters.get("prompt_logprobs")) is not None:
+            whole = range(self.vocabulary) if wanted == -1 else ()
+            rows = [None] + [
+                {str(one): {"logprob": logprob(one, self.loaded)} for one in {*whole, token}}
+                for token in body["token_ids"][1:]
             ]
-        content = [
-            {"token_id": token, "logprob": logprob(token, self.loaded) + self.sampled_shift}
-            for token in tokens
-        ]
-        answer["choices"] = [
-            {
-                "index": 0,
-                "finish_reason": finish,
-                "token_ids": tokens,
-                "weight_versions": [{"version": self.version, "start": 0, "end": len(tokens)}],
-                "logprobs": {"content": content},
-            }
-        ]
-        return web.json_response(answer)
+        choice = {
+            "index": 0,
+            "finish_reason": "stop" if stops else "length",
+            "token_ids": tokens,
+            "weight_versions": spans,
+            "logprobs": {"content": content},
+        }
+        return {"prompt_logprobs": rows, "choices": [choice]}
+
+    def _sampled(self, token: int, temperature: float) -> float:
+        """The log-prob that is reported: after the temperature unless ``raw``."""
+        value = logprob(token, self.loaded)
+        if temperature not in (0.0, 1.0) and not self.raw:
+            scaled = [logprob(one, self.loaded) / temperature for one in range(self.vocabulary)]
+            value = value / temperature - float(np.logaddexp.reduce(scaled))
+        return value + self.sampled_shift
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -1,9 +1,9 @@
 """Proof, at the start of a server, that its log-probs are those the learner will compute.
 
-Two questions. Is the model the same: the learner's canary against the server's prompt log-probs. Is the
-sampling what the learner corrects for: the log-probs that come with sampled tokens must equal
-log softmax(logits / T) over the whole vocabulary, which is what the trainer computes; a truncated
-distribution (top-p, top-k) cannot be equal and is refused outright.
+Three questions. Do both sides mean the same: tokenizer, vocabulary, length of the context. Is the model the
+same: the learner's canary against the server's prompt log-probs. Is the sampling what the learner corrects
+for: the log-probs that come with sampled tokens must equal log softmax(logits / T) over the whole vocabulary,
+which is what the trainer computes; a truncated distribution (top-p, top-k) or a masked one cannot be equal.
 """
 
 from __future__ import annotations
@@ -11,19 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import numpy as np
 
 from bus.messages import PolicyPublished
 from engine.config import Sampling
 from engine.errors import ConfigError
-from engine.inference.completion import InferenceError
-from engine.inference.vllm import VllmClient
+from engine.inference.completion import InferenceError, ServerRefused
+from engine.inference.identity import tokenizer_digest
+from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.weights.update import canary_error
 
 TRAINER_TEMPERATURE = 1.0  # what engine.training divides logits by
 _TOKENS = 16
 _TOKENS_FULL = 4  # with the whole vocabulary in each answer
+_OTHER_TEMPERATURE = 0.5  # tells log-probs before the temperature from those after it
+_TELLING = 0.02  # where both are as near as this, nothing can be told
 
 
 class HandshakeRefused(InferenceError):
@@ -58,6 +64,32 @@ def check_sampling(sampling: Sampling, key: str) -> None:
         )
 
 
+async def examine(
+    client: VllmClient, policy: PolicyPublished, *, context: int, deadline: float = CONTROL_SECONDS
+) -> None:
+    """Compare what needs no weights: the length of the context and, where the server's model lies on this
+    host, the tokenizer. ``context`` is what the recipe promises its roles.
+
+    Raises HandshakeRefused with both sides' figures; the client's errors.
+    """
+    root, length = await client.model(deadline=deadline)
+    if length and length < context:
+        raise HandshakeRefused(
+            f"the server takes {length} tokens of prompt and completion together, [model] max_model_len = "
+            f"{context} are promised",
+            where=client.url,
+            remedy="Start it with --max-model-len, or lower model.max_model_len.",
+        )
+    found = await anyio.to_thread.run_sync(tokenizer_digest, Path(root)) if root and policy.tokenizer else ""
+    if found and found != policy.tokenizer:
+        raise HandshakeRefused(
+            f"the tokenizer in {root} has the SHA-256 {found[:12]}, the learner's {policy.tokenizer[:12]}: "
+            "the same ids would mean other texts",
+            where=client.url,
+            remedy="Start the server from the model directory of the run.",
+        )
+
+
 async def handshake(
     client: VllmClient, policy: PolicyPublished, sampling: Sampling, *, tolerance: float, deadline: float
 ) -> Handshake:
@@ -74,15 +106,59 @@ async def handshake(
             remedy="Compare [model] dtype, and the model directory the server was started with.",
         )
     prompt = np.frombuffer(policy.canary_tokens, "<i4").tolist() or [0]
+    await _check_mode(client, prompt[:1], policy.vocabulary, deadline)
     sampled, tokens = await _sampling_error(client, prompt, sampling, deadline)
     if sampled > tolerance:
         raise HandshakeRefused(
             f"log-probs of tokens sampled at temperature {sampling.temperature} differ from "
-            f"log softmax(logits / T) by {sampled:.3g}, {tolerance:.3g} is allowed",
+            f"log softmax(logits / T) over all tokens by {sampled:.3g}, {tolerance:.3g} is allowed",
             where=client.url,
-            remedy='Leave [server.args] logprobs-mode at "processed_logprobs".',
+            remedy='Leave [server.args] logprobs-mode at "processed_logprobs", and mask no tokens.',
         )
     return Handshake(error, sampled, sampling.temperature, tokens)
+
+
+async def _sample(
+    client: VllmClient, prompt: list[int], sampling: Sampling, deadline: float, *, whole: bool
+) -> list[tuple[int, float, dict[int, float]]]:
+    """Return (token, its log-prob as reported, log-probs at its place at temperature 1) of a few tokens."""
+    completion = await client.generate(prompt, sampling, deadline=deadline)
+    rows = await client.prompt_distribution(
+        prompt + completion.tokens, count=-1 if whole else 0, deadline=deadline
+    )
+    scored = rows[len(prompt) - 1 :]
+    return list(zip(completion.tokens, completion.logprobs, scored, strict=True))
+
+
+async def _check_mode(client: VllmClient, prompt: list[int], vocabulary: int, deadline: float) -> None:
+    """Look whether reported log-probs are those after the temperature, and how many tokens there are."""
+    sampling = Sampling(temperature=_OTHER_TEMPERATURE, max_tokens=_TOKENS_FULL)
+    try:
+        found = await _sample(client, prompt, sampling, deadline, whole=True)
+    except ServerRefused as error:
+        raise HandshakeRefused(
+            f"the server does not say the log-probs of its whole vocabulary: {error.what}",
+            where=client.url,
+            remedy="Start it with --max-logprobs -1.",
+        ) from error
+    sizes = {len(row) for _, _, row in found}
+    if vocabulary and sizes != {vocabulary}:
+        raise HandshakeRefused(
+            f"the server's vocabulary has {max(sizes)} tokens, the learner's {vocabulary}",
+            where=client.url,
+            remedy="Start it from the model directory of the run.",
+        )
+    mean = len(found)
+    after = sum(abs(seen - tempered_logprob(row, token, _OTHER_TEMPERATURE)) for token, seen, row in found)
+    before = sum(abs(seen - row[token]) for token, seen, row in found)
+    apart = sum(abs(tempered_logprob(row, token, _OTHER_TEMPERATURE) - row[token]) for token, _, row in found)
+    if apart / mean > _TELLING and after - before > apart / 2:
+        raise HandshakeRefused(
+            f"at temperature {_OTHER_TEMPERATURE} the server reports log-probs from before the temperature: "
+            f"{before / mean:.3g} from those, {after / mean:.3g} from log softmax(logits / T)",
+            where=client.url,
+            remedy="Start it with --logprobs-mode processed_logprobs.",
+        )
 
 
 async def _sampling_error(
@@ -95,14 +171,9 @@ async def _sampling_error(
         top_k=sampling.top_k,
         max_tokens=_TOKENS_FULL if tempered else _TOKENS,
     )
-    completion = await client.generate(prompt, short, deadline=deadline)
-    rows = await client.prompt_distribution(
-        prompt + completion.tokens, count=-1 if tempered else 0, deadline=deadline
-    )
-    scored = rows[len(prompt) - 1 :]
+    found = await _sample(client, prompt, short, deadline, whole=tempered)
     differences = [
-        abs(reported - tempered_logprob(row, token, sampling.temperature))
-        for token, reported, row in zip(completion.tokens, completion.logprobs, scored, strict=True)
+        abs(reported - tempered_logprob(row, token, sampling.temperature)) for token, reported, row in found
     ]
     return max(differences), len(differences)
 

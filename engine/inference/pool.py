@@ -1,16 +1,17 @@
 """One pool over many vLLM servers.
 
 Requests of one episode go to the server that holds their prefix, else to the least loaded one. A server
-gets traffic only while it serves: between ``ServerServing`` and ``ServerLost`` on the bus, with a closed
-breaker. When it fails or makes no progress, its requests move to another. The version of a token comes
-from the spans of its completion and from nowhere else (invariant I2).
+gets traffic only while it serves a version that is recent enough (``engine.inference.roster``). When it fails
+or makes no progress, its requests move to another. The version of a token comes from the spans of its
+completion and from nowhere else (invariant I2), and a completion is held back until its server has
+acknowledged all of them: had the proof of a version failed, its label would be a lie.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -19,7 +20,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from bus.messages import Message, ServerLost, ServerServing
+from bus.messages import Message, PolicyPublished, ServerLost, ServerServing
 from engine import serving
 from engine.config import Sampling
 from engine.inference.completion import (
@@ -27,53 +28,42 @@ from engine.inference.completion import (
     InferenceError,
     InferenceUnavailable,
     ServerGone,
+    ServerRefused,
     ServerStuck,
 )
-from engine.inference.concurrency import Aimd, Breaker, Rate
-from engine.inference.metrics import congestion
+from engine.inference.concurrency import Rate
+from engine.inference.hedging import Hedging
+from engine.inference.keeper import Keeper
+from engine.inference.roster import Roster, Server
 from engine.inference.vllm import VllmClient, open_session
 
 if TYPE_CHECKING:
     from bus import Bus
 
-_TAILS = ("event.server.serving", "event.server.lost")
+PUBLISHED = "event.learner.published"
+_TAILS = ("event.server.serving", "event.server.lost", PUBLISHED)
 _ATTEMPTS = 6
-_AFFINITIES = 65536
-_WATCH_SECONDS = 2.0
+_STUCK_SECONDS = (10.0, 60.0)
 
 log = structlog.get_logger("spade.inference")
 
 
-@dataclass(eq=False)
-class _Server:
-    """One server epoch and what the pool knows of it."""
-
-    name: str
-    epoch: str
-    url: str
-    version: int
-    client: VllmClient
-    limit: Aimd
-    breaker: Breaker = field(default_factory=Breaker)
-    load: int = 0
-    answers: int = 0
-    scopes: set[anyio.CancelScope] = field(default_factory=set)
-    keeper: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-
-    def admits(self) -> bool:
-        return self.breaker.closed and self.load < self.limit.limit
-
-    def evict(self) -> None:
-        """End every request in flight here; each moves to another server."""
-        for scope in tuple(self.scopes):
-            scope.cancel()
+@dataclass(frozen=True)
+class _Request:
+    prompt: Sequence[int]
+    sampling: Sampling
+    seed: int | None
+    stop_token_ids: Sequence[int]
+    key: str
+    end: float
 
 
 @dataclass(eq=False)
 class _Waiter:
     key: str
+    avoid: Collection[Server]
     event: anyio.Event = field(default_factory=anyio.Event)
-    server: _Server | None = None
+    server: Server | None = None
 
 
 class InferencePool:
@@ -82,6 +72,8 @@ class InferencePool:
     ``max_concurrency`` bounds the requests in flight on one server, ``request_seconds`` is the default
     deadline of a request, ``max_waiting`` bounds the queue before the servers. Without progress for
     ``stuck_seconds`` a server is probed, and given up when a single token does not come within as long.
+    ``hedge`` is the share of answers after whose time a request goes to a second server as well (0: never),
+    ``max_lag`` how many versions a server may be behind the one published last.
 
     Seeds are not sent unless ``send_seeds``: batching and updates in flight make sampling irreproducible in
     any case, a generator a request costs vLLM an eighth of its speed, and vLLM 0.32 on CPU dies when the
@@ -96,21 +88,23 @@ class InferencePool:
         max_waiting: int = 8192,
         stuck_seconds: float | None = None,
         send_seeds: bool = False,
+        hedge: float = 0.0,
+        max_lag: int | None = None,
     ) -> None:
-        self._max_concurrency = max_concurrency
         self._request_seconds = request_seconds
         self._max_waiting = max_waiting
         self._send_seeds = send_seeds
-        self._stuck_seconds = stuck_seconds if stuck_seconds is not None else max(10.0, request_seconds / 4)
-        self._watch_seconds = min(_WATCH_SECONDS, self._stuck_seconds / 2)
-        self._servers: dict[str, _Server] = {}
-        self._affinity: OrderedDict[str, str] = OrderedDict()
+        least, most = _STUCK_SECONDS
+        self._stuck_seconds = stuck_seconds or min(most, max(least, request_seconds / 4))
+        self._roster = Roster(ceiling=max_concurrency, max_lag=max_lag)
+        self._hedging = Hedging(hedge)
         self._waiters: deque[_Waiter] = deque()
         self._changed = anyio.Event()
         self._session: aiohttp.ClientSession | None = None
         self._keepers: TaskGroup | None = None
         self._token_rate, self._request_rate = Rate(), Rate()
-        self._counts = dict.fromkeys(("requests", "tokens", "failures", "moved", "refused"), 0)
+        self._counts = dict.fromkeys(("requests", "tokens", "failures", "moved", "refused", "held"), 0)
+        self._opened = self._cuts = 0  # of servers that are gone
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,27 +124,34 @@ class InferencePool:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.close)
             known = await serving.read(bus)
+            newest = await bus.last(PUBLISHED)
             records = await stack.enter_async_context(
                 bus.follow("EVENT", start=known.position + 1, tails=_TAILS)
             )
+            if newest is not None:
+                self.apply(newest.message)
             for fact in known.facts:
                 self.apply(fact)
             self._keepers = await stack.enter_async_context(anyio.create_task_group())
             try:
-                for server in self._servers.values():
-                    self._keepers.start_soon(self._keep, server)
+                for server in self._roster:
+                    self._keep(server)
                 async for record in records:
-                    self.apply(record.message)
+                    old = newest is not None and record.sequence <= newest.sequence
+                    if not (old and isinstance(record.message, PolicyPublished)):
+                        self.apply(record.message)
             finally:
                 self._keepers.cancel_scope.cancel()
                 self._keepers = None
 
     def apply(self, message: Message) -> None:
-        """Take in one fact: a server serves a version, or is lost. Other messages are ignored."""
-        if isinstance(message, ServerServing):
+        """Take in one fact: a version is published, a server serves one, or is lost. Others are ignored."""
+        if isinstance(message, PolicyPublished):
+            self._roster.published(message)
+        elif isinstance(message, ServerServing):
             self._serving(message)
-        elif isinstance(message, ServerLost):
-            self._lost(message)
+        elif isinstance(message, ServerLost) and (server := self._roster.left(message)) is not None:
+            self._drop(server)
 
     async def ready(self, deadline: float) -> None:
         """Return as soon as a server serves. ``deadline`` is in seconds from now.
@@ -158,7 +159,7 @@ class InferencePool:
         Raises InferenceUnavailable.
         """
         with anyio.move_on_after(deadline):
-            while not any(server.breaker.closed for server in self._servers.values()):
+            while not self._roster.serving():
                 await self._changed.wait()
             return
         raise InferenceUnavailable(f"no server served within {deadline:.0f} s", where="InferencePool.ready")
@@ -181,65 +182,126 @@ class InferencePool:
         """
         seconds = self._request_seconds if deadline is None else deadline
         end = anyio.current_time() + seconds
+        seed = seed if self._send_seeds else None
+        request = _Request(prompt, sampling, seed, stop_token_ids, key, end)
         last: InferenceError | None = None
+        failed: list[Server] = []
         for attempt in range(_ATTEMPTS):
             if attempt and anyio.current_time() >= end:
                 raise InferenceUnavailable(f"no answer in {seconds:.1f} s: {last}") from last
-            server = await self._acquire(key, end, last)
-            try:
-                return await self._attempt(
-                    server, prompt, sampling, seed if self._send_seeds else None, stop_token_ids, end
-                )
-            except (ServerGone, ServerStuck) as error:
-                last = error
-                self._counts["failures"] += 1
-            finally:
-                server.load -= 1
-                self._dispatch()
+            server = await self._acquire(request, failed, last)
+            with self._place(server):
+                try:
+                    return await self._first_answer(server, request)
+                except (ServerGone, ServerStuck) as error:
+                    last = error
+                    failed.append(server)
+                    self._counts["failures"] += 1
         raise InferenceUnavailable(f"{_ATTEMPTS} attempts failed, the last one: {last}") from last
 
     def versions(self) -> dict[str, int]:
         """Return server name -> the newest version it is known to serve."""
-        return {name: server.version for name, server in self._servers.items()}
+        return {server.name: server.version for server in self._roster}
 
     def statistics(self) -> dict[str, float]:
-        """Gauges and counters: servers, load, limits, queue, rates over the last ten seconds, failures."""
+        """Gauges and counters: servers, load, limits, queue, rates over the last ten seconds, failures, and
+        for each server NAME: ``NAME.in_flight``, ``.limit``, ``.lag`` (versions behind), ``.usable``,
+        ``.answers``, ``.failures``, ``.opened`` (times that its breaker opened), ``.cuts`` (of its limit)."""
         now = anyio.current_time()
-        servers = list(self._servers.values())
-        return {
+        servers = list(self._roster)
+        figures = {
             "servers": len(servers),
-            "serving": sum(server.breaker.closed for server in servers),
+            "serving": len(self._roster.serving()),
             "in_flight": sum(server.load for server in servers),
             "limit": sum(server.limit.limit for server in servers),
-            "limit_cuts": sum(server.limit.cuts for server in servers),
+            "limit_cuts": self._cuts + sum(server.limit.cuts for server in servers),
+            "breakers_opened": self._opened + sum(server.breaker.opened for server in servers),
             "waiting": len(self._waiters),
             "tokens_per_second": self._token_rate.value(now),
             "requests_per_second": self._request_rate.value(now),
             **{name: float(count) for name, count in self._counts.items()},
+            **self._hedging.statistics(),
         }
+        for server in servers:
+            of_server = {
+                "in_flight": server.load,
+                "limit": server.limit.limit,
+                "lag": server.lag,
+                "usable": self._roster.usable(server),
+                "answers": server.answers,
+                "failures": server.failures,
+                "opened": server.breaker.opened,
+                "cuts": server.limit.cuts,
+            }
+            figures |= {f"{server.name}.{name}": float(value) for name, value in of_server.items()}
+        return figures
 
-    async def _attempt(
-        self,
-        server: _Server,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        seed: int | None,
-        stop_token_ids: Sequence[int],
-        end: float,
-    ) -> Completion:
+    # One request
+
+    async def _first_answer(self, server: Server, request: _Request) -> Completion:
+        """Ask ``server``, and another one too when that takes unusually long; the loser is aborted."""
+        delay = self._hedging.delay(request.sampling.max_tokens)
+        if delay is None:
+            return await self._attempt(server, request)
+        answers: list[Completion] = []
+        errors: list[InferenceError] = []
+        hedged = False
+
+        async def ask(one: Server) -> None:
+            started = anyio.current_time()
+            won = False
+            try:
+                answers.append(await self._attempt(one, request))
+                won = len(answers) == 1
+            except InferenceError as error:
+                errors.append(error)
+            finally:
+                if hedged and not won:
+                    self._hedging.wasted_seconds += anyio.current_time() - started
+                self._hedging.won += won and one is not server
+            if answers or not hedged:
+                tasks.cancel_scope.cancel()
+
+        async def hedge() -> None:
+            nonlocal hedged
+            await anyio.sleep(delay)
+            if self._waiters or not self._hedging.allowed():
+                return
+            others = [other for other in self._roster if other is not server]
+            second = self._roster.least_loaded(others)
+            if second is not None:
+                hedged = True
+                self._hedging.sent += 1
+                second.load += 1
+                with self._place(second):
+                    await ask(second)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hedge)
+            await ask(server)
+        if answers:
+            return answers[0]
+        raise next((error for error in errors if isinstance(error, ServerRefused)), errors[0])
+
+    async def _attempt(self, server: Server, request: _Request) -> Completion:
+        if server.gone or server.breaker.retry_at is not None:
+            self._counts["moved"] += 1
+            raise ServerGone("it was lost before the request was sent", where=server.url)
         completion: Completion | None = None
-        in_flight = server.load
+        in_flight, started = server.load, anyio.current_time()
         try:
             with anyio.CancelScope() as scope:
                 server.scopes.add(scope)
-                completion = await server.client.generate(
-                    prompt,
-                    sampling,
-                    deadline=max(0.001, end - anyio.current_time()),
-                    seed=seed,
-                    stop_token_ids=stop_token_ids,
+                found = await server.client.generate(
+                    request.prompt,
+                    request.sampling,
+                    deadline=max(0.001, request.end - started),
+                    seed=request.seed,
+                    stop_token_ids=request.stop_token_ids,
                     salt=str(server.version),
                 )
+                await self._acknowledged(server, found, request.end)
+                completion = found
         except (ServerGone, ServerStuck) as error:
             self._failed(server, error, in_flight)
             raise
@@ -251,45 +313,64 @@ class InferencePool:
         if completion is None:
             self._counts["moved"] += 1
             raise ServerGone("the request was moved away from a lost server", where=server.url)
-        if any(span.version < 0 for span in completion.spans):
-            raise ServerGone("its weights carry no version: they were never pushed", where=server.url)
         self._answered(server, completion, in_flight)
+        self._hedging.answered(request.sampling.max_tokens, anyio.current_time() - started)
         return completion
 
-    def _answered(self, server: _Server, completion: Completion, in_flight: int) -> None:
+    async def _acknowledged(self, server: Server, completion: Completion, end: float) -> None:
+        """Return when the server has proved all versions that sampled ``completion``."""
+        versions = [span.version for span in completion.spans]
+        if any(version < 0 for version in versions):
+            raise _Unlabelled("its weights carry no version: they were never pushed", where=server.url)
+        newest = max(versions, default=0)
+        if newest <= server.version:
+            return
+        self._counts["held"] += 1
+        with anyio.move_on_at(end):
+            while newest > server.version:
+                await server.acknowledged.wait()
+            return
+        raise ServerStuck(f"version {newest} was not acknowledged in time", where=server.url)
+
+    def _answered(self, server: Server, completion: Completion, in_flight: int) -> None:
         now = anyio.current_time()
         server.answers += 1
+        server.tokens += len(completion.tokens)
         server.limit.ended(in_flight=in_flight, success=True)
-        if not server.breaker.closed:
+        if server.breaker.success():
             self._announce()
-        server.breaker.success()
-        if completion.spans:
-            server.version = max(server.version, completion.spans[-1].version)
         self._counts["requests"] += 1
         self._counts["tokens"] += len(completion.tokens)
         self._request_rate.add(now, 1)
         self._token_rate.add(now, len(completion.tokens))
 
-    def _failed(self, server: _Server, error: InferenceError, in_flight: int) -> None:
+    def _failed(self, server: Server, error: InferenceError, in_flight: int) -> None:
+        server.failures += 1
         server.limit.ended(in_flight=in_flight, success=False)
         if isinstance(error, ServerStuck):
             server.limit.congested(in_flight=in_flight)  # slow is not dead: the keeper's probe decides
-        elif server.breaker.failure(anyio.current_time()):
+            return
+        now = anyio.current_time()
+        opened = server.breaker.trip(now) if isinstance(error, _Unlabelled) else server.breaker.failure(now)
+        if opened:
             log.warning("server_breaker_open", server=server.name, reason=str(error))
+            self._roster.suspend(server)
             server.evict()
 
-    # Routing
+    # Places
 
-    async def _acquire(self, key: str, end: float, last: InferenceError | None) -> _Server:
+    async def _acquire(
+        self, request: _Request, avoid: Sequence[Server], last: InferenceError | None
+    ) -> Server:
         """Return a server with one place taken on it; the caller gives the place back."""
-        if not self._waiters and (server := self._choose(key)) is not None:
+        if not self._waiters and (server := self._roster.choose(request.key, avoid)) is not None:
             return server
         if len(self._waiters) >= self._max_waiting:
             raise InferenceUnavailable(f"{self._max_waiting} requests wait already", where="InferencePool")
-        waiter = _Waiter(key)
+        waiter = _Waiter(request.key, avoid)
         self._waiters.append(waiter)
         try:
-            with anyio.move_on_at(end):
+            with anyio.move_on_at(request.end):
                 await waiter.event.wait()
         except BaseException:
             self._abandon(waiter)
@@ -297,12 +378,20 @@ class InferencePool:
         if waiter.server is not None:
             return waiter.server
         self._abandon(waiter)
-        serving = sum(server.breaker.closed for server in self._servers.values())
         raise InferenceUnavailable(
-            f"no place on a server before the deadline ({serving} of {len(self._servers)} answer)"
-            + (f"; last failure: {last}" if last else ""),
+            f"no place on a server before the deadline ({len(self._roster.serving())} of "
+            f"{len(self._roster)} answer)" + (f"; last failure: {last}" if last else ""),
             where="InferencePool",
         )
+
+    @contextmanager
+    def _place(self, server: Server) -> Iterator[None]:
+        """Give a taken place back in the end."""
+        try:
+            yield
+        finally:
+            server.load -= 1
+            self._dispatch()
 
     def _abandon(self, waiter: _Waiter) -> None:
         with suppress(ValueError):
@@ -312,60 +401,35 @@ class InferencePool:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Hand free places to waiting requests, in their order."""
-        while self._waiters and (server := self._choose(self._waiters[0].key)) is not None:
-            waiter = self._waiters.popleft()
-            waiter.server = server
-            waiter.event.set()
-
-    def _choose(self, key: str) -> _Server | None:
-        bound = self._servers.get(self._affinity.get(key, ""))
-        if bound is None or not bound.admits():
-            open_servers = [server for server in self._servers.values() if server.admits()]
-            if not open_servers:
-                return None
-            bound = min(open_servers, key=lambda server: server.load)
-            self._affinity[key] = bound.name
-            if len(self._affinity) > _AFFINITIES:
-                self._affinity.popitem(last=False)
-        self._affinity.move_to_end(key)
-        bound.load += 1
-        return bound
+        """Hand free places to waiting requests, in their order; who avoids the only free server is passed."""
+        passed: list[_Waiter] = []
+        while self._waiters and self._roster.least_loaded(list(self._roster)) is not None:
+            first = self._waiters.popleft()
+            first.server = self._roster.choose(first.key, first.avoid)
+            if first.server is None:
+                passed.append(first)
+            else:
+                first.event.set()
+        self._waiters.extendleft(reversed(passed))
 
     # Servers
 
     def _serving(self, message: ServerServing) -> None:
-        known = self._servers.get(message.server)
-        if known is not None and known.epoch == message.epoch and known.url == message.url:
-            known.version = max(known.version, message.version)
-            known.breaker.success()
-            self._announce()
-            return
+        known = self._roster.find(message)
         if known is not None:
-            self._drop(known)
-        if self._session is None:
-            self._session = open_session()
-        server = _Server(
-            name=message.server,
-            epoch=message.epoch,
-            url=message.url,
-            version=message.version,
-            client=VllmClient(message.url, self._session),
-            limit=Aimd(self._max_concurrency, floor=min(8, self._max_concurrency)),
-        )
-        self._servers[message.server] = server
-        if self._keepers is not None:
-            self._keepers.start_soon(self._keep, server)
+            self._roster.proved(known, message.version)
+        else:
+            if (former := self._roster.remove(message.server)) is not None:
+                self._drop(former)
+            if self._session is None:
+                self._session = open_session()
+            self._keep(self._roster.joined(message, VllmClient(message.url, self._session)))
         self._announce()
 
-    def _lost(self, message: ServerLost) -> None:
-        server = self._servers.get(message.server)
-        if server is not None and server.epoch == message.epoch:
-            del self._servers[message.server]
-            self._drop(server)
-
-    def _drop(self, server: _Server) -> None:
-        server.breaker.trip(anyio.current_time())
+    def _drop(self, server: Server) -> None:
+        self._opened += server.breaker.opened
+        self._cuts += server.limit.cuts
+        server.gone = True
         server.keeper.cancel()
         server.evict()
 
@@ -375,52 +439,11 @@ class InferencePool:
         event.set()
         self._dispatch()
 
-    async def _keep(self, server: _Server) -> None:
-        """Probe a server that is open or makes no progress; feed its queue to the limit."""
-        with server.keeper:
-            answers, since = server.answers, anyio.current_time()
-            preemptions: float | None = None
-            while True:
-                await anyio.sleep(self._watch_seconds)
-                now = anyio.current_time()
-                if server.answers != answers or not server.load:
-                    answers, since = server.answers, now
-                retry_at = server.breaker.retry_at
-                if (retry_at is not None and now >= retry_at) or now - since >= self._stuck_seconds:
-                    await self._probe(server)
-                    answers, since = server.answers, anyio.current_time()
-                elif server.breaker.closed and server.load:
-                    preemptions = await self._observe(server, preemptions)
+    def _keep(self, server: Server) -> None:
+        if self._keepers is not None:
+            keeper = Keeper(server, self._roster, self._announce, stuck_seconds=self._stuck_seconds)
+            self._keepers.start_soon(keeper.run)
 
-    async def _probe(self, server: _Server) -> None:
-        try:
-            await server.client.probe(deadline=self._stuck_seconds)
-        except InferenceError as error:
-            if await self._updating(server):
-                return
-            if server.breaker.trip(anyio.current_time()):
-                log.warning("server_stuck", server=server.name, reason=str(error))
-                server.evict()
-            return
-        if not server.breaker.closed:
-            server.breaker.success()
-            self._announce()
 
-    async def _updating(self, server: _Server) -> bool:
-        """Whether the server stands still because new weights are being loaded: its role watches that."""
-        try:
-            return await server.client.paused(deadline=self._stuck_seconds)
-        except InferenceError:
-            return False
-
-    async def _observe(self, server: _Server, before: float | None) -> float | None:
-        """Cut the limit when the server preempts or queues. Returns its count of preemptions so far."""
-        try:
-            waiting, preemptions = congestion(await server.client.metrics(deadline=self._stuck_seconds))
-        except InferenceError as error:
-            server.breaker.failure(anyio.current_time())
-            log.debug("server_metrics_failed", server=server.name, reason=str(error))
-            return before
-        if waiting > 0 or (before is not None and preemptions > before):
-            server.limit.congested(in_flight=server.load)
-        return preemptions
+class _Unlabelled(ServerGone):
+    """Tokens of weights that nobody has named: the server was started anew behind its role's back."""

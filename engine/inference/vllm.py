@@ -7,12 +7,11 @@ arrived was never used.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import aiohttp
 import anyio
-import msgspec
 
 from engine.config import Sampling
 from engine.inference import wire
@@ -30,6 +29,7 @@ _CONNECT_SECONDS = 10.0
 _HEALTH_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _HEADERS = {"Content-Type": "application/json"}
+_LONGEST_ANSWER = 1 << 30  # whole-vocabulary log-probs of a handshake are the longest by far
 _DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 _ATTEMPTS = 2
 
@@ -65,7 +65,7 @@ class VllmClient:
         """
         body = wire.generate_body(prompt, sampling, seed=seed, stop_token_ids=stop_token_ids, salt=salt)
         payload = await self._post("/inference/v1/generate", body, deadline, "generate")
-        return wire.completion(payload, self.url)
+        return wire.completion(payload, self.url, longest=sampling.max_tokens)
 
     async def prompt_logprobs(self, tokens: Sequence[int], *, deadline: float) -> list[float]:
         """Return the log-probs of ``tokens[1:]`` given their prefixes, at temperature 1 (len - 1,).
@@ -73,7 +73,10 @@ class VllmClient:
         Raises ServerGone, ServerStuck or ServerRefused.
         """
         rows = await self.prompt_distribution(tokens, count=0, deadline=deadline)
-        return [row[token] for row, token in zip(rows, tokens[1:], strict=True)]
+        try:
+            return [row[token] for row, token in zip(rows, tokens[1:], strict=True)]
+        except (KeyError, ValueError) as error:
+            raise ServerGone("its prompt log-probs are those of other tokens", where=self.url) from error
 
     async def prompt_distribution(
         self, tokens: Sequence[int], *, count: int, deadline: float
@@ -84,11 +87,10 @@ class VllmClient:
         payload = await self._post("/inference/v1/generate", body, deadline, "prompt log-probs")
         return wire.prompt_logprobs(payload, self.url)
 
-    async def probe(self, *, deadline: float) -> float:
-        """Sample one token and return the seconds it took: the proof that the engine makes progress."""
-        start = time.perf_counter()
-        await self.generate([0], Sampling(max_tokens=1), deadline=deadline)
-        return time.perf_counter() - start
+    async def probe(self, *, deadline: float) -> int:
+        """Sample one token, the proof that the engine makes progress, and return its version."""
+        completion = await self.generate([0], Sampling(max_tokens=1), deadline=deadline)
+        return completion.spans[-1].version
 
     async def healthy(self, *, deadline: float) -> bool:
         """Whether the HTTP server answers and its engine process lives."""
@@ -109,14 +111,24 @@ class VllmClient:
 
     async def version(self, *, deadline: float = CONTROL_SECONDS) -> int:
         """Return the version label of the weights (``wire.UNLABELLED`` before the first push)."""
-        payload = await self._request("GET", "/weight_info", b"", deadline, "weight_info")
-        label = str(msgspec.json.decode(payload).get("weight_version", ""))
-        return int(label) if label.isdecimal() else wire.UNLABELLED
+        answer = await self._get("/weight_info", deadline, "weight_info")
+        return wire.version(str(answer.get("weight_version", "")))
 
     async def paused(self, *, deadline: float = CONTROL_SECONDS) -> bool:
         """Whether generation is paused."""
-        payload = await self._request("GET", "/is_paused", b"", deadline, "is_paused")
-        return bool(msgspec.json.decode(payload).get("is_paused"))
+        return bool((await self._get("/is_paused", deadline, "is_paused")).get("is_paused"))
+
+    async def model(self, *, deadline: float = CONTROL_SECONDS) -> tuple[str, int]:
+        """Return the directory of its model and how many tokens prompt and completion may have together;
+        "" and 0 when the server does not say."""
+        try:
+            models = (await self._get("/v1/models", deadline, "models")).get("data")
+        except ServerRefused:
+            return "", 0
+        for one in models if isinstance(models, list) else ():
+            if isinstance(one, dict) and isinstance(one.get("max_model_len"), int):
+                return str(one.get("root") or ""), one["max_model_len"]
+        return "", 0
 
     async def pause(self, *, clear_cache: bool, deadline: float = CONTROL_SECONDS) -> None:
         """Stop scheduling, keep the requests. ``clear_cache`` drops their KV and the prefix cache: they
@@ -145,12 +157,15 @@ class VllmClient:
     async def collective(self, method: str, *, deadline: float = CONTROL_SECONDS) -> list[str]:
         """Call a method of all workers of the server and return their answers, which are texts."""
         payload = await self._post("/collective_rpc", wire.encode({"method": method}), deadline, method)
-        return [str(one) for one in msgspec.json.decode(payload).get("results", [])]
+        return [str(one) for one in wire.table(payload, self.url).get("results") or ()]
 
     async def metrics(self, *, deadline: float) -> str:
         """Return the Prometheus text (without engine series when its statistics are disabled)."""
         payload = await self._request("GET", "/metrics", b"", deadline, "metrics")
-        return payload.decode()
+        return payload.decode(errors="replace")
+
+    async def _get(self, path: str, deadline: float, what: str) -> dict[str, Any]:
+        return wire.table(await self._request("GET", path, b"", deadline, what), self.url)
 
     async def _post(self, path: str, body: bytes, deadline: float, what: str) -> bytes:
         return await self._request("POST", path, body, deadline, what)
@@ -162,7 +177,7 @@ class VllmClient:
                 async with self._session.request(
                     method, self.url + path, data=body or None, timeout=timeout
                 ) as response:
-                    payload = await response.read()
+                    payload = await _read(response, self.url)
                     if response.status != 200:
                         raise _refusal(response.status, payload, what, self.url)
                     return payload
@@ -177,6 +192,18 @@ class VllmClient:
             except aiohttp.ClientError as error:
                 raise ServerGone(f"{what}: {error!r}", where=self.url) from error
         raise AssertionError("unreachable")
+
+
+async def _read(response: aiohttp.ClientResponse, where: str) -> bytes:
+    """Return the body. A server out of its mind may send without end: more than a limit is not read."""
+    chunks: list[bytes] = []
+    left = _LONGEST_ANSWER
+    async for chunk in response.content.iter_any():
+        left -= len(chunk)
+        if left < 0:
+            raise ServerGone(f"its answer is longer than {_LONGEST_ANSWER >> 20} MiB", where=where)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def _refusal(status: int, payload: bytes, what: str, where: str) -> InferenceError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -44,6 +46,8 @@ class _Answer(msgspec.Struct):
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Answer)
+
+_LONGEST_LABEL = 19  # digits of what surely fits into 63 bits
 
 UNLABELLED = -1  # the version of tokens sampled before the first push
 
@@ -91,20 +95,33 @@ def encode(value: object) -> bytes:
     return _encoder.encode(value)
 
 
-def completion(payload: bytes, where: str) -> Completion:
-    """Parse and check an answer to ``generate_body``.
+def table(payload: bytes, where: str) -> dict[str, Any]:
+    """Return a JSON object. Raises ServerGone for anything else."""
+    try:
+        return msgspec.json.decode(payload, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ServerGone(f"unreadable answer: {error}: {payload[:200]!r}", where=where) from error
 
-    Raises ServerRefused when log-probs or version spans are missing or do not fit the tokens, ServerGone
-    when the server aborted the request.
+
+def completion(payload: bytes, where: str, *, longest: int | None = None) -> Completion:
+    """Parse and check an answer to ``generate_body`` of at most ``longest`` tokens.
+
+    Raises ServerGone when it is no answer (unreadable, aborted, log-probs or version spans missing or not
+    fitting the tokens): another server may know better.
     """
     choice = _answer(payload, where).choices[0]
     tokens = choice.token_ids or []
     content = (choice.logprobs.content if choice.logprobs else None) or []
     if [entry.token_id for entry in content] != tokens:
-        raise ServerRefused("log-probs do not belong to the sampled tokens", where=where)
+        raise ServerGone("log-probs do not belong to the sampled tokens", where=where)
+    logprobs = [entry.logprob for entry in content]
+    if not all(math.isfinite(value) for value in logprobs) or min(tokens, default=0) < 0:
+        raise ServerGone("log-probs or tokens are no possible numbers", where=where)
+    if not 1 <= len(tokens) <= (longest or len(tokens)):
+        raise ServerGone(f"{len(tokens)} tokens where 1 to {longest} were asked for", where=where)
     return Completion(
         tokens=tokens,
-        logprobs=[entry.logprob for entry in content],
+        logprobs=logprobs,
         spans=_spans(choice.weight_versions or [], len(tokens), where),
         finish=_finish(choice.finish_reason, where),
     )
@@ -116,16 +133,19 @@ def prompt_logprobs(payload: bytes, where: str) -> list[dict[int, float]]:
     rows = _answer(payload, where).prompt_logprobs
     if rows is None:
         raise ServerRefused("the answer carries no prompt log-probs", where=where)
-    return [{int(key): value.logprob for key, value in row.items()} for row in rows if row is not None]
+    try:
+        return [{int(key): value.logprob for key, value in row.items()} for row in rows if row is not None]
+    except ValueError as error:
+        raise ServerGone("prompt log-probs name tokens that are no numbers", where=where) from error
 
 
 def _answer(payload: bytes, where: str) -> _Answer:
     try:
         answer = _decoder.decode(payload)
     except msgspec.DecodeError as error:
-        raise ServerRefused(f"unreadable answer: {error}: {payload[:200]!r}", where=where) from error
+        raise ServerGone(f"unreadable answer: {error}: {payload[:200]!r}", where=where) from error
     if not answer.choices:
-        raise ServerRefused("the answer has no choice", where=where)
+        raise ServerGone("the answer has no choice", where=where)
     return answer
 
 
@@ -142,14 +162,16 @@ def _spans(spans: list[_VersionSpan], tokens: int, where: str) -> tuple[Span, ..
     position = 0
     for span in spans:
         if span.start != position or span.end < span.start:
-            raise ServerRefused(f"version spans {spans} leave a gap", where=where)
+            raise ServerGone(f"version spans {spans} leave a gap", where=where)
         position = span.end
         if span.end > span.start:
-            result.append(Span(_version(span.version), span.start, span.end))
+            result.append(Span(version(span.version), span.start, span.end))
     if position != tokens:
-        raise ServerRefused(f"version spans {spans} do not cover {tokens} tokens", where=where)
+        raise ServerGone(f"version spans {spans} do not cover {tokens} tokens", where=where)
     return tuple(result)
 
 
-def _version(label: str) -> int:
-    return int(label) if label.isdecimal() else UNLABELLED
+def version(label: str) -> int:
+    """Return the packed version that a label names; UNLABELLED when it names none."""
+    known = label.isascii() and label.isdecimal() and len(label) < _LONGEST_LABEL
+    return int(label) if known else UNLABELLED

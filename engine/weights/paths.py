@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import anyio
@@ -24,6 +25,7 @@ from engine.weights.plugin import REFUSED, STATE
 from engine.weights.route import Route, routes
 
 Cache = Literal["recompute", "keep"]
+Turn = Callable[[], Awaitable[None]]
 
 _ASK_SECONDS = (0.005, 0.25)
 _ARRIVAL_SECONDS = 0.5
@@ -36,9 +38,16 @@ class WeightPath(ABC):
 
     @abstractmethod
     async def bring(
-        self, client: VllmClient, policy: PolicyPublished, *, cache: Cache, load_seconds: float
+        self,
+        client: VllmClient,
+        policy: PolicyPublished,
+        *,
+        cache: Cache,
+        load_seconds: float,
+        turn: Turn | None = None,
     ) -> float:
         """Bring ``policy`` into the server behind ``client`` and return the seconds without sampling.
+        ``turn`` is awaited before the pause; a way on which the learner pauses the servers has no use for it.
 
         Raises UpdateRefused or FetchFailed (nothing was changed), ServerBroken (restart the server), or
         ServerGone and ServerStuck before anything was changed.
@@ -68,11 +77,19 @@ class FilePath(WeightPath):
         self._hold = hold
 
     async def bring(
-        self, client: VllmClient, policy: PolicyPublished, *, cache: Cache, load_seconds: float
+        self,
+        client: VllmClient,
+        policy: PolicyPublished,
+        *,
+        cache: Cache,
+        load_seconds: float,
+        turn: Turn | None = None,
     ) -> float:
         await _open(client)
         try:
             info = await self._prove(client, policy, load_seconds)
+            if turn is not None:
+                await turn()
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await _close(client)
@@ -114,7 +131,13 @@ class LearnerPath(WeightPath):
     """The learner writes into the servers' devices; a server waits until it carries the version."""
 
     async def bring(
-        self, client: VllmClient, policy: PolicyPublished, *, cache: Cache, load_seconds: float
+        self,
+        client: VllmClient,
+        policy: PolicyPublished,
+        *,
+        cache: Cache,
+        load_seconds: float,
+        turn: Turn | None = None,
     ) -> float:
         with anyio.move_on_after(load_seconds):
             # The server announces nothing: it has to be asked.

@@ -19,7 +19,7 @@ from engine.inference.completion import InferenceError
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.lineage import Version
 from engine.weights.outcome import FetchFailed, ServerBroken, Updated, UpdateRefused
-from engine.weights.paths import Cache, FilePath, WeightPath
+from engine.weights.paths import Cache, FilePath, Turn, WeightPath
 
 _ATTEMPTS = 2
 
@@ -34,12 +34,15 @@ async def update(
     tolerance: float,
     load_seconds: float,
     path: WeightPath | None = None,
+    turn: Turn | None = None,
 ) -> Updated:
     """Bring ``policy`` into the server behind ``client`` by ``path`` (files, if None) and prove it.
 
     ``cache`` "recompute" drops all KV, so that running requests are prefilled again under the new weights;
     "keep" leaves their old KV in place and relies on ``cache_salt`` for new requests. ``load_seconds``
-    bounds the load itself. A canary that fails is answered by one more full load.
+    bounds the load itself. ``turn`` is awaited before the pause: others may have to load first. A failed
+    canary is answered by one more full load (``attempts`` 2): tokens that were sampled in between carry a
+    label that was not true, and whoever calls must see to it that nobody uses them.
 
     Raises UpdateRefused and FetchFailed (the old version serves on), ServerBroken (restart it), or ServerGone
     and ServerStuck before anything was changed.
@@ -48,7 +51,7 @@ async def update(
     paused, error = 0.0, float("inf")
     for attempt in range(1, _ATTEMPTS + 1):
         if attempt > 1 or not await path.carries(client, policy):
-            paused += await path.bring(client, policy, cache=cache, load_seconds=load_seconds)
+            paused += await path.bring(client, policy, cache=cache, load_seconds=load_seconds, turn=turn)
         error = await canary_error(client, policy, deadline=CONTROL_SECONDS)
         if error <= tolerance:
             seconds = time.perf_counter() - started

@@ -72,6 +72,7 @@ class Learner(Role):
         self._cursor = 0
         self._announced: BatchTrained | None = None
         self._canary: tuple[int, ...] = ()
+        self._vocabulary_size, self._tokenizer = 0, ""
         self._examples: tuple[Example, ...] = ()
         self._archive: Archive | None = None
         self._revision = 0
@@ -119,11 +120,13 @@ class Learner(Role):
             )
 
     async def _work(self) -> None:
+        from engine.inference.identity import tokenizer_digest
         from engine.models import resolve
         from engine.training.ranks import Ranks
         from engine.training.session import Session
 
         model = await anyio.to_thread.run_sync(resolve, self.config, self.context.directory)
+        self._tokenizer = await anyio.to_thread.run_sync(tokenizer_digest, model)
         if self._settings.supervised_mix and self._settings.supervised_source == "warmstart":
             from engine.training import supervised
 
@@ -161,14 +164,14 @@ class Learner(Role):
         from engine.training.checkpoint import LearnerState, newest
         from engine.training.supervised import Archive
 
-        self._canary, vocabulary = await self._in_thread(self._vocabulary, "start of the trainer")
+        self._canary, self._vocabulary_size = await self._in_thread(self._vocabulary, "start of the trainer")
         checkpoint = await self._in_thread(lambda: newest(self._home / "checkpoints"), "checkpoint search")
         state = checkpoint.state if checkpoint else LearnerState()
         if checkpoint is not None:
             step = state.version.step * self._settings.steps_per_batch  # TRL counts optimiser steps
             path = str(checkpoint.path)
             await self._in_thread(lambda: self._trainer.load(path, step), "checkpoint")
-        self._buffer = Buffer(self._training, vocabulary=vocabulary, state=state.buffer)
+        self._buffer = Buffer(self._training, vocabulary=self._vocabulary_size, state=state.buffer)
         for sequence, name in state.buffer.kept:
             self._buffer.restore(sequence, name, await self._sample(sequence))
         self._cursor, self._announced = state.cursor, state.announced
@@ -408,6 +411,8 @@ class Learner(Role):
             canary_logprobs=self._trainer.canary(self._canary).astype("<f4").tobytes(),
             start=release.start,
             deltas=release.deltas,
+            vocabulary=self._vocabulary_size,
+            tokenizer=self._tokenizer,
         )
         return policy, release
 

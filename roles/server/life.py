@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 import anyio
 import structlog
@@ -14,12 +15,14 @@ from bus.messages import Message, PolicyPublished, ServerLost, ServerServing
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference.completion import InferenceError
-from engine.inference.handshake import handshake
+from engine.inference.handshake import examine, handshake
 from engine.inference.process import ServerFailed
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
+from engine.inference.wire import UNLABELLED
 from engine.lineage import Version
-from engine.weights.paths import WeightPath
+from engine.weights.paths import LearnerPath, WeightPath
 from engine.weights.update import FetchFailed, UpdateRefused, update
+from roles.server.rollout import Rollout
 
 PROBE_SECONDS = 15.0
 ADOPTED_SECONDS = 2.0
@@ -68,22 +71,33 @@ class Life:
         newest: Newest,
         log: structlog.stdlib.BoundLogger,
         path: WeightPath,
+        rollout: Rollout,
     ) -> None:
         self.name, self.epoch = name, uuid.uuid4().hex[:12]
         self._config, self._bus, self._newest, self._path = config, bus, newest, path
+        self._rollout = rollout
         self._log = log.bind(server=name)
         self._updating = False
-        self._proved = False
+        self._examined = self._proved = False
         self._url = ""
         self.serving: PolicyPublished | None = None
         self.reason = "it was stopped"
         self.updates = 0
-        self.canary_error = self.paused_seconds = self.update_seconds = 0.0
+        self.canary_error = self.paused_seconds = self.update_seconds = self._waited = 0.0
 
     @property
     def step(self) -> int:
         """The step it serves, -1 before the first proof."""
         return -1 if self.serving is None else self.serving.step
+
+    def figures(self) -> dict[str, float]:
+        """What is worth knowing of this server."""
+        return {
+            "step": float(self.step),
+            "updates": float(self.updates),
+            "update_seconds": self.update_seconds,
+            "paused_seconds": self.paused_seconds,
+        }
 
     async def run(self, client: VllmClient, ended: Ended) -> None:
         """Follow the newest policy until cancelled.
@@ -116,6 +130,24 @@ class Life:
             except InferenceError as error:
                 if not self._updating:
                     raise ServerFailed(f"it makes no progress: {error.what}", where=self.name) from error
+            else:
+                await self._watch_version(client)
+
+    async def _watch_version(self, client: VllmClient) -> None:
+        """One that was started anew behind our back answers, but with other weights."""
+        before = self.serving
+        if before is None or self._updating:
+            return
+        found = await client.version()
+        if self._updating or self.serving != before or found == before.version:
+            return
+        if isinstance(self._path, LearnerPath) and found > before.version:
+            return  # the learner brings weights before it announces them
+        label = "none" if found == UNLABELLED else str(Version.unpack(found))
+        raise ServerFailed(
+            f"its weights are not those it was given: version {label}, not {Version.unpack(before.version)}",
+            where=self.name,
+        )
 
     async def _follow(self, client: VllmClient) -> None:
         policy: PolicyPublished | None = None
@@ -155,9 +187,11 @@ class Life:
     async def _bring(self, client: VllmClient, policy: PolicyPublished) -> None:
         """Load, prove and announce one version."""
         server = self._config.server
-        started = time.perf_counter()
+        started, self._waited = time.perf_counter(), 0.0
         self._updating = True
         try:
+            if not self._examined and not await client.paused():
+                await self._examine(client, policy)
             updated = await update(
                 client,
                 policy,
@@ -165,13 +199,18 @@ class Life:
                 tolerance=self._config.canary_tolerance,
                 load_seconds=server.start_seconds,
                 path=self._path,
+                turn=partial(self._turn, policy.version),
             )
             if not self._proved:
                 await self._prove(client, policy)
         finally:
             self._updating = False
+        if updated.attempts > 1:
+            # What was sampled between the two loads bore a label that was not true: with a new epoch nobody
+            # waits any longer for this one's word, and all of it is thrown away.
+            self.epoch = uuid.uuid4().hex[:12]
         self.canary_error, self.paused_seconds = updated.canary_error, updated.paused
-        self.update_seconds = time.perf_counter() - started
+        self.update_seconds = time.perf_counter() - started - self._waited
         self.updates += 1
         self.serving, self._url = policy, client.url
         await self._announce(policy)
@@ -183,6 +222,13 @@ class Life:
             seconds=round(self.update_seconds, 4),
         )
 
+    async def _turn(self, version: int) -> None:
+        """Wait, sampling, until other servers have loaded that have to be first."""
+        started, self._updating = time.perf_counter(), False
+        await self._rollout.turn(self.name, version)
+        self._updating = True
+        self._waited = time.perf_counter() - started
+
     async def contradict(self, lost: ServerLost) -> None:
         """Announce the server again, as a new epoch, when somebody took it for lost while it serves."""
         policy = self.serving
@@ -192,18 +238,24 @@ class Life:
             await self._announce(policy)
 
     async def _announce(self, policy: PolicyPublished) -> None:
-        await self._bus.publish(
-            ServerServing(
-                server=self.name,
-                epoch=self.epoch,
-                url=self._url,
-                version=policy.version,
-                canary_error=self.canary_error,
-                seconds=self.update_seconds,
-            )
+        fact = ServerServing(
+            server=self.name,
+            epoch=self.epoch,
+            url=self._url,
+            version=policy.version,
+            canary_error=self.canary_error,
+            seconds=self.update_seconds,
         )
+        await self._bus.publish(fact)
+        self._rollout.note(fact)
+
+    async def _examine(self, client: VllmClient, policy: PolicyPublished) -> None:
+        await examine(client, policy, context=self._config.model.max_model_len)
+        self._examined = True
 
     async def _prove(self, client: VllmClient, policy: PolicyPublished) -> None:
+        if not self._examined:
+            await self._examine(client, policy)
         result = await handshake(
             client,
             policy,

@@ -11,7 +11,7 @@ from typing import ClassVar
 import aiohttp
 import anyio
 
-from bus.messages import ServerLost, ServerServing
+from bus.messages import PolicyPublished, ServerLost, ServerServing
 from bus.scopes import flat_task_group
 from engine import models, serving
 from engine.config import Config
@@ -26,6 +26,7 @@ from engine.weights.paths import FilePath, LearnerPath, WeightPath
 from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
 from roles.server.life import Ended, Life, Newest, adopted_end
+from roles.server.rollout import Rollout
 
 _LOST = "event.server.lost"
 _TAILS = ("event.server.serving", _LOST)
@@ -53,6 +54,7 @@ class Server(Role):
         self._newest = Newest()
         self._lives: dict[int, Life] = {}
         self._path = self._way()
+        self._rollout = Rollout(rolling=self.config.server.rollout == "rolling")
         self._restarts = 0
         self._model: Path | None = None
         self._resolving = anyio.Lock()
@@ -69,8 +71,8 @@ class Server(Role):
             check_sampling(self.config.designer.sampling, "designer.sampling")
         count = len(self.config.server.urls) or self.config.server.count
         async with open_session() as session, flat_task_group() as tasks:
-            await self._bury(session)
-            tasks.start_soon(self._follow)
+            heard = await self._bury(session)
+            tasks.start_soon(self._follow, heard)
             for index in range(count):
                 tasks.start_soon(self._keep, index, session)
             await self.context.draining.wait()
@@ -82,7 +84,9 @@ class Server(Role):
         return min((life.serving.version for life in self._lives.values() if life.serving), default=-1)
 
     def statistics(self) -> dict[str, float]:
-        """Gauges: servers that serve, their oldest step, updates, restarts, the last update's figures."""
+        """Gauges: servers that serve, their oldest step, updates, restarts, the last update's figures, and
+        for each server NAME: ``NAME.step`` (-1: it does not serve), ``.updates``, ``.update_seconds``,
+        ``.paused_seconds``. ``turns_waited_seconds`` and ``turns_passed`` are of rolling updates."""
         lives = list(self._lives.values())
         serving = [life for life in lives if life.serving is not None]
         return {
@@ -94,6 +98,9 @@ class Server(Role):
             "canary_error": max((life.canary_error for life in serving), default=0.0),
             "update_seconds": max((life.update_seconds for life in serving), default=0.0),
             "paused_seconds": max((life.paused_seconds for life in serving), default=0.0),
+            "turns_waited_seconds": self._rollout.waited,
+            "turns_passed": float(self._rollout.passed),
+            **{f"{life.name}.{name}": value for life in lives for name, value in life.figures().items()},
         }
 
     def _way(self) -> WeightPath:
@@ -103,24 +110,33 @@ class Server(Role):
             return BusPath(self.bus.blobs, cache, hold=server.deltas)
         return FilePath(hold=server.deltas) if server.weights == "file" else LearnerPath()
 
-    async def _follow(self) -> None:
+    async def _follow(self, heard: int) -> None:
         """Keep the newest published policy, the last in the stream, whatever its number; contradict who
-        takes a server of ours for lost."""
+        takes a server of ours for lost. Facts of servers are known up to sequence ``heard``."""
         last = await self.bus.last(_PUBLISHED)
-        start = last.sequence if last is not None else 1
-        async with self.bus.follow("EVENT", start=start, tails=(_PUBLISHED, _LOST)) as records:
+        start = min(last.sequence, heard + 1) if last is not None else 1
+        async with self.bus.follow("EVENT", start=start, tails=(_PUBLISHED, *_TAILS)) as records:
             async for record in records:
-                self._newest.offer(record.message)
+                if isinstance(record.message, PolicyPublished):
+                    if last is None or record.sequence >= last.sequence:
+                        self._newest.offer(record.message)
+                elif record.sequence > heard:
+                    self._rollout.note(record.message)
                 if isinstance(record.message, ServerLost):
                     for life in self._lives.values():
                         await life.contradict(record.message)
 
-    async def _bury(self, session: aiohttp.ClientSession) -> None:
-        """Announce the loss of servers that a former life of this run left as serving."""
+    async def _bury(self, session: aiohttp.ClientSession) -> int:
+        """Announce the loss of servers that a former life of this run left as serving. Returns the sequence
+        up to which the facts of servers are known."""
         known = await serving.read(self.bus)
+        heard = known.position
         alive: dict[str, ServerServing] = {fact.server: fact for fact in known.facts}
+        for fact in known.facts:
+            self._rollout.note(fact)
         async for record in self.bus.replay("EVENT", start=known.position + 1, tails=_TAILS):
-            message = record.message
+            message, heard = record.message, record.sequence
+            self._rollout.note(message)
             if isinstance(message, ServerServing):
                 alive[message.server] = message
             elif (
@@ -133,13 +149,14 @@ class Server(Role):
                 await self.bus.publish(
                     ServerLost(server=server, epoch=message.epoch, reason="it does not answer any more")
                 )
+        return heard
 
     async def _keep(self, index: int, session: aiohttp.ClientSession) -> None:
         """Keep server ``index`` alive. Raises SpadeError when a restart cannot cure what ails it."""
         name = f"{self.context.instance}-{index}"
         served, barren = False, 0  # barren: starts in a row that did not lead to serving
         while True:
-            life = Life(name, self.config, self.bus, self._newest, self.log, self._path)
+            life = Life(name, self.config, self.bus, self._newest, self.log, self._path, self._rollout)
             self._lives[index] = life
             try:
                 async with self._open(index, session) as (client, ended):

@@ -92,24 +92,78 @@ def test_failed_probes_back_off_to_the_longest_and_success_resets() -> None:
         assert not breaker.trip(100.0)
         delays.append(breaker.retry_at - 100.0)
     assert delays == [2.0, 4.0, 5.0, 5.0, 5.0]
-    breaker.success()
+    breaker.reset()
     assert breaker.closed
     assert breaker.failure(0.0)
     assert breaker.retry_at == 1.0
 
 
-@given(st.lists(st.sampled_from(["success", "failure", "trip"]), max_size=50))
-def test_breaker_is_closed_iff_it_names_no_retry(events: list[str]) -> None:
+def test_half_open_lets_few_through_and_the_first_answer_decides() -> None:
+    breaker = Breaker(threshold=3, cooldown=1.0, trial=2)
+    breaker.probed()
+    assert breaker.closed, "nothing to recover from"
+    assert breaker.trip(0.0)
+    assert not breaker.admits(0)
+    breaker.probed()
+    assert (breaker.half_open, breaker.closed, breaker.retry_at) == (True, False, None)
+    assert [breaker.admits(load) for load in range(4)] == [True, True, False, False]
+    assert breaker.failure(10.0), "one failure is enough now"
+    assert breaker.retry_at == 12.0, "and the cool-down has doubled, though a probe succeeded"
+    breaker.probed()
+    assert breaker.success()
+    assert breaker.closed
+    assert not breaker.success()
+    assert breaker.trip(20.0)
+    assert breaker.retry_at == 21.0
+    assert breaker.opened == 3
+
+
+def test_a_late_answer_does_not_close_an_open_breaker() -> None:
+    breaker = Breaker()
+    breaker.trip(0.0)
+    assert not breaker.success()
+    assert breaker.retry_at == 1.0
+
+
+def test_a_server_that_comes_back_is_filled_in_a_few_round_trips() -> None:
+    aimd = Aimd(256, floor=8)
+    aimd.restart()
+    trips = []
+    while aimd.limit < 256:
+        for _ in range(aimd.limit):
+            aimd.ended(in_flight=aimd.limit, success=True)
+        trips.append(aimd.limit)
+    assert trips == [16, 32, 64, 128, 256]
+
+
+def test_a_server_that_comes_back_doubles_only_up_to_what_it_bore() -> None:
+    aimd = Aimd(256, floor=8)
+    aimd.congested(in_flight=1)
+    aimd.ended(in_flight=1, success=True)
+    aimd.restart()
+    for _ in range(120):
+        aimd.ended(in_flight=aimd.limit, success=True)
+    assert aimd.limit == 128
+    for _ in range(100):
+        aimd.ended(in_flight=aimd.limit, success=True)
+    assert aimd.limit == 128
+    assert aimd.congested(in_flight=128)
+    assert aimd.limit == 64
+
+
+@given(st.lists(st.sampled_from(["success", "failure", "trip", "probed", "reset"]), max_size=50))
+def test_breaker_is_in_one_state_and_always_recovers(events: list[str]) -> None:
     breaker = Breaker()
     for now, event in enumerate(events):
-        if event == "success":
-            breaker.success()
-        else:
+        if event in ("failure", "trip"):
             getattr(breaker, event)(float(now))
-        assert breaker.closed == (breaker.retry_at is None)
+        else:
+            getattr(breaker, event)()
+        assert [breaker.closed, breaker.half_open, breaker.retry_at is not None].count(True) == 1
         assert breaker.retry_at is None or breaker.retry_at <= now + 30.0
-    if events and events[-1] == "success":
-        assert breaker.closed
+    breaker.probed()
+    breaker.success()
+    assert breaker.closed
 
 
 def test_rate_counts_whole_seconds_and_forgets() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import msgspec
 import pytest
 from fake_vllm import fake_vllm, policy
 from hypothesis import given
@@ -11,7 +13,14 @@ from hypothesis import strategies as st
 
 from engine.config import Sampling
 from engine.errors import ConfigError
-from engine.inference.handshake import HandshakeRefused, check_sampling, handshake, tempered_logprob
+from engine.inference.handshake import (
+    HandshakeRefused,
+    check_sampling,
+    examine,
+    handshake,
+    tempered_logprob,
+)
+from engine.inference.identity import tokenizer_digest
 from engine.inference.vllm import VllmClient, open_session
 
 PLAIN = Sampling()
@@ -38,10 +47,66 @@ async def test_another_model_is_refused_with_the_figure() -> None:
             await shake(fake, policy(2, canary_version=3))
 
 
-async def test_untempered_logprobs_are_refused_with_the_figure() -> None:
+@pytest.mark.parametrize("sampling", [PLAIN, Sampling(temperature=0.5)], ids=str)
+async def test_logprobs_from_before_the_temperature_are_refused_by_name(sampling: Sampling) -> None:
+    """Also where the recipe's own temperature, 1, could not tell the two modes apart."""
+    async with fake_vllm(version="2", loaded="2", raw=True) as fake:
+        with pytest.raises(
+            HandshakeRefused, match=r"before the temperature: 0 from those, \d\.\d+ from"
+        ) as it:
+            await shake(fake, policy(2), sampling)
+    assert "processed_logprobs" in it.value.remedy
+
+
+async def test_a_tempered_server_agrees_at_its_temperature() -> None:
     async with fake_vllm(version="2", loaded="2") as fake:
-        with pytest.raises(HandshakeRefused, match=r"temperature 0\.5 differ from log softmax"):
-            await shake(fake, policy(2), Sampling(temperature=0.5))
+        assert (await shake(fake, policy(2), Sampling(temperature=0.5))).sampling_error < 1e-6
+
+
+async def test_a_shift_of_sampled_logprobs_is_refused_with_the_figure() -> None:
+    async with fake_vllm(version="2", loaded="2", sampled_shift=0.125) as fake:
+        with pytest.raises(HandshakeRefused, match=r"over all tokens by 0\.125, 0\.001 is allowed"):
+            await shake(fake, policy(2))
+
+
+async def test_another_vocabulary_is_refused_with_both_figures() -> None:
+    async with fake_vllm(version="2", loaded="2", vocabulary=64) as fake:
+        told = msgspec.structs.replace(policy(2), vocabulary=65)
+        with pytest.raises(HandshakeRefused, match="vocabulary has 64 tokens, the learner's 65"):
+            await shake(fake, told)
+        await shake(fake, msgspec.structs.replace(policy(2), vocabulary=64))
+
+
+async def test_a_server_that_hides_its_logprobs_is_refused_with_the_flag() -> None:
+    faults = {"/inference/v1/generate": ["", "", 400]}  # canary, sample, whole rows
+    async with fake_vllm(version="2", loaded="2", faults=faults) as fake:
+        with pytest.raises(HandshakeRefused, match="whole vocabulary") as caught:
+            await shake(fake, policy(2))
+    assert "--max-logprobs -1" in caught.value.remedy
+
+
+async def look(fake, announced, context: int) -> None:
+    async with open_session() as session:
+        await examine(VllmClient(fake.url, session), announced, context=context, deadline=5.0)
+
+
+async def test_a_shorter_context_is_refused_with_both_figures() -> None:
+    async with fake_vllm(context=512) as fake:
+        await look(fake, policy(1), 512)
+        with pytest.raises(HandshakeRefused, match=r"takes 512 tokens.*max_model_len = 1024"):
+            await look(fake, policy(1), 1024)
+
+
+async def test_another_tokenizer_is_refused_with_both_digests(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": 1}')
+    same = tokenizer_digest(tmp_path)
+    async with fake_vllm(root=str(tmp_path)) as fake:
+        await look(fake, msgspec.structs.replace(policy(1), tokenizer=same), 8)
+        with pytest.raises(HandshakeRefused, match=f"{same[:12]}, the learner's beefbeefbeef"):
+            await look(fake, msgspec.structs.replace(policy(1), tokenizer="beef" * 16), 8)
+    async with fake_vllm(root=str(tmp_path / "elsewhere")) as fake:
+        await look(fake, msgspec.structs.replace(policy(1), tokenizer="beef" * 16), 8)
+    assert tokenizer_digest(tmp_path / "elsewhere") == ""
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from fake_vllm import STOP, FakeVllm, fake_vllm, until
 
 from bus.messages import ServerLost, ServerServing
 from engine.config import Sampling
+from engine.inference import keeper
 from engine.inference.completion import Completion, InferenceUnavailable, ServerRefused
 from engine.inference.pool import InferencePool
 
@@ -231,10 +232,10 @@ async def test_a_late_farewell_of_a_former_epoch_changes_nothing() -> None:
 async def test_versions_come_from_spans_and_salt_follows() -> None:
     async with fake_vllm() as fake, new_pool() as pool:
         pool.apply(serving(fake, version=1))
-        fake.version = fake.loaded = "2"
+        await ask(pool)
+        pool.apply(serving(fake, version=2))
         completion = await ask(pool)
         assert completion.spans[0].version == 2
-        await ask(pool)
         assert [body["cache_salt"] for body in fake.bodies] == ["1", "2"]
 
 
@@ -243,7 +244,9 @@ async def test_tokens_of_unnamed_weights_are_not_accepted() -> None:
         pool.apply(serving(fake))
         fake.version = "default"
         with pytest.raises(InferenceUnavailable, match="no version"):
-            await ask(pool)
+            await ask(pool, deadline=0.3)
+        assert pool.statistics()["serving"] == 0
+        assert fake.calls["/inference/v1/generate"] == 1
 
 
 class Facts:
@@ -255,9 +258,12 @@ class Facts:
     async def state_get(self, key: str) -> None:
         assert key == "serving"
 
+    async def last(self, tail: str) -> None:
+        assert tail == "event.learner.published"
+
     def follow(self, stream: str, *, start: int, tails: tuple[str, ...]):
         assert (stream, start) == ("EVENT", 1)
-        assert tails == ("event.server.serving", "event.server.lost")
+        assert tails == ("event.server.serving", "event.server.lost", "event.learner.published")
         return self
 
     async def __aenter__(self):
@@ -312,12 +318,12 @@ async def test_an_update_is_not_mistaken_for_a_stuck_server() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_queueing_in_the_server_cuts_the_limit() -> None:
+async def test_queueing_in_the_server_cuts_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_WATCH_SECONDS", 0.05)
     facts = Facts()
     text = 'vllm:num_requests_waiting{engine="0"} 3.0\nvllm:num_preemptions_total{engine="0"} 0.0\n'
     async with fake_vllm(metrics=text) as fake, anyio.create_task_group() as tasks:
         pool = new_pool(stuck_seconds=5.0)
-        pool._watch_seconds = 0.05
         tasks.start_soon(pool.watch, facts)
         await facts.send.send(serving(fake))
         await pool.ready(5.0)

@@ -10,7 +10,7 @@ import pytest
 from fake_vllm import fake_vllm
 
 from engine.config import Sampling
-from engine.inference import wire
+from engine.inference import vllm, wire
 from engine.inference.completion import ServerGone, ServerRefused, ServerStuck
 from engine.inference.metrics import congestion
 from engine.inference.vllm import VllmClient, open_session
@@ -43,27 +43,75 @@ def test_tokens_before_the_first_push_have_no_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "says"),
+    ("changes", "says"),
     [
-        ({"logprobs": None}, ServerRefused, "log-probs"),
-        ({"logprobs": {"content": [{"token_id": 5, "logprob": -1.0}]}}, ServerRefused, "log-probs"),
-        ({"token_ids": [6, 5]}, ServerRefused, "log-probs"),
-        ({"weight_versions": None}, ServerRefused, "cover"),
-        ({"weight_versions": [{"version": "7", "start": 0, "end": 1}]}, ServerRefused, "cover"),
-        ({"weight_versions": [{"version": "7", "start": 1, "end": 2}]}, ServerRefused, "gap"),
-        ({"finish_reason": "abort"}, ServerGone, "abort"),
-        ({"token_ids": "x"}, ServerRefused, "unreadable"),
+        ({"logprobs": None}, "log-probs"),
+        ({"logprobs": {"content": [{"token_id": 5, "logprob": -1.0}]}}, "log-probs"),
+        ({"logprobs": {"content": [{"token_id": token, "logprob": 1e999} for token in (5, 6)]}}, "."),
+        ({"token_ids": [6, 5]}, "log-probs"),
+        ({"token_ids": [], "logprobs": None, "weight_versions": None}, "0 tokens"),
+        ({"weight_versions": None}, "cover"),
+        ({"weight_versions": [{"version": "7", "start": 0, "end": 1}]}, "cover"),
+        ({"weight_versions": [{"version": "7", "start": 1, "end": 2}]}, "gap"),
+        ({"finish_reason": "abort"}, "abort"),
+        ({"token_ids": "x"}, "unreadable"),
     ],
 )
-def test_bad_answers_are_named(changes: dict, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_bad_answers_are_named(changes: dict, says: str) -> None:
+    """All are the server's fault: another may know better."""
+    with pytest.raises(ServerGone, match=says):
         wire.completion(answer(**changes), "here")
 
 
-def test_garbage_is_unreadable() -> None:
-    for payload in (b"", b"<html>", b'{"choices": []}'):
-        with pytest.raises(ServerRefused):
-            wire.completion(payload, "here")
+def test_more_tokens_than_were_asked_for_are_no_answer() -> None:
+    with pytest.raises(ServerGone, match="2 tokens where 1 to 1"):
+        wire.completion(answer(), "here", longest=1)
+
+
+@pytest.mark.parametrize("payload", [b"", b"<html>", b'{"choices": []}', b"[1]", b'\xff\xfe{"', b"NaN"])
+def test_garbage_is_unreadable(payload: bytes) -> None:
+    with pytest.raises(ServerGone):
+        wire.completion(payload, "here")
+    with pytest.raises(ServerGone):
+        wire.prompt_logprobs(payload, "here")
+
+
+@pytest.mark.parametrize("label", ["default", "", "-1", "1.5", "9" * 40, "\u0663"])
+def test_labels_that_name_no_version(label: str) -> None:
+    assert wire.version(label) == wire.UNLABELLED
+
+
+async def test_garbage_on_any_route_is_a_server_gone() -> None:
+    routes = ("/weight_info", "/is_paused", "/collective_rpc", "/inference/v1/generate", "/v1/models")
+    faults = {route: ["garbage"] * 2 for route in routes}
+    async with fake_vllm(faults=faults) as fake, open_session() as session:
+        client = VllmClient(fake.url, session)
+        for call in (client.version, client.paused, client.model, lambda: client.collective("x")):
+            with pytest.raises(ServerGone, match="unreadable"):
+                await call()
+        with pytest.raises(ServerGone, match="unreadable"):
+            await client.prompt_logprobs([1, 2], deadline=5.0)
+
+
+async def test_a_stalled_answer_ends_at_the_deadline() -> None:
+    async with fake_vllm(faults={"/inference/v1/generate": ["stall"]}) as fake, open_session() as session:
+        with anyio.fail_after(5), pytest.raises(ServerStuck, match=r"no answer in 0\.2 s"):
+            await VllmClient(fake.url, session).generate([1], Sampling(), deadline=0.2)
+
+
+async def test_an_answer_without_end_is_not_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "_LONGEST_ANSWER", 50)
+    async with fake_vllm() as fake, open_session() as session:
+        with pytest.raises(ServerGone, match="longer than"):
+            await VllmClient(fake.url, session).generate([1], Sampling(), deadline=5.0)
+
+
+async def test_the_model_is_told_or_not() -> None:
+    faults = {"/v1/models": [404]}
+    async with fake_vllm(root="/m", context=256, faults=faults) as fake, open_session() as session:
+        client = VllmClient(fake.url, session)
+        assert await client.model() == ("", 0)
+        assert await client.model() == ("/m", 256)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +150,9 @@ async def test_control_routes() -> None:
         await client.pause(clear_cache=True)
         assert await client.paused()
         await client.resume()
-        assert await client.probe(deadline=5.0) > 0
+        assert await client.probe(deadline=5.0) == wire.UNLABELLED
+        fake.version = "7"
+        assert await client.probe(deadline=5.0) == 7
         assert await client.healthy(deadline=5.0)
         fake.healthy = False
         assert not await client.healthy(deadline=5.0)
@@ -122,3 +172,4 @@ def test_congestion_reads_all_engines_and_only_the_named_series() -> None:
     )
     assert congestion(text) == (5.0, 4.0)
     assert congestion("") == (0.0, 0.0)
+    assert congestion('vllm:num_requests_waiting{engine="0"} many') == (0.0, 0.0)

@@ -184,7 +184,9 @@ async def test_wrong_logprobs_end_the_role_with_figures(tmp_path: Path) -> None:
     async with fake_vllm(sampled_shift=0.125) as fake:
         stage = Stage(tmp_path, (fake.url,))
         await stage.bus.publish(policy(1))
-        with pytest.raises(HandshakeRefused, match=r"softmax\(logits / T\) by 0\.125, 0\.001 is allowed"):
+        with pytest.raises(
+            HandshakeRefused, match=r"softmax\(logits / T\) over all tokens by 0\.125, 0\.001 is allowed"
+        ):
             await stage.role.run()
 
 

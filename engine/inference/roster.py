@@ -1,0 +1,189 @@
+"""Which servers there are, which of them may be asked, and which one is best: no clock, socket or task.
+
+A server is admitted when it serves the version that was published last. One that appears (again), or whose
+breaker opened, gets nothing before that; one that was admitted may lag behind while its update is on its way,
+but by no more than ``max_lag`` versions (invariant I6).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+import anyio
+
+from bus.messages import PolicyPublished, ServerLost, ServerServing
+from engine.inference.concurrency import Aimd, Breaker
+from engine.inference.vllm import VllmClient
+from engine.lineage import Lineage, Version
+
+_AFFINITIES = 65536
+_FLOOR = 8
+
+
+@dataclass(eq=False)
+class Server:
+    """One server epoch and what is known of it. ``version`` is what it acknowledged: loaded and proved."""
+
+    name: str
+    epoch: str
+    url: str
+    version: int
+    client: VllmClient
+    limit: Aimd
+    breaker: Breaker = field(default_factory=Breaker)
+    admitted: bool = False
+    gone: bool = False
+    lag: int = 0
+    load: int = 0
+    answers: int = 0
+    failures: int = 0
+    tokens: int = 0
+    scopes: set[anyio.CancelScope] = field(default_factory=set)
+    keeper: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    acknowledged: anyio.Event = field(default_factory=anyio.Event)
+
+    def evict(self) -> None:
+        """End every request in flight here; each moves to another server."""
+        for scope in tuple(self.scopes):
+            scope.cancel()
+
+    def acknowledge(self, version: int) -> None:
+        """The server has proved ``version``: its tokens may be used."""
+        if version > self.version:
+            self.version = version
+            event, self.acknowledged = self.acknowledged, anyio.Event()
+            event.set()
+
+
+class Roster:
+    """Facts in, servers out. ``ceiling`` bounds the requests in flight on one server."""
+
+    def __init__(self, *, ceiling: int, max_lag: int | None = None) -> None:
+        self._ceiling, self._max_lag = ceiling, max_lag
+        self._servers: dict[str, Server] = {}
+        self._affinity: OrderedDict[str, str] = OrderedDict()
+        self._known: set[str] = set()
+        self._lineage = Lineage()
+        self._published: Version | None = None
+
+    def __iter__(self) -> Iterator[Server]:
+        return iter(tuple(self._servers.values()))
+
+    def __len__(self) -> int:
+        return len(self._servers)
+
+    def usable(self, server: Server) -> bool:
+        """Whether ``server`` gets requests at all, now or as soon as it has a place."""
+        recent = self._max_lag is None or server.lag <= self._max_lag
+        return server.admitted and recent and (server.breaker.closed or server.breaker.half_open)
+
+    def serving(self) -> list[Server]:
+        """Return the servers that get requests."""
+        return [server for server in self._servers.values() if self.usable(server)]
+
+    def published(self, message: PolicyPublished) -> None:
+        """Take in the version that everybody shall serve; the last one published counts."""
+        version = Version.unpack(message.version)
+        if version.fence > self._lineage.forks[-1][0]:
+            self._lineage = self._lineage.fork(version.fence, version.step)
+        if self._published is None or version > self._published:
+            self._published = version
+        for server in self._servers.values():
+            self._measure(server)
+
+    def find(self, message: ServerServing) -> Server | None:
+        """Return the server that ``message`` is about, None for one that is new (or of a new epoch)."""
+        known = self._servers.get(message.server)
+        same = known is not None and (known.epoch, known.url) == (message.epoch, message.url)
+        return known if same else None
+
+    def proved(self, server: Server, version: int) -> None:
+        """The role of ``server`` has proved ``version``, and that it works."""
+        if server.breaker.retry_at is not None:
+            server.limit.restart()
+        server.breaker.reset()
+        server.acknowledge(version)
+        self._judge(server)
+
+    def probed(self, server: Server, version: int) -> None:
+        """``server``, whose breaker was open, has sampled a token with ``version``."""
+        server.breaker.probed()
+        server.limit.restart()
+        if version == server.version:
+            self._judge(server)
+
+    def joined(self, message: ServerServing, client: VllmClient) -> Server:
+        """Take in a new server, or a new epoch of one."""
+        server = Server(
+            name=message.server,
+            epoch=message.epoch,
+            url=message.url,
+            version=message.version,
+            client=client,
+            limit=Aimd(self._ceiling, floor=min(_FLOOR, self._ceiling)),
+        )
+        if server.name in self._known:
+            server.limit.restart()
+        self._known.add(server.name)
+        self._servers[server.name] = server
+        self._judge(server)
+        return server
+
+    def left(self, message: ServerLost) -> Server | None:
+        """Take in the loss of a server; return it if it was one of this epoch."""
+        server = self._servers.get(message.server)
+        if server is None or server.epoch != message.epoch:
+            return None
+        return self.remove(server.name)
+
+    def remove(self, name: str) -> Server | None:
+        """Forget a server."""
+        return self._servers.pop(name, None)
+
+    def suspend(self, server: Server) -> None:
+        """The server failed: it gets nothing before it serves the current version again."""
+        server.admitted = False
+
+    def choose(self, key: str, avoid: Collection[Server] = ()) -> Server | None:
+        """Return the server for the next request of ``key``, one place on it taken; None when none is free.
+
+        The one that holds its prefix if it can, else the least loaded one. Those to ``avoid`` are taken when
+        there is no other.
+        """
+        bound = self._servers.get(self._affinity.get(key, ""))
+        if bound is None or bound in avoid or not self._free(bound):
+            others = [server for server in self._servers.values() if server not in avoid]
+            bound = self.least_loaded(others)
+            if bound is None and not any(self.usable(server) for server in others):
+                bound = self.least_loaded(self._servers.values())
+            if bound is None:
+                return None
+            self._affinity[key] = bound.name
+            if len(self._affinity) > _AFFINITIES:
+                self._affinity.popitem(last=False)
+        self._affinity.move_to_end(key)
+        bound.load += 1
+        return bound
+
+    def least_loaded(self, servers: Collection[Server]) -> Server | None:
+        """Return the one of ``servers`` with a free place and the least load."""
+        free = [server for server in servers if self._free(server)]
+        return min(free, key=lambda server: server.load, default=None)
+
+    def behind(self, server: Server) -> bool:
+        """Whether a newer version than the server's was published: it is being updated, or ought to be."""
+        return self._published is not None and Version.unpack(server.version) < self._published
+
+    def _free(self, server: Server) -> bool:
+        return self.usable(server) and server.load < server.limit.limit and server.breaker.admits(server.load)
+
+    def _measure(self, server: Server) -> None:
+        current, version = self._published, Version.unpack(server.version)
+        server.lag = self._lineage.age(current, version) if current and self.behind(server) else 0
+
+    def _judge(self, server: Server) -> None:
+        """Admit a server whose version was proved just now, if it is the current one."""
+        self._measure(server)
+        server.admitted = server.admitted or not self.behind(server)

@@ -1,0 +1,109 @@
+"""Which server loads next, so that never all of them stand still: a pure order over the bus's facts.
+
+No lease is needed. The facts of the servers are one stream, the same for all roles, and the order follows
+from them: among the servers that serve, the one with the oldest version loads first, of equals the one with
+the lesser name, and the next one's turn begins with its announcement. So a server that has just loaded
+cannot overtake one that waits, however fast versions follow each other. A server that does not serve yet
+takes nothing away: it waits for nobody, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import anyio
+import structlog
+
+from bus.messages import Message, ServerLost, ServerServing
+
+LEAST_PATIENCE = 15.0
+_SLOWER = 4.0
+
+log = structlog.get_logger("spade.server")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a server announced last."""
+
+    epoch: str
+    version: int
+
+
+class Order:
+    """Facts in; who has to load before whom out. ``patience`` is in seconds: how long to wait for one that
+    should load first. It follows the slowest update seen."""
+
+    def __init__(self) -> None:
+        self._standings: dict[str, Standing] = {}
+        self._slow: dict[str, Standing] = {}
+        self._slowest = 0.0
+
+    def note(self, message: Message) -> None:
+        """Take in one fact; an older one of the same server changes nothing."""
+        if isinstance(message, ServerServing):
+            known = self._standings.get(message.server)
+            if known is None or known.epoch != message.epoch or known.version < message.version:
+                self._standings[message.server] = Standing(message.epoch, message.version)
+                self._slowest = max(self._slowest, message.seconds)
+        elif isinstance(message, ServerLost):
+            known = self._standings.get(message.server)
+            if known is not None and known.epoch == message.epoch:
+                del self._standings[message.server]
+
+    def before(self, server: str, version: int) -> str | None:
+        """Return a server that has to load ``version`` before ``server`` may, None when it is its turn."""
+        own = self._standings.get(server)
+        if own is None:
+            return None
+        ahead = [
+            (standing.version, name)
+            for name, standing in self._standings.items()
+            if (standing.version, name) < (own.version, server)
+            and standing.version < version
+            and self._slow.get(name) != standing
+        ]
+        return min(ahead)[1] if ahead else None
+
+    def overstayed(self, server: str) -> None:
+        """Nobody waits for ``server`` again before it announces something new."""
+        self._slow[server] = self._standings[server]
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for one server."""
+        return max(LEAST_PATIENCE, _SLOWER * self._slowest)
+
+
+class Rollout:
+    """Lets servers wait for their turn. ``waited`` counts the seconds, ``passed`` the servers given up."""
+
+    def __init__(self, *, rolling: bool) -> None:
+        self._rolling = rolling
+        self._order = Order()
+        self._changed = anyio.Event()
+        self.waited = 0.0
+        self.passed = 0
+
+    def note(self, message: Message) -> None:
+        """Take in a fact of the bus, or one that was just published."""
+        self._order.note(message)
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def turn(self, server: str, version: int) -> None:
+        """Return when ``server`` may load ``version``: at the latest when all before it had their time."""
+        if not self._rolling:
+            return
+        started = anyio.current_time()
+        try:
+            while (front := self._order.before(server, version)) is not None:
+                with anyio.move_on_after(self._order.patience) as waiting:
+                    while self._order.before(server, version) == front:
+                        await self._changed.wait()
+                if waiting.cancelled_caught and self._order.before(server, version) == front:
+                    log.warning("rollout_passes", server=server, slow=front)
+                    self.passed += 1
+                    self._order.overstayed(front)
+        finally:
+            self.waited += anyio.current_time() - started
