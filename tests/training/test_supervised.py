@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
+from learner_fakes import random_samples, sample, segment
 
+from bus.messages import SampleReady
 from engine.errors import ConfigError
-from engine.training.supervised import FILE, draw, load
+from engine.training.supervised import FILE, Accepted, Archive, draw, load
 
 
 def write(directory: Path, *records: object) -> Path:
@@ -52,3 +55,34 @@ def test_the_draw_depends_on_seed_and_step_only(tmp_path: Path):
     assert [id(one) for one in first] == [id(one) for one in again]
     assert [id(one) for one in first] != [id(one) for one in later]
     assert len(draw(examples, 99, seed=1, step=0)) == 40
+
+
+def design(name: str, *, reward: float = 0.4, accepted: bool = True) -> SampleReady:
+    number = int(name)
+    one = sample(name, role="designer", segments=[segment([7, number, number + 1], [0, 1, 1])])
+    return msgspec.structs.replace(one, reward=reward, accepted=accepted)
+
+
+def texts(archive: Archive) -> list[list[int]]:
+    return [example.tokens.tolist() for example in archive.examples()]
+
+
+def test_the_archive_keeps_the_newest_accepted_designs():
+    archive = Archive(capacity=2, floor=0.0)
+    archive.note([design("1"), *random_samples(3, seed=1), design("3", accepted=False)])
+    archive.note([design("5"), design("9", reward=0.0)])
+    assert texts(archive) == [[7, 1, 2], [7, 5, 6]]
+    archive.note([design("11")])
+    assert texts(archive) == [[7, 5, 6], [7, 11, 12]]
+    assert archive.examples()[0].mask.tolist() == [False, True, True]
+
+
+def test_the_archive_goes_on_from_a_checkpoint():
+    archive = Archive(capacity=4, floor=0.0)
+    archive.note([design("1"), design("2")])
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(archive.state()), type=tuple[Accepted, ...])
+    again = Archive(capacity=4, floor=0.0, state=kept)
+    for one in (archive, again):
+        one.note([design("3")])
+    assert texts(again) == texts(archive) == [[7, 1, 2], [7, 2, 3], [7, 3, 4]]
+    assert texts(Archive(capacity=1, floor=0.0, state=kept)) == [[7, 2, 3]]
