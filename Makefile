@@ -39,7 +39,7 @@ test-chaos: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos $(PYTEST_ARGS)
 
 test-fuzz: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz tests/sandbox $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz tests/sandbox tests/scorer $(PYTEST_ARGS)
 
 test: lint test-fast test-slow test-e2e test-chaos test-fuzz
 
