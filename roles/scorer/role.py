@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from typing import NamedTuple
 
 import anyio
@@ -32,6 +32,7 @@ from roles.scorer import custom, plan
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.outbox import Outbox
 from roles.scorer.presence import TICK_SECONDS, Presence
+from roles.scorer.progress import Progress
 from roles.scorer.snapshot import Snapshot, Snapshots
 from roles.scorer.state import Command, Publish, PublishDesigns, PublishGroup
 
@@ -167,24 +168,11 @@ class Scorer(Role):
                 said.add(record.message.key)
             self._remember(record)
             commands += machine.apply(record.sequence, record.message)
-        await self._outbox.execute([one for one in commands if self._unsaid(one, said)])
+        progress = machine.state.progress
+        await self._outbox.execute([one for one in commands if unsaid(one, progress, said)])
         await self._outbox.execute([Publish(message) for message in await self._unqueued()])
         await self._snapshots.save(self._snapshot())
         return last
-
-    def _unsaid(self, command: Command, said: set[str]) -> bool:
-        """Whether a command found while catching up must be carried out (work is handled apart)."""
-        trained = self._machine.state.progress.is_trained
-        match command:
-            case PublishGroup() | PublishDesigns():
-                return not trained(command.round)
-            case Publish(RoundClosed() as message):
-                return not trained(message.round)
-            case Publish(DesignTicket() | EpisodeRequest()):
-                return False
-            case Publish(message):
-                return message.key not in said
-        return True
 
     async def _unqueued(self) -> list[Message]:
         """Return the outstanding work that is in no queue."""
@@ -310,6 +298,23 @@ class Scorer(Role):
                     self.log.warning("server lost with its role", server=server, epoch=epoch)
                     reason = "nothing is heard of its role any more"
                     await self.bus.publish(ServerLost(server=server, epoch=epoch, reason=reason))
+
+
+def unsaid(command: Command, progress: Progress, said: Collection[str]) -> bool:
+    """Whether a command found while catching up must be carried out; ``said`` are keys of facts that were.
+
+    Work is handled apart: only what has no outcome is still wanted.
+    """
+    match command:
+        case PublishGroup() | PublishDesigns():
+            return not progress.is_trained(command.round)
+        case Publish(RoundClosed() as message):
+            return not progress.is_trained(message.round)
+        case Publish(DesignTicket() | EpisodeRequest()):
+            return False
+        case Publish(message):
+            return message.key not in said
+    return True
 
 
 async def _hear(beats: AsyncIterator[Message], presence: Presence) -> None:
