@@ -53,16 +53,27 @@ def drain_grace(config: Config) -> float:
 
 
 async def answer_work(
-    bus: Bus, consumer: str, *, limit: int, draining: anyio.Event, grace: float, handle: Handler
+    bus: Bus,
+    consumer: str,
+    *,
+    limit: int,
+    draining: anyio.Event,
+    grace: float,
+    handle: Handler,
+    now: Callable[[], int] | None = None,
 ) -> None:
     """Run ``handle`` on every delivery of ``consumer`` until ``draining`` is set.
 
-    At most ``limit`` deliveries are in hand: the bus hands out no more than that unacknowledged. On a
-    drain nothing new is taken, what is in hand has ``grace`` seconds to finish, and the rest goes back
-    to the queue at once. A handler settles its delivery itself; one that is cancelled is handed back
+    At most ``limit`` deliveries are in hand: the bus hands out no more than that unacknowledged, and
+    at the moment only as many as ``now`` says, where it is given (it may be called on any thread). On a drain
+    nothing new is taken, what is in hand has ``grace`` seconds to finish, and the rest goes back to the queue
+    at once. A handler settles its delivery itself; one that is cancelled is handed back
     here. An exception of a handler ends the loop: it is a defect, not a fault of the work.
     """
-    async with bus.consume(consumer, limit=limit) as deliveries, anyio.create_task_group() as workers:
+    async with (
+        bus.consume(consumer, limit=limit, now=now) as deliveries,
+        anyio.create_task_group() as workers,
+    ):
         async with anyio.create_task_group() as pulling:
             pulling.start_soon(_cancel_when, draining, pulling.cancel_scope)
             async for delivery in deliveries:

@@ -25,9 +25,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import anyio.to_thread
 import msgspec
 
 from bus.messages import EpisodeFinished, EpisodeRequest, FailureKind, Outcome, Segment, Turn
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
     from sandbox import Instance, SandboxPool
 
 _REASON_CHARACTERS = 400
+_LONG_TEXT = 8192  # characters: from about five milliseconds on
+
+_Text = TypeVar("_Text", str, list[str])
+_Ids = TypeVar("_Ids")
 
 
 @dataclass(frozen=True)
@@ -132,10 +138,14 @@ class _Context:
 
 
 class Player:
-    """Plays episodes against one inference pool and one sandbox. Holds no state between plays."""
+    """Plays episodes against one inference pool and one sandbox. Holds nothing of a play after it.
+
+    ``stepping`` is how many plays are in a step of their program now, ``replies`` how many replies were had.
+    """
 
     def __init__(self, pool: InferencePool, sandbox: SandboxPool, chat: ChatTokens, rules: Rules) -> None:
         self._pool, self._sandbox, self._chat, self.rules = pool, sandbox, chat, rules
+        self.stepping = self.replies = 0
 
     async def play(self, request: EpisodeRequest) -> Played:
         """Play ``request`` to its end.
@@ -158,7 +168,7 @@ class Player:
             ending = _env_failure(error)
         else:
             try:
-                context = self._open(request, instance.first)
+                context = await self._open(request, instance.first)
                 ending = await self._turns(request, instance, context)
             finally:
                 await instance.close()
@@ -172,17 +182,17 @@ class Player:
     def _turn_budget(self, request: EpisodeRequest) -> int:
         return min(request.max_turns, self.rules.max_turns)
 
-    def _open(self, request: EpisodeRequest, observation: str) -> _Context:
+    async def _open(self, request: EpisodeRequest, observation: str) -> _Context:
         hint = request.hint if request.arm == "hinted" else None
         content = prompts.render(f"play_{self.rules.prompt}", observation=observation, hint=hint)
         segments = SegmentBuilder()
-        segments.prompt(self._chat.first(content))
+        segments.prompt(await _encoded(self._chat.first, content))
         return _Context(segments=segments, messages=[content])
 
     async def _turns(self, request: EpisodeRequest, instance: Instance, context: _Context) -> Ending:
         for turn in range(self._turn_budget(request)):
             if turn:
-                self._append(context)
+                await self._append(context)
             room = self.rules.context_tokens - len(context.segments)
             if room <= 0:
                 if turn == 0:
@@ -207,6 +217,7 @@ class Player:
             key=request.episode,
             stop_token_ids=self._chat.stop_token_ids,
         )
+        self.replies += 1
         context.segments.completion(completion)
         context.last_token = completion.tokens[-1] if completion.tokens else -1
         return self._chat.decode(completion.tokens), completion.finish
@@ -221,11 +232,14 @@ class Player:
             if finish == "length":
                 return Ending("truncated", "policy", "reply cut at its length limit")
             return Ending("failed", "policy", "no action in the reply")
+        self.stepping += 1
         try:
             result = await instance.step(action)
         except EnvFailure as error:
             context.transcript.append(Turn(seen, reply, action, 0.0))
             return _env_failure(error)
+        finally:
+            self.stepping -= 1
         context.transcript.append(Turn(seen, reply, action, result.reward))
         if result.terminated:
             return Ending("terminated", returned=terminal_return(result.reward))
@@ -234,17 +248,23 @@ class Player:
         context.messages += [reply, result.observation]
         return None
 
-    def _append(self, context: _Context) -> None:
-        bridge = self._chat.bridge(context.messages[-1])
+    async def _append(self, context: _Context) -> None:
+        bridge = await _encoded(self._chat.bridge, context.messages[-1])
         if bridge is None:
             # The template rewrites history: what the model sees next is not adjacent to what it saw.
-            context.segments.rewrite(self._chat.render(context.messages))
+            context.segments.rewrite(await _encoded(self._chat.render, context.messages))
             return
         close = self._chat.close()
         if context.last_token not in close:
             # The reply ended with another stop token than the one the template ends a turn with.
             context.segments.prompt(close)
         context.segments.prompt(bridge)
+
+
+async def _encoded(encode: Callable[[_Text], _Ids], text: _Text) -> _Ids:
+    """Return ``encode(text)``; a long text is encoded in a thread, so that other plays go on meanwhile."""
+    size = len(text) if isinstance(text, str) else sum(map(len, text))
+    return await anyio.to_thread.run_sync(encode, text) if size > _LONG_TEXT else encode(text)
 
 
 def _env_failure(error: EnvFailure) -> Ending:

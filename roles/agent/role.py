@@ -8,7 +8,9 @@ import anyio
 
 from bus import Delivery
 from bus.messages import EpisodeFailed, EpisodeRequest, FailureKind
+from engine.inference.completion import InferenceUnavailable
 from roles.agent.episode import Played, Player, Rules
+from roles.agent.places import Places, Sight
 from roles.base import Role, RoleContext
 from roles.work import (
     INFRASTRUCTURE,
@@ -20,9 +22,12 @@ from roles.work import (
 )
 from sandbox import EnvQuarantined
 
+_LOOK_SECONDS = 0.25
+
 
 class Agent(Role):
-    """Plays what the scorer asks for: one task an episode, ``agent.concurrency`` at a time.
+    """Plays what the scorer asks for: one task an episode, at most ``agent.concurrency`` at a time, and no
+    more than keeps the servers full (:class:`roles.agent.places.Places`).
 
     An infrastructure fault hands the episode back with a growing delay and becomes ``EpisodeFailed`` after
     ``roles.work.ATTEMPTS`` deliveries; an episode that takes longer than ``agent.episode_seconds`` becomes
@@ -37,27 +42,56 @@ class Agent(Role):
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
         self._counts: Counter[str] = Counter()
-        self._in_hand = self._turns = 0
+        self._in_hand = self._turns = self._missed = 0
+        self._places = Places(self.config.agent.concurrency)
 
     async def run(self) -> None:
         chat = await chat_tokens(self.context)
         shared = self.context.shared
         self._player = Player(shared["pool"], shared["sandbox"], chat, Rules.of(self.config))
-        await answer_work(
-            self.bus,
-            "agent",
-            limit=self.config.agent.concurrency,
-            draining=self.context.draining,
-            grace=drain_grace(self.config),
-            handle=self._answer,
-        )
+        self._look(0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_looking)
+            await answer_work(
+                self.bus,
+                "agent",
+                limit=self.config.agent.concurrency,
+                now=lambda: self._places.limit,
+                draining=self.context.draining,
+                grace=drain_grace(self.config),
+                handle=self._answer,
+            )
+            tasks.cancel_scope.cancel()
 
     @property
     def slots(self) -> int:
-        return self.config.agent.concurrency
+        return self._places.limit
 
     def statistics(self) -> dict[str, float]:
-        return {"in_hand": self._in_hand, "turns": self._turns, **self._counts}
+        return {
+            "in_hand": self._in_hand,
+            "limit": self._places.limit,
+            "limit_cuts": self._places.cuts,
+            "turns": self._turns,
+            **self._counts,
+        }
+
+    async def _keep_looking(self) -> None:
+        seen = 0
+        while True:
+            await anyio.sleep(_LOOK_SECONDS)
+            ended, seen = self._player.replies - seen, self._player.replies
+            self._look(ended)
+
+    def _look(self, ended: int) -> None:
+        shared = self.context.shared
+        sight = Sight.of(
+            shared["pool"].statistics(),
+            shared["sandbox"].statistics(),
+            missed=self._missed,
+            held=self._in_hand,
+        )
+        self._places.look(sight, held=self._in_hand, away=self._player.stepping, ended=ended)
 
     async def _answer(self, delivery: Delivery) -> None:
         request = delivery.message
@@ -80,11 +114,13 @@ class Agent(Role):
             await self._fail(request, delivery, "quarantined", str(error))
             return
         except INFRASTRUCTURE as error:
+            self._missed += isinstance(error, InferenceUnavailable)
             episode = request.episode
             if not await hand_back(delivery, error, counts=self._counts, log=self.log, episode=episode):
                 await self._fail(request, delivery, "infra", str(error))
             return
         if played is None:
+            self._missed += 1
             await self._fail(request, delivery, "infra", f"no outcome after {seconds:.0f} s")
             return
         await self.bus.publish(played.finished(request, mask_truncated=self._player.rules.mask_truncated))

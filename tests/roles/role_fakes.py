@@ -58,12 +58,15 @@ class FakePool:
     """Answers with ``script(visible text, call number)``; remembers the prompts it was given."""
 
     def __init__(self, script: Script, *, version: int = 0) -> None:
-        self.script, self.version = script, version
+        self.script, self.version, self.limit = script, version, 64
         self.calls: list[dict[str, Any]] = []
         self.busy = self.most_busy = 0
         self.gate: anyio.Event | None = None
         self.stop = STOP
         self._chat = FakeChat()
+
+    def statistics(self) -> dict[str, float]:
+        return {"servers": 1, "serving": 1, "limit": self.limit, "limit_cuts": 0, "waiting": 0}
 
     async def generate(
         self,
@@ -128,6 +131,11 @@ class FakeSandbox:
     def __init__(self) -> None:
         self.instances: list[FakeInstance] = []
         self.faults: list[Exception] = []
+        self.max_live = 4096
+
+    def statistics(self) -> dict[str, float]:
+        live = sum(not instance.closed for instance in self.instances)
+        return {"live": live, "waiting": 0, "max_live": self.max_live}
 
     async def spawn(
         self, source: str, *, kwargs: dict[str, Any] | None = None, seed: int = 0, reset_seed: int = 0
