@@ -83,6 +83,46 @@ def weights(
 
 
 @app.command()
+def rollout(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    repeat: Annotated[int, typer.Option(min=1, help="Phases of each side; the median ratio is told.")] = 3,
+    concurrency: Annotated[int, typer.Option(min=1, help="Conversations at a time.")] = 64,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens of a reply.")] = 64,
+    turns: Annotated[int, typer.Option(min=2, help="Turns of a multi-turn play.")] = 6,
+    crowd: Annotated[int, typer.Option(min=1, help="Plays at once against a simulated server.")] = 1000,
+    model: Annotated[str, typer.Option(help="Model path as in a recipe; default: random weights.")] = "",
+) -> None:
+    """Measure how much of vLLM's speed the engine passes on to plays, and its loop with a thousand of them.
+    Status 1 when a target is missed."""
+    import sys
+
+    import anyio
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+
+    from engine.bench import rollout as bench
+
+    work = bench.Work(repeat=repeat, concurrency=concurrency, tokens=tokens, turns=turns, crowd=crowd)
+    figures = anyio.run(
+        bench.measure,
+        work,
+        lambda text: print(text, file=sys.stderr, flush=True),
+        model,
+        backend_options={"use_uvloop": True},
+    )
+    if as_json:
+        print(msgspec.json.encode(figures).decode())
+    else:
+        table = Table(title="Rollouts", show_header=False)
+        for name, value in bench.summary(figures):
+            table.add_row(name, str(value))
+        Console().print(table)
+    if not figures.within_target:
+        raise typer.Exit(1)
+
+
+@app.command()
 def soak(
     seconds: Annotated[float, typer.Option(help="How long the load lasts.")] = 600.0,
     rate: Annotated[float, typer.Option(help="Messages a second.")] = 500.0,
