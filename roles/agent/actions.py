@@ -8,7 +8,8 @@ import re
 _TOKENS = re.compile(r"\\boxed\s*\{|\{|\}")
 _THINK_END = "</think>"
 _BOX = re.compile(r"\\boxed\s*\{\s*(?=[{\[])")
-_FENCED = re.compile(r"^```(?:json)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```(json)?[ \t]*$", re.MULTILINE)
+_TEXT = re.compile(r"\S|\Z")
 _BEGINS = re.compile(r"^[ \t]*(?=[{\[])", re.MULTILINE)
 _MARKS = ("<tool_call>", "<answer>")
 _PLACES = 64
@@ -55,13 +56,25 @@ def find_call(reply: str) -> str | None:
     boxed = find_action(answer)
     if boxed is not None:
         return boxed
-    for pattern, group in ((_FENCED, 1), (_BEGINS, 0)):
-        for match in reversed([*pattern.finditer(answer)][-_PLACES:]):
-            start = match.start(1) if group else match.end()
-            found = _json(answer, start + len(answer[start:]) - len(answer[start:].lstrip()))
+    for starts in (_fenced(answer), [match.end() for match in _BEGINS.finditer(answer)]):
+        for start in reversed(starts[-_PLACES:]):
+            found = _json(answer, _TEXT.search(answer, start).start())  # type: ignore[union-attr]
             if found is not None:
                 return found
     return None
+
+
+def _fenced(text: str) -> list[int]:
+    """Return where the inside of each closed fence begins, in order; linear in the length of ``text``."""
+    found: list[int] = []
+    opened = -1
+    for match in _FENCE.finditer(text):
+        if opened < 0:
+            opened = match.end()
+        elif match.group(1) is None:
+            found.append(opened)
+            opened = -1
+    return found
 
 
 def _json(text: str, start: int) -> str | None:
