@@ -83,7 +83,7 @@ class Places:
         if sight.servers <= 0:
             return _NONE
         ahead = max(_AHEAD_LEAST, math.ceil(sight.servers * _AHEAD_SHARE))
-        return sight.servers + ahead + round(self._away)
+        return sight.servers + ahead + min(round(self._away), sight.servers)
 
     def _congested(self, sight: Sight) -> bool:
         """Whether a server had to be relieved, a deadline was missed, or a long queue does not end."""

@@ -1,0 +1,117 @@
+"""How many episodes an agent holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roles.agent.places import Places, Sight
+
+
+def sight(**seen: Any) -> Sight:
+    return Sight(**{"servers": 32, "waiting": 0, "cuts": 0, "missed": 0, "sandbox": 1000, **seen})
+
+
+def settle(places: Places, seen: Sight, *, away: int = 0, looks: int = 40, ended: int = 0) -> int:
+    for _ in range(looks):
+        places.look(seen, held=places.limit, away=away, ended=ended)
+    return places.limit
+
+
+def test_no_more_is_held_than_keeps_the_servers_full() -> None:
+    assert settle(Places(288), sight(), looks=1) == 40
+    assert settle(Places(288), sight(servers=288), looks=1) == 288
+    assert settle(Places(288), sight(servers=4), looks=1) == 6
+
+
+def test_without_a_server_one_waits_for_all() -> None:
+    places = Places(288)
+    assert places.limit == 1
+    assert settle(places, sight(servers=0)) == 1
+    assert settle(places, sight(), looks=1) == 40
+
+
+def test_who_is_in_a_step_leaves_a_place_at_the_servers() -> None:
+    assert settle(Places(288), sight(), away=20) == 60
+    assert settle(Places(288), sight(), away=500) == 72, "at most as many again as the servers take"
+
+
+def test_the_sandbox_bounds_the_plays() -> None:
+    assert settle(Places(288), sight(sandbox=10)) == 10
+    assert settle(Places(288), sight(sandbox=0)) == 1
+
+
+def test_congestion_halves_once_and_room_is_won_back_a_place_a_round_trip() -> None:
+    places = Places(64)
+    full = sight(servers=288)
+    assert settle(places, full, looks=1) == 64
+    relieved = full._replace(cuts=1)
+    assert places.look(relieved, held=64, away=0, ended=0) == 32
+    assert places.look(relieved, held=64, away=0, ended=0) == 32, "the same count is no news"
+    assert places.look(relieved._replace(cuts=2), held=64, away=0, ended=3) == 32, (
+        "nor what 61 others may see"
+    )
+    grown = settle(places, relieved._replace(cuts=2), looks=10, ended=32)
+    assert 38 <= grown <= 42
+    assert settle(places, relieved._replace(cuts=2), looks=100, ended=40) == 64
+    assert places.cuts == 1
+
+
+def test_a_missed_deadline_halves_too() -> None:
+    places = Places(64)
+    settle(places, sight(servers=288), looks=1)
+    assert places.look(sight(servers=288, missed=3), held=64, away=0, ended=0) == 32
+
+
+def test_a_long_queue_halves_only_when_it_stays() -> None:
+    places = Places(64)
+    crowded = sight(servers=64, waiting=60)
+    settle(places, sight(servers=64), looks=1)
+    assert settle(places, crowded, looks=7) == 64
+    settle(places, sight(servers=64), looks=1)
+    assert settle(places, crowded, looks=7) == 64
+    assert settle(places, crowded, looks=1) == 32
+
+
+@given(
+    most=st.integers(1, 300),
+    looks=st.lists(
+        st.tuples(
+            st.builds(
+                Sight,
+                servers=st.integers(0, 500),
+                waiting=st.integers(0, 500),
+                cuts=st.integers(0, 9),
+                missed=st.integers(0, 9),
+                sandbox=st.integers(0, 500),
+            ),
+            st.integers(0, 300),
+            st.integers(0, 300),
+            st.integers(0, 10_000),
+        ),
+        max_size=30,
+    ),
+)
+def test_the_limit_keeps_its_bounds(most: int, looks: list[tuple[Sight, int, int, int]]) -> None:
+    places = Places(most)
+    for seen, held, away, ended in looks:
+        limit = places.look(seen, held=held, away=away, ended=ended)
+        assert limit == places.limit
+        assert 1 <= limit <= max(1, min(most, seen.sandbox))
+        assert limit <= max(1, 2 * seen.servers + max(2, -(-seen.servers // 4)))
+
+
+def test_what_the_pool_and_the_sandbox_say() -> None:
+    pool = {"servers": 2.0, "serving": 1.0, "limit": 64.0, "limit_cuts": 3.0, "waiting": 5.0}
+    sandbox = {"live": 20.0, "waiting": 4.0, "max_live": 100.0}
+    assert Sight.of(pool, sandbox, missed=2, held=10) == Sight(32, 5, 3, 2, 86)
+    assert Sight.of({"servers": 0.0}, sandbox, missed=0, held=30).servers == 0
+    assert Sight.of(pool, {"live": 0.0, "waiting": 0.0, "max_live": 8.0}, missed=0, held=30).sandbox == 8
+
+
+def test_impossible_bounds() -> None:
+    with pytest.raises(ValueError, match="impossible limits"):
+        Places(0)
