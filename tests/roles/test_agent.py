@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from role_fakes import FakePool, FakeSandbox, make_config, make_context
 from test_episode import counting, make_request
@@ -175,3 +176,103 @@ async def test_a_defect_ends_the_role(tmp_path: Path) -> None:
     await stage.bus.publish(make_request())
     with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True), anyio.fail_after(5):
         await stage.agent.run()
+
+
+async def held(stage: Stage, count: int) -> None:
+    """Wait until the agent has ``count`` plays in hand, and see that it does not take more."""
+    with anyio.fail_after(5):
+        while stage.agent.statistics()["in_hand"] < count:  # noqa: ASYNC110 - nobody tells a gauge
+            await anyio.sleep(0.005)
+    for _ in range(50):
+        await anyio.lowlevel.checkpoint()
+    assert stage.agent.statistics()["in_hand"] == count
+
+
+async def test_no_more_is_leased_than_the_servers_have_room_for(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, concurrency=288)
+    stage.pool.limit, stage.pool.gate = 16, anyio.Event()
+    await stage.bus.publish_all([make_request(episode=f"ep{number}") for number in range(60)])
+    async with stage.at_work():
+        await held(stage, 20)
+        assert stage.agent.slots == 20
+        stage.pool.limit = 32
+        await held(stage, 40)
+        other = Agent(
+            make_context(
+                stage.bus.peer("agent", "a1"),
+                stage.context.config,
+                tmp_path,
+                pool=FakePool(counting),
+                sandbox=FakeSandbox(),
+            )
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.run)
+            facts = await stage.facts(20)  # what the first one left is played by another
+            other.context.draining.set()
+        assert len(facts) == 20
+        stage.pool.gate.set()
+        await stage.facts(60)
+    assert await stage.waiting() == 0
+
+
+async def test_no_more_is_leased_than_the_sandbox_takes(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, concurrency=288)
+    stage.sandbox.max_live, stage.pool.gate = 5, anyio.Event()
+    await stage.bus.publish_all([make_request(episode=f"ep{number}") for number in range(9)])
+    async with stage.at_work():
+        await held(stage, 5)
+        assert stage.pool.busy == 5, "nobody waits for an instance"
+        stage.pool.gate.set()
+        assert len(await stage.facts(9)) == 9
+
+
+async def test_missed_deadlines_halve_what_is_held(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, concurrency=64)
+    stage.pool.limit = 64
+    stage.pool.script = lambda text, call: InferenceUnavailable("late") if call < 8 else counting(text, 0)
+    await stage.bus.publish_all([make_request(episode=f"ep{number}") for number in range(20)])
+    async with stage.at_work():
+        await stage.facts(20)
+        with anyio.fail_after(5):
+            while not stage.agent.statistics()["limit_cuts"]:  # noqa: ASYNC110 - nobody tells a gauge
+                await anyio.sleep(0.005)
+    assert stage.agent.slots < 40
+
+
+async def test_a_step_that_is_cancelled_leaves_no_instance(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, episode_seconds=0.05)
+    gate = anyio.Event()
+
+    async def never(action: str) -> None:
+        await gate.wait()
+
+    spawn = stage.sandbox.spawn
+
+    async def stuck(*given: Any, **more: Any) -> Any:
+        instance = await spawn(*given, **more)
+        instance.step = never  # type: ignore[method-assign, assignment]
+        return instance
+
+    stage.sandbox.spawn = stuck  # type: ignore[method-assign]
+    await stage.bus.publish(make_request())
+    async with stage.at_work():
+        (fact,) = await stage.facts(1)
+    assert isinstance(fact, EpisodeFailed)
+    assert [instance.closed for instance in stage.sandbox.instances] == [True]
+    assert stage.agent._player.stepping == 0
+
+
+async def test_a_play_of_two_agents_has_one_fact(tmp_path: Path) -> None:
+    """The first agent is lost between its fact and its acknowledgement, and the second plays it again."""
+    stage = Stage(tmp_path)
+    await stage.bus.publish(make_request())
+    async with stage.at_work():
+        (first,) = await stage.facts(1)
+    before = (await stage.bus.stream_info("EVENT")).messages
+    stage.pool.calls.clear()
+    second = (await stage.agent._player.play(make_request())).finished(make_request())
+    await stage.bus.publish(second)
+    assert (await stage.bus.stream_info("EVENT")).messages == before
+    assert isinstance(first, EpisodeFinished)
+    assert msgspec.structs.replace(second, seconds=0.0) == msgspec.structs.replace(first, seconds=0.0)
