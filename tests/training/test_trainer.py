@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,35 +81,6 @@ class Gradients:
                 self.gradients = {name: value.grad.clone() for name, value in named}
 
         return Keeper()
-
-
-def test_the_seams_of_the_pinned_trl_are_there():
-    import transformers
-    import trl
-
-    from engine.training.trainer import PolicyTrainer
-
-    assert trl.__version__.startswith("1.16."), "check every seam of PolicyTrainer before moving the pin"
-    parent = trl.GRPOTrainer
-    expected = {
-        "training_step": ["self", "model", "inputs", "num_items_in_batch"],
-        "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
-        "get_train_dataloader": ["self"],
-        "_prepare_inputs": ["self", "generation_batch"],
-        "_send_telemetry": ["self"],
-    }
-    for name, names in expected.items():
-        assert name in vars(PolicyTrainer)
-        assert list(inspect.signature(getattr(parent, name)).parameters) == names
-    used = inspect.signature(parent._get_per_token_logps_and_entropies).parameters
-    assert list(used)[:7] == [
-        "self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"
-    ]  # fmt: skip
-    assert parent.loss_is_scaled_for_ga is True
-    source = inspect.getsource(transformers.Trainer)
-    for seam in ("_globalstep_last_logged", "on_pre_optimizer_step", "current_gradient_accumulation_steps"):
-        assert seam in source
-    assert "fused_lm_head=True" in inspect.getsource(parent._get_per_token_logps_and_entropies)
 
 
 @pytest.mark.parametrize(
