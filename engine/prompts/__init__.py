@@ -38,13 +38,21 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         autoescape=False,
     )
-    environment.filters["fence"] = fence
+    environment.filters["fence"], environment.filters["tag"] = fence, tag
     return environment
 
 
 def fence(text: str) -> str:
     """Return the shortest fence, of three backticks or more, that nothing in ``text`` closes."""
-    return "`" * max(3, 1 + max(map(len, _TICKS.findall(text)), default=0))
+    return "`" * max(3, 1 + max(map(len, _TICKS.findall(str(text))), default=0))
+
+
+def tag(text: str, name: str) -> str:
+    """Return ``name``, with a number where ``text`` holds the tag already: nothing in it closes the other."""
+    taken = set(re.findall(rf"</?({re.escape(name)}(?:-\d+)?)\s*>", str(text), re.IGNORECASE))
+    taken = {found.lower() for found in taken}
+    numbered = (f"{name}-{number}" for number in range(2, len(taken) + 3))
+    return next(one for one in (name, *numbered) if one not in taken)
 
 
 def names() -> tuple[str, ...]:

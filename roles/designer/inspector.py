@@ -101,8 +101,7 @@ class Inspector:
             return Finding()
         text = self._corpus.get(document).text if document else ""
         if text and self._grounds is None:
-            texts = self._corpus.sample(_GROUNDS)
-            self._grounds = await anyio.to_thread.run_sync(Grounds, texts)
+            self._grounds = await anyio.to_thread.run_sync(lambda: Grounds(self._corpus.sample(_GROUNDS)))
         ticketed = Ticketed(ticket.skill, text, self._family_skill, self._settings.skills)
         grounds = self._grounds or Grounds([])
         finding = await anyio.to_thread.run_sync(partial(examine, source, verdict, ticketed, grounds))

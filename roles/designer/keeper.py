@@ -3,7 +3,8 @@
 A snapshot holds the memory, how often each document was used, and the EVENT sequence up to which both were
 told; what came later is replayed, so a restart gives exactly the memory that a replay from the beginning
 would give. Programs lie beside it in the archive. A snapshot that is damaged, of another stream, or whose
-programs are not all there, is not used: then the whole stream is replayed.
+programs are not all there, is not used: then the whole stream is replayed. A stream of bounded size has
+forgotten its oldest facts: what of them no snapshot holds is lost to the memory, and said.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
+import structlog
 
 from bus import NotFound, Undecodable
 from bus.messages import DesignRejected, EnvironmentReady, EnvironmentScored, Message, RoundSummary
@@ -25,6 +27,8 @@ from engine.errors import SpadeError
 from roles.designer.memory import Frozen, Memory
 
 if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
     from bus import Bus
 
 TAILS = ("event.designer.ready", "event.designer.rejected", "event.scorer.scored", "event.scorer.round")
@@ -34,20 +38,22 @@ SECONDS = 15.0
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The memory after EVENT ``position``, where the message with ``key`` lies; ``used`` counts the uses of
-    each document."""
+    each document. All facts up to ``through`` are in it, but for some among ``missed`` messages."""
 
     run: str
     position: int
     key: str
     memory: Frozen
     used: dict[str, int]
+    through: int = 0
+    missed: int = 0
 
 
 class Keeper:
     """Feeds ``memory`` from the bus. ``note_used`` is told each use of a document that an earlier life made.
 
     Files lie in ``directory``; ``seconds`` is the least time between two snapshots. Raises SpadeError when
-    they cannot be written.
+    they cannot be written. ``log`` is told what the memory lacks.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Keeper:
         note_used: Callable[[str], None],
         *,
         seconds: float = SECONDS,
+        log: BoundLogger | None = None,
     ) -> None:
         self._bus, self._directory, self._memory = bus, directory, memory
         self._note_used, self._seconds = note_used, seconds
@@ -66,6 +73,8 @@ class Keeper:
         self._saved_at, self._saved = time.monotonic(), 0
         self.position, self._key = 0, ""
         self.replayed = 0
+        self._through = self._missed = 0
+        self._log: BoundLogger = log or structlog.get_logger("spade.designer")
 
     async def read_back(self) -> None:
         """Rebuild memory and uses of documents from the snapshot and the facts since."""
@@ -78,9 +87,13 @@ class Keeper:
             self.position = self._saved = snapshot.position
             self._key = snapshot.key
             self._used.update(snapshot.used)
+            self._through, self._missed = max(snapshot.position, snapshot.through), snapshot.missed
+        stream = await self._bus.stream_info("EVENT")
+        self._note_gap(stream.first)
         async for record in self._bus.replay("EVENT", start=self.position + 1, tails=TAILS):
             await self._learn(record.sequence, record.message)
             self.replayed += 1
+        self._through = max(self._through, stream.last)
         for document, times in self._used.items():
             for _ in range(times):
                 self._note_used(document)
@@ -104,17 +117,21 @@ class Keeper:
             key=self._key,
             memory=self._memory.freeze(),
             used=dict(self._used),
+            through=self._through,
+            missed=self._missed,
         )
         await self._on_disk(write, self._directory, snapshot)
         self._saved, self._saved_at = snapshot.position, time.monotonic()
 
     def statistics(self) -> dict[str, float]:
-        """Records and their states, facts replayed at start, facts since the last snapshot."""
+        """Records and their states, facts replayed at start, facts since the last snapshot, and messages that
+        the stream had forgotten before memory could learn from them."""
         return {
             "memory_records": len(self._memory),
             "memory_waiting": self._memory.waiting,
             "memory_replayed": self.replayed,
             "memory_unsaved": self.position - self._saved,
+            "memory_missed": self._missed,
             **{f"memory_{state}": count for state, count in self._memory.states().items()},
         }
 
@@ -134,6 +151,21 @@ class Keeper:
             case _:
                 pass
         self.position, self._key = sequence, fact.key
+        self._through = max(self._through, sequence)
+
+    def _note_gap(self, first: int) -> None:
+        """Count what lies between the last fact that is known and the first one that is still there."""
+        gap = max(0, first - self._through - 1)
+        if gap:
+            self._missed += gap
+            self._log.warning(
+                "memory.incomplete",
+                missed=gap,
+                known=self._through,
+                first=first,
+                why="the bus has forgotten these messages; environments told of in them are not remembered",
+                remedy="raise bus.store_gb, and keep the snapshot designer.memory beside the run",
+            )
 
     async def _on_disk(self, work: Callable[..., object], *arguments: object) -> None:
         try:

@@ -23,7 +23,7 @@ from bus.scopes import flat_task_group
 from engine import similarity
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Draft, Judged, Workshop, mends
-from roles.designer.corpus import Corpus, probe
+from roles.designer.corpus import Corpus, pins, probe
 from roles.designer.finding import answers, finding
 from roles.designer.hint import Hint, HintWriter
 from roles.designer.inspector import Inspector, Notes
@@ -89,9 +89,11 @@ class Designer(Role):
 
     async def run(self) -> None:
         chat = await chat_tokens(self.context)
-        self._corpus = await anyio.to_thread.run_sync(Corpus.open, self.config, chat)
+        self._corpus = await anyio.to_thread.run_sync(self._open_corpus, chat)
         for line in self._corpus.named:
             self.log.warning("no document", place=line)
+        for source, revision in self._corpus.revisions.items():
+            self.log.info("corpus.revision", source=source, revision=revision)
         async with (
             open_external(self.context) as self._endpoint,
             open_designer(self.context, chat, self._endpoint) as designer,
@@ -99,8 +101,16 @@ class Designer(Role):
             self._equip(chat, designer)
             await self._work()
 
+    def _open_corpus(self, chat: ChatTokens) -> Corpus:
+        known = pins.read(self.context.directory)
+        corpus = Corpus.open(self.config, chat, known)
+        pins.write(self.context.directory, corpus.revisions)
+        return corpus
+
     async def _work(self) -> None:
-        keeper = self._keeper = Keeper(self.bus, self.context.directory, self._memory, self._corpus.note_used)
+        keeper = self._keeper = Keeper(
+            self.bus, self.context.directory, self._memory, self._corpus.note_used, log=self.log
+        )
         await keeper.read_back()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keeper.follow)

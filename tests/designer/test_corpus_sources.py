@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine.config import Config, CorpusSource, Designer, Model, Run, Warmstart
-from engine.errors import ConfigError
-from roles.designer.corpus import Document, load, load_for, probe
+from engine.errors import ConfigError, SpadeError
+from roles.designer.corpus import Document, load, load_for, pins, probe
 from roles.designer.corpus.botocore import plain
 
 
@@ -41,7 +43,7 @@ def test_jsonl_takes_the_schema_of_the_reference(tmp_path: Path) -> None:
         {"text": "three", "id": 7, "orig_doc": None},
     )
     found = only(f"jsonl:{path}")
-    assert [(item.text, item.skill) for item in found] == [("one", "Logic"), ("two", ""), ("three", "")]
+    assert [(item.whole(), item.skill) for item in found] == [("one", "Logic"), ("two", ""), ("three", "")]
     assert [item.id for item in found] == ["corpus.jsonl:1", "7", "7#2"]
 
 
@@ -64,10 +66,37 @@ def test_jsonl_counts_and_names_what_holds_no_document(tmp_path: Path) -> None:
 def test_jsonl_reads_directories_and_packed_files(tmp_path: Path) -> None:
     write_lines(tmp_path / "b.jsonl", {"text": "bee"})
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "ay"}\n'))
-    assert {item.text for item in only(f"jsonl:{tmp_path}")} == {"ay", "bee"}
+    assert {item.whole() for item in only(f"jsonl:{tmp_path}")} == {"ay", "bee"}
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"\*\.jsonl"):
         load(f"jsonl:{tmp_path / 'empty'}")
+
+
+def test_jsonl_keeps_places_and_not_texts(tmp_path: Path) -> None:
+    """A corpus is larger than memory: a line costs a few hundred bytes, whatever its length."""
+    texts = [f"{number} {'long ' * 20_000}".strip() for number in range(60)]
+    path = write_lines(tmp_path / "corpus.jsonl", "", *({"text": text} for text in texts))
+    tracemalloc.start()
+    try:
+        found = only(f"jsonl:{path}")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size > 6_000_000
+    assert kept < 300_000
+    assert [item.whole() for item in found[::7]] == texts[::7]
+    (first, *_) = only(f"jsonl:{path}", longest=30)
+    assert first.whole() == texts[0][:30]
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_text('{"text": "other"}')])
+def test_a_file_that_changes_under_the_run_is_named(tmp_path: Path, harm: Any) -> None:
+    path = write_lines(tmp_path / "corpus.jsonl", {"text": "same1"}, {"text": "same2"})
+    _, second = only(f"jsonl:{path}")
+    assert second.whole() == "same2"
+    harm(path)
+    with pytest.raises(SpadeError, match=r"corpus\.jsonl has changed while the run reads from it"):
+        second.whole()
 
 
 def test_a_source_of_bad_lines_only_names_the_first(tmp_path: Path) -> None:
@@ -218,6 +247,82 @@ def test_hf_streams_through_a_seeded_buffer(dataset: Path) -> None:
     assert found == only(source, seed=3)
     assert found != only(source, seed=4)
     assert len(only(f"hf:{dataset}")) == 30
+
+
+class Hub:
+    """Stands in for the hub: a branch that moves, and a place where commits lie."""
+
+    def __init__(self, dataset: Path) -> None:
+        self.tips = {"": "c1", "main": "c1", "old": "c0"}
+        self.down = False
+        self.loaded: list[tuple[str, str | None]] = []
+        import datasets
+
+        self._dataset, self._load = dataset, datasets.load_dataset
+
+    def dataset_info(self, name: str, *, revision: str | None, timeout: float) -> Any:
+        if self.down:
+            raise OSError("no route to the hub")
+        return SimpleNamespace(sha=self.tips.get(revision or "", revision))
+
+    def load_dataset(self, where: str, *, revision: str | None = None, **arguments: Any) -> Any:
+        self.loaded.append((where, revision))
+        return self._load(str(self._dataset), **arguments)
+
+
+@pytest.fixture
+def hub(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub(dataset)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
+    monkeypatch.setattr("datasets.load_dataset", hub.load_dataset)
+    return hub
+
+
+@pytest.mark.parametrize(
+    ("source", "commit"),
+    [
+        ("hf:some/papers", "c1"),
+        ("hf:some/papers@old?take=3", "c0"),
+        ("hf:some/papers@main", "c1"),
+        ("hf:some/papers@0a1b2c", "0a1b2c"),
+    ],
+)
+def test_hf_reads_the_revision_that_is_asked_for_and_says_which(hub: Hub, source: str, commit: str) -> None:
+    found = load(source)
+    assert hub.loaded == [("some/papers", commit)]
+    assert found.revisions == ((source, commit),)
+
+
+def test_a_run_keeps_the_revision_that_it_began_with(hub: Hub) -> None:
+    source = "hf:some/papers@main"
+    began = dict(load(source).revisions)
+    hub.tips = {"main": "c2"}
+    assert load(source, pins=began).revisions == ((source, "c1"),)
+    assert load(source).revisions == ((source, "c2"),)
+    assert [revision for _, revision in hub.loaded] == ["c1", "c1", "c2"]
+
+
+def test_without_an_answer_of_the_hub_the_revision_is_the_one_asked_for(hub: Hub) -> None:
+    hub.down = True
+    assert load("hf:some/papers@v1").revisions == (("hf:some/papers@v1", "v1"),)
+    assert load("hf:some/papers").revisions == ()
+    assert hub.loaded == [("some/papers", "v1"), ("some/papers", None)]
+
+
+def test_a_directory_has_no_revision(dataset: Path) -> None:
+    assert load(f"hf:{dataset}").revisions == ()
+
+
+def test_pins_are_kept_beside_the_run(tmp_path: Path) -> None:
+    assert pins.read(tmp_path) == {}
+    pins.write(tmp_path, {})
+    assert list(tmp_path.iterdir()) == []
+    pins.write(tmp_path, {"hf:a@main": "c1"})
+    assert pins.read(tmp_path) == {"hf:a@main": "c1"}
+    for text in ("nonsense", "[]"):
+        (tmp_path / pins.FILE).write_text(text)
+        with pytest.raises(SpadeError, match=r"corpus\.json.*Delete it"):
+            pins.read(tmp_path)
 
 
 def test_hf_takes_other_fields_and_single_files(dataset: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from test_memory import played, ready, scored, standing
 
 from bus import MemoryBus
-from bus.messages import DesignRejected, EnvironmentReady, Message
+from bus.messages import DesignRejected, EnvironmentReady, EpisodeFailed, Message
 from engine.archive import Archive
 from engine.errors import SpadeError
 from roles.designer import keeper
@@ -174,6 +174,62 @@ async def test_a_snapshot_that_cannot_be_trusted_is_not_used(
     await again.keeper.read_back()
     assert again.keeper.replayed == 0
     assert again.memory == before.memory
+
+
+class Told:
+    """A log that keeps its warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[dict[str, Any]] = []
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.warnings.append({"event": event, **fields})
+
+
+async def test_what_the_stream_forgot_before_memory_knew_is_counted_and_said(tmp_path: Path) -> None:
+    """A stream of bounded size drops its oldest facts: a memory that lacks them must not look whole."""
+    history = facts(30)
+    bus = await bus_with(history[:40])
+    await golden(bus, tmp_path)
+    await bus.publish_all(history[40:])
+    await bus.purge("EVENT", below=61)
+    log: Any = Told()
+    life = Life(bus, tmp_path, log=log)
+    await life.keeper.read_back()
+    assert life.keeper.statistics()["memory_missed"] == 20
+    (warning,) = log.warnings
+    assert (warning["missed"], warning["known"], warning["first"]) == (20, 40, 61)
+    assert "bus.store_gb" in warning["remedy"]
+    # the same gap is not counted again, and not forgotten either
+    again = Life(bus, tmp_path, log=log)
+    await again.keeper.read_back()
+    assert again.keeper.statistics()["memory_missed"] == 20
+    assert len(log.warnings) == 1
+
+
+async def test_what_a_snapshot_holds_may_be_forgotten(tmp_path: Path) -> None:
+    """Also where other messages lie behind the last fact that concerns the memory."""
+    history = facts(30)
+    bus = await bus_with(history)
+    other = EpisodeFailed(episode="e", design="d", arm="plain", round=0, index=0, failure="infra", reason="")
+    await bus.publish_all([msgspec.structs.replace(other, episode=f"e{number}") for number in range(9)])
+    whole = await golden(bus, tmp_path)
+    await bus.purge("EVENT", below=len(history) + 10)
+    log: Any = Told()
+    life = Life(bus, tmp_path, log=log)
+    await life.keeper.read_back()
+    assert (life.memory, log.warnings) == (whole.memory, [])
+    assert life.keeper.statistics()["memory_missed"] == 0
+
+
+async def test_a_memory_without_a_snapshot_says_what_it_cannot_know(tmp_path: Path) -> None:
+    bus = await bus_with(facts(30))
+    await bus.purge("EVENT", below=11)
+    log: Any = Told()
+    life = Life(bus, tmp_path, log=log)
+    await life.keeper.read_back()
+    assert life.keeper.statistics()["memory_missed"] == 10
+    assert len(log.warnings) == 1
 
 
 async def test_following_learns_and_saves(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Corpus:
         filters: Mapping[str, str] | None = None,
     ) -> None:
         self._documents = {item.id: item for shelf in library.shelves for item in shelf.documents}
-        self._bad, self.named = library.bad, library.named
+        self._bad, self.named, self.revisions = library.bad, library.named, dict(library.revisions)
         self._limit, self._tokens, self._attempts = limit, tokens, max(attempts, 1)
         self._skills = tuple(skills)
         suited = {skill: _suited(library, skill, (filters or {}).get(skill, "")) for skill in skills}
@@ -77,11 +77,12 @@ class Corpus:
         self._dealt = 0
 
     @classmethod
-    def open(cls, config: Config, tokens: Tokens) -> Corpus:
-        """Read the corpus of a recipe; blocks on files and imports. Raises ConfigError."""
+    def open(cls, config: Config, tokens: Tokens, pins: Mapping[str, str] | None = None) -> Corpus:
+        """Read the corpus of a recipe; blocks on files and imports. ``pins`` are the revisions that sources
+        had when the run began. Raises ConfigError."""
         designer = config.designer
         return cls(
-            load_for(config),
+            load_for(config, pins),
             skills=designer.skills,
             limit=designer.corpus_tokens,
             tokens=tokens,
@@ -117,10 +118,11 @@ class Corpus:
         return self._cut(self._documents.get(document, NO_DOCUMENT))
 
     def sample(self, count: int) -> list[str]:
-        """Return the texts of at most ``count`` documents, evenly spread over the corpus, uncut."""
+        """Return the texts of at most ``count`` documents, evenly spread over the corpus, uncut; may read
+        files."""
         documents = list(self._documents.values())
         every = max(1, -(-len(documents) // max(count, 1)))
-        return [document.text for document in documents[::every]]
+        return [document.whole() for document in documents[::every]]
 
     def statistics(self) -> dict[str, float]:
         """Gauges. ``corpus_epoch`` is the furthest pass begun, from 1 on; ``corpus_left`` counts what the
@@ -138,7 +140,7 @@ class Corpus:
         }
 
     def _cut(self, document: Document) -> Document:
-        return document._replace(text=cut(document.text, self._limit, self._tokens))
+        return document._replace(text=cut(document.whole(), self._limit, self._tokens), stored=None)
 
 
 # The documents that one skill may have, by the number of their shelf.

@@ -6,12 +6,25 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
+class Stored(Protocol):
+    """A text that stays where it is until a design needs it."""
+
+    def read(self) -> str:
+        """Return the text. Raises SpadeError when it is not there any more."""
+
+
 class Document(NamedTuple):
-    """One grounding text. ``skill`` empty: it suits every skill."""
+    """One grounding text. ``skill`` empty: it suits every skill. ``text`` is empty where the text is
+    ``stored`` elsewhere: :meth:`whole` returns it in either case."""
 
     id: str
     text: str
     skill: str = ""
+    stored: Stored | None = None
+
+    def whole(self) -> str:
+        """Return the text; reads a file where it is stored in one. Raises SpadeError."""
+        return self.text if self.stored is None else self.stored.read()
 
 
 NO_DOCUMENT = Document("", "")

@@ -1,4 +1,7 @@
-"""``hf:NAME`` - a dataset of the Hugging Face hub, or a directory or file that ``datasets`` can read.
+"""``hf:NAME@REVISION`` - a dataset of the Hugging Face hub; or a directory or file that ``datasets`` reads.
+
+REVISION is a commit, a branch or a tag. Without one, or with one that moves, the commit that it stands for
+when the run begins is the run's: it is told to ``Reading``, and pinned by a resumed run.
 
 Options follow a question mark: ``hf:allenai/peS2o?name=v2&split=train&field=text&take=20000&buffer=5000``.
 The dataset is streamed through a shuffle buffer that the run's seed sets, and the first ``take`` documents
@@ -19,6 +22,7 @@ from roles.designer.corpus.document import Document
 from roles.designer.corpus.reading import WHERE, Reading
 
 _OPTIONS = {"name": "", "split": "train", "field": "", "id": "", "take": "10000", "buffer": "1000"}
+_ASK_SECONDS = 20.0
 _FILES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".txt": "text"}
 
 
@@ -28,7 +32,7 @@ def read(argument: str, reading: Reading) -> Iterator[Document]:
     take, buffer = _whole("take", options), _whole("buffer", options)
     kept = 0
     with _without_torch():
-        stream = _open(place, options).shuffle(seed=reading.seed, buffer_size=buffer)
+        stream = _open(place, options, reading).shuffle(seed=reading.seed, buffer_size=buffer)
         for number, row in enumerate(_rows(stream, place)):
             found = _document(row, options, f"{Path(place).name}:{number}")
             if isinstance(found, str):
@@ -74,7 +78,7 @@ def _whole(name: str, options: dict[str, str]) -> int:
     return int(options[name])
 
 
-def _open(place: str, options: dict[str, str]) -> Any:
+def _open(place: str, options: dict[str, str], reading: Reading) -> Any:
     import datasets
 
     path = Path(place).expanduser()
@@ -82,10 +86,24 @@ def _open(place: str, options: dict[str, str]) -> Any:
         if path.is_file():
             kind = _FILES.get(path.suffix.lower(), "text")
             return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
-        where = str(path) if path.is_dir() else place
-        return datasets.load_dataset(where, options["name"] or None, split=options["split"], streaming=True)
+        arguments = {"name": options["name"] or None, "split": options["split"], "streaming": True}
+        if path.is_dir():
+            return datasets.load_dataset(str(path), **arguments)
+        name, _, asked = place.partition("@")
+        reading.revision = reading.pin or _commit(name, asked)
+        return datasets.load_dataset(name, revision=reading.revision or None, **arguments)
     except Exception as error:  # the hub's client raises a different one for each way of not being there
         raise _unreachable(place, error) from error
+
+
+def _commit(name: str, asked: str) -> str:
+    """Return the commit that a revision of a dataset stands for, or it itself where the hub cannot tell."""
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().dataset_info(name, revision=asked or None, timeout=_ASK_SECONDS).sha or asked
+    except Exception:  # as below; what is really wrong is said when the dataset is opened
+        return asked
 
 
 def _rows(stream: Any, place: str) -> Iterator[dict[str, Any]]:

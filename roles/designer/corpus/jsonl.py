@@ -1,19 +1,22 @@
 """``jsonl:PATH`` - one object a line, text in ``orig_doc`` or ``text`` (reference spec 8).
 
 ``id`` and ``skill`` are taken when they are there; other keys are metadata that no prompt shows. PATH may be
-a directory: its files ``*.jsonl`` are read one after the other. Files ending in ``.gz`` are unpacked.
+a directory: its files ``*.jsonl`` are read one after the other. Of each line only its place is kept, and the
+text is read when a design needs it; of packed files (``.gz``), which have no places, the beginnings of the
+texts are kept.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, SpadeError
 from roles.designer.corpus.document import Document
 from roles.designer.corpus.reading import WHERE, Reading, existing
 
@@ -53,9 +56,36 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
+class _Place(NamedTuple):
+    """Where a line lies, and the digest of its bytes."""
+
+    path: Path
+    offset: int
+    size: int
+    digest: bytes
+    longest: int
+
+    def read(self) -> str:
+        """Return the text of the line. Raises SpadeError when it is not the one that was found there."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                line = file.read(self.size)
+        except OSError as error:
+            raise _changed(self.path, str(error)) from error
+        if _digest(line) != self.digest:
+            raise _changed(self.path, f"byte {self.offset}")
+        found = _document(_DECODER.decode(line), "")
+        assert isinstance(found, Document)
+        return found.text[: self.longest]
+
+
 def _file(path: Path, reading: Reading) -> Iterator[Document]:
-    with cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as lines:
+    packed, offset = path.suffix == ".gz", 0
+    with cast("BinaryIO", gzip.open(path, "rb")) if packed else path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            place = _Place(path, offset, len(line), b"" if packed else _digest(line), reading.longest)
+            offset += len(line)
             if not line.strip():
                 continue
             try:
@@ -64,8 +94,22 @@ def _file(path: Path, reading: Reading) -> Iterator[Document]:
                 found = str(error)
             if isinstance(found, str):
                 reading.skip(f"{path}, line {number}", found)
+            elif packed:
+                yield found._replace(text=found.text[: reading.longest])
             else:
-                yield found
+                yield found._replace(text="", stored=place)
+
+
+def _digest(line: bytes) -> bytes:
+    return hashlib.blake2b(line, digest_size=8).digest()
+
+
+def _changed(path: Path, where: str) -> SpadeError:
+    return SpadeError(
+        f"the corpus {path} has changed while the run reads from it ({where})",
+        where=WHERE,
+        remedy="Put the file back as it was, or run the same command again to read it anew.",
+    )
 
 
 def _document(line: _Line, place: str) -> Document | str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.config import Config, CorpusSource
@@ -29,11 +29,13 @@ class Shelf:
 
 @dataclass(frozen=True)
 class Library:
-    """Everything a run draws from. ``bad`` places held no document; the first of them are ``named``."""
+    """Everything a run draws from. ``bad`` places held no document; the first of them are ``named``.
+    ``revisions`` are pairs of a source and the revision of it that was read, for sources that have any."""
 
     shelves: tuple[Shelf, ...] = ()
     bad: int = 0
     named: tuple[str, ...] = ()
+    revisions: tuple[tuple[str, str], ...] = ()
 
     @property
     def documents(self) -> int:
@@ -48,15 +50,22 @@ def sources(setting: str | Sequence[CorpusSource]) -> tuple[CorpusSource, ...]:
     return tuple(setting)
 
 
-def load(setting: str | Sequence[CorpusSource], *, seed: int = 0, longest: int = 1_000_000) -> Library:
-    """Read all documents that ``setting`` names, ids made unique; blocks on files and imports.
+def load(
+    setting: str | Sequence[CorpusSource],
+    *,
+    seed: int = 0,
+    longest: int = 1_000_000,
+    pins: Mapping[str, str] | None = None,
+) -> Library:
+    """Read all documents that ``setting`` names, ids made unique; blocks on files and imports. ``pins`` are
+    revisions to read of sources that name none.
 
     Raises ConfigError for an unknown scheme, for what is not there, and for a source without any document.
     """
     seen: Counter[str] = Counter()
-    shelves, bad, named = [], 0, list[str]()
+    shelves, bad, named, revisions = [], 0, list[str](), list[tuple[str, str]]()
     for item in sources(setting):
-        reading = Reading(seed=seed, longest=longest)
+        reading = Reading(seed=seed, longest=longest, pin=(pins or {}).get(item.source, ""))
         scheme, argument = _scheme(item.source)
         documents = tuple(_unique(scheme(argument, reading), seen))
         if not documents:
@@ -64,15 +73,17 @@ def load(setting: str | Sequence[CorpusSource], *, seed: int = 0, longest: int =
         shelves.append(Shelf(item.source, item.weight, documents))
         bad += reading.bad
         named += reading.named
-    return Library(tuple(shelves), bad, tuple(named))
+        revisions += [(item.source, reading.revision)] if reading.revision else []
+    return Library(tuple(shelves), bad, tuple(named), tuple(revisions))
 
 
-def load_for(config: Config) -> Library:
+def load_for(config: Config, pins: Mapping[str, str] | None = None) -> Library:
     """Read the documents of a recipe; ``seeds:`` alone means the families of its warm start."""
     return load(
         _with_families(config),
         seed=config.run.seed,
         longest=config.designer.corpus_tokens * _CHARACTERS_A_TOKEN,
+        pins=pins,
     )
 
 

@@ -1,0 +1,154 @@
+"""A ticket that comes again: what was published stands, whatever would be found now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from role_fakes import COUNTER
+from test_designer import BAD, GOOD, FakeValidator, FakeVerdict, Policy, Stage, make_ticket
+
+from bus import MemoryBus
+from bus.messages import DesignRejected, EnvironmentReady, Finding, HeldDesign, Message
+from engine.inference.completion import InferenceUnavailable
+from roles import work
+from roles.designer import finding as told
+from roles.designer import role as designer_role
+from roles.designer.inspector import Notes
+from roles.designer.prober import Answers
+
+
+class Moods(FakeValidator):
+    """Judges as ``mood`` says, which may change between two looks at the same program."""
+
+    mood = ""
+    looked = 0
+
+    async def validate(self, source: str, *, max_turns: int, **more: Any) -> FakeVerdict:
+        Moods.looked += 1
+        verdict = await super().validate(source, max_turns=max_turns, **more)
+        if verdict.ok and Moods.mood:
+            return FakeVerdict(Moods.mood, "a slow day")
+        return verdict
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(designer_role, "Validator", Moods)
+    monkeypatch.setattr(Moods, "mood", "")
+    monkeypatch.setattr(Moods, "looked", 0)
+
+
+async def handed_down(tmp_path: Path, policy: Policy, **designer: Any) -> tuple[list[Message], Stage]:
+    """What a life that ended before its ticket was acknowledged has published, and the next life."""
+    first = Stage(tmp_path, policy, **designer)
+    await first.answer(1, make_ticket(attempts=1))
+    later = Stage(tmp_path, Policy(InferenceUnavailable("must not be asked"), hints=("look up",)), **designer)
+    held = await first.held()
+    await later.bus.publish_all(held)
+    return list(held), later
+
+
+@pytest.mark.parametrize("mood", ["", "replay", "solution", "degenerate"])
+async def test_a_held_design_is_told_of_as_it_was_found(mood: str, tmp_path: Path) -> None:
+    """Also where probes come out otherwise now, or the pool is a slower one."""
+    (held,), later = await handed_down(tmp_path, Policy(GOOD))
+    Moods.mood, Moods.looked = mood, 0
+    (ready,) = await later.answer(1, make_ticket(attempts=1))
+    assert isinstance(ready, EnvironmentReady)
+    assert isinstance(held, HeldDesign)
+    assert held.finding is not None
+    assert ready.source == held.finding.source
+    assert ready.source.strip() == COUNTER.strip()
+    assert (ready.title, ready.trivial_win_rate, ready.hint) == ("count from 2", 0.25, "look up")
+    assert Moods.looked == 0, "what was judged is not judged again"
+    assert await later.held() == [held]
+
+
+async def test_a_memory_that_has_grown_rejects_no_held_design(tmp_path: Path) -> None:
+    (held,), later = await handed_down(tmp_path, Policy(GOOD), duplicates="reject")
+    before = Stage(tmp_path, Policy(GOOD), bus=later.bus, duplicates="reject")
+    (twin,) = await before.answer(1, make_ticket("other", attempts=1))
+    assert isinstance(twin, EnvironmentReady)
+    again = Stage(tmp_path, later.policy, bus=later.bus, duplicates="reject")
+    _, ready = await again.answer(2, make_ticket(attempts=1))
+    assert isinstance(ready, EnvironmentReady)
+    assert (ready.design, ready.environment) == ("d1", twin.environment)
+    assert [one.design for one in await later.held()] == [getattr(held, "design", ""), "other"]
+
+
+async def test_a_held_rejection_stays_one_with_its_reason(tmp_path: Path) -> None:
+    Moods.mood = "replay"
+    held, later = await handed_down(tmp_path, Policy(GOOD))
+    Moods.mood, Moods.looked = "", 0
+    rejected, _ = await later.answer(2, make_ticket(attempts=1))
+    assert isinstance(rejected, DesignRejected)
+    assert (rejected.rung, rejected.reason) == ("replay", "a slow day")
+    assert rejected.source.strip() == COUNTER.strip()
+    assert Moods.looked == 0
+    assert [getattr(one, "valid", None) for one in held] == [False]
+
+
+async def test_what_an_older_build_has_held_is_judged_anew(tmp_path: Path) -> None:
+    (held,), later = await handed_down(tmp_path, Policy(GOOD))
+    assert isinstance(held, HeldDesign)
+    wire = MemoryBus(run="test", role="scorer", instance="s0")
+    await wire.publish(msgspec_without_finding(held))
+    Moods.looked = 0
+    (ready,) = await Stage(tmp_path, later.policy, bus=wire).answer(1, make_ticket(attempts=1))
+    assert isinstance(ready, EnvironmentReady)
+    assert ready.source.strip() == COUNTER.strip()
+    assert Moods.looked == 1
+
+
+async def test_of_two_lives_at_once_the_first_to_publish_counts(tmp_path: Path) -> None:
+    """A life that was thought dead writes on; tokens and fact belong together all the same."""
+    other = COUNTER.replace("count from", "begin with")
+    slow = Stage(tmp_path, Policy(f"```python\n{other}```"))
+    fast = Stage(tmp_path, Policy(GOOD))
+    await fast.answer(1, make_ticket(attempts=1))
+    (theirs,) = await fast.held()
+    publish, wire = slow.context.bus.publish, slow.bus
+
+    async def late(message: Message) -> int:
+        if isinstance(message, HeldDesign):
+            await wire.publish(theirs)
+        return await publish(message)
+
+    slow.context.bus.publish = late  # type: ignore[method-assign]
+    (ready,) = await slow.answer(1, make_ticket(attempts=1))
+    assert isinstance(ready, EnvironmentReady)
+    assert await slow.held() == [theirs]
+    assert theirs.finding is not None
+    assert ready.source == theirs.finding.source
+
+
+async def test_a_repair_after_a_held_attempt_mends_what_was_held(tmp_path: Path) -> None:
+    first = Stage(tmp_path, Policy(BAD), repair=True)
+    await first.answer(2, make_ticket(attempts=1))
+    later = Stage(tmp_path, Policy(GOOD), repair=True)
+    await later.bus.publish_all(await first.held())
+    *_, ready = await later.answer(2, make_ticket(attempts=2))
+    assert isinstance(ready, EnvironmentReady)
+    assert ready.prompt.startswith("repair_full")
+    assert "class Nothing" in later.policy.design_prompts[0]
+
+
+def test_what_is_kept_for_the_checks_of_a_hint_is_bounded() -> None:
+    actions = frozenset({"x" * 5000, *(f"a{number}" for number in range(5000))})
+    answers = Answers(("7",), tuple((f"p{number}",) for number in range(99)), actions, 12)
+    judged: Any = type("J", (), {"rung": "", "reason": "", "source": "s", "verdict": FakeVerdict("", "")})()
+    found = told.finding(judged, Notes(answers=answers))
+    assert isinstance(found, Finding)
+    assert len(found.actions) == 512
+    assert max(map(len, found.actions)) < 10
+    assert len(found.plans) == 16
+    assert told.answers(found).alone == ("7",)
+    assert told.answers(found).instances == 12
+
+
+def msgspec_without_finding(held: HeldDesign) -> HeldDesign:
+    fields = {name: getattr(held, name) for name in held.__struct_fields__ if name != "finding"}
+    return HeldDesign(**fields)
