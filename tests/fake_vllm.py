@@ -33,7 +33,8 @@ class FakeVllm:
     is only a proof passes). ``stale_loads`` is how many loads do nothing but change the label;
     ``sampled_shift`` falsifies the log-probs of sampled tokens. ``held`` is what its worker says to hold,
     ``rotten`` is why its next proofs fail ("" for one that does not), ``infos`` are the pushes. ``pace`` is
-    the seconds that a token takes: between two of them the server may be paused and loaded."""
+    the seconds that a token takes: between two of them the server may be paused and loaded; a load takes
+    ``load_seconds``, and scoring a prompt ``score_seconds``. ``journal`` (url, route) may be shared."""
 
     url: str = ""
     version: str = "default"
@@ -53,6 +54,9 @@ class FakeVllm:
     sampled_shift: float = 0.0
     tokens: int = 4
     pace: float = 0.0
+    load_seconds: float = 0.0
+    score_seconds: float = 0.0
+    journal: list[tuple[str, str]] = field(default_factory=list)
     vocabulary: int = 64
     context: int = 1 << 20
     root: str = ""
@@ -98,6 +102,7 @@ class FakeVllm:
         async def handle(request: web.Request) -> web.StreamResponse:
             self.calls[path] += 1
             self.order.append(path.removeprefix("/"))
+            self.journal.append((self.url, path.removeprefix("/")))
             faults = self.faults.get(path)
             fault = faults.pop(0) if faults else None
             if isinstance(fault, str) and fault.startswith("load:"):
@@ -152,6 +157,7 @@ class FakeVllm:
 
     async def _resume(self, _: web.Request) -> web.Response:
         self.paused = False
+        self.journal.append((self.url, "resumed"))
         self.awake.set()
         return web.json_response({"status": "resumed"})
 
@@ -177,6 +183,7 @@ class FakeVllm:
             self.reason = self.rotten.pop(0) if self.rotten else ""
         else:
             assert self.paused
+            await asyncio.sleep(self.load_seconds)
             self.pending = info
         return web.json_response({})
 
@@ -243,6 +250,7 @@ class FakeVllm:
                 spans.append({"version": self.version, "start": index, "end": index + 1})
         rows: list[dict[str, Any] | None] | None = None
         if (wanted := parameters.get("prompt_logprobs")) is not None:
+            await asyncio.sleep(self.score_seconds)
             whole = range(self.vocabulary) if wanted == -1 else ()
             rows = [None] + [
                 {str(one): {"logprob": logprob(one, self.loaded)} for one in {*whole, token}}
@@ -281,7 +289,9 @@ def _error(status: int, message: str) -> web.Response:
 async def fake_vllm(**settings: Any) -> AsyncIterator[FakeVllm]:
     """Run a fake on a free loopback port."""
     fake = FakeVllm(**settings)
-    runner = web.AppRunner(fake.application(), shutdown_timeout=0.1, access_log=None)
+    runner = web.AppRunner(
+        fake.application(), shutdown_timeout=0.1, access_log=None, handler_cancellation=True
+    )
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

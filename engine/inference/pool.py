@@ -350,9 +350,9 @@ class InferencePool:
         if isinstance(error, ServerStuck):
             server.limit.congested(in_flight=in_flight)  # slow is not dead: the keeper's probe decides
             return
-        now = anyio.current_time()
-        opened = server.breaker.trip(now) if isinstance(error, _Unlabelled) else server.breaker.failure(now)
-        if opened:
+        now, breaker = anyio.current_time(), server.breaker
+        hopeless = isinstance(error, _Unlabelled) and breaker.retry_at is None
+        if breaker.trip(now) if hopeless else breaker.failure(now):
             log.warning("server_breaker_open", server=server.name, reason=str(error))
             self._roster.suspend(server)
             server.evict()
@@ -369,6 +369,7 @@ class InferencePool:
             raise InferenceUnavailable(f"{self._max_waiting} requests wait already", where="InferencePool")
         waiter = _Waiter(request.key, avoid)
         self._waiters.append(waiter)
+        self._dispatch()  # who waits may wait for another server than this one
         try:
             with anyio.move_on_at(request.end):
                 await waiter.event.wait()

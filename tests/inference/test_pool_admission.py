@@ -1,0 +1,254 @@
+"""Who gets requests when: versions, restarts, breakers, labels that nobody has proved yet."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
+
+from bus import MemoryBus
+from bus.messages import ServerLost, ServerServing
+from engine.config import Sampling
+from engine.inference import keeper
+from engine.inference.completion import Completion, InferenceUnavailable
+from engine.inference.pool import InferencePool
+
+GENERATE = "/inference/v1/generate"
+
+
+def serving(fake: FakeVllm, name: str, version: int, *, epoch: str = "1") -> ServerServing:
+    fake.version = fake.loaded = str(version)
+    return announced(fake, name, version, epoch=epoch)
+
+
+def announced(fake: FakeVllm, name: str, version: int, *, epoch: str = "1") -> ServerServing:
+    return ServerServing(
+        server=name, epoch=epoch, url=fake.url, version=version, canary_error=0.0, seconds=0.0
+    )
+
+
+def new_pool(**settings) -> InferencePool:
+    return InferencePool(**{"max_concurrency": 16, "request_seconds": 10.0, "stuck_seconds": 0.2, **settings})
+
+
+async def ask(pool: InferencePool, key: str = "e", deadline: float | None = None) -> Completion:
+    return await pool.generate(
+        [1, 2], sampling=Sampling(max_tokens=8), seed=None, key=key, stop_token_ids=[STOP], deadline=deadline
+    )
+
+
+async def spread(pool: InferencePool, count: int = 6) -> None:
+    async with anyio.create_task_group() as tasks:
+        for index in range(count):
+            tasks.start_soon(ask, pool, f"{uuid.uuid4()}-{index}")
+
+
+@asynccontextmanager
+async def watched(pool: InferencePool, bus: MemoryBus) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pool.watch, bus)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def bus_of_tests() -> MemoryBus:
+    return MemoryBus(run="t", role="agent", instance="agent-0")
+
+
+async def test_a_restarted_server_gets_nothing_before_the_current_version() -> None:
+    async with fake_vllm() as a, fake_vllm() as b, new_pool() as pool:
+        for fact in (policy(1), serving(a, "a", 1), serving(b, "b", 1)):
+            pool.apply(fact)
+        pool.apply(ServerLost(server="a", epoch="1", reason="killed"))
+        for fact in (policy(2), serving(b, "b", 2), serving(a, "a", 1, epoch="2")):
+            pool.apply(fact)
+        await spread(pool)
+        assert a.calls[GENERATE] == 0
+        assert pool.statistics()["serving"] == 1
+        pool.apply(policy(3))
+        pool.apply(serving(a, "a", 2, epoch="2"))
+        await spread(pool)
+        assert a.calls[GENERATE] == 0, "what it serves was current when it began to load"
+        pool.apply(serving(a, "a", 3, epoch="2"))
+        await spread(pool)
+        assert a.calls[GENERATE] > 0
+
+
+async def test_a_server_whose_update_is_on_its_way_goes_on() -> None:
+    async with fake_vllm() as a, new_pool() as pool:
+        for fact in (policy(1), serving(a, "a", 1), policy(2)):
+            pool.apply(fact)
+        completion = await ask(pool)
+        assert completion.spans[0].version == 1
+        assert pool.statistics()["a.lag"] == 1
+
+
+async def test_a_server_that_falls_too_far_behind_gets_nothing() -> None:
+    async with fake_vllm() as a, new_pool(max_lag=2) as pool:
+        for fact in (policy(1), serving(a, "a", 1), policy(2), policy(3)):
+            pool.apply(fact)
+        await ask(pool)
+        pool.apply(policy(4))
+        assert pool.statistics()["a.lag"] == 3
+        with pytest.raises(InferenceUnavailable, match="0 of 1"):
+            await ask(pool, deadline=0.05)
+        pool.apply(serving(a, "a", 2))
+        await ask(pool)
+
+
+async def test_a_learner_that_went_back_is_followed() -> None:
+    """Version 5 of the first learner is abandoned; 3 of the second one is newer."""
+    second = 1 << 32
+    async with fake_vllm() as a, fake_vllm() as b, new_pool() as pool:
+        for fact in (policy(5), serving(a, "a", 5), policy(second | 3, step=3)):
+            pool.apply(fact)
+        assert pool.statistics()["a.lag"] == 2, "down to the fork at step 3"
+        pool.apply(serving(b, "b", 5))
+        assert pool.statistics()["b.usable"] == 0
+        pool.apply(serving(b, "b", second | 3))
+        assert pool.statistics()["b.usable"] == 1
+
+
+async def test_a_pool_that_starts_late_knows_the_current_version() -> None:
+    bus = bus_of_tests()
+    async with fake_vllm() as a, fake_vllm() as b:
+        facts = (policy(1), serving(a, "a", 1), serving(b, "b", 1), policy(2), serving(b, "b", 2))
+        await bus.publish_all(facts)
+        pool = new_pool()
+        async with watched(pool, bus):
+            await pool.ready(5.0)
+            await until(lambda: len(pool.versions()) == 2)
+            await spread(pool)
+            assert a.calls[GENERATE] == 0
+            await bus.publish(serving(a, "a", 2))
+            await until(lambda: pool.statistics()["serving"] == 2)
+
+
+async def test_a_recovered_server_must_serve_the_current_version() -> None:
+    """Its breaker opened; versions went by; a probe shows life, and the old label: that is not enough."""
+    bus, pool = bus_of_tests(), new_pool()
+    async with fake_vllm() as a, watched(pool, bus):
+        await bus.publish_all([policy(1), serving(a, "a", 1)])
+        await pool.ready(5.0)
+        a.faults[GENERATE] = [500] * 3
+        for _ in range(3):
+            with pytest.raises(InferenceUnavailable):
+                await ask(pool, deadline=0.05)
+        assert pool.statistics()["breakers_opened"] == 1
+        await bus.publish(policy(2))
+        await until(lambda: a.calls[GENERATE] == 4)  # the probe
+        await until(lambda: a.running == 0)
+        await anyio.wait_all_tasks_blocked()
+        assert pool.statistics()["serving"] == 0
+        await bus.publish(serving(a, "a", 2))
+        await pool.ready(5.0)
+        await ask(pool)
+
+
+async def test_a_recovered_server_is_tried_with_one_request() -> None:
+    bus, pool = bus_of_tests(), new_pool()
+    async with fake_vllm() as a, watched(pool, bus):
+        await bus.publish_all([policy(1), serving(a, "a", 1)])
+        await pool.ready(5.0)
+        a.faults[GENERATE] = [500] * 3
+        a.pace = 0.01
+        async with anyio.create_task_group() as tasks:
+            for index in range(12):
+                tasks.start_soon(ask, pool, f"{index}")
+            await until(lambda: pool.statistics()["breakers_opened"] == 1)
+            await until(lambda: a.running == 0)
+            a.most_running = 0
+            await until(lambda: pool.statistics()["a.answers"] == 1)
+            assert a.most_running == 1
+        assert pool.statistics()["a.answers"] == 12
+
+
+async def test_a_server_started_anew_behind_our_back_is_left_at_once() -> None:
+    bus, pool = bus_of_tests(), new_pool()
+    async with fake_vllm() as a, fake_vllm() as b, watched(pool, bus):
+        await bus.publish_all([policy(1), serving(a, "a", 1), serving(b, "b", 1)])
+        await until(lambda: pool.statistics()["serving"] == 2)
+        a.version = "default"
+        await spread(pool)
+        asked = a.calls[GENERATE]
+        assert pool.statistics()["a.usable"] == 0
+        await until(lambda: a.calls[GENERATE] > asked)  # a probe: it lives, but with which weights?
+        await until(lambda: a.running == 0)
+        await spread(pool)
+        assert pool.statistics()["a.usable"] == 0
+        assert pool.statistics()["a.answers"] == 0
+
+
+async def test_tokens_are_held_until_their_version_is_acknowledged() -> None:
+    async with fake_vllm() as a, new_pool() as pool:
+        for fact in (policy(1), serving(a, "a", 1), policy(2)):
+            pool.apply(fact)
+        a.version = a.loaded = "2"  # loaded, not proved
+        found: list[Completion] = []
+
+        async def one() -> None:
+            found.append(await ask(pool))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one)
+            await until(lambda: pool.statistics()["held"] == 1)
+            await anyio.wait_all_tasks_blocked()
+            assert not found
+            pool.apply(announced(a, "a", 2))
+        assert found[0].spans[0].version == 2
+
+
+async def test_tokens_whose_version_is_never_acknowledged_are_thrown_away() -> None:
+    """The proof failed: the server is announced as lost, or again under another epoch."""
+    async with fake_vllm() as a, fake_vllm() as b, new_pool() as pool:
+        for fact in (policy(1), serving(a, "a", 1), policy(2)):
+            pool.apply(fact)
+        a.version, a.loaded = "2", "1"  # the label moved, the weights did not
+        found: list[Completion] = []
+
+        async def one() -> None:
+            found.append(await ask(pool))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one)
+            await until(lambda: pool.statistics()["held"] == 1)
+            pool.apply(ServerLost(server="a", epoch="1", reason="canary"))
+            pool.apply(serving(b, "b", 2))
+        assert b.calls[GENERATE] == 1
+        assert pool.statistics()["moved"] == 1
+        assert found[0].spans[0].version == 2
+
+
+async def test_a_version_that_is_not_acknowledged_in_time_ends_at_the_deadline() -> None:
+    async with fake_vllm() as a, new_pool() as pool:
+        pool.apply(serving(a, "a", 1))
+        a.version = "2"
+        with anyio.fail_after(5), pytest.raises(InferenceUnavailable, match="not acknowledged"):
+            await ask(pool, deadline=0.2)
+        assert pool.statistics()["in_flight"] == 0
+
+
+async def test_a_long_load_is_forgiven_while_newer_weights_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While it loads, a server may not even be able to say that it is paused."""
+    monkeypatch.setattr(keeper, "_WATCH_SECONDS", 0.02)
+    bus, pool = bus_of_tests(), new_pool(stuck_seconds=0.05)
+    async with fake_vllm() as a, watched(pool, bus):
+        await bus.publish_all([policy(1), serving(a, "a", 1), policy(2)])
+        await until(lambda: pool.versions() == {"a": 1})
+        await until(lambda: pool.statistics()["a.lag"] == 1)
+        a.hold.clear()
+        a.faults["/is_paused"] = ["hang"] * 20
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, pool)
+            await until(lambda: a.calls["/is_paused"] >= 2)
+            assert pool.statistics()["serving"] == 1
+            await until(lambda: pool.statistics()["serving"] == 0)  # but not for ever
+            a.faults.clear()
+            await bus.publish(serving(a, "a", 2))
+            a.hold.set()
