@@ -132,9 +132,14 @@ def looks(root: psutil.Process, at: float) -> list[tuple[tuple[str, int], Look]]
         family = [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+    below: set[int] = set()
     for process in family:
         try:
-            name = "supervisor" if process.pid == root.pid else kind(process, root.pid)
+            name = "supervisor" if process.pid == root.pid else kind(process)
+            if name == "zygote" or process.ppid() in below:
+                # what a zygote forks is a sandboxed program, or its keeper
+                name = "" if process.ppid() in below else name
+                below.add(process.pid)
             if name:
                 times = process.cpu_times()
                 look = Look(at, process.memory_info().rss, times.user + times.system)
@@ -144,11 +149,10 @@ def looks(root: psutil.Process, at: float) -> list[tuple[tuple[str, int], Look]]
     return found
 
 
-def kind(process: psutil.Process, root: int) -> str:
-    """Return what a process of a run is; empty for a sandboxed program and its keeper."""
+def kind(process: psutil.Process) -> str:
+    """Return what a process of a run is, by its command line or name."""
     command = " ".join(process.cmdline())
-    name = next((name for mark, name in _KINDS if mark in command), process.name())
-    return "" if name == "zygote" and process.ppid() != root else name
+    return next((name for mark, name in _KINDS if mark in command), process.name())
 
 
 def trained(run: RunDirectory, since: float) -> list[tuple[float, float]]:
