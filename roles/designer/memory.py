@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from bus.messages import EnvironmentReady, EnvironmentScored, Flag, RoundSummary, State
+from bus.messages import EnvironmentReady, EnvironmentScored, Flag, RoundSummary, Standing, State
 from roles.designer.words import why
 
 _NEGATIVE: frozenset[State] = frozenset(("mastered", "intractable", "degenerate"))
 _FINAL: frozenset[State] = frozenset(("mastered", "degenerate"))
+_BY_WIN: frozenset[State] = frozenset(("mastered", "intractable"))
 _BEST = 10
 _SETTLED = 1 << 16
 # What a template writes around an example, in tokens, generously.
@@ -151,8 +152,7 @@ class Memory:
         for standing in fact.standings:
             record = self._open.get(standing.design)
             if record is not None:
-                fields = {name: getattr(standing, name) for name in _MEASURED}
-                self._open[standing.design] = msgspec.structs.replace(record, **fields)
+                self._open[standing.design] = msgspec.structs.replace(record, **_measured(standing))
 
     def scored(self, fact: EnvironmentScored) -> None:
         """Close a window; the same program again replaces its older record."""
@@ -169,9 +169,9 @@ class Memory:
             difficulty=fact.difficulty,
             regret_low=fact.regret_low,
             closed=True,
-            **{name: getattr(fact, name) for name in _MEASURED},
+            **_measured(fact),
         )
-        if fact.state in _FINAL:
+        if self._closed[fact.environment].state in _FINAL:
             _note(self._settled, fact.environment)
         _shrink(self._closed, self._limit)
 
@@ -270,6 +270,15 @@ class _Budget:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self._tokens("".join(lines[:middle])) <= room else (low, middle - 1)
         return "".join(lines[:low])
+
+
+def _measured(fact: Standing | EnvironmentScored) -> dict[str, Any]:
+    """Return what was measured. An interval without width tells nothing: no state that follows from the win
+    rate is believed on its account."""
+    found = {name: getattr(fact, name) for name in _MEASURED}
+    if fact.state in _BY_WIN and not fact.win_low < fact.win_high:
+        found["state"] = "fresh"
+    return found
 
 
 def _fitting(records: Iterable[Record], count: int, budget: _Budget) -> list[Record]:

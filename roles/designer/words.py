@@ -36,8 +36,9 @@ def _degenerate(record: Record) -> str:
 
 
 def _measured(record: Record) -> str:
-    interval = f"95 % interval {_percent(record.win_low, sign=False)}-{_percent(record.win_high)}"
-    won = f"players won {_percent(record.win)} of {record.plays} plays ({interval})"
+    won = f"players won {_percent(record.win)} of {record.plays} plays"
+    if record.win_low < record.win_high:
+        won += f" (95 % interval {_percent(record.win_low, sign=False)}-{_percent(record.win_high)})"
     return won if record.turns is None else f"{won}, in {record.turns:.1f} turns on average"
 
 

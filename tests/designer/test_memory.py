@@ -94,6 +94,31 @@ def standing(number: int, state: Any, *, program: int | None = None, **fields: A
     return Standing(design=f"d{number}", environment=environment, state=state, **values)
 
 
+@pytest.mark.parametrize("state", ["mastered", "intractable"])
+def test_an_interval_without_width_decides_nothing(state: Any) -> None:
+    """It says that nothing was computed, or that all plays agreed: not that the next one would."""
+    memory = Memory(10)
+    memory.ready(ready(1))
+    memory.played(played(standing(1, state, win=1.0, win_low=1.0, win_high=1.0)))
+    assert memory.states() == {"fresh": 1}
+    remember(memory, 1, state=state, win=1.0, win_low=1.0, win_high=1.0)
+    assert memory.states() == {"fresh": 1}
+    shown = memory.examples("Logic", positive=3, negative=3, rng=random.Random(1))
+    assert shown == []
+    remember(memory, 2, state=state, win=1.0, win_low=0.7, win_high=1.0)
+    (negative,) = memory.examples("Logic", positive=3, negative=3, rng=random.Random(1))
+    assert negative["state"] == state
+    assert "(95 % interval 70-100 %)" in negative["why"]
+
+
+def test_no_interval_is_told_where_there_is_none() -> None:
+    memory = Memory(10)
+    remember(memory, 1, win=1.0, win_low=1.0, win_high=1.0)
+    (view,) = memory.examples("Logic", positive=1, negative=0, rng=random.Random(1))
+    assert "interval" not in view["why"]
+    assert "100 % of 8 plays" in view["why"]
+
+
 def tell(memory: Memory, fact: Message) -> None:
     match fact:
         case EnvironmentReady():

@@ -63,13 +63,14 @@ REPLIES: dict[str, tuple[Behaviour, str, str]] = {
     "prose": (Say("I would rather tell you about the weather, which is fine."), "parse", ""),
     "no class": (Say(fenced("def reset(seed):\n    return 'hello'")), "load", "Env"),
     "two classes": (Say(fenced(TWO)), "load", "which class is the game"),
-    "200 kB": (Say(fenced(SIMPLE + "# " + "x" * 200_000)), "", "bytes of source"),
+    "200 kB": (Say(fenced(SIMPLE + "# " + "x" * 200_000)), "parse", "bytes of source"),
     "nothing": (Say(""), "extract", "no program"),
     "blanks": (Say("  \n \n"), "extract", "no program"),
     "thought only": (Say("<think>I shall write a game.</think>"), "extract", "no program"),
 }
 FAULTS: dict[str, Behaviour] = {
     "http_500": Raw(b"oops", 500),
+    "http_429": Raw(b"busy", 429, {"Retry-After": "0.001"}),
     "closed": Drop(),
     "slow": Hang(),
     "invalid json": Raw(b"<html>busy</html>"),
@@ -197,7 +198,7 @@ async def test_every_reply_is_named_and_the_next_ticket_answered(
     for name, fact in zip(REPLIES, rejected, strict=True):
         _, rung, reason = REPLIES[name]
         assert isinstance(fact, DesignRejected), (name, fact)
-        assert rung in fact.rung, (name, fact.rung, fact.reason)
+        assert rung == fact.rung, (name, fact.rung, fact.reason)
         assert reason in fact.reason, (name, fact.reason)
         assert fact.reason, name
     assert isinstance(failed, DesignFailed)
@@ -250,4 +251,6 @@ async def test_a_lasting_fault_is_infrastructure_and_the_run_goes_on(
     assert isinstance(failed, DesignFailed)
     assert failed.failure == "infra"
     assert "2 requests failed" in failed.reason
+    if isinstance(fault, Raw) and fault.status != 200:
+        assert f"HTTP {fault.status}: {fault.body.decode()}" in failed.reason
     assert isinstance(ready, EnvironmentReady)
