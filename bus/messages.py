@@ -411,7 +411,7 @@ class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
 
 
 class BatchTrained(Message, frozen=True, kw_only=True, tag="batch_trained.v1"):
-    """One batch reached its terminal state. ``step`` counts optimiser steps along this lineage.
+    """One batch reached its terminal state. ``step`` counts batches with samples along this lineage.
 
     ``dropped`` pairs a sample id with its cause. A round without any sample has ``trained`` empty and
     leaves ``step`` and ``version`` as they were.

@@ -1,7 +1,7 @@
 """Policy versions and the tree they form.
 
-A version is (fence, step): ``fence`` grows with every start of a learner, ``step`` counts its optimiser
-steps along the surviving weights. A learner that starts from a checkpoint forks the tree there; what its
+A version is (fence, step): ``fence`` grows with every start of a learner, ``step`` counts its batches along
+the surviving weights, whatever number of optimiser steps each of them takes. A learner that starts from a checkpoint forks the tree there; what its
 predecessor published beyond that step belongs to an abandoned branch, and no number is ever reused for
 other weights.
 """
