@@ -2,8 +2,8 @@
 
 The engine's side is the real path: requests in the task queue, the agent role, the inference pool, vLLM,
 facts on the bus. The other side is a client that posts the same prompts at the same concurrency and reads
-token ids. Both take turns on one server, so that a machine whose mood changes changes both. The policy has nano's
-shape and random weights; every reply has the same length.
+token ids. Both take turns on one server, so that a machine whose mood changes changes both. The policy has
+nano's shape and random weights; every reply has the same length.
 """
 
 from __future__ import annotations
@@ -60,17 +60,16 @@ _START_SECONDS = 30.0
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """``concurrency`` conversations at a time with ``tokens`` a reply, ``repeat`` phases of each side;
-    ``plays`` of one turn and ``long_plays`` of ``turns`` turns a phase, each first prompt of about ``words``
-    numbers. ``crowd`` plays at once meet a server that answers after ``delay`` seconds on average."""
+    """``concurrency`` conversations at a time with ``tokens`` a reply, ``repeat`` phases of each side, each of
+    about ``seconds``; plays of one turn, and of ``turns`` turns. A first prompt has about ``words`` numbers.
+    ``crowd`` plays at once meet a server that answers after ``delay`` seconds on average."""
 
     concurrency: int = 64
     tokens: int = 64
     words: int = 64
-    plays: int = 768
     turns: int = 6
-    long_plays: int = 192
-    repeat: int = 3
+    repeat: int = 5
+    seconds: float = 8.0
     crowd: int = 1000
     delay: float = 4.0
     crowd_turns: int = 5
@@ -265,11 +264,11 @@ async def _rates(work: Work, scratch: Path, directory: Path, say: Say) -> tuple[
         )
         bare = Bare(process.url, session, tail)
         found = []
-        for turns, plays in ((1, work.plays), (work.turns, work.long_plays)):
+        for turns in (1, work.turns):
             config = _config(directory, work, concurrency=work.concurrency, turns=turns)
             async with _stage(config, scratch / f"bus-{turns}", process.url, tail, turns > 1) as stage:
                 processes = Processes(vllm=process.pid, broker=stage.broker)
-                found.append(await _alternate(work, stage, bare, processes, turns, plays, say))
+                found.append(await _alternate(work, stage, bare, processes, turns, say))
     single, multi = found
     return (
         msgspec.structs.replace(single, within_target=single.ratio >= TARGET_SINGLE),
@@ -326,13 +325,14 @@ async def _stage(
 
 
 async def _alternate(
-    work: Work, stage: _Stage, bare: Bare, processes: Processes, turns: int, plays: int, say: Say
+    work: Work, stage: _Stage, bare: Bare, processes: Processes, turns: int, say: Say
 ) -> Rate:
-    """Measure both sides in turn; a first short pair that warms up is not counted."""
+    """Measure both sides in turn; a first short pair that warms up, and says how long a play takes, is not
+    counted."""
     pairs: list[tuple[Phase, Phase]] = []
     spent = {"engine": Processes(**processes.pids), "raw": Processes(**processes.pids)}
+    least = count = 2 * work.concurrency
     for phase in range(work.repeat + 1):
-        count = plays if phase else min(plays, work.concurrency)
         wanted = requests(
             f"t{turns}p{phase}", episodes=count, turns=turns, words=work.words, seed=phase * 1_000_000
         )
@@ -346,6 +346,7 @@ async def _alternate(
         raw = Phase(theirs.tokens * work.tokens, theirs.seconds)
         if not phase:
             prompt = statistics.mean(len(prompts[0]) for prompts in ours.scripts)
+            count = max(least, round(work.seconds * raw.rate / (work.tokens * turns)))
             continue
         spent["raw"].stop()
         pairs.append((engine, raw))

@@ -85,7 +85,8 @@ def weights(
 @app.command()
 def rollout(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    repeat: Annotated[int, typer.Option(min=1, help="Phases of each side; the median ratio is told.")] = 3,
+    repeat: Annotated[int, typer.Option(min=1, help="Phases of each side; the median ratio is told.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of a phase, about.")] = 8.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Conversations at a time.")] = 64,
     tokens: Annotated[int, typer.Option(min=8, help="Tokens of a reply.")] = 64,
     turns: Annotated[int, typer.Option(min=2, help="Turns of a multi-turn play.")] = 6,
@@ -103,7 +104,9 @@ def rollout(
 
     from engine.bench import rollout as bench
 
-    work = bench.Work(repeat=repeat, concurrency=concurrency, tokens=tokens, turns=turns, crowd=crowd)
+    work = bench.Work(
+        repeat=repeat, seconds=seconds, concurrency=concurrency, tokens=tokens, turns=turns, crowd=crowd
+    )
     figures = anyio.run(
         bench.measure,
         work,
