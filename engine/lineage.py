@@ -1,9 +1,9 @@
 """Policy versions and the tree they form.
 
 A version is (fence, step): ``fence`` grows with every start of a learner, ``step`` counts its batches along
-the surviving weights, whatever number of optimiser steps each of them takes. A learner that starts from a checkpoint forks the tree there; what its
-predecessor published beyond that step belongs to an abandoned branch, and no number is ever reused for
-other weights.
+the surviving weights, whatever number of optimiser steps each of them takes. A learner that starts from a
+checkpoint forks the tree there; what its predecessor published beyond that step belongs to an abandoned
+branch, and no number is ever reused for other weights.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Lineage(msgspec.Struct, frozen=True):
         return version.step <= min(later, default=version.step)
 
     def age(self, current: Version, version: Version) -> int:
-        """Return the distance in optimiser steps between two versions in the tree (>= 0)."""
+        """Return the distance in batches between two versions in the tree (>= 0)."""
         if current.fence == version.fence:
             return abs(current.step - version.step)
         low, high = sorted((current, version))

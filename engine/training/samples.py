@@ -35,7 +35,7 @@ def versions(sample: SampleReady) -> frozenset[Version]:
 
 
 def age(sample_versions: frozenset[Version], current: Version, lineage: Lineage) -> int:
-    """Return the age in optimiser steps of the oldest token (invariant I6), 0 without any version."""
+    """Return the age in versions of the oldest token (invariant I6), 0 without any version."""
     return max((lineage.age(current, version) for version in sample_versions), default=0)
 
 

@@ -1,4 +1,4 @@
-"""The learner role: samples in, one optimiser step a round, checkpoint, new weights out."""
+"""The learner role: samples in, one batch a round, checkpoint, new weights out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ARCHIVED = 8  # accepted designs kept for each one that the supervised mix draw
 class Learner(Role):
     """Follows the sample stream from its checkpoint on; a closed round is one batch.
 
-    Order of effects: optimiser step, checkpoint (when due), weights on the disk, ``PolicyPublished``,
+    Order of effects: optimiser steps, checkpoint (when due), weights on the disk, ``PolicyPublished``,
     ``BatchTrained``, purge of what no checkpoint needs. With ``checkpoint_every`` = 1 no version
     is published that a resume would not have; otherwise a resume forks the lineage.
 
