@@ -120,8 +120,8 @@ def settle(
     settings = config.reward
     found = [_measured(config, design) for design in designs]
     evidence = [
-        _evidence(config, design, statistics, paid)
-        for design, statistics, paid in zip(designs, found, _paid(settings, found), strict=True)
+        _evidence(config, design, statistics, estimate)
+        for design, statistics, estimate in zip(designs, found, paid(settings, found), strict=True)
     ]
     rules = REFERENCE if settings.reference_parity else CORRECTED
     rewards = raw_rewards(evidence, settings, tracker, rules, own)
@@ -199,7 +199,7 @@ def _measured(config: Config, design: Design) -> Statistics:
     )
 
 
-def _paid(settings: Reward, found: Sequence[Statistics]) -> list[float | None]:
+def paid(settings: Reward, found: Sequence[Statistics]) -> list[float | None]:
     """Return what of each measured regret is paid. Without pairs only the plain mean has anything to say."""
     if settings.regret_estimate == "mean":
         return [one.regret for one in found]
@@ -210,10 +210,10 @@ def _paid(settings: Reward, found: Sequence[Statistics]) -> list[float | None]:
         for i, one in enumerate(found)
         if one.regret is not None and one.regret_variance is not None
     ]
-    paid: list[float | None] = [None] * len(found)
+    result: list[float | None] = [None] * len(found)
     for (i, _, _), value in zip(known, shrink([m for _, m, _ in known], [v for *_, v in known]), strict=True):
-        paid[i] = value
-    return paid
+        result[i] = value
+    return result
 
 
 def _turns(design: Design) -> float | None:
@@ -254,12 +254,12 @@ def _broken(config: Config, design: Design, found: Statistics) -> bool:
     return design.degenerate or crashing or bool(design.flag) or leak
 
 
-def _evidence(config: Config, design: Design, found: Statistics, paid: float | None) -> Evidence:
+def _evidence(config: Config, design: Design, found: Statistics, estimate: float | None) -> Evidence:
     return Evidence(
         skill=design.skill,
         rounds=window_of(design).by_round,
         hinted=found.hinted,
-        regret=paid,
+        regret=estimate,
         broken=_broken(config, design, found),
         measured=found.regret,
         pairs=found.pairs,

@@ -37,11 +37,12 @@ def doubt(differences: Sequence[float], width: float, seed: int, *, confidence: 
     if not differences:
         return None
     mean = fmean(differences)
-    values = np.asarray([*differences, -width, width], dtype=np.float64)
-    shapes = np.ones(len(values))
-    shapes[-2:] = _ENDS
-    weights = np.random.default_rng(seed).standard_gamma(shapes, size=(_DRAWS, len(values)))
-    means = weights @ values / weights.sum(axis=1)
+    generator = np.random.default_rng(seed)
+    # Dirichlet weights are gamma variables: of shape 1 exponential, of shape 1/2 half a squared normal.
+    weights = generator.standard_exponential((_DRAWS, len(differences)))
+    ends = generator.standard_normal((_DRAWS, 2)) ** 2 / 2
+    total = weights.sum(axis=1) + ends.sum(axis=1)
+    means = (weights @ np.asarray(differences, dtype=np.float64) + ends @ np.array([-width, width])) / total
     low, high, lower = np.quantile(means, (0.025, 0.975, 1 - confidence))
     return Doubt(
         low=min(mean, float(low)),

@@ -100,6 +100,7 @@ class Loop:
     events: list[Message] = field(default_factory=list)
     samples: list[SampleReady | RoundClosed] = field(default_factory=list)
     sample_keys: set[str] = field(default_factory=set)
+    facts: set[str] = field(default_factory=set)
     floor: int = 1
     tasks: dict[str, Work] = field(default_factory=dict)
     in_hand: dict[str, tuple[Work, tuple[int, ...]]] = field(default_factory=dict)
@@ -239,7 +240,8 @@ class Loop:
                 case Publish(RoundClosed() as closed):
                     self._sample(closed)
                 case Publish(message):
-                    if message.key not in {m.key for m in self.events if type(m) is type(message)}:
+                    if message.key not in self.facts:
+                        self.facts.add(message.key)
                         self.events.append(message)
                 case PublishGroup():
                     self._publish_group(command)
