@@ -1,0 +1,94 @@
+"""An episode outlives its agent: when one is killed, another plays the same instance, and one fact counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+
+import bus
+from bus.messages import EpisodeFinished, EpisodeRequest
+from bus.subjects import CONSUMERS
+
+CHILD = Path(__file__).with_name("agent_child.py")
+RUN = "lost-agent"
+COUNTER = """
+class CounterEnv:
+    def reset(self, seed):
+        self.turn, self.start = 0, seed % 5
+        return f"count from {self.start}"
+    def step(self, action):
+        right = int(action) == self.start + self.turn
+        self.turn += 1
+        return f"turn {self.turn}", float(right), self.turn == 3 or not right, False, {}
+"""
+
+
+@contextmanager
+def child(url: str, token: str, instance: str, directory: Path, hang: str) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, str(CHILD), url, RUN, instance, str(directory), hang]
+    environment = {**os.environ, "SPADE_BUS_TOKEN": token, "PYTHONPATH": str(CHILD.parents[2])}
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def request(episode: str, seed: int) -> EpisodeRequest:
+    return EpisodeRequest(
+        episode=episode, design="d", environment="v", skill="s", arm="plain", round=0, index=0, seed=seed,
+        source=COUNTER, hint=None, max_turns=5,
+    )  # fmt: skip
+
+
+async def finished(client: bus.Bus) -> EpisodeFinished:
+    async with client.follow("EVENT", tails=("event.agent.>",)) as facts:
+        async for record in facts:
+            assert isinstance(record.message, EpisodeFinished)
+            return record.message
+    raise AssertionError("the stream ended")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hang", ["playing", "published"])
+async def test_the_same_instance_is_played_by_another_and_counts_once(tmp_path: Path, hang: str) -> None:
+    leases = [replace(consumer, ack_seconds=2.0) for consumer in CONSUMERS.values()]
+    async with bus.serve(tmp_path / "bus", run=RUN) as handle:
+        await bus.provision(handle.url, run=RUN, token=handle.token, consumers=leases)
+        async with bus.connect(
+            handle.url, run=RUN, role="scorer", instance="s0", token=handle.token
+        ) as scorer:
+            with child(handle.url, handle.token, "a0", tmp_path, hang) as first:
+                await scorer.publish(request("e1", 13))
+                assert first.stdout is not None
+                with anyio.fail_after(40):
+                    said = await anyio.to_thread.run_sync(first.stdout.readline, abandon_on_cancel=True)
+                assert said.strip() == hang
+                assert (await scorer.stream_info("TASK")).messages == 1
+                first.kill()
+                first.wait(10)
+                before = (await scorer.stream_info("EVENT")).messages
+                assert before == (hang == "published")
+                with child(handle.url, handle.token, "a1", tmp_path, "never"), anyio.fail_after(40):
+                    fact = await finished(scorer)
+                    while (await scorer.stream_info("TASK")).messages:  # noqa: ASYNC110 - nobody tells
+                        await anyio.sleep(0.05)
+            assert (fact.episode, fact.seed, fact.returned) == ("e1", 13, 1.0)
+            assert [turn.action for turn in fact.transcript] == ["3", "4", "5"]
+            facts = [record.message async for record in scorer.replay("EVENT", tails=("event.agent.>",))]
+            assert [msgspec.structs.replace(one, seconds=0.0) for one in facts] == [
+                msgspec.structs.replace(fact, seconds=0.0)
+            ]
