@@ -57,6 +57,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     regret: float | None = None
     regret_low: float | None = None
     turns: float | None = None
+    noise_floor: float | None = None
+    leak: bool = False
 
     def view(self, polarity: Literal["positive", "negative"], source: str | None = None) -> dict[str, Any]:
         """Return what a prompt template sees. A positive shows its program, or ``source``, a beginning of it;
@@ -72,6 +74,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             "plays": self.plays,
             "hinted": self.hinted,
             "regret": self.regret,
+            "noise_floor": self.noise_floor,
+            "leak": self.leak,
             "turns": self.turns,
             "state": self.state,
             "title": self.title,
@@ -187,13 +191,14 @@ class Memory:
     ) -> list[dict[str, Any]]:
         """Return up to ``positive`` frontier and ``negative`` mastered, intractable or degenerate records.
 
-        Positives are drawn from the best by regret (the top ``max(3 * positive, 10)``), negatives uniformly;
+        Positives are drawn from the best by regret (the top ``max(3 * positive, 10)``; a hint that holds the
+        answer counts as none), negatives uniformly;
         both from ``skill`` only and without repetition. The same state and the same generator give the same
         examples. With ``tokens``, which counts a text, they take at most ``limit`` tokens together: programs
         that fit are preferred to the beginning of one that does not.
         """
         mine = [record for record in self._all() if record.skill == skill]
-        best = sorted(filter(self._exemplary, mine), key=lambda r: (-(r.regret or 0.0), r.environment))
+        best = sorted(filter(self._exemplary, mine), key=lambda r: (-_regret(r), r.environment))
         drawn = _shuffled(best[: max(3 * positive, _BEST)], rng)
         missed = _shuffled([record for record in mine if record.state in _NEGATIVE], rng)
         budget = _Budget(tokens, limit)
@@ -242,8 +247,15 @@ class Memory:
         return sound and record.environment not in self._settled
 
 
-_MEASURED = ("state", "plays", "win", "win_low", "win_high", "hinted", "hinted_plays", "regret", "turns")
+_MEASURED = (
+    *("state", "plays", "win", "win_low", "win_high", "hinted", "hinted_plays", "regret", "turns"),
+    *("noise_floor", "leak"),
+)
 _ABSENT = "\0"
+
+
+def _regret(record: Record) -> float:
+    return 0.0 if record.leak else record.regret or 0.0
 
 
 class _Budget:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from roles.designer.authors import PlainText
 
 _SMALLEST_DOCUMENT = 16
+_MARK = "x"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class PromptWriter:
         self._max_turns = config.designer.max_turns
         self._room = config.model.max_model_len - config.designer.sampling.max_tokens
         self._hint_room = config.model.max_model_len - config.designer.hint_sampling.max_tokens
+        self._document = config.designer.corpus_tokens
         self._chat = chat
         self._descriptions = skills.descriptions(config.designer)
         self._imports = prompts.imports(config.sandbox.preload)
@@ -50,14 +52,15 @@ class PromptWriter:
         """Return the ids of the design prompt.
 
         Where it does not fit, memory examples go first (the last one first), then the document is halved
-        until it fits. Raises SpadeError when the prompt does not fit without either.
+        until it fits. Examples are measured beside a document of full length, so that they are the same with
+        another document and without one. Raises SpadeError when the prompt does not fit without either.
         """
-        memory, document = list(brief.memory), brief.document
+        memory, document = self._fitting(brief), brief.document
         while True:
             ids = self._render(brief, document, memory)
             if len(ids) <= self._room:
                 return ids
-            if memory:
+            if memory and not document:
                 memory.pop()
             elif document:
                 document = self._halve(document)
@@ -67,6 +70,17 @@ class PromptWriter:
                     where="designer.sampling.max_tokens, model.max_model_len",
                     remedy="allow a longer context or a shorter reply",
                 )
+
+    def _fitting(self, brief: Brief) -> list[dict[str, Any]]:
+        """Return the examples that fit beside ``corpus_tokens`` of a document."""
+        memory = list(brief.memory)
+        if not memory:
+            return memory
+        section = len(self._render(brief, _MARK, [])) - len(self._render(brief, "", []))
+        room = self._room - (section - len(self._chat.encode(_MARK))) - self._document
+        while memory and len(self._render(brief, "", memory)) > room:
+            memory.pop()
+        return memory
 
     def hint(self, source: str) -> list[int] | None:
         """Return the ids of the hint prompt, None when the program leaves no room for it."""

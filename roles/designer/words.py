@@ -15,6 +15,8 @@ def why(record: Record) -> str:
     """Return what was measured and what it means, in one to three short sentences; "" for a fresh record."""
     if record.flag:
         return f"It did not count: {record.flag_reason}."
+    if record.leak:
+        return f"Its hint gave the answer away: with it they won {_percent(record.hinted or 0.0)} at once."
     if record.state == "degenerate":
         return _degenerate(record)
     if not record.plays:

@@ -164,6 +164,20 @@ def test_memory_goes_first_then_the_document() -> None:
     assert Letters().decode(writer(bare).design(brief())) == written(document="", memory=[])
 
 
+@pytest.mark.parametrize("room", range(0, 3000, 250))
+def test_what_is_remembered_does_not_depend_on_the_document(room: int) -> None:
+    """In a context that holds not everything, a switch that takes documents away adds no examples."""
+    long_memory = [VIEW, {**VIEW, "source": "# " + "x" * 700}, NEGATIVE]
+    bare = len(written(document="", memory=[]))
+    asked = writer(bare + room, corpus_tokens=1000)
+    shown = []
+    for document in (LONG, "word", ""):
+        text = Letters().decode(asked.design(brief(document=document, memory=long_memory)))
+        _, head, rest = text.partition("# Earlier environments")
+        shown.append((head + rest).partition("# Answer")[0])
+    assert len(set(shown)) == 1
+
+
 def test_skills_are_described_in_the_recipe_s_words_or_ours() -> None:
     own = (Skill(name="Juggling", description="keeping three things in the air"),)
     skills = ("Juggling", "Optimization")

@@ -364,6 +364,11 @@ def test_programs_that_fit_come_before_the_beginning_of_one_that_does_not() -> N
             "(players won 0 % of 8 plays (95 % interval 0-100 %)).",
         ),
         (
+            {"state": "degenerate", "leak": True, "hinted": 1.0},
+            {"hint": "it is 7"},
+            "Its hint gave the answer away: with it they won 100 % at once.",
+        ),
+        (
             {"state": "degenerate"},
             {"flag": "off_ticket", "flag_reason": "it is a game of Logic"},
             "It did not count: it is a game of Logic.",
@@ -398,6 +403,21 @@ def test_a_design_that_is_told_of_again_makes_no_second_record() -> None:
     assert again == memory
     again.ready(ready(1))
     assert again.waiting == 0
+
+
+def test_a_hint_that_holds_the_answer_makes_no_best_example() -> None:
+    memory = Memory(50)
+    for number in range(12):
+        memory.ready(ready(number))
+        memory.scored(scored(number, regret=0.1 + number / 100, leak=number == 11, noise_floor=0.2))
+    views = memory.examples("Logic", positive=3, negative=0, rng=random.Random(1))
+    assert all(view["noise_floor"] == 0.2 for view in views)
+    drawn = {
+        view["environment"]
+        for seed in range(40)
+        for view in memory.examples("Logic", positive=3, negative=0, rng=random.Random(seed))
+    }
+    assert drawn == {f"e{number}" for number in range(1, 11)}
 
 
 def test_what_was_flagged_is_no_example_to_follow() -> None:
