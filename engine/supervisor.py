@@ -279,6 +279,7 @@ class Supervisor:
                 await bus.publish(Control(command="drain", roles=tuple(names)))
                 for name in names:
                     await self._ended[name].wait()
+        with anyio.move_on_after(TICK_SECONDS):  # also when ours are late: others wait on other hosts
             await bus.publish(Control(command="drain"))
         late = [name for name, ended in self._ended.items() if not ended.is_set()]
         if scope.cancelled_caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
@@ -86,15 +88,31 @@ async def serve(
             env=environment(config),
             start_new_session=True,
         )
-    host = str(config.server.args.get("host", LOOPBACK))
-    reachable = LOOPBACK if host in ("0.0.0.0", "::") else host
-    server = VllmProcess(f"http://{reachable}:{port}", port, log_path, process)
+    server = VllmProcess(f"http://{reachable_host(config)}:{port}", port, log_path, process)
     try:
         await _healthy(server, VllmClient(server.url, session), config.server.start_seconds)
         yield server
     finally:
         with anyio.CancelScope(shield=True):
             await _stop(process)
+
+
+def reachable_host(config: Config) -> str:
+    """Return the host in the URL of a server that is started here: the one that it listens on, or, where it
+    listens on all, the address from which this host reaches the recipe's bus."""
+    host = str(config.server.args.get("host", LOOPBACK))
+    if host not in ("0.0.0.0", "::"):
+        return host
+    if not config.bus.url:
+        return LOOPBACK
+    first = urlsplit(config.bus.url.partition(",")[0])
+    family, kind, _, _, address = socket.getaddrinfo(
+        first.hostname, first.port or 4222, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # a datagram socket: nothing is sent
+        found = str(probe.getsockname()[0])
+    return f"[{found}]" if ":" in found else found
 
 
 def last_words(log_path: Path, lines: int = 1) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import anyio
 import pytest
@@ -44,7 +45,22 @@ class HastyRole(FakeRole):
         pass
 
 
-ROLES[HastyRole.name] = HastyRole
+class DeafRole(FakeRole):
+    """Is late in a drain, and hears what is commanded meanwhile, as a role on another host would."""
+
+    name = "deaf"
+    heard: ClassVar[list[tuple[str, ...]]] = []
+
+    async def run(self) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(10):
+            async with self.context.bus.listen("ctl.>") as commands:
+                async for command in commands:
+                    self.heard.append(command.roles)
+                    if not command.roles:
+                        return
+
+
+ROLES |= {HastyRole.name: HastyRole, DeafRole.name: DeafRole}
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +143,15 @@ async def test_a_role_that_does_not_heed_the_drain_is_cancelled(tmp_path: Path) 
         with anyio.fail_after(20):
             assert await supervise(recipe, view) == "stopped"
         tasks.cancel_scope.cancel()
+
+
+async def test_roles_on_other_hosts_are_drained_although_one_here_is_late(tmp_path: Path) -> None:
+    view = RememberingView()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_interrupt_when_running, view)
+        assert await supervise(with_roles(config(tmp_path), "deaf", drain_seconds=0.3), view) == "stopped"
+        tasks.cancel_scope.cancel()
+    assert DeafRole.heard == [("deaf",), ()]
 
 
 async def test_a_role_that_ends_alone_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
