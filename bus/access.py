@@ -65,8 +65,7 @@ ROLES: Mapping[str, Access] = {
     ),
     "learner": Access(
         publishes=("event.learner.*",),
-        follows=("SAMPLE",),
-        looks=("EVENT",),
+        follows=("SAMPLE", "EVENT"),
         purges=("SAMPLE",),
         leases=("leader.learner",),
         keys=("lineage", "learner"),

@@ -1,8 +1,9 @@
 """Checkpoints of the learner: one directory each, complete or not there at all.
 
 Layout: ``<fence>-<step>-<cursor>/`` with ``model.safetensors``, ``extra.pt`` (optimiser, random number
-generators), ``state.msgpack`` (:class:`LearnerState`) and ``manifest.json`` (size and CRC-32 of each). A
-checkpoint is written beside its place, flushed to the disk, and renamed; only then older ones go.
+generators), ``state.msgpack`` (:class:`LearnerState`: buffer, cursor, ledger, lineage), the scorer's newest
+``curriculum.snapshot``, and ``manifest.json`` (size and CRC-32 of each). A checkpoint is written beside its
+place, flushed to the disk, and renamed; only then older ones go.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,19 +30,22 @@ from engine.training.capsule import Capsule
 from engine.training.supervised import Accepted
 
 _MANIFEST, _STATE, _MODEL, _EXTRA = "manifest.json", "state.msgpack", "model.safetensors", "extra.pt"
+CURRICULUM = "curriculum.snapshot"
 _CHUNK = 1 << 22
 _log = structlog.get_logger()
 
 
 class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything but tensors. ``cursor`` is the SAMPLE sequence up to which the stream was consumed;
-    ``announced`` the last BatchTrained, which may or may not have reached the bus; ``accepted`` the designs
+    ``curriculum`` the EVENT sequence up to which the scorer's snapshot knows, -1 without one; ``announced``
+    the last BatchTrained, which may or may not have reached the bus; ``accepted`` the designs
     that the supervised mix draws from."""
 
     version: Version = Version(0, 0)
     lineage: Lineage = Lineage()
     cursor: int = 0
     buffer: BufferState = BufferState()
+    curriculum: int = -1
     announced: BatchTrained | None = None
     accepted: tuple[Accepted, ...] = ()
 
@@ -68,13 +72,27 @@ def tensors(path: Path) -> Capsule:
     return Capsule(load_file(path / _MODEL), extra)
 
 
-def save(directory: Path, state: LearnerState, capsule: Capsule, *, keep: int) -> Path:
-    """Write a checkpoint under ``directory`` and delete all but the newest ``keep``. Returns its path.
+def name_of(state: LearnerState) -> str:
+    """Return the name of the directory of a checkpoint."""
+    return f"{state.version.fence:06d}-{state.version.step:010d}-{state.cursor:012d}"
+
+
+def save(
+    directory: Path,
+    state: LearnerState,
+    capsule: Capsule,
+    *,
+    keep: int,
+    spared: Collection[str] = (),
+    curriculum: bytes = b"",
+) -> Path:
+    """Write a checkpoint under ``directory`` and delete all but the newest ``keep`` and those ``spared`` by
+    name. Returns its path. ``curriculum`` is the scorer's snapshot, where it could be had.
 
     Saving the same version and cursor again does nothing. Raises SpadeError when the disk is full or does
     not take it; what was there before stays.
     """
-    place = directory / f"{state.version.fence:06d}-{state.version.step:010d}-{state.cursor:012d}"
+    place = directory / name_of(state)
     if place.exists():
         try:
             _verify(place)
@@ -86,7 +104,7 @@ def save(directory: Path, state: LearnerState, capsule: Capsule, *, keep: int) -
     temporary = directory / f".{place.name}.{os.getpid()}.tmp"
     try:
         temporary.mkdir(parents=True)
-        _write(temporary, state, capsule)
+        _write(temporary, state, capsule, curriculum)
         temporary.rename(place)
         _flush(directory)
     except (OSError, RuntimeError) as error:  # torch and safetensors wrap a full disk in their own errors
@@ -101,8 +119,9 @@ def save(directory: Path, state: LearnerState, capsule: Capsule, *, keep: int) -
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in _places(directory)[max(1, keep) :]:
-        shutil.rmtree(old, ignore_errors=True)
+    for old in places(directory)[max(1, keep) :]:
+        if old.name not in spared:
+            shutil.rmtree(old, ignore_errors=True)
     return place
 
 
@@ -111,29 +130,35 @@ def newest(directory: Path) -> Checkpoint | None:
 
     Raises SpadeError when there are checkpoints and none of them is usable.
     """
-    places = _places(directory)
-    for place in places:
+    known = places(directory)
+    for place in known:
         try:
-            _verify(place)
-            return Checkpoint(place, msgspec.msgpack.decode((place / _STATE).read_bytes(), type=LearnerState))
+            return read(place)
         except (OSError, ValueError, KeyError) as error:
             _log.warning("checkpoint.skipped", path=str(place), reason=str(error))
-    if places:
+    if known:
         raise SpadeError(
-            f"None of {len(places)} checkpoints is usable",
+            f"None of {len(known)} checkpoints is usable",
             where=str(directory),
             remedy="Move them away to start from the starting model again; trained steps are lost then.",
         )
     return None
 
 
-def needed(directory: Path) -> int | None:
-    """Return the lowest SAMPLE sequence that some checkpoint needs, None without one.
+def read(place: Path) -> Checkpoint:
+    """Return the checkpoint in ``place`` when it is complete. Raises OSError, ValueError or KeyError."""
+    _verify(place)
+    return Checkpoint(place, msgspec.msgpack.decode((place / _STATE).read_bytes(), type=LearnerState))
 
-    The older ones count too: a damaged checkpoint costs the steps since the one before it, not samples.
+
+def needed(directory: Path, *, keep: int) -> int | None:
+    """Return the lowest SAMPLE sequence that one of the newest ``keep`` checkpoints needs, None without one.
+
+    The older ones of these count too: a damaged checkpoint costs the steps since the one before it, not
+    samples. One that is kept because it is the best does not hold the stream for ever.
     """
     lowest: list[int] = []
-    for place in _places(directory):
+    for place in places(directory)[: max(1, keep)]:
         try:
             state = msgspec.msgpack.decode((place / _STATE).read_bytes(), type=LearnerState)
         except (OSError, ValueError) as error:
@@ -143,7 +168,29 @@ def needed(directory: Path) -> int | None:
     return min(lowest, default=None)
 
 
-def _write(directory: Path, state: LearnerState, capsule: Capsule) -> None:
+def restart(source: Path, directory: Path) -> Path:
+    """Put a copy of the checkpoint in ``source`` under ``directory``, as the one at which a new run starts:
+    weights, optimiser and random numbers are kept; version, cursor and buffer begin anew. Returns its path.
+
+    Raises OSError, ValueError or KeyError when ``source`` is not complete.
+    """
+    _verify(source)
+    place = directory / name_of(LearnerState())
+    temporary = directory / f".{place.name}.{os.getpid()}.tmp"
+    try:
+        temporary.mkdir(parents=True)
+        for name in (_MODEL, _EXTRA):
+            shutil.copyfile(source / name, temporary / name)
+        (temporary / _STATE).write_bytes(msgspec.msgpack.encode(LearnerState()))
+        _seal(temporary, (_MODEL, _EXTRA, _STATE))
+        temporary.rename(place)
+        _flush(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return place
+
+
+def _write(directory: Path, state: LearnerState, capsule: Capsule, curriculum: bytes) -> None:
     writers: dict[str, Callable[[Path], object]] = {
         _MODEL: lambda path: save_file(
             {name: tensor.contiguous() for name, tensor in capsule.model.items()}, path
@@ -151,9 +198,17 @@ def _write(directory: Path, state: LearnerState, capsule: Capsule) -> None:
         _EXTRA: lambda path: torch.save(capsule.extra, path),
         _STATE: lambda path: path.write_bytes(msgspec.msgpack.encode(state)),
     }
-    manifest = {}
+    if curriculum:
+        writers[CURRICULUM] = lambda path: path.write_bytes(curriculum)
     for name, write in writers.items():
         write(directory / name)
+    _seal(directory, writers)
+
+
+def _seal(directory: Path, names: Collection[str]) -> None:
+    """Flush the files and write down what they are."""
+    manifest = {}
+    for name in names:
         _flush(directory / name)
         manifest[name] = _fingerprint(directory / name)
     (directory / _MANIFEST).write_text(json.dumps(manifest))
@@ -163,7 +218,7 @@ def _write(directory: Path, state: LearnerState, capsule: Capsule) -> None:
 
 def _verify(place: Path) -> None:
     manifest = json.loads((place / _MANIFEST).read_text())
-    for name in (_MODEL, _EXTRA, _STATE):
+    for name in {_MODEL, _EXTRA, _STATE, *manifest}:
         if manifest[name] != _fingerprint(place / name):
             raise ValueError(f"{name} is damaged")
 
@@ -181,7 +236,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _places(directory: Path) -> list[Path]:
+def places(directory: Path) -> list[Path]:
     """Return the checkpoint directories, newest first (a higher fence started later)."""
     if not directory.is_dir():
         return []

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from engine.training.supervised import Archive
     from engine.training.trainer import PolicyTrainer
     from engine.weights.publisher import Outlet, Release
+    from roles.learner.keeping import Keeper
 
 T = TypeVar("T")
 _LINEAGE, _POSITION = "lineage", "learner"
@@ -60,6 +61,7 @@ class Learner(Role):
     _trainer: PolicyTrainer
     _buffer: Buffer
     _outlet: Outlet
+    _keeper: Keeper
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
@@ -163,7 +165,9 @@ class Learner(Role):
         from engine.training.buffer import Buffer
         from engine.training.checkpoint import LearnerState, newest
         from engine.training.supervised import Archive
+        from roles.learner.keeping import Keeper
 
+        self._keeper = Keeper(self.config, self.bus, self.context.directory)
         self._canary, self._vocabulary_size = await self._in_thread(self._vocabulary, "start of the trainer")
         checkpoint = await self._in_thread(lambda: newest(self._home / "checkpoints"), "checkpoint search")
         state = checkpoint.state if checkpoint else LearnerState()
@@ -303,7 +307,7 @@ class Learner(Role):
         )
 
     async def _checkpoint(self) -> None:
-        from engine.training.checkpoint import LearnerState, save
+        from engine.training.checkpoint import LearnerState
 
         self._require_lease()
         state = LearnerState(
@@ -314,9 +318,8 @@ class Learner(Role):
             announced=self._announced,
             accepted=self._archive.state() if self._archive is not None else (),
         )
-        keep = self._settings.checkpoints_kept
-        place = self._home / "checkpoints"
-        await self._in_thread(lambda: save(place, state, self._trainer.capture(), keep=keep), "checkpoint")
+        metrics = self._announced.metrics if self._announced is not None else {}
+        await self._keeper.save(state, self._trainer.capture, metrics, in_thread=self._in_thread)
 
     async def _publish_policy(self, policy: PolicyPublished, release: Release) -> None:
         await self._outlet.upload(self.bus.blobs, release)
@@ -335,7 +338,10 @@ class Learner(Role):
     async def _purge(self) -> None:
         from engine.training.checkpoint import needed
 
-        below = await self._in_thread(lambda: needed(self._home / "checkpoints"), "look at the checkpoints")
+        keep = self._settings.checkpoints_kept
+        below = await self._in_thread(
+            lambda: needed(self._home / "checkpoints", keep=keep), "look at the checkpoints"
+        )
         if below is not None:
             await self.bus.purge("SAMPLE", below=below)
 

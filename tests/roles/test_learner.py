@@ -16,11 +16,11 @@ from learner_fakes import make_policy, random_samples, round_closed, sample, seg
 from structlog.testing import capture_logs
 
 from bus import MemoryBus
-from bus.messages import BatchTrained, Message, PolicyPublished
+from bus.messages import BatchTrained, EvaluationFinished, Message, PolicyPublished
 from bus.scopes import flat_task_group
-from engine.config import Config, Learner, Model, Optimizer, RoleTraining, Run, Server
+from engine.config import Config, Evaluator, Learner, Model, Optimizer, RoleTraining, Run, Server, Suite
 from engine.context import RoleContext
-from engine.errors import ConfigError, SpadeError
+from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
 from roles.learner.resume import resume
 from roles.learner.role import Learner as LearnerRole
@@ -129,6 +129,20 @@ class World:
         from safetensors.numpy import load_file
 
         return load_file(policy.uri.removeprefix("file://"))
+
+
+def evaluation(suite: str, step: int, win: float) -> EvaluationFinished:
+    return EvaluationFinished(
+        suite=suite,
+        step=step,
+        version=Version(0, step).pack(),
+        version_high=Version(0, step).pack(),
+        episodes=8,
+        win=win,
+        stderr=0.1,
+        by_family={},
+        seconds=1.0,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -363,10 +377,42 @@ async def test_a_displaced_learner_cannot_publish(world: World):
     assert len(await world.events(PolicyPublished)) == 1
 
 
-async def test_one_of_several_ranks_is_refused(world: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="launched on 2 processes"):
-        await world.role().run()
+async def test_the_best_checkpoint_stays(world: World):
+    """Evaluations come a while after their version; the one of step 2 is the best."""
+    config = msgspec.structs.replace(
+        world.config(checkpoints_kept=1, best_by="mid", agent=RoleTraining(max_staleness=9)),
+        evaluator=Evaluator(every=2, suites=(Suite(name="mid", source="seeds:mid"),)),
+    )
+    async with world.running(world.role(config)):
+        for number in range(7):
+            await world.round(number)
+            await world.until(lambda batch, number=number: batch.round == number)
+            if number in (2, 4, 6):
+                win = {2: 0.6, 4: 0.5, 6: 0.4}[number]
+                await world.send(evaluation("hard", number, 0.9), evaluation("mid", number, win))
+    directory = world.directory / "learner" / "checkpoints"
+    best = msgspec.json.decode((directory / "best.json").read_bytes())
+    assert best["score"] == 0.6
+    steps = sorted(int(path.name.split("-")[1]) for path in directory.iterdir() if path.is_dir())
+    assert steps == [2, 7]
+    assert int(best["checkpoint"].split("-")[1]) == 2
+
+
+async def test_the_curriculum_lies_in_the_checkpoint(world: World):
+    from engine.training.checkpoint import newest
+    from roles.scorer.snapshot import Snapshot, Snapshots
+
+    snapshots = Snapshots(world.bus, world.directory)
+    async with world.running(world.role()):
+        await world.until(lambda _: True, PolicyPublished)
+        await snapshots.save(Snapshot("test", 1, b"where the curriculum is"))
+        await world.round(0, final=True)
+        await world.until(lambda batch: batch.final)
+    found = newest(world.directory / "learner" / "checkpoints")
+    assert found is not None
+    assert found.state.curriculum == 1
+    kept = (found.path / "curriculum.snapshot").read_bytes()
+    assert kept == (world.directory / "scorer.snapshot").read_bytes()
 
 
 async def test_a_step_that_outlives_the_lease_is_not_kept(world: World, monkeypatch: pytest.MonkeyPatch):

@@ -17,11 +17,12 @@ import torch
 from learner_fakes import VOCABULARY, random_samples
 
 from engine.config import Learner, RoleTraining
+from engine.lineage import Version
 from engine.training import checkpoint
 from engine.training.batch import Batch, build, policy_rows
 from engine.training.checkpoint import LearnerState
 from engine.training.feed import Errand, Feed, Step
-from engine.training.follower import Plan, follow, lead
+from engine.training.follower import Plan, Share, follow, lead
 from engine.training.ranks import Ranks
 
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
@@ -60,6 +61,8 @@ def main(job: dict[str, Any]) -> None:
     if job.get("sharded"):
         shard_on_cpu()
     if not ranks.leads:
+        if job.get("dies") == "follower":
+            Share.__next__ = lambda _: os._exit(7)  # type: ignore[method-assign]
         follow(ranks)
         return
     learner = msgspec.convert(job["learner"], Learner)
@@ -83,14 +86,14 @@ def main(job: dict[str, Any]) -> None:
     if "resume" in job:
         errand(lambda: trainer.load(job["resume"], 1))
     errand(look)
-    for each in job["batches"]:
+    for number, each in enumerate(job["batches"], start=1):
         steps.append(Step(lambda each=each: batch(**each)))
         feed.submit(steps[-1])
         errand(look)
-    if "save" in job:
-        place = Path(job["save"])
-        errand(lambda: checkpoint.save(place, LearnerState(), trainer.capture(), keep=1))
-    if job.get("die"):
+        if number in job["saves"]:
+            state = LearnerState(version=Version(0, number))
+            errand(lambda state=state: checkpoint.save(home / "kept", state, trainer.capture(), keep=9))
+    if job.get("dies") == "leader":
         errand(lambda: os._exit(7))
     feed.submit(None)
     trainer.run()

@@ -16,7 +16,7 @@ from engine.lineage import Lineage, Version
 from engine.training import checkpoint
 from engine.training.buffer import BufferState
 from engine.training.capsule import Capsule
-from engine.training.checkpoint import LearnerState, needed, newest, save
+from engine.training.checkpoint import LearnerState, needed, newest, places, restart, save
 from engine.training.ledger import LedgerState
 
 
@@ -145,13 +145,46 @@ def test_remains_of_a_killed_writer_are_ignored_and_cleared(tmp_path: Path, monk
 
 
 def test_the_stream_is_needed_from_the_oldest_checkpoint_on(tmp_path: Path):
-    assert needed(tmp_path) is None
+    assert needed(tmp_path, keep=2) is None
     save(tmp_path, state(1, cursor=20), capsule(1.0), keep=2)
-    assert needed(tmp_path) == 21
+    assert needed(tmp_path, keep=2) == 21
     waiting = BufferState(kept=((7, "c"), (9, "d")))
     save(tmp_path, LearnerState(version=Version(0, 2), cursor=30, buffer=waiting), capsule(1.0), keep=2)
-    assert needed(tmp_path) == 7
+    assert needed(tmp_path, keep=2) == 7
+    assert needed(tmp_path, keep=1) == 7
     save(tmp_path, state(3, cursor=40), capsule(1.0), keep=1)
-    assert needed(tmp_path) == 41
+    assert needed(tmp_path, keep=1) == 41
     (next(tmp_path.iterdir()) / "state.msgpack").write_bytes(b"torn")
-    assert needed(tmp_path) is None
+    assert needed(tmp_path, keep=1) is None
+
+
+def test_the_best_stays_and_does_not_hold_the_stream(tmp_path: Path):
+    first = save(tmp_path, state(1, cursor=20), capsule(1.0), keep=1)
+    for step in (2, 3, 4):
+        save(tmp_path, state(step, cursor=20 + step), capsule(1.0), keep=1, spared={first.name})
+    assert [path.name[:17] for path in places(tmp_path)] == ["000000-0000000004", "000000-0000000001"]
+    assert needed(tmp_path, keep=1) == 25
+
+
+def test_the_curriculum_lies_in_the_checkpoint_and_is_proved_with_it(tmp_path: Path):
+    place = save(tmp_path, state(1), capsule(1.0), keep=2, curriculum=b"what the scorer knows")
+    assert (place / "curriculum.snapshot").read_bytes() == b"what the scorer knows"
+    found = newest(tmp_path)
+    assert found is not None
+    (place / "curriculum.snapshot").write_bytes(b"what the scorer knowz")
+    with pytest.raises(SpadeError, match="None of 1"):
+        newest(tmp_path)
+
+
+def test_a_copy_starts_a_new_run(tmp_path: Path):
+    place = save(tmp_path / "old", full_state(), capsule(1.0), keep=2, curriculum=b"old")
+    restart(place, tmp_path / "new")
+    found = newest(tmp_path / "new")
+    assert found is not None
+    assert found.state == LearnerState()
+    assert torch.equal(found.tensors().model["head"], torch.full((3, 2), 1.0))
+    assert float(found.tensors().extra["optimizer"]["state"][0]["step"]) == 1.0
+    (place / "extra.pt").write_bytes(b"torn")
+    with pytest.raises(ValueError, match="damaged"):
+        restart(place, tmp_path / "other")
+    assert not (tmp_path / "other").exists()

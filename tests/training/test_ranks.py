@@ -28,16 +28,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def command(job: dict[str, Any], place: Path, ranks: int) -> list[str]:
+def work(job: dict[str, Any], place: Path) -> list[str]:
     file = place.with_suffix(".json")
-    file.write_text(json.dumps({**job, "out": str(place.with_suffix(".pt"))}))
-    work = [str(HERE / "rank_work.py"), str(file)]
+    file.write_text(json.dumps({"saves": [], **job, "out": str(place.with_suffix(".pt"))}))
+    return [str(HERE / "rank_work.py"), str(file)]
+
+
+def launched(ranks: int) -> list[str]:
+    """The launcher that `accelerate launch` stands on."""
     if ranks == 1:
-        return [sys.executable, *work]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--monitor-interval", "0.2"]
-    return [
-        sys.executable, *launcher, "--master-addr", "127.0.0.1", "--master-port", str(free_port()), *work,
-    ]  # fmt: skip
+        return [sys.executable]
+    meeting = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    each = ["--nproc-per-node", str(ranks), "--monitor-interval", "0.2"]
+    return [sys.executable, "-m", "torch.distributed.run", *each, *meeting]
 
 
 def environment() -> dict[str, str]:
@@ -48,13 +51,9 @@ def environment() -> dict[str, str]:
 
 def run(job: dict[str, Any], place: Path, ranks: int) -> dict[str, Any]:
     done = subprocess.run(
-        command(job, place, ranks),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+        [*launched(ranks), *work(job, place)],
+        env=environment(), capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = torch.load(place.with_suffix(".pt"), weights_only=True)
     return found
@@ -76,20 +75,77 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def alone(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The job, and what one process makes of it."""
+    """The job, and what one process makes of it; it keeps checkpoints after the first and the last batch."""
     home = tmp_path_factory.mktemp("alone")
     job = {"learner": LEARNER, "policy": str(policy), "home": str(home), "batches": BATCHES}
-    found = run({**job, "save": str(home / "checkpoints")}, home / "alone", 1)
+    found = run({**job, "saves": [1, 3]}, home / "alone", 1)
     first, last = found["looks"][0]["weights"], found["looks"][-1]["weights"]
     assert max(float((last[name] - first[name]).abs().max()) for name in first) > 1e-3
     return job, found
 
 
+def kept(home: str | Path, step: int) -> Path:
+    return Path(home) / "kept" / f"000000-{step:010d}-000000000000"
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_two_ranks_equal_one(alone: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path):
     job, expected = alone
-    found = run(job, tmp_path / "two", 2)
+    found = run({**job, "home": str(tmp_path)}, tmp_path / "two", 2)
     assert not found["looks"][0]["sharded"]
     compare(found, expected)
     assert found["metrics"][1]["micro_batches"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sharded_ranks_go_on_from_the_checkpoint_of_one(
+    alone: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
+):
+    """And what they keep at the end is what one process keeps."""
+    from engine.training.checkpoint import tensors
+
+    job, expected = alone
+    resumed = {"sharded": True, "resume": str(kept(job["home"], 1)), "batches": BATCHES[1:], "saves": [2]}
+    found = run({**job, **resumed, "home": str(tmp_path)}, tmp_path / "sharded", 2)
+    assert found["looks"][0]["sharded"]
+    compare(found, {"looks": expected["looks"][1:], "metrics": expected["metrics"][1:]})
+    ours, theirs = tensors(kept(tmp_path, 2)), tensors(kept(job["home"], 3))
+    assert ours.model.keys() == theirs.model.keys()
+    one, other = ours.extra["optimizer"], theirs.extra["optimizer"]
+    assert one["kind"] == other["kind"]
+    assert one["groups"] == other["groups"]
+    assert one["state"].keys() == other["state"].keys()
+    for name, values in other["state"].items():
+        for key, value in values.items():
+            torch.testing.assert_close(one["state"][name][key], value, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dies", ["leader", "follower"])
+def test_no_rank_outlives_another(dies: str, policy: Path, tmp_path: Path):
+    """Without a launcher that would end them."""
+    job = {"learner": LEARNER, "policy": str(policy), "home": str(tmp_path), "batches": BATCHES[:1]}
+    words = work({**job, "dies": dies}, tmp_path / "job")
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *words],
+            env={**environment(), **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=200)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    victim, survivor = (0, 1) if dies == "leader" else (1, 0)
+    assert ranks[victim].returncode == 7
+    assert ranks[survivor].returncode == 1
+    assert "RankLost" in said[survivor]
+    assert "in vain" in said[survivor]
