@@ -78,6 +78,31 @@ def vendi(state: Status) -> str:
     return f"{found['vendi']:.1f} of {found['environments']}" if found.get("vendi") else "-"
 
 
+def server_rows(state: Status) -> list[tuple[str, str]]:
+    """Return (server, how it is) for each server that is not lost, as its role and this host's pool say."""
+    figures: dict[str, dict[str, float]] = {}
+    for gauges in state.gauges.values():
+        for key, value in gauges.items():
+            name, _, figure = key.removeprefix("pool.").rpartition(".")
+            figures.setdefault(name, {})[figure] = value
+    rows = []
+    for server in state.servers:
+        known = figures.get(server.server)
+        if server.lost is None and known:
+            parts = [text for figure, text in _FIGURES.items() if known.keys() >= set(figure)]
+            said = ", ".join(parts).format(**known)
+            rows.append((server.server, said if known.get("usable", 1.0) else f"not asked now, {said}"))
+    return rows
+
+
+_FIGURES = {
+    ("in_flight", "limit"): "{in_flight:.0f} of {limit:.0f} in flight",
+    ("lag",): "{lag:.0f} versions behind",
+    ("cuts", "opened"): "limit cut {cuts:.0f} times, breaker opened {opened:.0f} times",
+    ("update_seconds", "paused_seconds"): "last update {update_seconds:.2f} s, paused {paused_seconds:.2f} s",
+}
+
+
 def _lines(facts: dict[str, Any], state: Status) -> str:
     serving = ", ".join(f"{item.server}: {item.version}" for item in state.servers if item.lost is None)
     failed = ", ".join(f"{kind} {count}" for kind, count in sorted(state.episodes_failed.items()))
@@ -87,6 +112,7 @@ def _lines(facts: dict[str, Any], state: Status) -> str:
         ("step", state.step),
         ("version published", state.version_published_label or "none yet"),
         ("versions serving", serving or ", ".join(map(str, state.versions_serving)) or "none"),
+        *server_rows(state),
         ("episodes finished", state.episodes_finished),
         ("episodes failed", failed),
         ("environments accepted", state.environments_accepted),

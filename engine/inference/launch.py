@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -26,7 +27,10 @@ _OWNED = {
     "served-model-name": "The servers' clients rely on it.",
     "api-key": "Servers listen on loopback and take no key.",
     "uds": "Servers listen on TCP.",
+    "headless": "Start it with `vllm serve --headless` on the other hosts; this one listens.",
+    "api-server-count": "The label of the weights and the pause belong to one API server.",
 }
+_SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 _SECRETS = ("SPADE_BUS_TOKEN",)
 _VALIDATE_SECONDS = 120.0
 _CPU_BLOCK = 32
@@ -44,15 +48,17 @@ def command(config: Config, model_path: Path, port: int, *, updates: bool = True
     if not updates:
         for flag in ("weight-transfer-config", "worker-extension-cls"):
             flags.pop(flag, None)
-    for key, value in config.server.args.items():
-        flag = key.lstrip("-").replace("_", "-")
+    own = arguments(config)
+    for flag, value in own.items():
         if flag in _OWNED:
             raise ConfigError(
-                f"server.args.{key} = {value!r} is not yours to set",
+                f"server.args.{flag} = {value!r} is not yours to set",
                 where="server.args",
                 remedy=_OWNED[flag],
             )
         flags[flag] = value
+    if "distributed-executor-backend" not in own and _workers(own) > 1:
+        flags.pop("distributed-executor-backend", None)  # ours is for one worker
     _check_block_size(flags)
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     for flag, value in flags.items():
@@ -62,6 +68,23 @@ def command(config: Config, model_path: Path, port: int, *, updates: bool = True
         if value is not True:
             words.append(str(value))
     return words
+
+
+def arguments(config: Config) -> dict[str, str | int | float | bool]:
+    """Return ``[server.args]`` as vLLM spells its flags."""
+    return {key.lstrip("-").replace("_", "-"): value for key, value in config.server.args.items()}
+
+
+def spans_hosts(config: Config) -> bool:
+    """Whether a server's workers run on several hosts, by vLLM's own means (Ray, or its multiprocessing)."""
+    flags = arguments(config)
+    backends = (flags.get("distributed-executor-backend"), flags.get("data-parallel-backend"))
+    return "ray" in backends or flags.get("nnodes", 1) != 1 or "data-parallel-address" in flags
+
+
+def _workers(flags: dict[str, str | int | float | bool]) -> int:
+    sizes = [flags.get(flag, 1) for flag in _SIZES]
+    return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def environment(config: Config) -> dict[str, str]:
@@ -74,9 +97,10 @@ def environment(config: Config) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        "VLLM_HOST_IP": LOOPBACK,
         LEASH: "1",
     }
+    if not spans_hosts(config):
+        values["VLLM_HOST_IP"] = LOOPBACK
     if on_cpu():
         values |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -103,7 +103,7 @@ class InferencePool:
         self._session: aiohttp.ClientSession | None = None
         self._keepers: TaskGroup | None = None
         self._token_rate, self._request_rate = Rate(), Rate()
-        self._counts = dict.fromkeys(("requests", "tokens", "failures", "moved", "refused", "held"), 0)
+        self._counts = dict.fromkeys(("requests", "tokens", "failures", "moved", "refused", "unproved"), 0)
         self._opened = self._cuts = 0  # of servers that are gone
 
     async def __aenter__(self) -> Self:
@@ -325,7 +325,7 @@ class InferencePool:
         newest = max(versions, default=0)
         if newest <= server.version:
             return
-        self._counts["held"] += 1
+        self._counts["unproved"] += 1
         with anyio.move_on_at(end):
             while newest > server.version:
                 await server.acknowledged.wait()

@@ -65,7 +65,50 @@ def test_the_recipe_overrides_adds_and_removes(on_cpu: bool) -> None:
     assert "disable-log-stats" not in found
 
 
-@pytest.mark.parametrize("flag", ["model", "port", "weight_transfer_config", "--api-key"])
+PASSED = {
+    "tensor-parallel-size": 4,
+    "pipeline-parallel-size": 2,
+    "data-parallel-size": 2,
+    "quantization": "fp8",
+    "kv-cache-dtype": "fp8",
+    "enable-lora": True,
+    "max-lora-rank": 64,
+    "max-loras": 2,
+    "enable-expert-parallel": True,
+}
+
+
+def test_parallelism_quantisation_and_adapters_pass_through(on_cpu: bool) -> None:
+    for spelled in (PASSED, {name.replace("-", "_"): value for name, value in PASSED.items()}):
+        found = flags(command(config(args=spelled), MODEL, 1))
+        for name, value in PASSED.items():
+            assert found[name] == (None if value is True else str(value))
+        assert "distributed-executor-backend" not in found, "ours is for one worker"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"distributed-executor-backend": "ray", "tensor-parallel-size": 16},
+        {"nnodes": 2, "node-rank": 0, "master-addr": "10.0.0.1", "tensor-parallel-size": 16},
+        {"data_parallel_address": "10.0.0.1", "data_parallel_size": 2, "data_parallel_size_local": 1},
+        {"data-parallel-backend": "ray", "data-parallel-size": 2},
+    ],
+    ids=["ray", "mp", "dp", "dp-ray"],
+)
+def test_a_server_on_several_hosts_is_not_tied_to_loopback(on_cpu: bool, args: dict) -> None:
+    found = flags(command(config(args=args), MODEL, 1))
+    for key, value in args.items():
+        assert found[key.replace("_", "-")] == str(value)
+    assert environment(config()).get("VLLM_HOST_IP") == "127.0.0.1"
+    assert "VLLM_HOST_IP" not in environment(config(args=args))
+    own = environment(config(args=args, environment={"VLLM_HOST_IP": "10.0.0.1"}))
+    assert own["VLLM_HOST_IP"] == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "flag", ["model", "port", "weight_transfer_config", "--api-key", "headless", "api-server-count"]
+)
 def test_flags_of_ours_are_refused(flag: str) -> None:
     with pytest.raises(ConfigError, match=flag.lstrip("-").split("_")[0]):
         command(config(args={flag: "x"}), MODEL, 1)
@@ -82,6 +125,7 @@ def test_a_block_size_that_dies_at_start_is_refused(on_cpu: bool) -> None:
 
 def test_environment(on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPADE_BUS_TOKEN", "secret")
+    monkeypatch.delenv("VLLM_HOST_IP", raising=False)
     monkeypatch.setenv("KEPT", "yes")
     values = environment(config(environment={"OMP_NUM_THREADS": "3"}))
     assert "SPADE_BUS_TOKEN" not in values

@@ -196,7 +196,7 @@ async def test_tokens_are_held_until_their_version_is_acknowledged() -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(one)
-            await until(lambda: pool.statistics()["held"] == 1)
+            await until(lambda: pool.statistics()["unproved"] == 1)
             await anyio.wait_all_tasks_blocked()
             assert not found
             pool.apply(announced(a, "a", 2))
@@ -216,7 +216,7 @@ async def test_tokens_whose_version_is_never_acknowledged_are_thrown_away() -> N
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(one)
-            await until(lambda: pool.statistics()["held"] == 1)
+            await until(lambda: pool.statistics()["unproved"] == 1)
             pool.apply(ServerLost(server="a", epoch="1", reason="canary"))
             pool.apply(serving(b, "b", 2))
         assert b.calls[GENERATE] == 1

@@ -108,7 +108,7 @@ async def test_a_label_that_was_a_lie_for_a_while_is_on_no_token(tmp_path: Path)
             a.stale_loads, a.score_seconds = 1, 0.1
             await stage.bus.publish(policy(2))
             await until(lambda: a.version == "2" and a.loaded == "1")
-            await until(lambda: players.pool.statistics()["held"] >= 1)
+            await until(lambda: players.pool.statistics()["unproved"] >= 1)
             await stage.until(lambda facts: len(facts) == 4)
             await players.more(24)
             assert players.versions() == {1, 2}
