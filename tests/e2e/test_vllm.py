@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from bus.messages import PolicyPublished
 from engine.config import Config, Model, Run, Sampling
-from engine.inference.handshake import handshake
+from engine.inference.handshake import HandshakeRefused, examine, handshake
 from engine.inference.process import VllmProcess, serve
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
@@ -248,8 +248,21 @@ async def test_bad_push_is_refused_and_the_old_version_serves_on(world: World, f
     await world.push(world.change(seed=78))
 
 
+async def test_handshake_names_another_context_and_vocabulary(world: World) -> None:
+    policy = msgspec.structs.replace(world.publish(), vocabulary=VOCABULARY)
+    await world.push(policy)
+    await examine(world.client, policy, context=512)
+    root, _ = await world.client.model()
+    assert root == str(world.directory / "model")
+    with pytest.raises(HandshakeRefused, match="takes 512 tokens.*max_model_len = 513"):
+        await examine(world.client, policy, context=513)
+    other = msgspec.structs.replace(policy, vocabulary=VOCABULARY + 1)
+    with pytest.raises(HandshakeRefused, match="vocabulary has 300 tokens, the learner's 301"):
+        await handshake(world.client, other, Sampling(), tolerance=TOLERANCE, deadline=60.0)
+
+
 async def test_handshake_agrees_at_any_temperature(world: World) -> None:
-    policy = world.publish()
+    policy = msgspec.structs.replace(world.publish(), vocabulary=VOCABULARY)
     await world.push(policy)
     for temperature in (1.0, 0.7):
         result = await handshake(
@@ -262,7 +275,7 @@ async def test_handshake_agrees_at_any_temperature(world: World) -> None:
 
 async def test_probe_and_health(world: World) -> None:
     assert await world.client.healthy(deadline=5.0)
-    assert 0 < await world.client.probe(deadline=30.0) < 30
+    assert await world.client.probe(deadline=30.0) == await world.client.version()
 
 
 async def test_a_killed_engine_ends_the_server_and_all_it_started(world: World) -> None:

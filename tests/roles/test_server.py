@@ -357,3 +357,69 @@ async def test_a_server_without_progress_is_replaced(
         await stage.until(lambda facts: len(facts) == 3)
         assert "no progress" in stage.lost()[0].reason
         assert nursery.starts == 2
+
+
+def handshakes(fake: FakeVllm) -> int:
+    """How often the whole vocabulary was asked for, which nothing else does."""
+    return sum(body.get("sampling_params", {}).get("prompt_logprobs") == -1 for body in fake.bodies)
+
+
+async def test_a_server_started_anew_behind_our_back_is_proved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers all the time, and nothing is published that would reach it: only its label tells."""
+    monkeypatch.setattr("roles.server.life.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
+    async with fake_vllm() as fake, on_stage(Stage(tmp_path, (fake.url,))) as stage:
+        await stage.bus.publish(policy(1))
+        first = await stage.served(1)
+        assert handshakes(fake) == 1
+        fake.version = fake.loaded = "default"
+        await stage.until(lambda facts: len(facts) == 3)
+        assert "version none, not 1" in stage.lost()[0].reason
+        again = stage.facts[-1]
+        assert isinstance(again, ServerServing)
+        assert (again.version, fake.loaded) == (1, "1")
+        assert again.epoch != first.epoch
+        assert handshakes(fake) == 2
+        await stage.bus.publish(policy(2))
+        await stage.served(2)
+        assert handshakes(fake) == 2, "a process is proved once"
+
+
+async def test_a_foreign_version_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roles.server.life.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
+    async with fake_vllm() as fake, on_stage(Stage(tmp_path, (fake.url,))) as stage:
+        await stage.bus.publish(policy(1))
+        await stage.served(1)
+        fake.version = fake.loaded = "7"  # another run pushed into it
+        await stage.until(lambda facts: len(facts) == 3)
+        assert "version 7, not 1" in stage.lost()[0].reason
+        assert fake.version == "1"
+
+
+async def test_a_context_that_is_too_short_ends_the_role_before_anything_is_loaded(tmp_path: Path) -> None:
+    async with fake_vllm(context=64) as fake:
+        stage = Stage(tmp_path, (fake.url,))
+        await stage.bus.publish(policy(1))
+        with pytest.raises(HandshakeRefused, match="takes 64 tokens"):
+            await stage.role.run()
+        assert fake.calls["/start_weight_update"] == 0
+
+
+async def test_raw_logprobs_end_the_role_by_name(tmp_path: Path) -> None:
+    async with fake_vllm(raw=True) as fake:
+        stage = Stage(tmp_path, (fake.url,))
+        await stage.bus.publish(policy(1))
+        with pytest.raises(HandshakeRefused, match="before the temperature"):
+            await stage.role.run()
+
+
+async def test_a_server_left_paused_is_examined_once_it_samples_again(tmp_path: Path) -> None:
+    async with fake_vllm(version="1", loaded="1", paused=True, context=64) as fake:
+        fake.awake.clear()
+        stage = Stage(tmp_path, (fake.url,))
+        await stage.bus.publish(policy(1))
+        with anyio.fail_after(10), pytest.raises(HandshakeRefused, match="takes 64 tokens"):
+            await stage.role.run()
