@@ -74,7 +74,7 @@ async def serve(
     Raises SpadeError when the port is taken, ServerFailed with the end of the log when it does not start
     within ``[server] start_seconds``.
     """
-    port = port_for(config, index)
+    port, host = port_for(config, index), reachable_host(config)
     words = command(config, model_path, port, updates=updates)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as stream:
@@ -88,7 +88,7 @@ async def serve(
             env=environment(config),
             start_new_session=True,
         )
-    server = VllmProcess(f"http://{reachable_host(config)}:{port}", port, log_path, process)
+    server = VllmProcess(f"http://{host}:{port}", port, log_path, process)
     try:
         await _healthy(server, VllmClient(server.url, session), config.server.start_seconds)
         yield server
