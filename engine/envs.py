@@ -31,12 +31,17 @@ _FROM = "FROM environments e LEFT JOIN scores s USING (design) LEFT JOIN {labels
 # Databases of older builds have no labels.
 _NO_LABELS = "(SELECT '' AS design, '' AS flag, NULL AS fields)"
 _TURNS = "SELECT design, AVG(turns) FROM episodes WHERE arm = 'plain' GROUP BY design"
-_FROM_SCORE = ("win_low", "win_high", "regret_low", "regret_high", "plays", "hinted_plays", "noise_floor")
+_FROM_SCORE = (
+    *("win_low", "win_high", "regret_low", "regret_high", "plays", "hinted_plays", "noise_floor"),
+    *("regret_paid", "pairs", "pairs_apart", "leak"),
+)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One environment of a run. ``step`` is the round it was written for, ``turns`` the mean of its plain
     plays. Figures are None until its window has closed (``state`` is ``open``) and without a hint's plays.
+    ``regret_paid`` is what of the regret its reward took, over ``pairs`` of which ``pairs_apart`` have no
+    policy version in common; ``leak``: its hint holds the answer.
     ``flag`` says that the design does not belong to its ticket, ``similarity`` is the cosine to the most
     similar program that the designer remembered."""
 
@@ -72,6 +77,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     round: int | None
     environment: str
     design: str
+    regret_paid: float | None = None
+    pairs: int | None = None
+    pairs_apart: int | None = None
+    leak: bool | None = None
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,6 +58,12 @@ def facts(entry: Entry) -> list[tuple[str, str]]:
     ]
     if entry.noise_floor is not None:
         rows.append(("noise of regret", number(entry.noise_floor)))
+    if entry.regret_paid is not None and entry.regret_paid != entry.regret:
+        rows.append(("regret paid", number(entry.regret_paid)))
+    if entry.pairs_apart:
+        rows.append(("other versions", f"in {entry.pairs_apart} of {entry.pairs} pairs"))
+    if entry.leak:
+        rows.append(("hint", "holds the answer"))
     if entry.family:
         level = "" if entry.difficulty is None else f", level {entry.difficulty:.2f}"
         rows.append(("family", f"{entry.family}{level}"))

@@ -23,7 +23,8 @@ from engine.run import RunDirectory
 
 SHOWN = 3
 _RANKED = """SELECT s.design, s.round, s.win, s.regret, s.reward, s.state, e.title, e.skill, e.source, e.hint,
-    e.family, e.difficulty
+    e.family, e.difficulty, json_extract(s.fields, '$.noise_floor') AS noise,
+    json_extract(s.fields, '$.leak') AS leak
 FROM (SELECT * FROM scores s ORDER BY {0} LIMIT ?) s JOIN environments e USING (design) ORDER BY {0}"""
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 
@@ -144,10 +145,12 @@ def _held_out(connection: sqlite3.Connection) -> str:
 
 
 def _regret(connection: sqlite3.Connection) -> str:
-    """Draw the mean regret of the windows that closed in a round, with its 95 % interval."""
+    """Draw the mean regret of the windows that closed in a round, with its 95 % interval, and what a single
+    environment's regret would be by chance (a standard error)."""
     rows = _rows(
         connection,
-        "SELECT round, COUNT(*) AS n, AVG(regret) AS mean, AVG(regret * regret) AS square FROM scores "
+        "SELECT round, COUNT(*) AS n, AVG(regret) AS mean, AVG(regret * regret) AS square, "
+        "AVG(json_extract(fields, '$.noise_floor')) AS noise FROM scores "
         "WHERE regret IS NOT NULL GROUP BY round ORDER BY round",
     )
     if not rows:
@@ -168,7 +171,9 @@ def _regret(connection: sqlite3.Connection) -> str:
         "hoverinfo": "skip",
     }
     line = trace(list(zip(x, mean, strict=True)), BLUE, "mean")
-    return figure("Regret (hinted - plain return) of closed windows", [band, *line], "round")
+    noise = [(row["round"], row["noise"]) for row in rows if row["noise"] is not None]
+    floor = trace(noise, GREY, "noise of one environment") if noise else []
+    return figure("Regret (hinted - plain return) of closed windows", [band, *line, *floor], "round")
 
 
 def _validity(rounds: Sequence[Row]) -> str:
