@@ -271,10 +271,15 @@ class Openable(Protocol):
 T = TypeVar("T", bound=Openable)
 
 
+def _nothing() -> None:
+    return None
+
+
 class Opening(Generic[T]):
     """Iterates over a source and opens what is claimed. ``open_one`` returns None for what is skipped.
 
     What was taken when a caller is cancelled comes again; ``put_back`` gives it to all readers at once.
+    ``take`` returns the source's next item if it need not be waited for, else None.
     """
 
     def __init__(
@@ -282,8 +287,9 @@ class Opening(Generic[T]):
         source: AsyncIterator[T],
         open_one: Callable[[T], Awaitable[T | None]],
         put_back: Callable[[T], None] | None = None,
+        take: Callable[[], T | None] = _nothing,
     ) -> None:
-        self._source, self._open = source, open_one
+        self._source, self._open, self._take = source, open_one, take
         self._back: deque[T] = deque()
         self._put_back = put_back or self._back.appendleft
 
@@ -292,7 +298,9 @@ class Opening(Generic[T]):
 
     async def __anext__(self) -> T:
         while True:
-            item = self._back.popleft() if self._back else await anext(self._source)
+            item = self._back.popleft() if self._back else self._take()
+            if item is None:
+                item = await anext(self._source)
             if not isinstance(item.message, Claim):
                 return item
             try:

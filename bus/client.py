@@ -92,8 +92,18 @@ class NatsBus(Bus):
     def _encode(self, message: Message) -> bytes:
         return codec.encode(message, run=self.run, role=self.role, instance=self.instance)
 
-    async def _submit(self, message: Message) -> _Sent:
-        frame, blob = self._encode(message), None
+    def _offer(self, message: Message) -> Entry | bytes:
+        """Write a message, or return its frame when that would have to wait or its body must travel apart."""
+        frame = self._encode(message)
+        if len(frame) > self._inline:
+            return frame
+        subject = self.names.root + message.tail
+        entry = self.publisher.offer(self._streams[message.stream], subject, frame, message_id=message.key)
+        return entry if entry is not None else frame
+
+    async def _submit(self, message: Message, frame: bytes) -> _Sent:
+        """Write a frame as soon as there is room, its body apart if it is large."""
+        blob = None
         if len(frame) > self._inline and not isinstance(message, DeadLetter):
             blob = await self.claims.store(message)
             frame = codec.encode_claim(codec.envelope_of(frame), blob)
@@ -101,19 +111,18 @@ class NatsBus(Bus):
         entry = await self.publisher.submit(stream, subject, frame, message_id=message.key)
         return _Sent(entry, message.stream, blob)
 
-    async def _collect(self, sent: list[_Sent]) -> list[int]:
+    async def _collect(self, entries: list[Entry], apart: Iterable[_Sent]) -> list[int]:
         failure: BusError | None = None
         try:
-            await self.publisher.collect([one.entry for one in sent])
+            await self.publisher.collect(entries)
         except BusError as error:
             failure = error
-        answers = [one.entry.answer for one in sent]
-        for one, answer in zip(sent, answers, strict=True):
-            if one.blob is not None and answer is not None:
-                await self._confirm(one.blob, one.stream, answer)
+        for one in apart:
+            if one.blob is not None and one.entry.answer is not None:
+                await self._confirm(one.blob, one.stream, one.entry.answer)
         if failure is not None:
             raise failure
-        return [answer.seq for answer in answers if answer is not None]
+        return [entry.answer.seq for entry in entries if entry.answer is not None]
 
     async def _confirm(self, blob: BlobRef, stream: str, answer: PubAck) -> None:
         """Let the stored message claim its blob; one that was stored before has another, or none."""
@@ -129,10 +138,15 @@ class NatsBus(Bus):
         if not message.stream:
             await self._say(message)
             return 0
-        return (await self._collect([await self._submit(message)]))[0]
+        offered = self._offer(message)
+        if isinstance(offered, Entry):
+            return (await self._collect([offered], ()))[0]
+        sent = await self._submit(message, offered)
+        return (await self._collect([sent.entry], (sent,)))[0]
 
     async def publish_all(self, messages: Iterable[Message]) -> list[int]:
-        sent: list[_Sent] = []
+        entries: list[Entry] = []
+        apart: list[_Sent] = []
         silent: list[int] = []
         failure: Exception | None = None
         try:
@@ -141,13 +155,17 @@ class NatsBus(Bus):
                     await self._say(message)
                     silent.append(number)
                     continue
-                sent.append(await self._submit(message))
+                offered = self._offer(message)
+                if not isinstance(offered, Entry):
+                    apart.append(await self._submit(message, offered))
+                    offered = apart[-1].entry
+                entries.append(offered)
         except Exception as error:
             failure = error  # what is on its way ends first
         except BaseException:
-            self.publisher.abandon([one.entry for one in sent])
+            self.publisher.abandon(entries)
             raise
-        sequences = await self._collect(sent)
+        sequences = await self._collect(entries, apart)
         if failure is not None:
             raise failure
         for number in silent:
@@ -189,7 +207,8 @@ class NatsBus(Bus):
             raise BusError(f"limit {limit} takes no work", remedy="Give a limit of at least 1.")
         work = Work(self.connection, self.names, queue, limit=limit, now=now, bury=self._bury)
         async with self._listed(f"consume_{consumer}", work), work.running():
-            yield Opening(work.arrivals, self._open_delivery, work.arrivals.put_back)
+            arrivals = work.arrivals
+            yield Opening(arrivals, self._open_delivery, arrivals.put_back, arrivals.take)
 
     @asynccontextmanager
     async def follow(
@@ -202,7 +221,7 @@ class NatsBus(Bus):
         async with self._listed(f"follow_{stream.lower()}", reader), flat_task_group() as group:
             await group.start(reader.run)
             try:
-                yield Opening(reader, lambda record: self._open_record(stream, record))
+                yield Opening(reader, lambda record: self._open_record(stream, record), take=reader.take)
             finally:
                 group.cancel_scope.cancel()
 

@@ -23,7 +23,7 @@ from bus.errors import Undecodable
 VERSION = 1
 
 
-class Envelope(msgspec.Struct, frozen=True, array_like=True):
+class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Who said it and when. ``ts`` is the wall clock in ns at creation, ``attempt`` the producer's
     attempt (0 when it does not count), ``id`` the message's deterministic key."""
 
@@ -64,7 +64,7 @@ class Claim(messages.Message, frozen=True, kw_only=True, tag="claim"):
         return self.envelope.id
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True):
+class Frame(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An envelope and its body, flat in one array; ``blob`` says where the body is if it is nil."""
 
     v: int
@@ -109,10 +109,9 @@ def encode(
     """Return the frame of ``message``. ``ts`` (ns) defaults to the wall clock."""
     if isinstance(message, Claim):
         return encode_claim(message.envelope, message.ref)
-    body = msgspec.Raw(_encoder.encode(message))
     stamp = time.time_ns() if ts is None else ts
     return _encoder.encode(
-        (VERSION, kind_of(message), message.key, run, role, instance, stamp, attempt, body)
+        (VERSION, kind_of(message), message.key, run, role, instance, stamp, attempt, message)
     )
 
 

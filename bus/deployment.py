@@ -132,6 +132,7 @@ server_name: {quote(server.name)}
 max_payload: {deployment.max_payload_mb}MB
 max_pending: {max(64, 2 * deployment.max_payload_mb)}MB
 write_deadline: "10s"
+disable_sublist_cache: true  # hardly any subject comes twice
 lame_duck_duration: "30s"
 lame_duck_grace_period: "2s"
 jetstream {{

@@ -28,20 +28,31 @@ class Limits:
     full_seconds: float = 6 * 3600.0
 
 
-class Fault(msgspec.Struct):
+class Fault(msgspec.Struct, gc=False):
     """Why the server refused."""
 
     err_code: int = 0
     description: str = ""
 
 
-class PubAck(msgspec.Struct):
+class PubAck(msgspec.Struct, gc=False):
     """The server's answer: the stream sequence, or an error."""
 
     stream: str = ""
     seq: int = 0
     duplicate: bool = False
     error: Fault | None = None
+
+
+@dataclass(slots=True)
+class Window:
+    """How much of one stream is on its way, and who waits for room. ``floor`` is the highest sequence that
+    was acknowledged."""
+
+    messages: int = 0
+    bytes: int = 0
+    floor: int = 0
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 
 class Entry(msgspec.Struct, eq=False):
@@ -59,6 +70,7 @@ class Entry(msgspec.Struct, eq=False):
     size: int
     born: float
     due: float
+    window: Window
     answer: PubAck | None = None
     error: BusError | None = None
     waiter: asyncio.Future[None] | None = None
@@ -75,17 +87,6 @@ class Entry(msgspec.Struct, eq=False):
     def ended(self) -> bool:
         """Whether the server has stored it or we have given it up."""
         return self.answer is not None or self.error is not None
-
-
-@dataclass(slots=True)
-class Window:
-    """How much of one stream is on its way, and who waits for room. ``floor`` is the highest sequence that
-    was acknowledged."""
-
-    messages: int = 0
-    bytes: int = 0
-    floor: int = 0
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 
 def head_of(message_id: str, headers: dict[str, str] | None) -> bytes:

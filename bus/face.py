@@ -22,7 +22,7 @@ Settle = Callable[["Delivery", Verdict, float, str], Awaitable[None]]
 Source = bytes | bytearray | memoryview | Path
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One stored message: its ``sequence`` in the stream (from 1), its subject ``tail``. ``blob`` is the
     size of a body that travelled beside its message, 0 otherwise."""
 

@@ -30,6 +30,7 @@ from bus.work import Bury
 log = logging.getLogger("spade.bus")
 _CAPACITY = 512
 _CAPACITY_BYTES = 32 << 20
+_LOOK = 8
 _INACTIVE_SECONDS = 60.0
 _CREATE_SECONDS, _TRY_SECONDS = 30.0, 3.0
 
@@ -73,9 +74,18 @@ class Reader:
         return self
 
     async def __anext__(self) -> Record:
-        record, size = await self._records.__anext__()
+        return self._taken(await self._records.__anext__())
+
+    def take(self) -> Record | None:
+        """Return the next record if it need not be waited for."""
+        item = self._records.take()
+        return self._taken(item) if item is not None else None
+
+    def _taken(self, item: tuple[Record, int]) -> Record:
+        record, size = item
         self._bytes -= size
-        if self._pull is not None and self._wanted():
+        # As soon as this much is free, and not at each record after it: looking costs more than reading.
+        if len(self._records) % _LOOK == 0 and self._pull is not None and self._wanted():
             self._pull.wake()
         return record
 

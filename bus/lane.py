@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import ParseResult
 
+import msgspec
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.errors import BadSubjectError, ProtocolError
@@ -23,20 +24,21 @@ from nats.protocol.parser import Parser
 log = logging.getLogger("spade.bus")
 _LINE_END = b"\r\n"
 _VERSION_LINE = b"NATS/1.0"
+_MESSAGES = frozenset(b"MH")
 _JOIN_BYTES = 16 << 10
 _READ_BYTES = 512 << 10
 # A line of the server is longer than those of its clients: it may name all members of a cluster.
 _LONGEST_LINE = 1 << 20
 
 
-class Arrival:
+class Arrival(msgspec.Struct, gc=False, eq=False):
     """A message that has arrived. ``head`` is its block of headers, empty when it has none; ``headers``
     is that block as a dictionary, or None."""
 
-    __slots__ = ("data", "head", "reply", "subject")
-
-    def __init__(self, subject: str, reply: str, data: bytes, head: bytes) -> None:
-        self.subject, self.reply, self.data, self.head = subject, reply, data, head
+    subject: str
+    reply: str
+    data: bytes
+    head: bytes
 
     @property
     def headers(self) -> dict[str, str] | None:
@@ -167,7 +169,6 @@ class _Parser(Parser):  # type: ignore[misc]
     def __init__(self, client: Client, handlers: dict[str, Callable[[Any], None]]) -> None:
         self._handlers = handlers
         self._needed = self._resets = 0
-        self._ours = False
         self._other: tuple[Any, ...] = ()
         super().__init__(client)
 
@@ -193,11 +194,11 @@ class _Parser(Parser):  # type: ignore[misc]
                 if end - at > _LONGEST_LINE:
                     raise ProtocolError
                 break
-            if data.startswith((b"MSG ", b"HMSG "), at):
+            if data[at] in _MESSAGES:
                 after = self._take(data, at, stop, end)
-                if after is None:
+                if after < 0:
                     break
-                if not self._ours:
+                if self._other:
                     await self._pass_on()
             else:
                 after = stop + 2
@@ -209,38 +210,43 @@ class _Parser(Parser):  # type: ignore[misc]
         if at < end:
             self.buf[:] = data[at:]
 
-    def _take(self, data: bytes, at: int, stop: int, end: int) -> int | None:
-        """Hand over the message that begins at ``at``; return where it ends, None when it is not all here."""
+    def _take(self, data: bytes, at: int, stop: int, end: int) -> int:
+        """Hand over the message that begins at ``at``; return where it ends, -1 when it is not all here."""
+        # Only a space separates: what else looks like one may be part of a stranger's subject.
+        words = data[at:stop].decode("utf-8", "replace").split(" ")
+        start = stop + 2
         try:
-            # Only a space separates: what else looks like one may be part of a stranger's subject.
-            words = data[at:stop].decode("utf-8", "replace").split(" ")
             size = int(words[-1])
-            with_head = words[0] == "HMSG"
-            head_size = int(words[-2]) if with_head else 0
-            reply = words[3] if len(words) == (6 if with_head else 5) else ""
             subject, number = words[1], words[2]
-            sid = int(number)
+            if words[0] == "HMSG":
+                body = start + int(words[-2])
+                reply = words[3] if len(words) == 6 else ""
+            elif words[0] == "MSG":
+                body = start
+                reply = words[3] if len(words) == 5 else ""
+            else:
+                raise ProtocolError
+            handler = self._handlers.get(number)
+            sid = int(number) if handler is None else 0
         except (ValueError, IndexError):
             raise ProtocolError from None
-        start = stop + 2
-        after = start + size + 2
-        if after > end:
-            self._needed = after - at
-            return None
-        head, payload = data[start : start + head_size], data[start + head_size : start + size]
-        handler = self._handlers.get(number)
-        self._ours = handler is not None
+        last = start + size
+        if last + 2 > end:
+            self._needed = last + 2 - at
+            return -1
+        head = data[start:body] if body > start else b""
+        payload = data[body:last]
         if handler is None:
             self._other = (sid, subject.encode(), reply.encode(), payload, head or None)
-            return after
+            return last + 2
         stats = self.nc.stats
         stats["in_msgs"] += 1
-        stats["in_bytes"] += len(payload)
+        stats["in_bytes"] += last - body
         try:
             handler(Arrival(subject, reply, payload, head))
         except Exception:
             log.exception("a message on %s could not be handled", subject)
-        return after
+        return last + 2
 
     async def _pass_on(self) -> None:
         other, self._other = self._other, ()

@@ -51,6 +51,14 @@ class Mailbox(Generic[T]):
             self._wake.set()
             self._wake = None
 
+    def take(self) -> T | None:
+        """Remove and return the next item if the reader need not wait; None when it must, or when it has had
+        so many that others should have their turn."""
+        if not self._items or (self._taken + 1) % _TURN == 0:
+            return None
+        self._taken += 1
+        return self._items.popleft()
+
     def take_all(self) -> list[T]:
         """Remove and return what has not been read."""
         items = list(self._items)

@@ -29,8 +29,11 @@ def token(text: str) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-") or "none"
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base of all messages. ``key`` is the deterministic id, ``tail`` the subject after the run."""
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
+    """Base of all messages. ``key`` is the deterministic id, ``tail`` the subject after the run.
+
+    They are plain data without cycles: the garbage collector is spared looking at them.
+    """
 
     stream: ClassVar[str] = "EVENT"
 
@@ -43,7 +46,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         raise NotImplementedError
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class Span(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Tokens ``[start, stop)`` of a segment were sampled by policy ``version``."""
 
     version: int
@@ -51,7 +54,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     stop: int
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class Segment(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A run of tokens that were really adjacent in the model's context.
 
     ``tokens`` int32 (T,), ``mask`` uint8 (T,) with 1 on sampled tokens, ``logprobs`` float32 (T,) of

@@ -29,6 +29,7 @@ UNREADY = frozenset({10008, 10009, 10158})
 CONFLICT = 10071
 STORE_FULL = frozenset({10002, 10023, 10028, 10047})
 _DIAGNOSIS_SECONDS = 2.0
+_HEAD_ROOM = 256
 # The server recognises an id for 120 s (``bus.subjects``); after that we look for ourselves.
 _DOUBT_SECONDS = 100.0
 _ABSENT_REMEDY = "Has the run been provisioned? A full disk can switch JetStream off."
@@ -42,6 +43,7 @@ class Publisher:
         self._connection = connection
         self.limits = limits or Limits()
         self._prefix = f"{connection.inbox}.ack."
+        self._prefix_length = len(self._prefix)
         self._entries: dict[str, Entry] = {}
         self._windows: dict[str, Window] = {}
         self._wake = anyio.Event()
@@ -87,22 +89,14 @@ class Publisher:
         message_id: str,
     ) -> Entry:
         """Write one message as soon as the window has room; :meth:`collect` waits for its answer."""
-        size = len(payload) + 256
-        if size > self._connection.client._max_payload:
-            raise self._too_large(subject, size)
-        window = self._windows.get(stream)
-        if window is None:
-            window = self._windows[stream] = Window()
+        entry = self.offer(stream, subject, payload, headers, message_id=message_id)
+        if entry is not None:
+            return entry
+        size = len(payload) + _HEAD_ROOM
+        window = self._window(stream)
         if window.waiting or not self._has_room(window, size):
             await self._enter(window, size)
-        window.messages += 1
-        window.bytes += size
-        self._serial += 1
-        now = monotonic()
-        entry = Entry(
-            stream, subject, payload, head_of(message_id, headers), f"{self._serial:x}", size, now, now
-        )
-        self._entries[entry.token] = entry
+        entry, now = self._entry(window, stream, subject, payload, head_of(message_id, headers))
         try:
             if self._connection.away_since is not None:
                 self._check_away(subject)
@@ -110,11 +104,61 @@ class Publisher:
                 await self._connection.uncrowded()
                 if entry.tries or entry.ended:
                     return entry  # the loop has seen to it meanwhile
-            self._write(entry)
+            self._write(entry, now)
         except BaseException:
             self._forget(entry)
             raise
         return entry
+
+    def offer(
+        self,
+        stream: str,
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        message_id: str,
+    ) -> Entry | None:
+        """Write one message now, as :meth:`submit` does; None when it would have to wait."""
+        size = len(payload) + _HEAD_ROOM
+        connection = self._connection
+        if size > connection.client._max_payload:
+            raise self._too_large(subject, size)
+        window = self._window(stream)
+        if (
+            window.waiting
+            or not self._has_room(window, size)
+            or connection.crowded
+            or not connection.connected
+        ):
+            return None
+        entry, now = self._entry(window, stream, subject, payload, head_of(message_id, headers))
+        try:
+            self._write(entry, now)
+        except BaseException:
+            self._forget(entry)
+            raise
+        return entry
+
+    def _window(self, stream: str) -> Window:
+        window = self._windows.get(stream)
+        if window is None:
+            window = self._windows[stream] = Window()
+        return window
+
+    def _entry(
+        self, window: Window, stream: str, subject: str, payload: bytes, head: bytes
+    ) -> tuple[Entry, float]:
+        """Give a message its place in the window; return it and the time."""
+        size = len(payload) + _HEAD_ROOM
+        window.messages += 1
+        window.bytes += size
+        self._serial += 1
+        now = monotonic()
+        token = f"{self._serial:x}"
+        entry = Entry(stream, subject, payload, head, token, size, now, now, window)
+        self._entries[token] = entry
+        return entry, now
 
     def statistics(self) -> dict[str, float]:
         """Return the use of the windows and counters."""
@@ -132,7 +176,7 @@ class Publisher:
         failure: BusError | None = None
         try:
             for entry in entries:
-                if not entry.ended:
+                if entry.answer is None and entry.error is None:
                     await self._ended(entry)
                 if entry.answer is not None:
                     answers.append(entry.answer)
@@ -156,7 +200,8 @@ class Publisher:
     def abandon(self, entries: list[Entry]) -> None:
         """Stop caring for submitted messages; those without an answer may or may not be stored."""
         for entry in entries:
-            self._forget(entry)
+            if entry.token in self._entries:
+                self._forget(entry)
 
     def _check_away(self, subject: str) -> None:
         """Fail at once when the server has been away for longer than anybody's patience."""
@@ -206,7 +251,7 @@ class Publisher:
         if self._entries.pop(entry.token, None) is None:
             return
         entry.payload = b""  # whoever collects many answers keeps the entries
-        window = self._windows[entry.stream]
+        window = entry.window
         window.messages -= 1
         window.bytes -= entry.size
         if window.waiting:
@@ -216,20 +261,19 @@ class Publisher:
 
     # Writing.
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: Entry, now: float) -> None:
         """Write an entry if there is a server; what is lost on the way falls due again."""
         connection = self._connection
-        connection.check_open(f"PubAck of {entry.subject}")
-        now = monotonic()
         entry.due = now + self.limits.ack_seconds
-        if not connection.connected:
+        if not connection.write(entry.subject, entry.payload, self._prefix + entry.token, entry.head):
+            connection.check_open(f"PubAck of {entry.subject}")
             return
-        self._counts["retries"] += entry.tries > 0
+        if entry.tries:
+            self._counts["retries"] += 1
         entry.tries += 1
         if not entry.unsure:
-            entry.written, entry.floor = now, self._windows[entry.stream].floor
+            entry.written, entry.floor = now, entry.window.floor
         entry.unsure += 1
-        connection.write(entry.subject, entry.payload, self._prefix + entry.token, entry.head)
 
     def _on_state(self) -> None:
         """Freeze the window on a disconnect, write all of it again on a connect."""
@@ -287,7 +331,7 @@ class Publisher:
         if entry.size > self._connection.client.max_payload:
             self._fail(entry, self._too_large(entry.subject, entry.size))
         if entry.token in self._entries:
-            self._write(entry)
+            self._write(entry, monotonic())
 
     async def _was_stored(self, entry: Entry) -> bool:
         """Whether a message lies in the stream that was written too long ago for the server to know."""
@@ -354,7 +398,7 @@ class Publisher:
     # Answers.
 
     def _on_answer(self, message: Arrival) -> None:
-        entry = self._entries.get(message.subject[len(self._prefix) :])
+        entry = self._entries.get(message.subject[self._prefix_length :])
         if entry is None:
             return
         if not message.data and status_of(message) == "503":
@@ -376,7 +420,7 @@ class Publisher:
     def _finish(self, entry: Entry, answer: PubAck) -> None:
         self._counts["stored"] += 1
         self._counts["duplicates"] += answer.duplicate
-        window = self._windows[entry.stream]
+        window = entry.window
         if answer.seq > window.floor:
             window.floor = answer.seq
         entry.answer = answer

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -28,12 +27,13 @@ from bus.subjects import SECOND
 
 log = logging.getLogger("spade.bus")
 _ORIGIN = "Nats-Stream"
+_ORIGIN_BYTES = _ORIGIN.encode()
 _PAUSE_SECONDS = 0.1
 _OVERHEAD_BYTES = 64 << 10
 _TOO_MANY = 16  # so much more may be owed than is wanted before the requests are given up
 
 
-class Delivered(NamedTuple):
+class Delivered(msgspec.Struct, frozen=True, gc=False):
     """What the reply subject of a delivered message says. ``pending`` more wait behind it."""
 
     attempt: int
@@ -44,14 +44,17 @@ class Delivered(NamedTuple):
 
 def parse_reply(reply: str) -> Delivered | None:
     """Read ``$JS.ACK...`` in its short form and the one with domain and account; None when it is neither."""
+    if not reply.startswith("$JS.ACK."):
+        return None
     tokens = reply.split(".")
-    first = 4 if len(tokens) == 9 else 6
-    if len(tokens) not in (9, 12) or not reply.startswith("$JS.ACK."):
+    if len(tokens) == 9:
+        _, _, _, _, attempt, stream, consumer, _, pending = tokens
+    elif len(tokens) == 12:
+        _, _, _, _, _, _, attempt, stream, consumer, _, pending, _ = tokens
+    else:
         return None
     try:
-        return Delivered(
-            int(tokens[first]), int(tokens[first + 1]), int(tokens[first + 2]), int(tokens[first + 4])
-        )
+        return Delivered(int(attempt), int(stream), int(consumer), int(pending))
     except ValueError:
         return None
 
@@ -62,7 +65,7 @@ def read(message: Arrival) -> tuple[Envelope, Message]:
     The server sends an answer to whatever subject its asker names, and a stream stores it, though the
     asker may not write into that stream. What was read elsewhere still names where.
     """
-    if _ORIGIN.encode() in message.head and _ORIGIN in (message.headers or {}):
+    if _ORIGIN_BYTES in message.head and _ORIGIN in (message.headers or {}):
         raise Undecodable(f"copied from stream {(message.headers or {})[_ORIGIN]}, not published")
     return codec.decode(message.data)
 

@@ -221,6 +221,7 @@ logfile_max_num: 2
 max_payload: {settings.payload_mb}MB
 max_pending: {max(64, 2 * settings.payload_mb)}MB
 write_deadline: "10s"
+disable_sublist_cache: true  # hardly any subject comes twice
 lame_duck_duration: "30s"
 lame_duck_grace_period: "2s"
 jetstream {{

@@ -18,7 +18,7 @@ from bus_worlds import TOKEN, nats_world, nothing_comes, take
 
 from bus import BusError, BusUnavailable, Delivery, connect, follow, provision, reads, work
 from bus.messages import DeadLetter
-from bus.pull import Pull, PullSettings, parse_reply
+from bus.pull import Delivered, Pull, PullSettings, parse_reply
 from bus.subjects import CONSUMERS, Consumer
 
 pulling = sys.modules["bus.pull"]
@@ -353,6 +353,6 @@ async def test_pitfall_32_an_answer_comes_though_a_worker_dies(
 def test_both_forms_of_delivery_data_are_read() -> None:
     short = parse_reply("$JS.ACK.TASK_r.agent.3.17.21.1700000000000000000.5")
     long = parse_reply("$JS.ACK.hub.acc.TASK_r.agent.3.17.21.1700000000000000000.5.rand")
-    assert short == long == (3, 17, 21, 5)
+    assert short == long == Delivered(3, 17, 21, 5)
     assert parse_reply("_INBOX.x") is None
     assert parse_reply("$JS.ACK.TASK_r.agent.a.b.c.d.e") is None
