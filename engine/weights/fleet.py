@@ -343,11 +343,15 @@ def healthy(url: str) -> bool:
 def label_of(url: str) -> str:
     """Return the label of a server's weights, empty where it cannot be asked or is paused half-way."""
     try:
-        paused = msgspec.json.decode(request(f"{url}/is_paused", None, seconds=_HEALTH_SECONDS))["is_paused"]
-        answer = msgspec.json.decode(request(f"{url}/weight_info", None, seconds=_HEALTH_SECONDS))
-    except FleetFault:
+        paused = _table(request(f"{url}/is_paused", None, seconds=_HEALTH_SECONDS)).get("is_paused")
+        answer = _table(request(f"{url}/weight_info", None, seconds=_HEALTH_SECONDS))
+    except (FleetFault, msgspec.DecodeError):
         return ""
-    return "" if paused else str(answer.get("weight_version", ""))
+    return "" if paused is not False else str(answer.get("weight_version", ""))
+
+
+def _table(payload: bytes) -> dict[str, Any]:
+    return msgspec.json.decode(payload, type=dict[str, Any])
 
 
 def request(url: str, body: object, *, seconds: float) -> bytes:

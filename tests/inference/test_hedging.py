@@ -5,10 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 from fake_vllm import STOP, FakeVllm, fake_vllm, until
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.messages import ServerServing
+from engine.checks import check
 from engine.config import Config, Model, Run, Sampling, Server
 from engine.inference.completion import Completion, InferenceUnavailable, ServerRefused
 from engine.inference.hedging import Hedging, Latencies
@@ -39,7 +40,8 @@ async def warm(pool: InferencePool, count: int = 40) -> None:
     assert pool.statistics()["a.answers"] == count
 
 
-@given(st.lists(st.floats(0, 100), min_size=32, max_size=600), st.floats(0.5, 0.99))
+@settings(max_examples=30)
+@given(st.lists(st.floats(0, 100), min_size=32, max_size=300), st.floats(0.5, 0.99))
 def test_a_quantile_is_one_of_the_last_answers(seconds: list[float], share: float) -> None:
     latencies = Latencies(window=100)
     for one in seconds:
@@ -68,6 +70,15 @@ def test_at_most_one_request_in_ten_is_hedged() -> None:
     assert hedging.sent == 100
     with pytest.raises(ValueError, match="quantile"):
         Hedging(1.0)
+
+
+@pytest.mark.parametrize(
+    ("hedge", "fits"), [(0.0, True), (0.95, True), (0.3, False), (1.0, False), (-1, False)]
+)
+def test_the_setting_is_checked(hedge: float, fits: bool) -> None:
+    table = Server(hedge=hedge)
+    found = check(Config(run=Run(name="t"), model=Model(path="x"), server=table))
+    assert ("server.hedge" in [key for key, _ in found]) != fits
 
 
 async def test_nothing_is_hedged_by_default() -> None:

@@ -121,6 +121,14 @@ async def test_a_server_that_is_not_there_is_left_out_and_joins_later() -> None:
         assert [engine.client.world_size for engine in learner.engines] == [3, 5]
 
 
+async def test_a_label_that_cannot_be_read_is_none() -> None:
+    faults: dict[str, list[int | str]] = {"/is_paused": ["garbage"], "/weight_info": ["garbage"]}
+    async with fake_vllm(version="3", faults=faults) as fake:
+        for _ in range(2):
+            assert await anyio.to_thread.run_sync(fleet.label_of, fake.url) == ""
+        assert await anyio.to_thread.run_sync(fleet.label_of, fake.url) == "3"
+
+
 async def test_nobody_there_is_an_error() -> None:
     async with fake_vllm(healthy=False) as fake:
         learner = Learner(fake)
