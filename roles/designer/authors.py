@@ -101,7 +101,9 @@ class TokenAuthor:
         if bridge is None:
             prompt = list(self._chat.first(message))
         else:
-            prompt = [*np.frombuffer(before.segments[-1].tokens, "<i4").tolist(), *bridge]
+            asked = np.frombuffer(before.segments[-1].tokens, "<i4").tolist()
+            close = self._chat.close()  # another stop token than the template's may have ended the reply
+            prompt = [*asked, *(() if asked[-1] in close else close), *bridge]
         return await self.write(prompt, seed=seed, key=key) if len(prompt) <= self._room else None
 
     def statistics(self) -> dict[str, float]:
