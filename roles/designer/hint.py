@@ -236,6 +236,7 @@ class HintWriter:
             return answer.text, answer.finish, ()
         prompt = self._prompts.hint(source)
         if prompt is None:
+            self._counts["hint_no_room"] += 1
             return None
         completion = await self._pool.generate(
             prompt,

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 TAILS = ("event.designer.ready", "event.designer.rejected", "event.scorer.scored", "event.scorer.round")
 FILE = "designer.memory"
 SECONDS = 15.0
+# A snapshot grows with the run; so much longer than one took is waited before the next.
+_PATIENCE = 20.0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +52,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keeper:
-    """Feeds ``memory`` from the bus. ``note_used`` is told each use of a document that an earlier life made.
+    """Feeds ``memory`` from the bus. ``note_used`` is told of each document that an earlier life has used.
 
     Files lie in ``directory``; ``seconds`` is the least time between two snapshots. Raises SpadeError when
     they cannot be written. ``log`` is told what the memory lacks.
@@ -70,7 +72,7 @@ class Keeper:
         self._note_used, self._seconds = note_used, seconds
         self._archive = Archive(directory)
         self._used = Counter[str]()
-        self._saved_at, self._saved = time.monotonic(), 0
+        self._saved_at, self._saved, self._took = time.monotonic(), 0, 0.0
         self.position, self._key = 0, ""
         self.replayed = 0
         self._through = self._missed = 0
@@ -94,9 +96,8 @@ class Keeper:
             await self._learn(record.sequence, record.message)
             self.replayed += 1
         self._through = max(self._through, stream.last)
-        for document, times in self._used.items():
-            for _ in range(times):
-                self._note_used(document)
+        for document in self._used:
+            self._note_used(document)
         await self.save()
 
     async def follow(self) -> None:
@@ -104,7 +105,8 @@ class Keeper:
         async with self._bus.follow("EVENT", start=self.position + 1, tails=TAILS) as facts:
             async for record in facts:
                 await self._learn(record.sequence, record.message)
-                if time.monotonic() - self._saved_at >= self._seconds:
+                wait = self._seconds and max(self._seconds, _PATIENCE * self._took)
+                if time.monotonic() - self._saved_at >= wait:
                     await self.save()
 
     async def save(self) -> None:
@@ -120,8 +122,10 @@ class Keeper:
             through=self._through,
             missed=self._missed,
         )
+        started = time.monotonic()
         await self._on_disk(write, self._directory, snapshot)
         self._saved, self._saved_at = snapshot.position, time.monotonic()
+        self._took = self._saved_at - started
 
     def statistics(self) -> dict[str, float]:
         """Records and their states, facts replayed at start, facts since the last snapshot, and messages that

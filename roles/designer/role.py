@@ -215,30 +215,30 @@ class Designer(Role):
         """Answer one design, in up to ``attempts`` attempts."""
         judged: Judged | None = None
         for attempt in range(ticket.attempts):
-            judged, found = await self._attempt(ticket, attempt, before=judged, shared=shared)
-            self._counts["attempts"] += 1
+            held = await self._held(ticket, attempt)
+            if held is None:
+                judged, found = await self._attempt(ticket, attempt, before=judged, shared=shared)
+            else:
+                judged, found = await self._take_up(ticket, held)
             if judged.valid:
                 await self._accept(ticket, attempt, judged, found)
                 return
-            await self._reject(ticket, attempt, judged)
+            await self._reject(ticket, attempt, judged, again=held is not None)
         await self._fail(ticket, "policy", f"no valid program in {ticket.attempts} attempts")
 
     async def _attempt(
         self, ticket: DesignTicket, attempt: int, *, before: Judged | None, shared: Asked | None
     ) -> tuple[Judged, Finding]:
-        """Take up what is published of an attempt; else write a draft, judge it, and publish it."""
+        """Write a draft, judge it, and publish it; if somebody else was faster, theirs counts."""
+        draft = await self._workshop.write(ticket, attempt, before=before, shared=shared)
+        judged, found = await self._judge(ticket, draft, None)
+        self._counts["attempts"] += 1
+        mine = self._keepsake(ticket, attempt, judged, found)
+        if mine is None:
+            return judged, found
+        await self.bus.publish(mine)
         held = await self._held(ticket, attempt)
-        if held is None:
-            draft = await self._workshop.write(ticket, attempt, before=before, shared=shared)
-            judged, found = await self._judge(ticket, draft, None)
-            mine = self._keepsake(ticket, attempt, judged, found)
-            if mine is None:
-                return judged, found
-            await self.bus.publish(mine)
-            held = await self._held(ticket, attempt)
-            if held is None or held == mine:
-                return judged, found
-        return await self._take_up(ticket, held)  # somebody else's counts, if they were faster
+        return (judged, found) if held in (None, mine) else await self._take_up(ticket, held)
 
     async def _take_up(self, ticket: DesignTicket, held: HeldDesign) -> tuple[Judged, Finding]:
         """Return an attempt that is published already as it was judged then."""
@@ -366,7 +366,10 @@ class Designer(Role):
         self._counts["without_hint"] += hint is None
         self._counts["duplicates"] += self._is_duplicate(ticket.cohort, environment)
 
-    async def _reject(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
+    async def _reject(
+        self, ticket: DesignTicket, attempt: int, judged: Judged, *, again: bool = False
+    ) -> None:
+        """Tell of a refused attempt; one that was told of ``again`` is not counted twice."""
         await self.bus.publish(
             DesignRejected(
                 design=ticket.design,
@@ -380,8 +383,9 @@ class Designer(Role):
                 prompt=judged.draft.prompt,
             )
         )
-        self._counts[f"rejected_{judged.rung}"] += 1
-        self._coverage.note(ticket.skill, accepted=False)
+        if not again:
+            self._counts[f"rejected_{judged.rung}"] += 1
+            self._coverage.note(ticket.skill, accepted=False)
 
     async def _fail(self, ticket: DesignTicket, failure: FailureKind, reason: str) -> None:
         self._inspector.release(ticket.design)

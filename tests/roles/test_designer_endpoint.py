@@ -13,6 +13,7 @@ from role_fakes import FakePool, make_config
 from test_designer import GOOD, FakeValidator, Policy, Stage, make_ticket
 
 from bus import MemoryBus
+from bus.access import ROLES
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady
 from engine.config import Designer as DesignerConfig
 from engine.config import Endpoint, Sampling
@@ -143,7 +144,17 @@ async def test_the_run_ends_when_its_money_is_spent_and_goes_on_with_more(tmp_pa
                     answered.add(record.message.design)  # type: ignore[attr-defined]
                     if len(answered) == 99:
                         break
-        assert len(fake.bodies) <= 2 * 99 + 1, "what was paid for is not bought again"
+        lives, at_once = 2, 4
+        assert len(fake.bodies) <= 2 * 99 + lives * at_once, "but for what was on its way at an end"
+
+
+def test_a_designer_may_keep_its_account_on_a_broker_with_keys() -> None:
+    """And of two models, or two endpoints, each has one of its own."""
+    (allowed,) = ROLES["designer"].keys
+    keys = {account(Endpoint(base_url=url, model=model)) for url in ("u", "v") for model in ("m", "n")}
+    assert len(keys) == 4
+    assert allowed.endswith(".*")
+    assert all(key.startswith(allowed[:-1]) and key.count(".") == allowed.count(".") for key in keys)
 
 
 async def test_a_hint_that_was_paid_for_is_not_bought_again(tmp_path: Path) -> None:

@@ -136,6 +136,20 @@ async def test_a_repair_after_a_held_attempt_mends_what_was_held(tmp_path: Path)
     assert "class Nothing" in later.policy.design_prompts[0]
 
 
+async def test_an_attempt_that_comes_again_is_counted_once(tmp_path: Path) -> None:
+    policy = Policy(BAD, InferenceUnavailable("gone"), InferenceUnavailable("gone"), GOOD)
+    stage = Stage(tmp_path, policy)
+    facts = await stage.answer(2)
+    assert [type(fact) for fact in facts] == [DesignRejected, EnvironmentReady]
+    found = stage.designer.statistics()
+    assert (found["handed_back"], found["attempts"], found["rejected_load"], found["accepted"]) == (
+        2,
+        2,
+        1,
+        1,
+    )
+
+
 def test_what_is_kept_for_the_checks_of_a_hint_is_bounded() -> None:
     actions = frozenset({"x" * 5000, *(f"a{number}" for number in range(5000))})
     answers = Answers(("7",), tuple((f"p{number}",) for number in range(99)), actions, 12)
