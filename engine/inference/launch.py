@@ -192,11 +192,15 @@ def _defaults(config: Config, model_path: Path, port: int) -> dict[str, str | in
         "generation-config": "vllm",
         "weight-transfer-config": f'{{"backend": "{weight_backend(config)}"}}',
         "worker-extension-cls": EXTENSION,
-        "disable-log-stats": True,
         "disable-uvicorn-access-log": True,
     }
     if on_cpu():
-        flags |= {"distributed-executor-backend": "uni", "enforce-eager": True, "block-size": _CPU_BLOCK}
+        flags |= {
+            "distributed-executor-backend": "uni",
+            "enforce-eager": True,
+            "block-size": _CPU_BLOCK,
+            "disable-log-stats": True,  # elsewhere the pool reads queue and preemptions from them
+        }
     return flags
 
 

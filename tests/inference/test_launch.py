@@ -47,6 +47,9 @@ def test_defaults(on_cpu: bool) -> None:
     assert found["tokens-only"] is None
     assert ("distributed-executor-backend" in found) == on_cpu
     assert ("enforce-eager" in found) == on_cpu
+    assert ("disable-log-stats" in found) == on_cpu, (
+        "the pool reads queue and preemptions from the statistics"
+    )
 
 
 def test_the_recipe_overrides_adds_and_removes(on_cpu: bool) -> None:
