@@ -60,7 +60,7 @@ _START_SECONDS = 30.0
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """``concurrency`` conversations at a time with ``tokens`` a reply, ``repeat`` phases of each side of about
+    """``concurrency`` conversations at a time with ``tokens`` a reply, ``repeat`` phases of each side, about
     ``seconds`` each; plays of one turn, and of ``turns`` turns. First prompts have about ``words`` numbers.
     ``crowd`` plays at once meet a server that answers after ``delay`` seconds on average."""
 

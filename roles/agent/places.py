@@ -2,7 +2,7 @@
 
 Servers are kept full, and no more is leased than keeps them full: what waits here could be played by another
 agent. The number follows from what servers and sandbox have room for now (feed-forward), under a limit that
-grows by about one a round trip and halves on congestion (:class:`engine.inference.concurrency.Aimd`).
+grows by a constant a round trip and halves on congestion (:class:`engine.inference.concurrency.Aimd`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ _AHEAD_SHARE, _AHEAD_LEAST = 1 / 4, 2
 _SMOOTHING = 0.2
 _PATIENCE = 8
 _NONE = 1
+_ROUND_TRIPS = 32.0  # from nothing back to the whole
 
 
 class Sight(NamedTuple):
@@ -55,7 +56,7 @@ class Places:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._growth = Aimd(most, floor=min(8, most))
+        self._growth = Aimd(most, floor=min(8, most), increase=max(1.0, most / _ROUND_TRIPS))
         self._away = 0.0
         self._crowded = 0
         self._cuts = self._missed = 0
@@ -86,11 +87,12 @@ class Places:
         return sight.servers + ahead + min(round(self._away), sight.servers)
 
     def _congested(self, sight: Sight) -> bool:
-        """Whether a server had to be relieved, a deadline was missed, or a long queue does not end."""
+        """Whether a server had to be relieved, a deadline was missed, or a long queue does not end; while no
+        server serves nothing is too much for them."""
         relieved = sight.cuts > self._cuts or sight.missed > self._missed
         self._cuts, self._missed = sight.cuts, sight.missed
         self._crowded = self._crowded + 1 if sight.servers and 2 * sight.waiting > sight.servers else 0
         if self._crowded >= _PATIENCE:
             self._crowded = 0
             return True
-        return relieved
+        return relieved and sight.servers > 0

@@ -54,8 +54,8 @@ def test_congestion_halves_once_and_room_is_won_back_a_place_a_round_trip() -> N
     assert places.look(relieved._replace(cuts=2), held=64, away=0, ended=3) == 32, (
         "nor what 61 others may see"
     )
-    grown = settle(places, relieved._replace(cuts=2), looks=10, ended=32)
-    assert 38 <= grown <= 42
+    grown = settle(places, relieved._replace(cuts=2), looks=8, ended=32)
+    assert 40 <= grown <= 46, "two a round trip"
     assert settle(places, relieved._replace(cuts=2), looks=100, ended=40) == 64
     assert places.cuts == 1
 
@@ -64,6 +64,13 @@ def test_a_missed_deadline_halves_too() -> None:
     places = Places(64)
     settle(places, sight(servers=288), looks=1)
     assert places.look(sight(servers=288, missed=3), held=64, away=0, ended=0) == 32
+
+
+def test_an_outage_is_no_congestion() -> None:
+    places = Places(64)
+    assert settle(places, sight(servers=64), looks=1) == 64
+    assert places.look(sight(servers=0, missed=20, cuts=3), held=64, away=0, ended=0) == 1
+    assert places.look(sight(servers=64, missed=20, cuts=3), held=1, away=0, ended=0) == 64
 
 
 def test_a_long_queue_halves_only_when_it_stays() -> None:

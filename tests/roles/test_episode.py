@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -204,6 +205,27 @@ async def test_context_runs_out_in_the_middle() -> None:
     played = await player.play(make_request())
     assert played.ending.reason == "reply cut at its length limit"
     assert pool.calls[1]["sampling"].max_tokens == 5
+
+
+async def test_a_long_text_is_encoded_beside_the_loop() -> None:
+    class Chat(FakeChat):
+        threads: ClassVar[list[bool]] = []
+
+        def encode(self, text: str) -> list[int]:
+            self.threads.append(threading.current_thread() is threading.main_thread())
+            return super().encode(text)
+
+    reset, step = (
+        "def reset(self, seed): return 'go'",
+        "def step(self, a): return 'x' * 60_000, 0.0, False, False, {}",
+    )
+    player, pool = make_player(chat=Chat(), context_tokens=30_000)
+    played = await player.play(make_request(source=f"class AEnv:\n {reset}\n {step}"))
+    assert played.ending == ("truncated", "policy", "context full", 0.0)
+    assert Chat.threads == [True, False]
+    assert len(pool.calls) == 1
+    (segment,) = played.segments
+    assert len(segment.tokens) // 4 < 1000, "what was not sampled after is not sent"
 
 
 async def test_an_environment_that_cuts_the_play_is_no_failure() -> None:

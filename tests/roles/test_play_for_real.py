@@ -14,7 +14,7 @@ from role_fakes import FakeChat, FakePool, make_config, make_context
 from test_designer import make_ticket
 from test_episode import make_request
 
-from bus import MemoryBus
+from bus import MemoryBus, codec
 from bus.messages import DesignRejected, EnvironmentReady, EpisodeFinished, HeldDesign
 from engine import seeds
 from engine.config import Agent as AgentConfig
@@ -42,6 +42,13 @@ class RaiseEnv:
         return f"say {seed % 7}"
     def step(self, action):
         return "over", float({"1": 1.0}[action]), True, False, {}
+"""
+STEP = """
+class StepEnv:
+    def reset(self, seed):
+        return "go"
+    def step(self, action):
+        return {}
 """
 LOOPER = """
 class LoopEnv:
@@ -120,7 +127,15 @@ async def test_a_context_equals_the_rendered_conversation(chat: ChatTokens) -> N
 
 
 @pytest.mark.parametrize(
-    ("source", "reason"), [(CRASHER, "EnvCrashed"), (RAISER, "KeyError"), (LOOPER, "EnvTimeout")]
+    ("source", "reason"),
+    [
+        (CRASHER, "EnvCrashed"),
+        (RAISER, "KeyError"),
+        (LOOPER, "EnvTimeout"),
+        (STEP.format('"x", float("nan"), True, False, {}'), "EnvError"),
+        (STEP.format('"x", float("inf"), True, False, {}'), "EnvError"),
+        (STEP.format('"x", 1e300, True, False, {}'), "EnvError"),
+    ],
 )
 async def test_what_programs_do_is_an_outcome(chat: ChatTokens, source: str, reason: str) -> None:
     async with open_sandbox() as sandbox:
@@ -134,6 +149,17 @@ async def test_what_programs_do_is_an_outcome(chat: ChatTokens, source: str, rea
         assert reason in played.ending.reason
         assert len(played.segments) == 1
         assert sandbox.statistics()["live"] == 0
+
+
+async def test_an_observation_that_is_no_text_or_no_unicode_is_seen_as_text(chat: ChatTokens) -> None:
+    async with open_sandbox() as sandbox:
+        for observation in ('"\\ud800 and \\x00"', 'b"\\xff"', '{"a": 1}'):
+            source = STEP.format(f"{observation}, 0.5, False, False, {{}}")
+            player = Player(NanoPool(chat, lambda *_: "\\boxed{x}"), sandbox, chat, rules())  # type: ignore[arg-type]
+            played = await player.play(make_request(source=source, max_turns=2))
+            assert played.ending == ("truncated", "policy", "turn budget spent", 0.0)
+            fact = played.finished(make_request())
+            assert codec.decode(codec.encode(fact, run="r", role="agent", instance="a"))[1] == fact
 
 
 async def test_a_program_that_had_to_be_killed_twice_is_quarantined(chat: ChatTokens) -> None:
