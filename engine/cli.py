@@ -13,6 +13,7 @@ from engine.commands import bench as bench_commands
 from engine.commands import bus as bus_commands
 from engine.commands import credit as credit_commands
 from engine.commands import envs as envs_commands
+from engine.commands import export as export_commands
 from engine.commands import sandbox as sandbox_commands
 from engine.errors import SpadeError
 
@@ -28,6 +29,7 @@ app.add_typer(bench_commands.app)
 app.add_typer(sandbox_commands.app)
 app.add_typer(envs_commands.app)
 app.command()(credit_commands.credit)
+app.command()(export_commands.export)
 
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe file (TOML).", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides: key=value, keys dotted.")]
@@ -43,6 +45,12 @@ def run(
     overrides: Overrides = None,
     steps: Annotated[int | None, typer.Option(help="Rounds to play (run.steps).")] = None,
     dry_run: DryRun = False,
+    resume: Annotated[
+        str,
+        typer.Option(
+            help="auto: go on where it stopped; never: only a new run; or a checkpoint to begin at."
+        ),
+    ] = "auto",
 ) -> None:
     """Run a recipe, or resume its run."""
     from engine import job
@@ -56,7 +64,7 @@ def run(
         return
     from rich.console import Console
 
-    job.run(recipe, settings, Console())
+    job.run(recipe, settings, Console(), resume=resume)
 
 
 @app.command()

@@ -14,9 +14,9 @@ from rich.console import Console
 from engine import history, live, recipe, telemetry
 from engine import status as standing
 from engine.config import Config
-from engine.errors import SpadeError
+from engine.errors import ConfigError, SpadeError
 from engine.live import View
-from engine.preparation import check_flags, check_start, prepare_model
+from engine.preparation import check_flags, check_start, prepare_model, prepare_restart
 from engine.run import RunDirectory
 from engine.supervisor import SIGNALS, Ending, Supervisor
 
@@ -40,10 +40,15 @@ def check(path: Path, overrides: Sequence[str]) -> None:
     directory.require_space()
 
 
-def run(path: Path, overrides: Sequence[str], console: Console) -> None:
-    """Run a recipe to its end, or resume it. Raises ConfigError or SpadeError; leaves no child behind."""
+def run(path: Path, overrides: Sequence[str], console: Console, *, resume: str = "auto") -> None:
+    """Run a recipe to its end, or resume it. Raises ConfigError or SpadeError; leaves no child behind.
+
+    ``resume`` "auto" goes on where the run's directory says it stopped, "never" refuses a run that has been
+    started; a directory is the checkpoint of another run, at which this one begins.
+    """
     config = recipe.load(path, overrides).config
     directory = RunDirectory.of(config)
+    start = _start(resume, directory)
     # A signal that comes before the supervisor can drain waits until it can.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with directory.locked():
@@ -61,7 +66,7 @@ def run(path: Path, overrides: Sequence[str], console: Console) -> None:
         log = telemetry.configure(directory.logs, "supervisor", sink=live.sink(view))
         try:
             view.say(f"{'Resuming' if resumed else 'Starting'} {config.run.name} in {directory.root}")
-            prepare = functools.partial(_prepare, config, directory, view)
+            prepare = functools.partial(_prepare, config, directory, view, start)
             supervisor = Supervisor(config, directory, view, log, prepare=prepare)
             with view.showing():
                 ending = anyio.run(supervisor.run, backend_options={"use_uvloop": True})
@@ -93,8 +98,34 @@ def is_complete(directory: RunDirectory, config: Config) -> bool:
     return bool(ended and ended.get("complete"))
 
 
-async def _prepare(config: Config, directory: RunDirectory, view: View) -> Path:
-    model = directory.starting_model() or await prepare_model(config, directory, view.say)
+def _start(resume: str, directory: RunDirectory) -> Path | None:
+    """Return the checkpoint to begin at, None for none. Raises ConfigError when the run may not begin."""
+    started = (
+        directory.model_file.exists() if resume not in ("auto", "never") else directory.config_file.exists()
+    )
+    if resume != "auto" and started:
+        raise ConfigError(
+            f"The run {directory.root.name} was started before, and --resume {resume} begins a new one.",
+            where=str(directory.root),
+            remedy="Leave --resume out to go on with it, or give the new one a name: run.name=NAME.",
+        )
+    if resume in ("auto", "never"):
+        return None
+    checkpoint = Path(resume).resolve()
+    if not (checkpoint / "manifest.json").is_file():
+        raise ConfigError(
+            f"--resume {resume}: that is no checkpoint.",
+            remedy="Say auto, never, or a directory under RUN/learner/checkpoints.",
+        )
+    return checkpoint
+
+
+async def _prepare(config: Config, directory: RunDirectory, view: View, start: Path | None = None) -> Path:
+    model = directory.starting_model()
+    if model is None and start is not None:
+        model = await prepare_restart(start, directory, view.say)
+    elif model is None:
+        model = await prepare_model(config, directory, view.say)
     await check_flags(config, model)
     directory.keep_starting_model(model)
     return model

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -129,9 +129,26 @@ async def prepare_model(config: Config, directory: RunDirectory, say: Callable[[
 
     torch stays out of the calling process. Raises SpadeError with what the process said.
     """
-    log = directory.logs / "warmstart.out"
-    log.unlink(missing_ok=True)
     command = [sys.executable, "-m", "engine.cli", "warmstart", str(directory.config_file)]
+    return await _model_of(command, directory.logs / "warmstart.out", say)
+
+
+async def prepare_restart(checkpoint: Path, directory: RunDirectory, say: Callable[[str], None]) -> Path:
+    """Return the directory of the starting model for a run that begins at a checkpoint of another one.
+
+    The learner finds the state of the optimiser as a checkpoint of its own. Raises SpadeError.
+    """
+    start = directory.root / "start"
+    shutil.rmtree(start, ignore_errors=True)
+    say(f"Starting from {checkpoint}")
+    command = [sys.executable, "-m", "engine.cli", "export", str(checkpoint), str(start)]
+    command += ["--restart", str(directory.root / "learner" / "checkpoints")]
+    return await _model_of(command, directory.logs / "restart.out", say)
+
+
+async def _model_of(command: Sequence[str], log: Path, say: Callable[[str], None]) -> Path:
+    """Run a command that prints the directory of a model."""
+    _forget(log)
     found = ""
     async with guarded(command, log=log, piped=True) as process:
         assert process.stdout is not None
@@ -146,6 +163,10 @@ async def prepare_model(config: Config, directory: RunDirectory, say: Callable[[
         error.exit_code = 2 if status == 2 else 1
         raise error
     return Path(found)
+
+
+def _forget(log: Path) -> None:
+    log.unlink(missing_ok=True)
 
 
 def resolve_with_progress(config: Config, directory: Path, say: Callable[[str], None]) -> Path:

@@ -183,6 +183,7 @@ def restart(source: Path, directory: Path) -> Path:
             shutil.copyfile(source / name, temporary / name)
         (temporary / _STATE).write_bytes(msgspec.msgpack.encode(LearnerState()))
         _seal(temporary, (_MODEL, _EXTRA, _STATE))
+        shutil.rmtree(place, ignore_errors=True)  # of an earlier attempt
         temporary.rename(place)
         _flush(directory)
     finally:

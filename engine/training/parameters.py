@@ -115,8 +115,13 @@ def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool = True
     return {"kind": _kind(optimizer), "groups": groups, "state": state}
 
 
-def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any]) -> None:
+def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any] | None) -> None:
     """Put back what :func:`optimizer_state` returned. Raises SpadeError for that of another."""
+    if saved is None:
+        raise SpadeError(
+            "The checkpoint was written under DeepSpeed and has no state of the optimiser",
+            remedy="Resume with DeepSpeed, or begin a new run at this checkpoint's exported weights.",
+        )
     parameters = dict(model.named_parameters())
     names = {parameter: name for name, parameter in parameters.items()}
     order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]

@@ -132,7 +132,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     @property
     def sharded(self) -> bool:
         """Whether no rank has all weights."""
-        return is_sharded(self.model) or (self.is_deepspeed_enabled and self._ranks.size > 1)
+        return is_sharded(self.model)
 
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
@@ -231,7 +231,9 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._together("capture")
         keep = self._ranks.leads
         model = {name: whole(tensor, keep=keep) for name, tensor in kept(self.model).items()}
-        optimizer = optimizer_state(self.model, self.optimizer, keep=keep)
+        optimizer = None  # DeepSpeed's own format does not go into one file; its moments begin anew
+        if not self.is_deepspeed_enabled:
+            optimizer = optimizer_state(self.model, self.optimizer, keep=keep)
         generators: dict[str, Any] = {
             "torch": torch.get_rng_state(),
             "python": random.getstate(),
@@ -248,7 +250,10 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def restore(self, capsule: Capsule, step: int) -> None:
         """Put back what :meth:`capture` returned at ``step``. Raises SpadeError when it does not fit."""
         put(kept(self.model), capsule.model)
-        restore_optimizer(self.model, self.optimizer, capsule.extra["optimizer"])
+        if self.is_deepspeed_enabled:
+            self.deepspeed.optimizer.refresh_fp32_params()
+        else:
+            restore_optimizer(self.model, self.optimizer, capsule.extra["optimizer"])
         self.state.global_step = self._globalstep_last_logged = step
         if not self._ranks.leads:
             torch.manual_seed(self.args.seed + step * self._ranks.size + self._ranks.rank)
@@ -422,6 +427,12 @@ def _require_what_was_launched(trainer: PolicyTrainer, ranks: Ranks) -> None:
                 where="learner.launch",
                 remedy="It needs GPUs (and --fsdp_version 2); without it every rank holds all weights.",
             )
+    if trainer.is_deepspeed_enabled and trainer.accelerator.state.deepspeed_plugin.zero_stage > 2:
+        raise ConfigError(
+            "learner.launch asks for ZeRO stage 3, whose weights no rank has whole",
+            where="learner.launch",
+            remedy="Take --zero_stage 2, or FSDP2 (docs/learner.md).",
+        )
 
 
 def _no_reward(**_: Any) -> list[float]:

@@ -91,6 +91,26 @@ def test_parameters_are_counted(tmp_path: Path) -> None:
     assert plan.count_parameters(load("smol")) == 135_000_000
 
 
+@pytest.mark.parametrize("name", [*GAMES, "qwen3-8b-tools"])
+def test_accelerate_accepts_the_learners_launch(name: str) -> None:
+    """And shards over as many processes as there are devices for it."""
+    from engine.supervisor import Address, child_command
+
+    launch = load(name).learner.launch
+    if "accelerate" not in launch:
+        return
+    from accelerate.commands.launch import launch_command_parser
+
+    words = child_command("learner", load(name), Address("nats://h:1", "", name), Path("run"))
+    devices = launch[1].removeprefix("CUDA_VISIBLE_DEVICES=").split(",")
+    parsed = launch_command_parser().parse_args(words[words.index("launch") + 1 :])
+    assert parsed.num_processes == len(devices)
+    assert (parsed.use_fsdp, int(parsed.fsdp_version)) == (True, 2)
+    assert parsed.module
+    assert parsed.training_script == "engine.cli"
+    assert parsed.training_script_args[:2] == ["role", "learner"]
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", GAMES)

@@ -311,3 +311,78 @@ def test_a_model_that_is_not_there_is_a_config_error(tmp_path: Path):
 
     with pytest.raises(ConfigError, match="cannot be loaded"):
         build_trainer(Learner(), tmp_path / "nothing", tmp_path, Feed(), seed=1)
+
+
+def test_metrics_go_to_trls_reporters(start: Callable[..., Any], tmp_path: Path):
+    """Into an event file of tensorboard, as a reader of it finds them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with start(Learner(report_to=("tensorboard",))) as running:
+        told = [running.step(batch_of(random_samples(3, seed=seed))) for seed in range(2)]
+    (events,) = tmp_path.rglob("events.out.tfevents.*")
+    reader = EventAccumulator(str(events.parent))
+    reader.Reload()
+    for name in ("padding_waste", "entropy", "ratio_mean", "tokens_per_second"):
+        points = reader.Scalars(f"train/{name}")
+        assert [point.step for point in points] == [1, 2]
+        expected = [values[name] for values in told]
+        assert [point.value for point in points] == pytest.approx(expected, rel=1e-3)
+
+
+def test_padding_waste_is_the_share_of_computed_positions_without_a_token(start: Callable[..., Any]):
+    batch = batch_of(random_samples(6, seed=2))
+    with start(Learner()) as running:
+        values = running.step(batch)
+    computed = sum(micro["input_ids"].numel() for micro in batch.micro_batches)
+    present = sum(int(micro["attention_mask"].sum()) for micro in batch.micro_batches)
+    assert values["padding_waste"] == pytest.approx(1 - present / computed)
+    assert 0 < values["padding_waste"] < 0.5
+
+
+def test_gradient_checkpointing_changes_no_number(start: Callable[..., Any]):
+    found = []
+    for checkpointing in (False, True):
+        with start(Learner(gradient_checkpointing=checkpointing)) as running:
+            running.step(batch_of(mixed()))
+            found.append(running.step(batch_of(mixed())))
+            assert running.trainer.model.is_gradient_checkpointing is checkpointing
+    for name in ("loss", "grad_norm", "entropy"):
+        assert found[0][name] == pytest.approx(found[1][name], abs=1e-6)
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from engine.config import Lora
+    from engine.training import extras
+    from engine.training.trainer import arguments
+
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    for settings, package in (
+        ({"optimizer": Optimizer(kind="adamw_8bit")}, "bitsandbytes"),
+        ({"optimizer": Optimizer(kind="paged_adamw_8bit")}, "bitsandbytes"),
+        ({"lora": Lora(rank=8)}, "peft"),
+        ({"report_to": ("wandb",)}, "wandb"),
+        ({"report_to": ("trackio",)}, "trackio"),
+    ):
+        with pytest.raises(ConfigError, match=package) as caught:
+            extras.require(Learner(**settings))  # type: ignore[arg-type]
+        assert f"pip install {package}" in caught.value.remedy
+    extras.require(Learner())
+    eight = arguments(Learner(optimizer=Optimizer(kind="adamw_8bit")), tmp_path, seed=1)
+    assert eight.optim == "adamw_bnb_8bit"
+    with pytest.raises(ConfigError, match="optim"):
+        arguments(Learner(optimizer=Optimizer(kind="adamw_8bit"), trl={"optim": "sgd"}), tmp_path, seed=1)
+
+
+def test_a_launch_that_accelerate_does_not_follow_is_refused(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On the CPU it would take whole weights, and say nothing."""
+    from engine.training.feed import Feed
+    from engine.training.ranks import Ranks
+    from engine.training.trainer import build as build_trainer
+
+    with pytest.raises(ConfigError, match="launched on 2 processes, and accelerate works with 1"):
+        build_trainer(Learner(), policy, tmp_path, Feed(), seed=1, ranks=Ranks(0, 2))
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="asks for FSDP2"):
+        build_trainer(Learner(), policy, tmp_path, Feed(), seed=1)

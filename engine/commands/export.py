@@ -1,0 +1,65 @@
+"""``spade export``: a run's checkpoint as a plain Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.errors import SpadeError
+
+_TYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="Run, by name or path, or the directory of a checkpoint.")],
+    to: Annotated[Path, typer.Argument(help="Folder to write; it must be empty or not exist.")],
+    checkpoint: Annotated[str, typer.Option(help="last, best, or a step.")] = "last",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or float16; default: what the run's servers compute in.")
+    ] = "",
+    directory: Annotated[Path, typer.Option(help="Where runs are.")] = Path("runs"),
+    restart: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Write a checkpoint as a Hugging Face folder: weights, configuration, tokenizer, chat template."""
+    from engine.run import RunDirectory, find
+
+    place = Path(run)
+    single = (place / "manifest.json").is_file()
+    if single and len(place.resolve().parents) < 3:
+        raise _apart(place)
+    found = RunDirectory(place.resolve().parents[2]) if single else find(run, directory)
+    base = found.starting_model() if found.config_file.exists() else None
+    if base is None:
+        raise _apart(place) if single else SpadeError("The run has not started yet", where=str(found.root))
+    config = found.config()
+    kind = dtype or ("float32" if config.model.dtype == "float32" else "bfloat16")
+    if kind not in _TYPES:
+        raise SpadeError(f"--dtype {dtype!r} is not known", remedy=f"Known: {', '.join(_TYPES)}.")
+
+    from engine.preparation import MODEL_MARK
+    from engine.training import checkpoint as checkpoints
+    from engine.training import export as exports
+
+    chosen = (
+        exports.load(place) if single else exports.choose(found.root / "learner" / "checkpoints", checkpoint)
+    )
+    if restart is None:
+        exports.export(chosen, base, to, lora=config.learner.lora, dtype=kind)  # type: ignore[arg-type]
+        print(to)
+        return
+    # For `spade run --resume CHECKPOINT`: with adapters a run starts from the same weights, and from theirs.
+    if not config.learner.lora.rank:
+        exports.export(chosen, base, to, lora=config.learner.lora, dtype="float32")
+        base = to
+    checkpoints.restart(chosen.path, restart)
+    print(f"{MODEL_MARK}{base.resolve()}", flush=True)
+
+
+def _apart(place: Path) -> SpadeError:
+    return SpadeError(
+        "The checkpoint is not in the directory of its run",
+        where=str(place),
+        remedy="Its run's recipe and starting model are needed: name RUN/learner/checkpoints/NAME.",
+    )
