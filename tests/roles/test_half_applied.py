@@ -55,7 +55,7 @@ async def test_a_half_applied_update_leaves_no_mislabelled_token(
 ) -> None:
     """A acknowledges; B answers 500 in the middle of the load, then hangs in it, then does it."""
     monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
-    settings = {"pace": 0.004, "tokens": 6}
+    settings = {"pace": 0.01, "tokens": 8}
     async with fake_vllm(**settings) as a, fake_vllm(**settings) as b:
         stage = Stage(tmp_path, (a.url, b.url), start_seconds=0.5)
         players = Players(stage)
