@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,11 @@ class Host:
 def network(directory: Path) -> Iterator[list[Host]]:
     """Three hosts at one switch, a bridge in a namespace of its own; skips where that is not allowed."""
     made: list[str] = []
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    for program in ("ip", "unshare", "mount"):
+        if shutil.which(program) is None:
+            pytest.skip(f"network namespaces need the program {program}")
 
     def must(*words: str) -> None:
         done = ip(*words)
@@ -152,8 +158,8 @@ def network(directory: Path) -> Iterator[list[Host]]:
             home.mkdir()
             hosts.append(Host(name, f"{PREFIX}.{number}", home))
         for host in hosts:
-            others = tuple(other.home for other in hosts if other is not host)
-            host.hidden = others
+            host.hidden = tuple(other.home for other in hosts if other is not host)
+            must(*host.command("true")[1:])
         yield hosts
     finally:
         for name in made:
@@ -194,8 +200,6 @@ def key(hosts: list[Host], role: str, target: Host) -> str:
 
 
 def test_ten_steps_on_three_hosts(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
     with ExitStack() as stack:
         hosts = stack.enter_context(network(tmp_path))
         one, two, three = hosts
