@@ -391,7 +391,10 @@ class Lora(Table, frozen=True, kw_only=True):
 
 
 class Learner(Table, frozen=True, kw_only=True):
-    """The learner role. ``launch`` is the command prefix for several devices.
+    """The learner role. ``launch`` is the command prefix for several devices (``docs/learner.md``).
+
+    The ``checkpoints_kept`` newest checkpoints stay, and with ``best_by`` the best one: by the win rate on
+    the suite of that name, or by ``metric:NAME`` of a batch (the highest; ``metric:-NAME``: the lowest).
 
     ``importance_mode`` says what the weight of a token against the policy that sampled it is: its own ratio
     (``token``), or for all tokens of a segment the product (``sequence``) or the geometric mean
