@@ -69,6 +69,21 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+class PresentFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Who says to be there: ``up_s`` seconds since its start, ``age_s`` since it said so. ``version`` is the
+    packed policy version, None when it works with none."""
+
+    role: str
+    instance: str
+    state: str
+    slots: int
+    version: int | None
+    capabilities: tuple[str, ...]
+    host: str
+    up_s: float | None
+    age_s: float
+
+
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a bus. ``clients`` is None when the server does not tell about connections."""
 
@@ -79,6 +94,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     consumers: tuple[ConsumerSample, ...]
     clients: tuple[ClientSample, ...] | None
     beats: tuple[Beat, ...]
+    present: tuple[PresentFigures, ...] = ()
 
 
 class StreamFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +160,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True):
     consumers: tuple[ConsumerFigures, ...]
     clients: tuple[ClientFigures, ...]
     clients_known: bool
+    present: tuple[PresentFigures, ...] = ()
 
 
 def compare(sample: Sample, before: Sample | None, *, live: bool = True) -> Top:
@@ -163,6 +180,7 @@ def compare(sample: Sample, before: Sample | None, *, live: bool = True) -> Top:
         consumers=_consumers(sample, before, seconds),
         clients=_clients(sample, before, seconds),
         clients_known=sample.clients is not None,
+        present=sample.present,
     )
 
 

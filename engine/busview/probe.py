@@ -20,10 +20,18 @@ from nats.aio.msg import Msg
 
 from bus import NatsBus, NotFound, reads
 from bus.connection import status_of
+from bus.face import Present
 from bus.mailbox import Mailbox
 from bus.messages import Heartbeat
 from bus.subjects import STREAMS
-from engine.busview.figures import Beat, ClientSample, ConsumerSample, Sample, StreamSample
+from engine.busview.figures import (
+    Beat,
+    ClientSample,
+    ConsumerSample,
+    PresentFigures,
+    Sample,
+    StreamSample,
+)
 
 BEATS = 512
 _CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
@@ -68,7 +76,15 @@ class Probe:
             consumers=tuple(consumers),
             clients=clients,
             beats=tuple(self._beats.values()),
+            present=await self._present(),
         )
+
+    async def _present(self) -> tuple[PresentFigures, ...]:
+        try:
+            found = await self._bus.present()
+        except NotFound:
+            return ()  # a run of an older version has no list of who is there
+        return tuple(present_figures(one) for one in found)
 
     def note(self, beat: Heartbeat) -> None:
         """Keep a heartbeat, of the newest ``BEATS`` instances."""
@@ -161,6 +177,22 @@ async def probing(bus: NatsBus) -> AsyncIterator[Probe]:
         tasks.start_soon(hear)
         yield probe
         tasks.cancel_scope.cancel()
+
+
+def present_figures(present: Present) -> PresentFigures:
+    """Return what is shown of one that is there; its start is by its own clock, the rest by the server's."""
+    hello = present.hello
+    return PresentFigures(
+        role=hello.role,
+        instance=hello.instance,
+        state=hello.state,
+        slots=hello.slots,
+        version=hello.version if hello.version >= 0 else None,
+        capabilities=hello.capabilities,
+        host=hello.host,
+        up_s=max(0.0, present.seen + present.age - hello.since / 1e9) if hello.since > 0 else None,
+        age_s=present.age,
+    )
 
 
 def stream_sample(kind: str, info: dict[str, Any]) -> StreamSample:

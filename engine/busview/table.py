@@ -9,8 +9,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from engine.busview.figures import ClientFigures, ConsumerFigures, StreamFigures, Top
+from engine.busview.figures import ClientFigures, ConsumerFigures, PresentFigures, StreamFigures, Top
 from engine.busview.words import amount, rate, share, size, span
+from engine.lineage import Version
 
 FULL, NEARLY_FULL = 0.9, 0.7
 SILENT_SECONDS = 5.0
@@ -23,6 +24,8 @@ def screen(top: Top, width: int = WIDE) -> RenderableType:
     blocks: list[RenderableType] = [_headline(top), _streams(top.streams, wide=wide)]
     if top.consumers:
         blocks.append(_consumers(top.consumers))
+    if top.present:
+        blocks.append(_present(top.present, wide=wide))
     blocks.append(_clients(top, wide=wide))
     how = top.server if top.live else f"{top.server}, its run rests"
     return Panel(Group(*blocks), title=f"spade bus · {top.run} · {how}", title_align="left")
@@ -93,6 +96,25 @@ def _consumers(consumers: Sequence[ConsumerFigures]) -> Table:
                 span(one.oldest_age_s),
             )
             for one in consumers
+        ),
+    )
+
+
+def _present(present: Sequence[PresentFigures], *, wide: bool) -> Table:
+    return _grid(
+        "present",
+        ("state", "slots", "policy", "up", "said", "host" if wide else ""),
+        (
+            (
+                f"{one.role}/{one.instance}",
+                one.state,
+                amount(one.slots),
+                "-" if one.version is None else str(Version.unpack(one.version)),
+                span(one.up_s),
+                span(one.age_s),
+                one.host or "-",
+            )
+            for one in present
         ),
     )
 

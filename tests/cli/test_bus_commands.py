@@ -9,6 +9,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from brokers import broker as secured
 from shell_fakes import config, failed, finished, policy, ready
 
 from bus import Limits, NatsBus, codec, connect, provision
-from bus.messages import DeadLetter, EpisodeRequest, Heartbeat, Message
+from bus.messages import DeadLetter, EpisodeRequest, Heartbeat, Message, RoleHello
 from bus.publish import Publisher
 from engine import cli
 from engine.busview import letters, reading
@@ -175,7 +176,13 @@ def test_top_tells_depths_limits_and_clients(spade: Spade, toy: Toy) -> None:
     command = ["top", "--once", "--json", "--interval", "0.2", "--run", str(toy.directory.root)]
 
     async def with_others() -> Result:
-        async with toy.bus("agent") as bus, bus.consume("agent", limit=1) as work, bus.follow("EVENT"):
+        hello = RoleHello(role="agent", instance="agent-0", since=time.time_ns(), slots=3)
+        async with (
+            toy.bus("agent") as bus,
+            bus.consume("agent", limit=1) as work,
+            bus.follow("EVENT"),
+            bus.announce(hello),
+        ):
             await bus.publish_all([*(play(number) for number in range(4)), letter(9), finished("e1")])
             delivery = await anext(work)
             result = await anyio.to_thread.run_sync(in_child, command)
@@ -199,6 +206,9 @@ def test_top_tells_depths_limits_and_clients(spade: Spade, toy: Toy) -> None:
     assert 0 <= agent["oldest_age_s"] < 60
     (client,) = top["clients"]
     assert (client["role"], client["instance"]) == ("agent", "agent-0")
+    (there,) = top["present"]
+    assert (there["role"], there["instance"], there["slots"]) == ("agent", "agent-0", 3)
+    assert 0 <= there["age_s"] <= there["up_s"] < 60
     assert client["rtt_ms"] > 0
     assert client["in_bytes_per_s"] is not None
 

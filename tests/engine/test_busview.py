@@ -15,7 +15,8 @@ from rich.console import Console
 from shell_fakes import batch, evaluation, failed, finished, policy, ready, scored, serving, summary
 
 from bus import codec
-from bus.messages import DeadLetter, Message, RoundClosed
+from bus.face import Present
+from bus.messages import DeadLetter, Message, RoleHello, RoundClosed
 from bus.reads import Stored
 from engine.busview import figures, letters, probe, reading, show, table, words
 from engine.busview.figures import Beat, ClientSample, ConsumerSample, Sample, StreamSample
@@ -186,7 +187,8 @@ def test_what_scripts_read_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     seen = show.record(show.view("EVENT", stored(failed("e1"))))
     names = [*seen, *letters.letter_of(letter(1, "x")).record(), "obstacle", "message", "frame"]
-    for struct in (figures.Top, figures.StreamFigures, figures.ConsumerFigures, figures.ClientFigures):
+    lists = figures.StreamFigures, figures.ConsumerFigures, figures.ClientFigures, figures.PresentFigures
+    for struct in (figures.Top, *lists):
         names += struct.__struct_fields__
     assert [name for name in names if f"`{name}`" not in text] == []
 
@@ -359,3 +361,19 @@ def test_durations_are_read(text: str, seconds: float) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="Examples"):
         words.seconds_of(text)
+
+
+def test_who_is_present_is_shown_with_slots_policy_and_ages() -> None:
+    old = RoleHello(role="agent", instance="agent-0", since=int((NOW - 120) * 1e9), slots=8, version=3)
+    new = RoleHello(role="scorer", instance="scorer-0", since=0, state="draining", host="far")
+    there = [probe.present_figures(Present(hello, NOW - 2, 2.0)) for hello in (old, new)]
+    assert (there[0].up_s, there[0].age_s, there[0].version) == (pytest.approx(120), 2.0, 3)
+    assert (there[1].up_s, there[1].version, there[1].slots) == (None, None, 0)
+    top = figures.compare(sample(NOW, present=tuple(there)), None)
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(table.screen(top, 140))
+    lines = [line.split() for line in console.export_text().splitlines() if "/" in line]
+    words_of = {line[1]: line[2:] for line in lines if len(line) > 2}
+    assert words_of["agent/agent-0"][:6] == ["running", "8", "3", "2.0", "min", "2.0"]
+    assert words_of["scorer/scorer-0"][:4] == ["draining", "0", "-", "-"]
+    assert "far" in words_of["scorer/scorer-0"]
