@@ -451,7 +451,14 @@ class Curriculum:
         return commands
 
     def _purge(self, trained: int) -> list[Command]:
-        """Held designs are stored as samples and trained: their subjects are no longer needed."""
-        purges = self.state.purges
+        """Held designs are stored as samples and trained: their subjects are no longer needed.
+
+        They are dropped twice, with the next ones again: a ticket that was delivered twice may have been
+        answered in between, by news that the broker took for a repetition.
+        """
+        purges, before = self.state.purges, self.state.purged
         past = sorted(due for due in purges if due <= trained)
-        return [PurgeHeld(f"design.{number}.>") for due in past for number in purges.pop(due)]
+        if not past:
+            return []
+        self.state.purged = [number for due in past for number in purges.pop(due)]
+        return [PurgeHeld(f"design.{number}.>") for number in [*before, *self.state.purged]]

@@ -157,7 +157,8 @@ class Scorer(Role):
         """Take in what happened since the snapshot, then say what is still worth saying.
 
         Returns the last EVENT sequence taken in. Work without an outcome is asked for again unless it
-        still waits in its queue, so a task that the broker lost comes back.
+        still waits in its queue, so a task that the broker lost comes back. An outcome is stored before its
+        task leaves the queue: what left it is looked for among the facts once more before it is asked again.
         """
         machine, said = self._machine, set[str]()
         commands = machine.start()
@@ -170,7 +171,14 @@ class Scorer(Role):
             commands += machine.apply(record.sequence, record.message)
         progress = machine.state.progress
         await self._outbox.execute([one for one in commands if unsaid(one, progress, said)])
-        await self._outbox.execute([Publish(message) for message in await self._unqueued()])
+        unqueued, fresh = await self._unqueued(), list[Command]()
+        async for record in self.bus.replay("EVENT", start=last + 1):
+            last = record.sequence
+            self._remember(record)
+            fresh += machine.apply(record.sequence, record.message)
+        await self._outbox.execute(fresh)
+        wanted = {message.tail for message in machine.outstanding()}
+        await self._outbox.execute([Publish(message) for message in unqueued if message.tail in wanted])
         await self._snapshots.save(self._snapshot())
         return last
 

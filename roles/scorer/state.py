@@ -127,7 +127,8 @@ class State(msgspec.Struct, kw_only=True):
     A run that was finished and then extended consists of segments: ``flushed`` holds the number of rounds
     with plays at the end of each finished one, ``first`` is the current one's first round,
     ``first_cohort`` its first cohort. Rounds ``<= admitted`` may be played, rounds ``<= closed`` are done.
-    ``purges`` maps a round to the cohorts whose held designs are not needed once it is trained.
+    ``purges`` maps a round to the cohorts whose held designs are not needed once it is trained, ``purged``
+    are those of the last purge.
     """
 
     position: int = 0
@@ -141,6 +142,7 @@ class State(msgspec.Struct, kw_only=True):
     cohorts: dict[int, Cohort] = {}
     held: list[Held] = []
     purges: dict[int, list[int]] = {}
+    purged: list[int] = []
     tallies: dict[int, Tally] = {}
     progress: Progress = msgspec.field(default_factory=Progress)
     tracker: Tracker = msgspec.field(default_factory=Tracker)

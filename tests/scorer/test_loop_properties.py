@@ -26,7 +26,7 @@ from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Publish, PublishDesigns, PublishGroup
 
 QUICK = settings(
-    max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )
 
 
