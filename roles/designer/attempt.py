@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import anyio
 import numpy as np
 
 from bus.messages import DesignTicket, HeldDesign, Segment
@@ -22,7 +23,7 @@ from sandbox import extract
 if TYPE_CHECKING:
     from engine.config import Designer as DesignerConfig
     from engine.inference.tokens import ChatTokens
-    from roles.designer.memory import Memory
+    from roles.designer.memory import Drawn, Memory
     from sandbox import Validator, Verdict
 
 _LONGEST_REASON = 600
@@ -106,12 +107,14 @@ class Workshop:
         """Those of the designer, under the name of its kind."""
         return {f"{self._config.kind}_{name}": value for name, value in self._designer.statistics().items()}
 
-    def ask(self, ticket: DesignTicket, attempt: int) -> Asked:
-        """Return a prompt on the document of this attempt. Raises SpadeError when it does not fit."""
+    async def ask(self, ticket: DesignTicket, attempt: int) -> Asked:
+        """Return a prompt on the document of this attempt. Raises SpadeError when it does not fit.
+
+        Tokens are counted in a thread: a prompt of a long context takes a good part of a second.
+        """
         rng = random.Random(f"{ticket.seed}/{ticket.design}/{attempt}")
-        document = self._corpus.draw(ticket, attempt)
-        ids = self._prompts.design(self._brief(ticket, document, rng))
-        return Asked(document.id, ids, ticket.design)
+        document, drawn = self._corpus.deal(ticket, attempt), self._draw(ticket, rng)
+        return await anyio.to_thread.run_sync(self._prompt, ticket, document, drawn)
 
     def asked(self, ticket: DesignTicket, held: HeldDesign) -> Asked:
         """Return the prompt that published tokens of ``ticket`` were an answer to."""
@@ -138,7 +141,7 @@ class Workshop:
             mended = await self._mend(ticket, before, seed)
             if mended is not None:
                 return mended
-        asked = shared or self.ask(ticket, attempt)
+        asked = shared or await self.ask(ticket, attempt)
         reply = await self._designer.write(asked.ids, seed=seed, key=asked.key)
         return Draft(asked.document, reply, self._prompts.version)
 
@@ -186,20 +189,19 @@ class Workshop:
     def _tokens(self, text: str) -> int:
         return len(self._chat.encode(text))
 
-    def _brief(self, ticket: DesignTicket, document: Document, rng: random.Random) -> Brief:
-        examples = (
-            self._memory.examples(
-                ticket.skill,
-                positive=self._config.memory_positive,
-                negative=self._config.memory_negative,
-                rng=rng,
-                tokens=self._tokens,
-                limit=self._config.memory_tokens,
-            )
-            if self._config.memory
-            else []
+    def _draw(self, ticket: DesignTicket, rng: random.Random) -> Drawn | None:
+        config = self._config
+        if not config.memory:
+            return None
+        return self._memory.draw(
+            ticket.skill, positive=config.memory_positive, negative=config.memory_negative, rng=rng
         )
-        return Brief(skill=ticket.skill, document=document.text, target=ticket.target, memory=examples)
+
+    def _prompt(self, ticket: DesignTicket, document: Document, drawn: Drawn | None) -> Asked:
+        document = self._corpus.cut(document)
+        examples = drawn.views(self._tokens, self._config.memory_tokens) if drawn else []
+        brief = Brief(skill=ticket.skill, document=document.text, target=ticket.target, memory=examples)
+        return Asked(document.id, self._prompts.design(brief), ticket.design)
 
 
 def mends(prompt: str) -> bool:

@@ -99,7 +99,7 @@ class Inspector:
     ) -> Finding:
         if not self._examines:
             return Finding()
-        text = self._corpus.get(document).text if document else ""
+        text = (await anyio.to_thread.run_sync(self._corpus.get, document)).text if document else ""
         if text and self._grounds is None:
             self._grounds = await anyio.to_thread.run_sync(lambda: Grounds(self._corpus.sample(_GROUNDS)))
         ticketed = Ticketed(ticket.skill, text, self._family_skill, self._settings.skills)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -197,20 +197,15 @@ class Memory:
         examples. With ``tokens``, which counts a text, they take at most ``limit`` tokens together: programs
         that fit are preferred to the beginning of one that does not.
         """
+        return self.draw(skill, positive=positive, negative=negative, rng=rng).views(tokens, limit)
+
+    def draw(self, skill: str, *, positive: int, negative: int, rng: random.Random) -> Drawn:
+        """Draw as :meth:`examples` does. What was drawn does not change with the memory."""
         mine = [record for record in self._all() if record.skill == skill]
         best = sorted(filter(self._exemplary, mine), key=lambda r: (-_regret(r), r.environment))
         drawn = _shuffled(best[: max(3 * positive, _BEST)], rng)
         missed = _shuffled([record for record in mine if record.state in _NEGATIVE], rng)
-        budget = _Budget(tokens, limit)
-        negatives = [
-            view
-            for view in (record.view("negative") for record in missed[:negative])
-            if budget.take(f"{view['title']} {view['summary']} {view['why']}")
-        ]
-        positives = [record.view("positive") for record in _fitting(drawn, positive, budget)]
-        if drawn and positive and not positives and (beginning := budget.beginning(drawn[0].source)):
-            positives = [drawn[0].view("positive", beginning)]
-        return positives + negatives
+        return Drawn(positive, drawn, missed[:negative])
 
     def freeze(self) -> Frozen:
         """Return the whole memory as plain data, without the texts of programs."""
@@ -256,6 +251,28 @@ _ABSENT = "\0"
 
 def _regret(record: Record) -> float:
     return 0.0 if record.leak else record.regret or 0.0
+
+
+class Drawn(NamedTuple):
+    """Records in the order of the draw: of ``positives`` the first ``wanted`` that fit are shown."""
+
+    wanted: int
+    positives: list[Record]
+    negatives: list[Record]
+
+    def views(self, tokens: Callable[[str], int] | None, limit: int) -> list[dict[str, Any]]:
+        """Return what a prompt template sees, within ``limit`` tokens."""
+        budget = _Budget(tokens, limit)
+        negatives = [
+            view
+            for view in (record.view("negative") for record in self.negatives)
+            if budget.take(f"{view['title']} {view['summary']} {view['why']}")
+        ]
+        positives = [record.view("positive") for record in _fitting(self.positives, self.wanted, budget)]
+        none = self.positives and self.wanted and not positives
+        if none and (beginning := budget.beginning(self.positives[0].source)):
+            positives = [self.positives[0].view("positive", beginning)]
+        return positives + negatives
 
 
 class _Budget:

@@ -209,7 +209,7 @@ class Designer(Role):
                 held = await self._held(part, attempt)
                 if held is not None and held.segments and not mends(held.prompt):
                     return self._workshop.asked(ticket, held)
-        return self._workshop.ask(ticket, 0)
+        return await self._workshop.ask(ticket, 0)
 
     async def _fill(self, ticket: DesignTicket, shared: Asked | None) -> None:
         """Answer one design, in up to ``attempts`` attempts."""

@@ -147,7 +147,7 @@ def first_tickets(config: Config) -> list[DesignTicket]:
     return [message for message in published if isinstance(message, DesignTicket)]
 
 
-def attempts(config: Config) -> list[Attempt]:
+async def attempts(config: Config) -> list[Attempt]:
     chat: Any = Letters()
     absent: Any = None
     workshop = Workshop(
@@ -162,7 +162,7 @@ def attempts(config: Config) -> list[Attempt]:
     found = []
     for ticket in tickets(config):
         for attempt in range(ticket.attempts):
-            asked = workshop.ask(ticket, attempt)
+            asked = await workshop.ask(ticket, attempt)
             seed = sampling_seed(ticket.seed, ticket.design, attempt)
             found.append(Attempt(ticket, seed, asked.document, sections(chat.decode(asked.ids))))
     return found
@@ -173,8 +173,8 @@ def sections(text: str) -> dict[str, str]:
     return {head.strip() or "task": body for head, _, body in (part.partition("\n") for part in parts)}
 
 
-def both(toml: Path, switch: str) -> list[tuple[Attempt, Attempt]]:
-    on, off = (attempts(recipe.load(toml, chosen).config) for chosen in ([], [switch]))
+async def both(toml: Path, switch: str) -> list[tuple[Attempt, Attempt]]:
+    on, off = [await attempts(recipe.load(toml, chosen).config) for chosen in ([], [switch])]
     return list(zip(on, off, strict=True))
 
 
@@ -183,8 +183,8 @@ def differing(one: Attempt, other: Attempt) -> set[str]:
     return {head for head in heads if one.sections.get(head) != other.sections.get(head)}
 
 
-def test_without_a_corpus_only_the_material_is_gone(toml: Path) -> None:
-    for on, off in both(toml, "corpus=off"):
+async def test_without_a_corpus_only_the_material_is_gone(toml: Path) -> None:
+    for on, off in await both(toml, "corpus=off"):
         assert (on.ticket, on.seed) == (off.ticket, off.seed)
         assert differing(on, off) == {"Material"}
         assert "about doors" in on.sections["Material"]
@@ -192,23 +192,23 @@ def test_without_a_corpus_only_the_material_is_gone(toml: Path) -> None:
         assert off.document == ""
 
 
-def test_without_memory_only_the_examples_are_gone(toml: Path) -> None:
-    for on, off in both(toml, "memory=off"):
+async def test_without_memory_only_the_examples_are_gone(toml: Path) -> None:
+    for on, off in await both(toml, "memory=off"):
         assert (on.ticket, on.seed, on.document) == (off.ticket, off.seed, off.document)
         assert differing(on, off) == {"Earlier environments"}
         assert f"# {on.ticket.skill}" in on.sections["Earlier environments"]
         assert "Earlier environments" not in off.sections
 
 
-def test_a_frozen_designer_is_asked_the_same(toml: Path) -> None:
-    assert all(on == off for on, off in both(toml, "designer=frozen"))
+async def test_a_frozen_designer_is_asked_the_same(toml: Path) -> None:
+    assert all(on == off for on, off in await both(toml, "designer=frozen"))
     assert recipe.load(toml, ["designer=frozen"]).config.designer.kind == "frozen"
 
 
-def test_two_skills_change_the_skill_and_nothing_else(toml: Path) -> None:
+async def test_two_skills_change_the_skill_and_nothing_else(toml: Path) -> None:
     """What is said about a skill, and what is remembered of it, goes with it; all else stays."""
     skills = set()
-    for on, off in both(toml, "skills=two"):
+    for on, off in await both(toml, "skills=two"):
         skills.add(off.ticket.skill)
         assert (on.seed, on.document) == (off.seed, off.document)
         moved = msgspec.structs.replace(off.ticket, skill=on.ticket.skill, turn=on.ticket.turn)
@@ -225,8 +225,8 @@ def test_two_skills_change_the_skill_and_nothing_else(toml: Path) -> None:
     assert skills == set(ablations.TWO)
 
 
-def test_switches_go_together(toml: Path) -> None:
+async def test_switches_go_together(toml: Path) -> None:
     config = recipe.load(toml, ["corpus=off", "memory=off", "skills=two"]).config
-    assert [set(found.sections) & {"Material", "Earlier environments"} for found in attempts(config)] == [
-        set() for _ in range(2 * 6 * COHORTS)
-    ]
+    assert [
+        set(found.sections) & {"Material", "Earlier environments"} for found in await attempts(config)
+    ] == [set() for _ in range(2 * 6 * COHORTS)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
+from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config, make_context
 
 from bus import MemoryBus
 from bus.messages import DesignRejected, DesignTicket, EnvironmentReady, HeldDesign
@@ -155,3 +156,40 @@ def test_a_corpus_without_documents_is_refused_before_the_start(tmp_path: Path) 
     config = make_config(designer=DesignerConfig(corpus=f"dir:{tmp_path}"))
     with pytest.raises(ConfigError, match="holds no document"):
         Designer.check(config)
+
+
+async def test_a_long_prompt_holds_up_nobody_else(documents: Path, tmp_path: Path) -> None:
+    """Counting its tokens is done in a thread: the loop of the process turns on."""
+    threads = set[int]()
+    chat = FakeChat()
+    encode = chat.encode
+
+    def slow(text: str) -> list[int]:
+        if "document number" in text:
+            threads.add(threading.get_ident())
+        return encode(text)
+
+    chat.encode = slow  # type: ignore[method-assign]
+    bus = MemoryBus(run="test", role="scorer", instance="s0")
+    config = make_config(
+        designer=DesignerConfig(corpus=f"dir:{documents}", sampling=Sampling(max_tokens=2000))
+    )
+    context = make_context(
+        bus.peer("designer", "x"), config, tmp_path, pool=FakePool(policy), sandbox=FakeSandbox()
+    )
+    context.shared["chat"] = chat  # type: ignore[index]
+    designer = Designer(context)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(designer.run)
+        async with bus.follow("EVENT", tails=("event.designer.ready",)) as facts:
+            await bus.publish(
+                DesignTicket(
+                    design="d", cohort=0, slot=0, skill="Logic", seed=1, attempts=3, target=0.5, round=0
+                )
+            )
+            with anyio.fail_after(10):
+                async for _ in facts:
+                    break
+        context.draining.set()
+    assert threads
+    assert threading.get_ident() not in threads

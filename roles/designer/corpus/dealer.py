@@ -97,6 +97,10 @@ class Corpus:
     def draw(self, ticket: DesignTicket, attempt: int) -> Document:
         """Return the document of one attempt at ``ticket``, cut to the token limit; NO_DOCUMENT without a
         corpus. Attempts beyond the recipe's number begin again with the first one's document."""
+        return self.cut(self.deal(ticket, attempt))
+
+    def deal(self, ticket: DesignTicket, attempt: int) -> Document:
+        """Return what :meth:`draw` does, not cut yet: that may read a file and count many tokens."""
         if not self._documents:
             return NO_DOCUMENT
         skill = ticket.skill if ticket.skill in self._hands else self._skills[0]
@@ -106,7 +110,7 @@ class Corpus:
         document = hand.pools[source].deal(draw, None if self._shared else skill)
         self._dealt += 1
         self._used.add(document.id)
-        return self._cut(document)
+        return document
 
     def note_used(self, document: str) -> None:
         """Count a document that another life of this role, or another host, has used."""
@@ -115,7 +119,7 @@ class Corpus:
 
     def get(self, document: str) -> Document:
         """Return a document by id, cut to the limit; NO_DOCUMENT when it is not in the corpus."""
-        return self._cut(self._documents.get(document, NO_DOCUMENT))
+        return self.cut(self._documents.get(document, NO_DOCUMENT))
 
     def sample(self, count: int) -> list[str]:
         """Return the texts of at most ``count`` documents, evenly spread over the corpus, uncut; may read
@@ -139,7 +143,9 @@ class Corpus:
             "corpus_unused": len(self._documents) - len(self._used),
         }
 
-    def _cut(self, document: Document) -> Document:
+    def cut(self, document: Document) -> Document:
+        """Return a document with its text, as much of it as a design gets. Raises SpadeError when it is not
+        where it was."""
         return document._replace(text=cut(document.whole(), self._limit, self._tokens), stored=None)
 
 
