@@ -72,6 +72,7 @@ class FakeVllm:
     awake: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
     most_running: int = 0
+    midway: int = 0
 
     def __post_init__(self) -> None:
         self.hold.set()
@@ -235,10 +236,13 @@ class FakeVllm:
         stops = parameters.get("stop_token_ids") if count < parameters["max_tokens"] else None
         tokens, content, spans = [], [], []
         for index in range(count):
-            if self.pace:
+            self.midway += index > 0
+            try:
                 await asyncio.sleep(self.pace)
-            await self.hold.wait()
-            await self.awake.wait()
+                await self.hold.wait()
+                await self.awake.wait()
+            finally:
+                self.midway -= index > 0
             token = stops[0] if stops and index == count - 1 else 10 + index
             tokens.append(token)
             content.append(

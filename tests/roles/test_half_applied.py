@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import anyio
@@ -24,7 +25,7 @@ class Players:
         self.found: list[Completion] = []
 
     async def play(self, key: str) -> None:
-        for turn in range(10**6):
+        for turn in itertools.count():
             completion = await self.pool.generate(
                 [1, 2], sampling=Sampling(max_tokens=8), seed=None, key=key, stop_token_ids=[STOP]
             )
@@ -55,7 +56,7 @@ async def test_a_half_applied_update_leaves_no_mislabelled_token(
 ) -> None:
     """A acknowledges; B answers 500 in the middle of the load, then hangs in it, then does it."""
     monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
-    settings = {"pace": 0.01, "tokens": 8}
+    settings = {"pace": 0.005, "tokens": 6}
     async with fake_vllm(**settings) as a, fake_vllm(**settings) as b:
         stage = Stage(tmp_path, (a.url, b.url), start_seconds=0.5)
         players = Players(stage)
@@ -69,7 +70,11 @@ async def test_a_half_applied_update_leaves_no_mislabelled_token(
             await players.more()
             assert players.versions() == {1}
             b.faults["/update_weights"] = ["load:500", "load:hang"]
+            await until(lambda: a.midway > 0)
+            a.hold.clear()  # the update shall hit requests that have sampled something
             await stage.bus.publish(policy(2))
+            await until(lambda: a.version == "2")
+            a.hold.set()
             await stage.served(2)
             await until(lambda: b.half_loads == 1)
             assert (a.version, b.version, b.loaded, b.paused) == ("2", "1", "rubble", True)
