@@ -15,9 +15,13 @@ _FREE = 64
 def designers(config: Config) -> Iterator[Problem]:
     """Yield what is wrong with ``designer.kind``, the table of that kind, and how a ticket is answered."""
     designer = config.designer
-    asks = designer.kind == "external" or designer.hint_writer == "external"
-    if asks:
-        yield from _endpoint(designer.external, designer.sampling.max_tokens)
+    asked = []
+    if designer.kind == "external":
+        asked.append(("designer.sampling", designer.sampling.max_tokens))
+    if designer.hint_writer == "external":
+        asked.append(("designer.hint_sampling", designer.hint_sampling.max_tokens))
+    if asked:
+        yield from _endpoint(designer.external, *max(asked, key=lambda one: one[1]))
     if designer.kind == "pool":
         yield from _pool(config)
     if designer.kind == "frozen":
@@ -32,7 +36,7 @@ def designers(config: Config) -> Iterator[Problem]:
     yield from _groups(config)
 
 
-def _endpoint(endpoint: Endpoint, reply: int) -> Iterator[Problem]:
+def _endpoint(endpoint: Endpoint, sampling: str, reply: int) -> Iterator[Problem]:
     key = "designer.external"
     if not endpoint.base_url.startswith(("http://", "https://")):
         yield f"{key}.base_url", 'must start with "http://" or "https://", such as https://api.openai.com/v1'
@@ -48,7 +52,7 @@ def _endpoint(endpoint: Endpoint, reply: int) -> Iterator[Problem]:
     if endpoint.max_cost and not (endpoint.price_in or endpoint.price_out):
         yield f"{key}.max_cost", "needs price_in and price_out, or nothing that is bought costs anything"
     if endpoint.context_tokens < reply + _FREE:
-        yield f"{key}.context_tokens", f"must leave room beside designer.sampling.max_tokens = {reply}"
+        yield f"{key}.context_tokens", f"must leave room beside {sampling}.max_tokens = {reply}"
 
 
 def _frozen(config: Config) -> Iterator[Problem]:

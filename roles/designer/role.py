@@ -317,20 +317,21 @@ class Designer(Role):
             answers=answers(found),
             firsts=found.firsts,
         )
-        if hint and self._holds_hints:
-            await self.bus.publish(
-                HeldDesign(
-                    design=ticket.design,
-                    cohort=ticket.cohort,
-                    attempt=attempt,
-                    skill=ticket.skill,
-                    valid=True,
-                    segments=hint.segments,
-                    text="" if hint.segments else hint.text,
-                    part="hint",
-                )
-            )
-        return hint
+        if hint is None or not self._holds_hints:
+            return hint
+        mine = HeldDesign(
+            design=ticket.design,
+            cohort=ticket.cohort,
+            attempt=attempt,
+            skill=ticket.skill,
+            valid=True,
+            segments=hint.segments,
+            text="" if hint.segments else hint.text,
+            part="hint",
+        )
+        await self.bus.publish(mine)
+        held = await self._held(ticket, attempt, "hint")
+        return hint if held in (None, mine) else self._hints.recall(held)
 
     async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged, found: Finding) -> None:
         hint = await self._hint(ticket, attempt, found)

@@ -67,6 +67,17 @@ async def test_fields_that_an_endpoint_does_not_take_are_left_out() -> None:
     assert fake.keys == [""]
 
 
+async def test_text_that_is_no_unicode_is_mended_or_no_answer() -> None:
+    """Half a surrogate pair cannot be encoded: nothing behind the endpoint could be told of it."""
+    body = rb'{"choices": [{"message": {"content": "a \ud800 b"}, "finish_reason": "stop"}]}'
+    async with (
+        fake_endpoint(play(Raw(body), Say("whole"))) as fake,
+        open_endpoint(settings(fake)) as endpoint,
+    ):
+        answer = await endpoint.write(["x"], sampling=SAMPLING)
+        assert answer.text.encode()
+
+
 FAULTS: Iterable[tuple[str, Behaviour]] = (
     ("http_500", Raw(b"oops", 500)),
     ("http_429", Raw(b"slow down", 429, {"Retry-After": "0.01"})),

@@ -125,6 +125,26 @@ async def test_of_two_lives_at_once_the_first_to_publish_counts(tmp_path: Path) 
     assert ready.source == theirs.finding.source
 
 
+async def test_of_two_hints_at_once_the_first_to_be_published_counts(tmp_path: Path) -> None:
+    slow = Stage(tmp_path, Policy(GOOD, hints=("look down",)), hint_train=True)
+    fast = Stage(tmp_path, Policy(GOOD, hints=("look up",)), hint_train=True)
+    await fast.answer(1, make_ticket(attempts=1))
+    _, theirs = await fast.held()
+    assert theirs.part == "hint"
+    publish, wire = slow.context.bus.publish, slow.bus
+
+    async def late(message: Message) -> int:
+        if isinstance(message, HeldDesign) and message.part:
+            await wire.publish(theirs)
+        return await publish(message)
+
+    slow.context.bus.publish = late  # type: ignore[method-assign]
+    (ready,) = await slow.answer(1, make_ticket(attempts=1))
+    assert isinstance(ready, EnvironmentReady)
+    assert (ready.hint, ready.hint_held) == ("look up", True)
+    assert (await slow.held())[-1] == theirs
+
+
 async def test_a_repair_after_a_held_attempt_mends_what_was_held(tmp_path: Path) -> None:
     first = Stage(tmp_path, Policy(BAD), repair=True)
     await first.answer(2, make_ticket(attempts=1))

@@ -66,6 +66,7 @@ REPLIES: dict[str, tuple[Behaviour, str, str]] = {
     "200 kB": (Say(fenced(SIMPLE + "# " + "x" * 200_000)), "parse", "bytes of source"),
     "nothing": (Say(""), "extract", "no program"),
     "blanks": (Say("  \n \n"), "extract", "no program"),
+    "null bytes": (Say(fenced("class AEnv:\n    x = '\0'")), "parse", "null"),
     "thought only": (Say("<think>I shall write a game.</think>"), "extract", "no program"),
 }
 FAULTS: dict[str, Behaviour] = {
