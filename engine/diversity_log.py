@@ -6,6 +6,7 @@ it costs does not grow with the run. Whoever reads a run gets what is kept, and 
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ AT_ONCE = 4
 WORKED_OUT = 40
 """Rounds that a reader works out when they are not kept, evenly spread."""
 
+_PLAYED_ROUNDS = 256
 _ITEM = "design, environment, skill, document"
 _PLAYED = f"""SELECT {_ITEM} FROM environments WHERE design IN
 (SELECT DISTINCT design FROM episodes WHERE round BETWEEN ? AND ?) ORDER BY sequence"""
@@ -38,8 +40,8 @@ class Meter:
         self._embedder: Embedder = embedder or HashedTfidf()
         self._sample = sample
         self._before = Sketch(sample)
-        self._known: set[str] = set()
-        self._designs: set[str] = set()
+        self._known: set[int] = set()
+        self._designs: dict[str, int] = {}
         self._documents: set[str] = set()
         self._next = 0
         self._vectors: dict[str, Vectors] = {}
@@ -58,7 +60,7 @@ class Meter:
     def measure(self, connection: sqlite3.Connection, number: int) -> Diversity:
         """Return the figures of round ``number``, which must not lie before the last one measured."""
         if number > self._next:
-            self._learn(connection, _items(connection, _PLAYED, self._next, number - 1))
+            self._learn(connection, _items(connection, _PLAYED, self._next, number - 1), number)
             self._next = number
         played = _items(connection, _PLAYED, number, number)
         some = sample_of(played, [item.design for item in played], self._sample)
@@ -67,22 +69,24 @@ class Meter:
             some,
             self._rows(some),
             near=self._embedder.near,
-            new={item.design for item in some} - self._designs,
+            new={item.design for item in some} - self._designs.keys(),
             before=self._before.vectors(),
-            known=self._known,
+            known={item.environment for item in some if _brief(item.environment) in self._known},
             documents_so_far=len(self._documents | {item.document for item in played} - {""}),
         )
         return msgspec.structs.replace(found, environments=len(played))
 
-    def _learn(self, connection: sqlite3.Connection, items: Sequence[Item]) -> None:
-        """Count ``items`` as known."""
+    def _learn(self, connection: sqlite3.Connection, items: Sequence[Item], number: int) -> None:
+        """Count ``items``, played before round ``number``, as known. Of a program eight bytes are kept, of a
+        design nothing once it was long not played: its window is closed."""
         first = {item.environment: item for item in reversed(items)}
         wanted = [first[name] for name in self._before.wanted(first)]
         self._embed(connection, wanted)
         for item in wanted:
             self._before.add(item.environment, self._vectors[item.environment])
-        self._known.update(first)
-        self._designs.update(item.design for item in items)
+        self._known.update(map(_brief, first))
+        self._designs.update((item.design, number) for item in items)
+        self._designs = {name: last for name, last in self._designs.items() if number - last < _PLAYED_ROUNDS}
         self._documents.update(item.document for item in items if item.document)
 
     def _embed(self, connection: sqlite3.Connection, items: Sequence[Item]) -> None:
@@ -97,6 +101,10 @@ class Meter:
     def _rows(self, items: Sequence[Item]) -> Vectors:
         rows = [self._vectors[item.environment] for item in items]
         return np.stack(rows) if rows else np.zeros((0, 1), np.float32)
+
+
+def _brief(environment: str) -> int:
+    return int.from_bytes(hashlib.blake2b(environment.encode(), digest_size=8).digest(), "little")
 
 
 class Overall(msgspec.Struct, frozen=True, kw_only=True):

@@ -214,6 +214,20 @@ class TestLog:
         for start in range(7):
             assert Meter(sample=6).measure(database, start) == expected[start]
 
+    def test_a_meter_keeps_little_of_what_is_long_past(
+        self, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A run of weeks has more designs than fit: of those whose window is closed none is kept by name."""
+        history.apply(database, events(story(12)))
+        whole = Meter()
+        expected = [whole.measure(database, number) for number in range(12)]
+        assert len(whole._designs) > 16
+        monkeypatch.setattr(diversity_log, "_PLAYED_ROUNDS", 3)
+        meter = Meter()
+        assert [meter.measure(database, number) for number in range(12)] == expected
+        assert len(meter._designs) <= 8
+        assert all(isinstance(program, int) for program in meter._known)
+
     def test_what_was_missed_is_made_up_for_little_by_little(self, database: sqlite3.Connection) -> None:
         history.apply(database, events(story(AT_ONCE + 2)))
         meter = Meter()
