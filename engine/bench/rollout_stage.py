@@ -40,7 +40,7 @@ class RelayEnv:
         self.chance, self.turn = random.Random(seed), 0
         return self.say(WORDS)
     def say(self, count):
-        return "Numbers: " + " ".join(str(self.chance.randrange(10, 100)) for _ in range(count))
+        return "Numbers: " + " ".join(map(str, self.chance.choices(range(10, 100), k=count)))
     def step(self, action):
         self.turn += 1
         over = self.turn >= self.max_turns

@@ -1,0 +1,156 @@
+"""The rollout benchmark: both sides do the same work, and the whole of it runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import msgspec
+import pytest
+from aiohttp import web
+
+pytest.importorskip("torch")
+
+from bus.messages import Span
+from engine.bench import rollout, rollout_stage
+from engine.bench.rollout_simulated import answer, application
+from engine.config import Sampling
+from engine.errors import SpadeError
+from engine.inference import wire
+from engine.inference.completion import Completion
+
+TAIL = (7, 8, 9)
+
+
+@asynccontextmanager
+async def simulated(delay: float = 0.0) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+    """Run the simulated server here; yield its URL and the requests that it gets."""
+    bodies: list[dict[str, Any]] = []
+
+    @web.middleware
+    async def remember(request: web.Request, handler: Any) -> web.StreamResponse:
+        bodies.append(msgspec.json.decode(await request.read()))
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    app = application(delay, TAIL)
+    app.middlewares.append(remember)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield "http://{}:{}".format(*runner.addresses[0][:2]), bodies
+    finally:
+        await runner.cleanup()
+
+
+def test_the_simulated_server_speaks_as_vllm_does() -> None:
+    found = wire.completion(answer(6, TAIL), "here")
+    assert found.tokens[-3:] == list(TAIL)
+    assert len(found.tokens) == len(found.logprobs) == 6
+    assert found.spans == (Span(0, 0, 6),)
+    assert found.finish == "length"
+    assert len(wire.completion(answer(2, TAIL), "here").tokens) == 2
+
+
+class Pool:
+    """Samples as many tokens as it is told, or one less."""
+
+    def __init__(self, missing: int = 0) -> None:
+        self.missing, self.stops = missing, [-1]
+
+    async def generate(
+        self, prompt: Sequence[int], *, sampling: Sampling, stop_token_ids: Sequence[int], **_: Any
+    ) -> Completion:
+        self.stops = list(stop_token_ids)
+        count = sampling.max_tokens - self.missing
+        return Completion([5] * count, [-1.0] * count, (Span(0, 0, count),), "length")
+
+
+async def test_the_actor_acts_with_the_length_that_was_asked_for() -> None:
+    pool = Pool()
+    actor = rollout_stage.Actor(pool, TAIL)  # type: ignore[arg-type]
+    asked = {"sampling": Sampling(max_tokens=10), "seed": None, "key": "e", "stop_token_ids": (2,)}
+    said = await actor.generate([1, 2], **asked)  # type: ignore[arg-type]
+    assert said.tokens == [5] * 7 + list(TAIL)
+    assert said.finish == "stop"
+    assert pool.stops == [], "no stop token shortens a reply"
+    assert actor.asked == {"e": [[1, 2]]}
+    pool.missing = 1
+    with pytest.raises(SpadeError, match="sampled 9 of 10"):
+        await actor.generate([1, 2], **asked)  # type: ignore[arg-type]
+
+
+async def test_the_bare_client_says_the_same_at_the_same_lengths() -> None:
+    count = 5
+    reply = [20, 20, *TAIL]
+    one, other = [1, 2, 3], [4, 5, 6, 7]
+    scripts = [[one, [*one, 30, 30, *TAIL, 11, 12], [*one, *([0] * 12), 13]], [other]]
+    async with simulated() as (url, bodies), aiohttp.ClientSession() as session:
+        phase = await rollout_stage.Bare(url, session, TAIL).phase(scripts, tokens=count, concurrency=2)
+    assert phase.tokens == 4
+    seen = [body["token_ids"] for body in bodies]
+    first = [*one, *reply, 11, 12]
+    assert sorted(seen, key=len) == [one, other, first, [*first, *reply, 13]]
+    for body in bodies:
+        parameters = body["sampling_params"]
+        assert parameters["max_tokens"] == count
+        assert parameters["stop_token_ids"] == []
+        assert parameters["ignore_eos"] is True
+        assert parameters["logprobs"] == 0
+
+
+def test_plays_of_a_phase_differ_and_last_as_long_as_told() -> None:
+    plays = rollout_stage.requests("p", episodes=3, turns=4, words=6, seed=100)
+    assert [play.episode for play in plays] == ["p-0", "p-1", "p-2"]
+    names: dict[str, Any] = {}
+    exec(plays[0].source, names)
+    firsts = set()
+    for play in plays:
+        program = names["RelayEnv"](max_turns=play.max_turns)
+        firsts.add(program.reset(play.seed))
+        ends = [program.step("7")[2] for _ in range(4)]
+        assert ends == [False, False, False, True]
+    assert len(firsts) == 3
+    assert all(len(first.split()) == 7 for first in firsts)
+
+
+def test_cpu_of_processes_is_told_for_a_thousand_tokens() -> None:
+    processes = rollout.Processes()
+    processes.start()
+    assert sum(range(2_000_000)) > 0
+    processes.stop()
+    found = processes.per_thousand(2000)
+    assert set(found) == {"engine", "sandbox"}
+    assert found["engine"] > 0
+
+
+@pytest.mark.slow
+def test_a_crowd_plays_at_once(tmp_path: Path) -> None:
+    work = rollout.Work(crowd=24, delay=0.2, crowd_turns=2)
+    model = rollout.rollout_model.build(tmp_path / "model", context=1024)
+    crowd = anyio.run(rollout._crowd, work, tmp_path, model)
+    assert crowd.together == 24
+    assert 0 <= crowd.own_lag_p99_ms <= crowd.loop_lag_p99_ms <= crowd.loop_lag_max_ms
+    assert crowd.turns_per_s > 0
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+def test_everything_is_measured() -> None:
+    work = rollout.Work(concurrency=8, tokens=16, turns=3, repeat=1, seconds=1.0, crowd=16, delay=0.1)
+    figures = anyio.run(rollout.measure, work, lambda text: None, backend_options={"use_uvloop": True})
+    told = msgspec.json.decode(msgspec.json.encode(figures))
+    for name in ("engine_tok_per_s", "raw_tok_per_s", "ratio", "loop_lag_p99_ms"):
+        assert told[name] > 0
+    for rate in (figures.single_turn, figures.multi_turn):
+        assert 0.2 < rate.ratio < 5.0, "both sides sample the same tokens on one server"
+        assert set(rate.engine_cpu) == {"engine", "vllm", "broker", "sandbox"}
+        assert rate.engine_cpu["vllm"] > 0
+    assert figures.multi_turn.engine_cpu["sandbox"] > 0
+    assert figures.ratio == figures.single_turn.ratio
+    assert rollout.summary(figures)
