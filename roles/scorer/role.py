@@ -67,6 +67,7 @@ class Scorer(Role):
         self._outbox = Outbox(self.bus)
         self._machine = Curriculum(self.config)
         self._since_snapshot = self._queued = 0
+        self._newest = ""
         self._barren = 0
         self._leading = False
         self._patience: anyio.CancelScope | None = None
@@ -133,14 +134,16 @@ class Scorer(Role):
                     await self._hand_over(outbox, [], keep=True)
                 readers.cancel_scope.cancel()
 
-    async def _restore(self) -> Curriculum:
+    async def _restore(self, *, anew: bool = False) -> Curriculum:
         """Return the machine of the newest usable snapshot, or a fresh one that must see everything."""
+        self._newest = ""
         info = await self.bus.stream_info("EVENT")
         flushed = await self._snapshots.flushed()
         machine = Curriculum(self.config, flushed=flushed)
-        for snapshot in await self._snapshots.find(info.last):
+        for snapshot in [] if anew else await self._snapshots.find(info.last):
             try:
                 machine = Curriculum.restore(self.config, snapshot.state, flushed=flushed)
+                self._newest = snapshot.key
                 break
             except msgspec.DecodeError as error:
                 self.log.warning("snapshot refused", position=snapshot.position, why=str(error))
@@ -160,17 +163,14 @@ class Scorer(Role):
         still waits in its queue, so a task that the broker lost comes back. An outcome is stored before its
         task leaves the queue: what left it is looked for among the facts once more before it is asked again.
         """
-        machine, said = self._machine, set[str]()
-        commands = machine.start()
-        last = machine.state.position
-        async for record in self.bus.replay("EVENT", start=last + 1):
-            last = record.sequence
-            if isinstance(record.message, EnvironmentScored | RoundSummary):
-                said.add(record.message.key)
-            self._remember(record)
-            commands += machine.apply(record.sequence, record.message)
-        progress = machine.state.progress
-        await self._outbox.execute([one for one in commands if unsaid(one, progress, said)])
+        closed = self._machine.state.closed
+        commands, last = await self._replay()
+        if lost := await self._lost(closed):
+            self.log.warning("rounds lost by the broker are closed again", rounds=lost)
+            self._machine = await self._restore(anew=True)
+            commands, last = await self._replay()
+        machine = self._machine
+        await self._outbox.execute(commands)
         unqueued, fresh = await self._unqueued(), list[Command]()
         async for record in self.bus.replay("EVENT", start=last + 1):
             last = record.sequence
@@ -181,6 +181,27 @@ class Scorer(Role):
         await self._outbox.execute([Publish(message) for message in unqueued if message.tail in wanted])
         await self._snapshots.save(self._snapshot())
         return last
+
+    async def _replay(self) -> tuple[list[Command], int]:
+        """Feed the machine what it has not seen. Returns what is worth saying, and the last sequence."""
+        machine, said = self._machine, set[str]()
+        commands, last = machine.start(), machine.state.position
+        async for record in self.bus.replay("EVENT", start=last + 1):
+            last = record.sequence
+            if isinstance(record.message, EnvironmentScored | RoundSummary):
+                said.add(record.message.key)
+            self._remember(record)
+            commands += machine.apply(record.sequence, record.message)
+        return [one for one in commands if unsaid(one, machine.state.progress, said)], last
+
+    async def _lost(self, closed: int) -> list[int]:
+        """Return rounds up to ``closed`` that are neither trained nor waiting for the learner.
+
+        They were stored before the snapshot that knows of them: a broker forgot them, its host lost power.
+        """
+        trained = self._machine.state.progress.is_trained
+        rounds = [number for number in range(max(0, closed - _LOOKUPS), closed + 1) if not trained(number)]
+        return [number for number in rounds if await self.bus.last(f"sample.round.all.{number}") is None]
 
     async def _unqueued(self) -> list[Message]:
         """Return the outstanding work that is in no queue."""
@@ -252,6 +273,7 @@ class Scorer(Role):
 
     def _remember(self, record: Record) -> None:
         message = record.message
+        self._newest = message.key
         if isinstance(message, EpisodeFinished) and (
             message.arm == "plain" or self.config.learner.train_hinted
         ):
@@ -272,7 +294,7 @@ class Scorer(Role):
 
     def _snapshot(self) -> Snapshot:
         machine = self._machine
-        return Snapshot(self.config.run.name, machine.state.position, machine.snapshot())
+        return Snapshot(self.config.run.name, machine.state.position, machine.snapshot(), self._newest)
 
     async def _carry_out(self, steps: MemoryObjectReceiveStream[_Step]) -> None:
         """Carry out steps in order, as many at once as wait; keep the newest snapshot once they are done."""

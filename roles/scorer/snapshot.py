@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bus import Bus
+from bus import Bus, NotFound
 
 FLUSHED_KEY = "scorer.flushed"
 SNAPSHOT_KEY = "scorer.snapshot"
@@ -18,11 +18,13 @@ _LARGEST_ON_BUS = 256 << 10
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The curriculum's state after EVENT ``position``; all commands up to there were carried out."""
+    """The curriculum's state after EVENT ``position``; all commands up to there were carried out. ``key`` is
+    that of the fact at the position, "" where it is not known."""
 
     run: str
     position: int
     state: bytes
+    key: str = ""
 
 
 class Snapshots:
@@ -45,7 +47,18 @@ class Snapshots:
         candidates = [await anyio.to_thread.run_sync(self._read), stored[1] if stored else None]
         found = [self._decode(data) for data in candidates if data]
         usable = [item for item in found if item and item.run == self._bus.run and item.position <= last]
-        return sorted(usable, key=lambda item: item.position, reverse=True)
+        told = [item for item in usable if await self._tells_of(item)]
+        return sorted(told, key=lambda item: item.position, reverse=True)
+
+    async def _tells_of(self, snapshot: Snapshot) -> bool:
+        """Whether the fact at its position is still that one: a broker that lost power may have forgotten it,
+        and have stored another there since."""
+        if not snapshot.key:
+            return True
+        try:
+            return (await self._bus.get("EVENT", snapshot.position)).key == snapshot.key
+        except NotFound:  # old facts are dropped when the stream is full
+            return True
 
     async def flushed(self) -> tuple[int, ...]:
         """Return the totals of rounds with plays after which earlier parts of the run were ended."""

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 from scorer_cast import Cast, scorer, segment, text_of
-from scorer_world import config, finished, lost
+from scorer_world import config, finished, lost, published
 
 from bus import Bus, MemoryBus, connect, provision, serve
 from bus.messages import (
@@ -25,7 +25,8 @@ from engine.config import Config
 from engine.errors import SpadeError
 from engine.lineage import Version
 from roles.scorer.outbox import Outbox
-from roles.scorer.snapshot import SNAPSHOT_KEY
+from roles.scorer.snapshot import SNAPSHOT_KEY, Snapshot, Snapshots
+from roles.scorer.state import State
 
 Peer = Callable[[str, str], Awaitable[Bus]]
 RECIPE = config(steps=5, curriculum={"lead": 1}, learner={"train_hinted": True})
@@ -134,6 +135,50 @@ async def test_a_lost_snapshot_costs_nothing_but_time(bus: MemoryBus, tmp_path: 
     cast = await complete(RECIPE, bus, tmp_path, [50, 90], forgetful)
     await check(cast, bus)
     assert max(cast.work.values()) == 1
+
+
+async def test_a_snapshot_of_facts_that_the_broker_forgot_is_not_used(bus: MemoryBus, tmp_path: Path) -> None:
+    """Another fact lies at its position since: what the snapshot tells of did not happen."""
+    peer = await memory_peer(bus)
+    refused = []
+
+    async def after_power_came_back(role: str, instance: str) -> Bus:
+        snapshots = Snapshots(bus, tmp_path)
+        for snapshot in await snapshots.find(1 << 40):
+            await snapshots.save(msgspec.structs.replace(snapshot, key="scored:another"))
+            assert await snapshots.find(1 << 40) == []
+            refused.append(snapshot.position)
+            assert snapshot.key
+        return await peer(role, instance)
+
+    cast = await complete(RECIPE, bus, tmp_path, [50, 90], after_power_came_back)
+    await check(cast, bus)
+    assert len(refused) >= 2
+
+
+async def test_rounds_that_the_broker_forgot_are_closed_again(bus: MemoryBus, tmp_path: Path) -> None:
+    """The scorer knows rounds as closed, the learner never saw them: neither could go on by itself."""
+    cast = Cast(RECIPE, bus.peer("cast", "0"))
+    await bus.publish(published(cast.version))
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for part in (cast._designer, cast._agent, cast._server):
+                tasks.start_soon(part)
+            tasks.start_soon(scorer(RECIPE, bus.peer("scorer", "0"), tmp_path).run)
+            snapshots = Snapshots(bus, tmp_path)
+            async with bus.follow("SAMPLE", tails=["sample.round.>"]) as rounds:
+                assert [(await anext(rounds)).message.key for _ in range(2)] == ["round:0", "round:1"]
+            while not any(_closed(one) for one in await snapshots.find(1 << 40)):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+    await bus.purge("SAMPLE", tail="sample.>")
+    # A real broker knows no ids but those of the messages that it found on its disk.
+    bus._broker.log("SAMPLE").ids.clear()
+    await check(await complete(RECIPE, bus, tmp_path, [], await memory_peer(bus)), bus)
+
+
+def _closed(snapshot: Snapshot) -> bool:
+    return msgspec.msgpack.decode(snapshot.state, type=State).closed == 1
 
 
 async def test_another_host_takes_over_without_the_file(bus: MemoryBus, tmp_path: Path) -> None:
