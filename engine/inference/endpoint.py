@@ -125,6 +125,7 @@ class Endpoint:
     def __init__(self, settings: Settings, key: str, session: aiohttp.ClientSession, purse: Purse) -> None:
         self._settings, self._session, self._purse = settings, session, purse
         self._url = settings.base_url.rstrip("/") + "/chat/completions"
+        self._key = key
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._pace = Pace(settings.requests_per_minute)
         self._counts: Counter[str] = Counter()
@@ -234,6 +235,10 @@ class Endpoint:
     def _fault(self, response: aiohttp.ClientResponse, payload: bytes) -> SpadeError:
         status = response.status
         text = " ".join(payload[:500].decode(errors="replace").split())
+        if self._key:
+            text = text.replace(
+                self._key, "(the key)"
+            )  # reasons are facts of the run: they are kept and shown
         self._counts[f"http_{status}"] += 1
         if status in _AGAIN or status >= 500:
             after = _asked_delay(response.headers.get("Retry-After"), time.time())

@@ -15,7 +15,7 @@ from endpoint_fake import Behaviour, Drop, FakeEndpoint, Hang, Raw, Say, Script,
 
 from engine.config import Endpoint as Settings
 from engine.config import Sampling
-from engine.errors import ConfigError
+from engine.errors import ConfigError, SpadeError
 from engine.inference import endpoint as module
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointMisused, EndpointRefused, Pace, key_of, open_endpoint
@@ -119,6 +119,16 @@ async def test_a_wrong_key_model_or_address_is_the_recipes_fault(status: int) ->
             with pytest.raises(EndpointMisused, match=f"HTTP {status}: who are you"):
                 await endpoint.write(["x"], sampling=SAMPLING)
         assert len(fake.bodies) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 500])
+async def test_no_reason_holds_the_key(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", "sk-secret")
+    async with fake_endpoint(play(Raw(b"wrong key sk-secret, sir", status))) as fake:
+        async with open_endpoint(settings(fake, key_env="THE_KEY", tries=1)) as endpoint:
+            with pytest.raises(SpadeError, match=r"wrong key \(the key\), sir") as caught:
+                await endpoint.write(["x"], sampling=SAMPLING)
+    assert "secret" not in str(caught.value)
 
 
 async def test_an_address_that_has_moved_is_the_recipes_fault() -> None:
