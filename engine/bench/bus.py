@@ -24,8 +24,19 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from bus import serve
 from bus.subjects import CONSUMERS, STREAMS
-from engine.bench import machine
-from engine.bench.bus_cases import AGE_RATE, LARGE, OURS, PEERS, SMALL, STORE_GB, Setups, Transport, Where
+from engine.bench import bus_recovery, machine
+from engine.bench.bus_cases import (
+    AGE_RATE,
+    HUGE,
+    LARGE,
+    OURS,
+    PEERS,
+    SMALL,
+    STORE_GB,
+    Setups,
+    Transport,
+    Where,
+)
 from engine.bench.bus_job import Job, Outcome
 from engine.bench.figures import quantile
 from engine.errors import SpadeError
@@ -65,6 +76,8 @@ class Measured(msgspec.Struct, kw_only=True, omit_defaults=True):
     absent: str = ""
     acked_1k_per_s: Figure | None = None
     acked_36k_mb_per_s: Figure | None = None
+    acked_1m_mb_per_s: Figure | None = None
+    acked_2m_mb_per_s: Figure | None = None
     accept_p50_ms: Figure | None = None
     accept_p99_ms: Figure | None = None
     age_p50_ms_at_500: Figure | None = None
@@ -88,6 +101,7 @@ class Report(msgspec.Struct, kw_only=True):
     peers: dict[str, Measured]
     ceiling: dict[str, Figure]
     efficiency: dict[str, float]
+    recovery: dict[str, Figure]
     lost: int
     duplicates: int
     server: dict[str, str]
@@ -116,6 +130,8 @@ class _Bench:
         try:
             await self._throughput(transport, SMALL, "acked_1k_per_s")
             await self._throughput(transport, LARGE, "acked_36k_mb_per_s")
+            for name, size in HUGE.items() if transport.huge else ():
+                await self._throughput(transport, size, name)
             if transport.kind != "memory":
                 await self._age(transport)
             if transport.accepts and transport.kind != "work":
@@ -143,6 +159,17 @@ class _Bench:
             synced = await self._alone(self._job("ceiling", "fsync", SMALL), where)
         found["fsync_1k_per_s"].append(synced.messages / (synced.last - synced.first))
         found["fsync_p50_ms"].append(quantile(synced.milliseconds, 0.5))
+
+    async def recovery(self) -> None:
+        """Kill a server once under load; its clients are in this process."""
+        meter = machine.Meter()
+        found = await bus_recovery.measure(self._setups.fresh(), max(1.0, self.settings.seconds))
+        self.others.append(meter.stop().others)
+        self.lost["recovery"] += found.lost
+        self.duplicates["recovery"] += found.duplicates
+        for name, value in (("ack_ms", found.ack_ms), ("delivery_ms", found.delivery_ms)):
+            self.figures["recovery"][name].append(value)
+            self._say(f"recovery {name} {value:,.4g}")
 
     # Kinds of cases.
 
@@ -332,7 +359,7 @@ def _chosen(settings: Settings) -> list[Transport]:
 
 
 async def _repeat(bench: _Bench, transports: Iterable[Transport]) -> None:
-    steps: list[Callable[[], Awaitable[None]]] = [bench.ceilings]
+    steps: list[Callable[[], Awaitable[None]]] = [bench.ceilings, bench.recovery]
     steps += [lambda transport=transport: bench.transport(transport) for transport in transports]  # type: ignore[misc]
     for number in range(bench.settings.repeat):
         for step in steps if number % 2 == 0 else reversed(steps):
@@ -420,6 +447,7 @@ def _report(bench: _Bench, version: str, load: machine.Load) -> Report:
         peers=peers,
         ceiling=ceiling,
         efficiency=_efficiency(paths[HEADLINE], ceiling),
+        recovery={name: _figure(values) for name, values in bench.figures["recovery"].items()},
         lost=sum(bench.lost.values()),
         duplicates=sum(bench.duplicates.values()),
         server={"version": version, "config_hash": machine.fingerprint(config)},

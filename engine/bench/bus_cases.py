@@ -22,6 +22,7 @@ from engine.bench.bus_peers import installed
 from engine.errors import SpadeError
 
 SMALL, LARGE = 1024, 36 * 1024
+HUGE = {"acked_1m_mb_per_s": 1 << 20, "acked_2m_mb_per_s": 2 << 20}
 AGE_RATE = 500.0
 STORE_GB = 8.0
 _START_SECONDS = 10.0
@@ -33,7 +34,8 @@ Setup = Callable[[], AbstractAsyncContextManager[Where]]
 @dataclass(frozen=True)
 class Transport:
     """One way from the producer to the consumer. ``needs`` are Python modules, ``program`` an executable;
-    ``accepts`` is whether its producer learns that a message is stored."""
+    ``accepts`` is whether its producer learns that a message is stored, ``huge`` whether messages of 1 and
+    2 MB are measured, too."""
 
     name: str
     kind: str
@@ -41,6 +43,7 @@ class Transport:
     what: str
     ours: bool = False
     accepts: bool = True
+    huge: bool = False
     needs: tuple[str, ...] = ()
     program: str = ""
 
@@ -61,6 +64,7 @@ OURS = (
         "<= 0.1 s at a power cut",
         "sample stream: publish_all, follow, purge",
         ours=True,
+        huge=True,
     ),
     Transport(
         "work",
@@ -80,12 +84,13 @@ OURS = (
 PEERS = (
     Transport("zmq", "zmq", "none", "ZeroMQ PUSH and PULL over TCP", accepts=False, needs=("zmq",)),
     Transport("memory", "memory", "none", "our in-memory bus, one process", accepts=False),
-    Transport("files_rename", "files", "process crash", "a file a message, renamed into place"),
+    Transport("files_rename", "files", "process crash", "a file a message, renamed into place", huge=True),
     Transport(
         "redis_everysec",
         "redis",
         "<= 1 s at a power cut",
         "Redis stream, appendfsync everysec",
+        huge=True,
         needs=("redis",),
         program="redis-server",
     ),
@@ -122,6 +127,10 @@ class Setups:
     def __init__(self, servers: Mapping[str, ServerHandle], scratch: Path) -> None:
         self._servers, self._scratch = servers, scratch
         self._numbers = count(1)
+
+    def fresh(self) -> Path:
+        """Return a directory that does not exist yet."""
+        return self._scratch / f"fresh-{next(self._numbers)}"
 
     def of(self, transport: Transport) -> AbstractAsyncContextManager[Where]:
         """Return the surroundings of one case of ``transport``."""

@@ -17,6 +17,7 @@ from engine.bench.bus_job import Outcome
 from engine.bench.bus_load import Sink, Supply, encode
 
 _WINDOW = 64
+_WINDOW_BYTES = 16 << 20
 _POLL_SECONDS = 0.001
 _STREAM, _GROUP, _FIELD = "bench", "bench", b"f"
 
@@ -54,13 +55,15 @@ class PeerConsumer(Protocol):
 class Sender:
     """A peer's producer behind the face of ours."""
 
-    def __init__(self, peer: PeerProducer) -> None:
+    def __init__(self, peer: PeerProducer, size: int) -> None:
         self._peer = peer
+        self._window = max(1, min(_WINDOW, _WINDOW_BYTES // size))
 
     async def send_all(self, supply: Supply, deadline: float) -> None:
         """Send until the deadline, then what tells the consumer that it was all."""
         while time.monotonic() < deadline:
-            self._peer.put([(message.key, encode(message)) for message in supply.until(deadline, _WINDOW)])
+            messages = supply.until(deadline, self._window)
+            self._peer.put([(message.key, encode(message)) for message in messages])
         await self.send(supply.make(last=True))
 
     async def send(self, message: Message) -> None:

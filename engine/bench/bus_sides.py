@@ -34,7 +34,7 @@ async def _producer(job: Job) -> AsyncIterator[_Producer]:
         return
     peer = bus_peers.PRODUCERS[job.transport](job.where)
     try:
-        yield bus_peers.Sender(peer)
+        yield bus_peers.Sender(peer, job.size)
     finally:
         peer.close()
 

@@ -10,6 +10,8 @@ from engine.bench.bus import Figure, Report
 _COLUMNS = (
     ("1 KB /s", "acked_1k_per_s", "{:,.0f}"),
     ("36 KB MB/s", "acked_36k_mb_per_s", "{:,.0f}"),
+    ("1 MB MB/s", "acked_1m_mb_per_s", "{:,.0f}"),
+    ("2 MB MB/s", "acked_2m_mb_per_s", "{:,.0f}"),
     ("accept p50 ms", "accept_p50_ms", "{:.2f}"),
     ("p99 ms", "accept_p99_ms", "{:.2f}"),
     ("age p50 ms", "age_p50_ms_at_500", "{:.2f}"),
@@ -34,6 +36,11 @@ def show(report: Report, console: Console) -> None:
     console.print(
         f"Others used {load['others_median']:.2f} cores (most {load['others_max']:.2f}): {quiet}. "
         f"Lost {report.lost}, duplicates {report.duplicates}."
+    )
+    away = report.recovery["ack_ms"], report.recovery["delivery_ms"]
+    console.print(
+        f"After a kill -9 of the server the first acknowledgement came in {away[0].median:,.0f} ms (most "
+        f"{away[0].high:,.0f}), the first delivery in {away[1].median:,.0f} ms (most {away[1].high:,.0f})."
     )
     for name, ahead in report.ahead_of.items():
         console.print(f"Ahead of {name}: {'yes' if ahead else 'no'}.")
