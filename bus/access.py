@@ -129,6 +129,7 @@ def permissions(names: Names, role: str) -> Permissions:
         "$JS.API.INFO",
         "$JS.API.STREAM.NAMES",
         f"$JS.API.DIRECT.GET.{names.bucket('state')}",
+        f"$JS.API.STREAM.MSG.GET.{names.bucket('state')}",
         names.subject(f"hb.{role}.*"),
         *(names.subject(tail) for tail in access.publishes),
         *_reading(names, access),
@@ -192,4 +193,5 @@ def _beside(names: Names, role: str) -> list[str]:
 
 def _leasing(names: Names, access: Access) -> list[str]:
     subjects = [names.key("lease", name) for name in access.leases]
-    return [*subjects, f"$JS.API.DIRECT.GET.{names.bucket('lease')}"] if subjects else []
+    read = [f"$JS.API.{verb}.{names.bucket('lease')}" for verb in ("DIRECT.GET", "STREAM.MSG.GET")]
+    return [*subjects, *read] if subjects else []

@@ -291,7 +291,7 @@ class NatsBus(Bus):
         return (await self.claims.open_record(record)).message
 
     async def last(self, tail: str) -> Record | None:
-        answer = await reads.direct(
+        answer = await reads.newest(
             self.connection,
             self.names.stream(stream_of(tail)),
             {"last_by_subj": self.names.subject(tail)},

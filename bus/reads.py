@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
+from typing import Any
 
 import anyio
 import msgspec
@@ -16,8 +18,9 @@ from nats.aio.msg import Msg
 
 from bus import codec
 from bus.connection import Connection, status_of
-from bus.errors import BusError, BusUnavailable, NotFound, Undecodable
+from bus.errors import BusError, BusUnavailable, Denied, NotFound, Undecodable
 from bus.face import Record, StreamInfo
+from bus.lane import Arrival
 from bus.mailbox import Mailbox
 from bus.subjects import Names
 
@@ -25,9 +28,9 @@ _SECONDS = 20.0
 _SILENCE_SECONDS = 3.0
 _PAUSE_SECONDS = 0.25
 _NO_END = 1 << 62
-# The server that answers in a cluster may be a moment behind the one that stored.
-_BEHIND_SECONDS = (0.05, 0.2, 1.0)
 _BATCH = 256
+_LINE_END = b"\r\n"
+_NO_HEADERS = b"NATS/1.0\r\n"
 _BATCH_BYTES = 16 << 20
 
 
@@ -83,15 +86,36 @@ async def direct(connection: Connection, stream: str, request: dict[str, object]
     return answer
 
 
+async def newest(connection: Connection, stream: str, request: dict[str, object], what: str) -> Msg | None:
+    """Ask as :func:`direct` does, but a cluster's leader: any copy answers a direct request, also one that
+    does not have the newest messages yet. Keys of an older provision may not ask the leader."""
+    if not connection.clustered:
+        return await direct(connection, stream, request, what)
+    try:
+        answer = await connection.api(f"STREAM.MSG.GET.{stream}", dict(request), seconds=_SECONDS)
+    except NotFound:
+        return None
+    except Denied:
+        return await direct(connection, stream, request, what)
+    return _as_direct(answer["message"])
+
+
+def _as_direct(found: dict[str, Any]) -> Arrival:
+    """Return the leader's answer in the form of a direct one."""
+    head = base64.b64decode(found.get("hdrs") or "").removesuffix(_LINE_END) or _NO_HEADERS
+    # The last of two headers with one name counts: what was published cannot pretend to be these.
+    told = {"Nats-Sequence": found["seq"], "Nats-Subject": found["subject"], "Nats-Time-Stamp": found["time"]}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    data = base64.b64decode(found.get("data") or "")
+    return Arrival(str(found["subject"]), "", data, head + f"{lines}\r\n".encode())
+
+
 async def get(connection: Connection, names: Names, stream: str, sequence: int) -> Record:
     """Return one record. Raises NotFound or Undecodable."""
     what = f"message {sequence} of {stream}"
     answer = await direct(connection, names.stream(stream), {"seq": sequence}, what)
-    for pause in _BEHIND_SECONDS if connection.clustered else ():
-        if answer is not None:
-            break
-        await anyio.sleep(pause)
-        answer = await direct(connection, names.stream(stream), {"seq": sequence}, what)
+    if answer is None and connection.clustered:
+        answer = await newest(connection, names.stream(stream), {"seq": sequence}, what)
     headers = (answer.headers or {}) if answer is not None else {}
     if answer is None or int(headers["Nats-Sequence"]) != sequence:
         raise NotFound(f"no {what}")
@@ -204,7 +228,7 @@ async def find_stored(
     With ``after`` 0 only the last message on the subject is looked at. ``stream`` is the server's name.
     """
     if after == 0:
-        last = await direct(connection, stream, {"last_by_subj": subject}, f"last message on {subject}")
+        last = await newest(connection, stream, {"last_by_subj": subject}, f"last message on {subject}")
         return _sequence(last) if last is not None and _has_id(last, message_id) else None
     source = _Source(connection, stream, subject, after + 1, _NO_END)
     while (head := await source.head()) is not None:

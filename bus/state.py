@@ -13,7 +13,7 @@ from bus.connection import Connection
 from bus.errors import BusError, BusUnavailable, Conflict
 from bus.face import Lease
 from bus.publish import Publisher
-from bus.reads import direct
+from bus.reads import newest
 from bus.scopes import flat_task_group
 from bus.subjects import Names
 
@@ -70,7 +70,7 @@ class State:
 
     async def _last(self, bucket: str, key: str) -> tuple[int, bytes, str] | None:
         subject = self._names.key(bucket, key)
-        answer = await direct(
+        answer = await newest(
             self._connection, self._names.bucket(bucket), {"last_by_subj": subject}, f"value of {key}"
         )
         if answer is None:
