@@ -124,10 +124,12 @@ async def test_a_wrong_key_model_or_address_is_the_recipes_fault(status: int) ->
 @pytest.mark.parametrize("status", [400, 401, 500])
 async def test_no_reason_holds_the_key(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", "sk-secret")
-    async with fake_endpoint(play(Raw(b"wrong key sk-secret, sir", status))) as fake:
-        async with open_endpoint(settings(fake, key_env="THE_KEY", tries=1)) as endpoint:
-            with pytest.raises(SpadeError, match=r"wrong key \(the key\), sir") as caught:
-                await endpoint.write(["x"], sampling=SAMPLING)
+    async with (
+        fake_endpoint(play(Raw(b"wrong key sk-secret, sir", status))) as fake,
+        open_endpoint(settings(fake, key_env="THE_KEY", tries=1)) as endpoint,
+    ):
+        with pytest.raises(SpadeError, match=r"wrong key \(the key\), sir") as caught:
+            await endpoint.write(["x"], sampling=SAMPLING)
     assert "secret" not in str(caught.value)
 
 
