@@ -34,7 +34,7 @@ import random
 
 class RelayEnv:
     """Goes on for as many turns as it is told, whatever is said."""
-    def __init__(self, max_turns=4):
+    def __init__(self, max_turns=100):
         self.max_turns = max_turns
     def reset(self, seed=None):
         self.chance, self.turn = random.Random(seed), 0
@@ -194,6 +194,8 @@ async def engine_phase(bus: Bus, actor: Actor, work: Sequence[EpisodeRequest]) -
                 ):
                     raise SpadeError(f"a play of the benchmark went wrong: {fact.failure} {fact.reason}")
                 if isinstance(fact, EpisodeFinished):
+                    if fact.turns != work[0].max_turns:
+                        raise SpadeError(f"a play had {fact.turns} turns, not {work[0].max_turns}")
                     turns += fact.turns
                     missing.discard(fact.episode)
                 if not missing:
