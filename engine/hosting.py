@@ -35,7 +35,7 @@ from engine.errors import ConfigError, SpadeError
 
 GROUP = "spade.roles"
 GUARDED = "SPADE_GUARDED"
-TOKEN = "SPADE_BUS_TOKEN"
+TOKEN, RUN = "SPADE_BUS_TOKEN", "SPADE_RUN"
 CREDENTIALS, CA = "SPADE_BUS_CREDENTIALS", "SPADE_BUS_CA"
 CONFIG_KEY, CONTROL_KEY = "config", "control"
 BEAT_SECONDS = 1.0

@@ -30,7 +30,7 @@ from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.faults import RoleFailed, explain
-from engine.hosting import CA, CONTROL_KEY, CREDENTIALS, TOKEN, Host, Origin, RoleLike
+from engine.hosting import CA, CONTROL_KEY, CREDENTIALS, RUN, TOKEN, Host, Origin, RoleLike
 from engine.live import SHOWN_AT_THE_END, View
 from engine.recorder import Recorder
 from engine.run import RunDirectory, free_mb
@@ -71,8 +71,11 @@ class Address(msgspec.Struct, frozen=True):
         return hosting.login(role, token=self.token, credentials=self.credentials, ca=self.ca)
 
     def environment(self) -> dict[str, str]:
-        """Return what a role in a process of its own needs to log in."""
-        known = {TOKEN: self.token, CREDENTIALS: self.credentials, CA: self.ca}
+        """Return what a role in a process of its own needs to log in, and which run it is for.
+
+        Not by options: torchrun takes ``--run`` for one of its own.
+        """
+        known = {RUN: self.run, TOKEN: self.token, CREDENTIALS: self.credentials, CA: self.ca}
         return {name: value for name, value in known.items() if value}
 
 
@@ -357,7 +360,7 @@ def stages(roles: Mapping[str, type[RoleLike]]) -> list[list[str]]:
 
 
 def child_command(name: str, config: Config, address: Address, directory: Path) -> list[str]:
-    """Return the command line of a role in a process of its own (the token travels by environment).
+    """Return the command line of a role in a process of its own (token and run travel by environment).
 
     ``learner.launch`` takes the place of the Python interpreter, for example ``accelerate launch ...`` or
     ``env NAME=VALUE python``; programs of this environment need not be on PATH.
@@ -372,8 +375,6 @@ def child_command(name: str, config: Config, address: Address, directory: Path) 
         name,
         "--connect",
         address.url,
-        "--run",
-        address.run,
         "--instance",
         f"{name}-0",
         "--directory",

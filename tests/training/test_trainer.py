@@ -18,7 +18,10 @@ from engine.errors import ConfigError, SpadeError
 from engine.training.batch import Batch, Example, build, policy_rows, supervised_rows
 from engine.training.samples import arrays
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:TRL currently supports vLLM versions"),
+]
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
 SIZE = 18
 

@@ -1,0 +1,92 @@
+"""The learner role on two processes, launched as the supervisor launches it, on a real broker."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import psutil
+import pytest
+from brokers import free_ports
+from learner_fakes import make_policy, random_samples, round_closed
+
+from bus import Bus, connect, provision, serve
+from bus.messages import BatchTrained, Control, PolicyPublished
+from engine import hosting
+from engine.child import guarded
+from engine.config import Config, Learner, Model, Optimizer, Run
+from engine.hosting import Origin
+from engine.supervisor import Address, child_command
+from engine.training.checkpoint import newest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+async def until(bus: Bus, kind: type[Any], done: Callable[[Any], bool] = lambda _: True) -> Any:
+    with anyio.fail_after(200):
+        async with bus.follow("EVENT") as records:
+            async for record in records:
+                if isinstance(record.message, kind) and done(record.message):
+                    return record.message
+    raise AssertionError
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.Process(pid).children(recursive=True)
+        if "engine.cli" in process.cmdline() and "RANK" in process.environ()
+    ]
+
+
+@pytest.mark.parametrize("end", ["drained", "killed"])
+async def test_two_processes_are_one_learner(end: str, tmp_path: Path):
+    policy = make_policy(tmp_path / "policy")
+    launch = ("torchrun", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port")
+    config = Config(
+        run=Run(name="two"),
+        model=Model(path=str(policy), max_model_len=128),
+        learner=Learner(
+            optimizer=Optimizer(learning_rate=1e-3),
+            step_seconds=60.0,
+            launch=(*launch, str(free_ports(1)[0])),
+        ),
+    )
+    home = tmp_path / "runs"
+    async with serve(tmp_path / "bus", run="two") as server:
+        await provision(server.url, run="two", token=server.token)
+        async with connect(
+            server.url, run="two", token=server.token, role="supervisor", instance="supervisor"
+        ) as bus:
+            await hosting.put_origin(bus, Origin(config, socket.gethostname(), str(home), str(policy)))
+            address = Address(server.url, server.token, "two")
+            command = child_command("learner", config, address, home)
+            environment = address.environment() | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+            log = tmp_path / "learner.out"
+            async with guarded(command, log=log, environment=environment) as process:
+                await until(bus, PolicyPublished)
+                ranks = ranks_of(process.pid)
+                assert sorted(one.environ()["RANK"] for one in ranks) == ["0", "1"]
+                samples = random_samples(6, seed=1, round_=0)
+                await bus.publish_all([*samples, round_closed(0, agents=6, final=True)])
+                trained = await until(bus, BatchTrained, lambda batch: batch.final)
+                if end == "drained":
+                    await bus.publish(Control(command="drain"))
+                    with anyio.fail_after(60):
+                        assert await process.wait() == 0, log.read_text()
+                else:
+                    process.kill()
+            _, alive = psutil.wait_procs(ranks, timeout=10)
+            assert not alive
+    assert set(trained.trained) == {sample.sample for sample in samples}
+    assert trained.metrics["loss"] == pytest.approx(trained.metrics["loss_agent"])
+    found = newest(home / "learner" / "checkpoints")
+    assert found is not None
+    assert found.state.version.step == 1
+    announced = msgspec.structs.replace(trained, metrics={})
+    assert found.state.announced is not None
+    assert msgspec.structs.replace(found.state.announced, metrics={}) == announced
