@@ -94,6 +94,7 @@ def figures(connection: sqlite3.Connection) -> list[str]:
         curves("Designer reward (mean)", rounds, {"reward": "reward"}),
         curves("Staleness of trained tokens (steps)", batches, ages),
         _tokens(connection, batches),
+        *(_lengths(batches, role) for role in ("agent", "designer")),
     ]
     return [one for one in drawn if one]
 
@@ -206,6 +207,17 @@ def _tokens(connection: sqlite3.Connection, batches: Sequence[Row]) -> str:
         "line": {"color": GREY},
     }
     return figure("Sampled tokens a second, over the whole loop", [trace] if points else [], "round")
+
+
+def _lengths(batches: Sequence[Row], role: str) -> str:
+    """Draw how long samples were when they were generated and when they were trained, over the whole run."""
+    metrics = json.loads(batches[-1]["metrics"]) if batches else {}
+    traces = []
+    for colour, kind in ((GREY, "generated"), (BLUE, "trained")):
+        prefix = f"{kind}_{role}_under_"
+        counts = {int(name.removeprefix(prefix)): n for name, n in metrics.items() if name.startswith(prefix)}
+        traces += trace(sorted(counts.items()), colour, kind)
+    return figure(f"Lengths of {role} samples (how many below so many tokens)", traces, "tokens")
 
 
 def _highlighted(source: str) -> markupsafe.Markup:

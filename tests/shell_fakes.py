@@ -73,7 +73,7 @@ def batch(round_: int, step: int, fence: int = 0, *, final: bool = False, age: i
         designer_samples=1,
         max_staleness=age,
         mean_staleness=0.5,
-        metrics={"loss": 0.1},
+        metrics={"loss": 0.1, "generated_agent_under_64": 9.0, "trained_agent_under_64": 8.0},
         seconds=1.0,
         final=final,
     )
@@ -140,6 +140,7 @@ def scored(design: str, round_: int = 0, reward: float = 0.5) -> EnvironmentScor
         regret=0.25,
         regret_low=0.0,
         regret_high=0.5,
+        noise_floor=0.2,
         plateau=1.0,
         reward=reward,
         advantage=0.0,

@@ -72,6 +72,8 @@ def test_the_page_needs_nothing_else(page: str) -> None:
         "Staleness",
         "Sampled tokens a second",
         "Designer reward",
+        "Lengths of agent samples",
+        "noise of one environment",
     ],
 )
 def test_each_curve_is_there(page: str, title: str) -> None:
