@@ -147,18 +147,19 @@ class Buffer:
         )
 
     def statistics(self) -> dict[str, float]:
-        """Samples held, counts by cause, and the histogram of lengths, generated and trained."""
+        """Samples held, counts by cause, and what :meth:`lengths` says."""
         gauges = {f"held_{role}": float(len(self._held[role])) for role in ROLES}
         return gauges | {name: float(count) for name, count in sorted(self._counts.items())} | self.lengths()
 
     def lengths(self) -> dict[str, float]:
-        """Mean lengths in trained tokens of what was admitted and of what was consumed, by role: their
-        difference is the bias of discarding."""
-        means = {}
+        """Lengths in trained tokens of what was admitted and of what was consumed, by role: means, and counts
+        of samples below each power of two (and not below the one before). Their difference is the bias of
+        discarding."""
+        found = {name: float(count) for name, count in self._counts.items() if "_under_" in name}
         for kind in (f"{kind}_{role}" for kind in ("generated", "trained") for role in ROLES):
             if samples := self._counts[f"{kind}_samples"]:
-                means[f"{kind}_mean_tokens"] = self._counts[f"{kind}_tokens"] / samples
-        return means
+                found[f"{kind}_mean_tokens"] = self._counts[f"{kind}_tokens"] / samples
+        return found
 
     def _choose(
         self, role: Role, message: RoundClosed, current: Version, lineage: Lineage
