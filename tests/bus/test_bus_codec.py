@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,10 @@ def test_arrays_travel_without_growing() -> None:
     assert plain < 300
     letter = example(codec.KINDS["dead_letter.v1"], frame=b"\x00" * 10_000)
     assert len(codec.encode(letter, **SENDER)) < 10_000 + 400
+
+
+@pytest.mark.parametrize("kind", sorted(codec.KINDS))
+def test_the_garbage_collector_does_not_look_at_messages(kind: str) -> None:
+    envelope, message = codec.decode(_frame(kind))
+    assert not gc.is_tracked(message)
+    assert not gc.is_tracked(envelope)

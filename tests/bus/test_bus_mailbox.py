@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
+from bus.claims import Opening
 from bus.mailbox import Mailbox
 from bus.scopes import flat_task_group
 
@@ -78,3 +83,43 @@ async def test_one_failure_arrives_as_itself_and_two_as_a_group() -> None:
 
     with pytest.raises(BaseExceptionGroup):
         await fail_twice()
+
+
+async def test_what_is_there_is_taken_without_waiting_but_not_for_ever() -> None:
+    box: Mailbox[int] = Mailbox()
+    assert box.take() is None
+    for number in range(200):
+        box.put(number)
+    taken = []
+    while (item := box.take()) is not None:
+        taken.append(item)
+    assert 0 < len(taken) < 200  # others have their turn
+    while len(taken) < 200:
+        item = box.take()
+        taken.append(await anext(box) if item is None else item)
+    assert taken == list(range(200))
+    assert box.take() is None
+
+
+async def test_a_reader_that_never_waits_lets_others_go_on() -> None:
+    box: Mailbox[Any] = Mailbox()
+    for number in range(300):
+        box.put(SimpleNamespace(message=number))
+    others = 0
+
+    async def count() -> None:
+        nonlocal others
+        while True:
+            await checkpoint()
+            others += 1
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(count)
+        opening: Opening[Any] = Opening(box, no_claim, take=box.take)
+        assert [(await anext(opening)).message for _ in range(300)] == list(range(300))
+        group.cancel_scope.cancel()
+    assert others >= 3
+
+
+async def no_claim(item: Any) -> Any:
+    raise AssertionError(f"{item} is no claim")
