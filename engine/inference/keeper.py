@@ -43,7 +43,7 @@ class Keeper:
                 await anyio.sleep(self._watch_seconds)
                 now = anyio.current_time()
                 if server.answers != answers or not server.load:
-                    answers, since = server.answers, now
+                    answers, since, self._forgiven = server.answers, now, 0
                 retry_at = server.breaker.retry_at
                 if (retry_at is not None and now >= retry_at) or now - since >= self._stuck_seconds:
                     await self._probe()

@@ -254,7 +254,7 @@ async def test_handshake_names_another_context_and_vocabulary(world: World) -> N
     await examine(world.client, policy, context=512)
     root, _ = await world.client.model()
     assert root == str(world.directory / "model")
-    with pytest.raises(HandshakeRefused, match="takes 512 tokens.*max_model_len = 513"):
+    with pytest.raises(HandshakeRefused, match=r"takes 512 tokens.*max_model_len = 513"):
         await examine(world.client, policy, context=513)
     other = msgspec.structs.replace(policy, vocabulary=VOCABULARY + 1)
     with pytest.raises(HandshakeRefused, match="vocabulary has 300 tokens, the learner's 301"):
