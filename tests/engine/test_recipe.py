@@ -87,7 +87,7 @@ def test_an_unknown_key_names_file_value_neighbour_and_table(base: Path, tmp_pat
     assert "learner.optimizer.learning_rat = 3" in text
     assert "bad.toml" in text
     assert "Did you mean learner.optimizer.learning_rate?" in text
-    assert "beta1, beta2, learning_rate" in text
+    assert "beta1, beta2, kind, learning_rate" in text
 
 
 def test_a_key_in_the_wrong_table_is_found_elsewhere(base: Path) -> None:
