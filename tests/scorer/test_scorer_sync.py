@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scorer_script import design_all, play_all, start, step
 from scorer_world import Chances, World, config, ready
+from test_scorer_role import check, complete, memory_peer
 
+from bus import MemoryBus
+from bus.messages import BatchTrained, EpisodeFinished
+from engine import recipe as recipes
 from engine.config import Config
+from engine.errors import ConfigError
 from roles.scorer.curriculum import Curriculum
 
 IN_STEP = {"mode": "sync", "lead": 0, "design_ahead": 0}
@@ -53,6 +60,30 @@ def test_an_idle_window_is_played_on_without_new_tickets() -> None:
     step(world, machine)
     assert not world.tickets
     assert {request.round for request in world.requests.values()} == {1}
+
+
+async def test_a_whole_run_in_step_over_a_bus(tmp_path: Path) -> None:
+    """It starts, ends and survives a scorer that dies, with rounds that nobody overlaps."""
+    bus = MemoryBus(run="test", role="test", instance="0")
+    cast = await complete(recipe(5, delay=0), bus, tmp_path, [20, 60], await memory_peer(bus))
+    await check(cast, bus)
+    trained, played = -1, set[int]()
+    async for record in bus.replay("EVENT"):
+        match record.message:
+            case EpisodeFinished(round=round_):
+                assert round_ == trained + 1
+                played.add(round_)
+            case BatchTrained(round=round_):
+                trained = round_
+    assert played == set(range(5))
+
+
+def test_nano_can_be_run_in_step() -> None:
+    path = Path(__file__).parents[2] / "configs/nano.toml"
+    in_step = [f"curriculum.{name}={value}" for name, value in IN_STEP.items()]
+    assert recipes.load(path, in_step).config.curriculum.mode == "sync"
+    with pytest.raises(ConfigError, match="must be 0"):
+        recipes.load(path, ["curriculum.mode=sync"])
 
 
 CURRICULA = st.fixed_dictionaries(
