@@ -192,9 +192,12 @@ async def sample(fake: FakeVllm, found: list[Completion]) -> None:
 
 
 def truly_labelled(completion: Completion) -> bool:
-    """Whether the log-probs are those of the version that the span names."""
-    (span,) = completion.spans
-    expected = [logprob(token, str(span.version)) for token in completion.tokens]
+    """Whether the log-probs are those of the versions that the spans name."""
+    expected = [
+        logprob(token, str(span.version))
+        for span in completion.spans
+        for token in completion.tokens[span.start : span.stop]
+    ]
     return bool(np.allclose(completion.logprobs, expected))
 
 
