@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fuzz-programs", type=int, default=300, help="mutated programs to validate (default 300)"
     )
     group.addoption(
-        "--fuzz-schedules", type=int, default=5000, help="schedules of the loop to draw (default 5000)"
+        "--fuzz-schedules", type=int, default=1000, help="schedules of the loop to draw (default 1000)"
     )
     group.addoption("--fuzz-frames", type=int, default=300, help="mutated frames to send (default 300)")
     group.addoption("--fuzz-seed", type=int, default=0, help="make the mutations of this seed")
