@@ -1,6 +1,6 @@
 """Curriculum, buffer, lineage and restarts together: I1, I5, I6, I7, I8 and I11 over random schedules.
 
-The short form is one of the fast tests, the long one is marked ``fuzz`` (``--fuzz-schedules``).
+The short form is one of the fast tests, a longer one is marked ``fuzz``.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def test_any_schedule(**drawn: Any) -> None:
 @pytest.mark.fuzz
 @pytest.mark.timeout(3600)
 def test_many_schedules(request: pytest.FixtureRequest) -> None:
-    """The long form: 5,000 schedules, or --fuzz-schedules; --fuzz-seed draws others."""
+    """The long form has --fuzz-schedules 5000 (a minute on a free core); --fuzz-seed draws others."""
     many = settings(QUICK, max_examples=request.config.getoption("--fuzz-schedules"), database=None)
     drawn = seed(request.config.getoption("--fuzz-seed"))(many(given(**SCHEDULES)(any_schedule)))
     drawn()
