@@ -277,8 +277,8 @@ def _ages(config: Config) -> Iterator[Problem]:
         yield (
             "learner.designer.max_staleness",
             f"must be at least {oldest} = curriculum.delay + the larger of curriculum.rounds_per_window and "
-            "curriculum.design_ahead + curriculum.lead (for delay = 0: rounds_per_window - 1 + design_ahead + "
-            "lead), or designs would be too old when their window closes",
+            "curriculum.design_ahead + curriculum.lead (for delay = 0: rounds_per_window - 1 + design_ahead "
+            "+ lead), or designs would be too old when their window closes",
         )
 
 
