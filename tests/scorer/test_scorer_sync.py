@@ -81,7 +81,8 @@ async def test_a_whole_run_in_step_over_a_bus(tmp_path: Path) -> None:
 def test_nano_can_be_run_in_step() -> None:
     path = Path(__file__).parents[2] / "configs/nano.toml"
     in_step = [f"curriculum.{name}={value}" for name, value in IN_STEP.items()]
-    assert recipes.load(path, in_step).config.curriculum.mode == "sync"
+    table = recipes.load(path, [*in_step, "curriculum.delay=0", "learner.designer.max_staleness=0"])
+    assert (table.config.curriculum.mode, table.config.curriculum.held_rounds) == ("sync", 0)
     with pytest.raises(ConfigError, match="must be 0"):
         recipes.load(path, ["curriculum.mode=sync"])
 
