@@ -1,0 +1,30 @@
+"""What reading a tokenizer leaves behind holds up no play."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_arms import build
+
+from roles import work
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    work._read_chat.cache_clear()
+    yield
+    work._read_chat.cache_clear()
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_libraries_are_out_of_the_collectors_sight(tmp_path: Path) -> None:
+    path = build(tmp_path)
+    before = gc.get_freeze_count()
+    chat = work._read_chat(path, "off")
+    assert gc.get_freeze_count() - before > 50_000
+    assert len(gc.get_objects()) < gc.get_freeze_count()
+    assert work._read_chat(path, "off") is chat
