@@ -13,7 +13,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("spade")
     group.addoption("--kills", type=int, default=3, help="kill so many parts of a whole run (default 3)")
     # of the first three points of seed 18 none waits for a vLLM to start or for the lease of an agent's work
-    group.addoption("--kill-seed", type=int, default=18, help="kill them at the points of this seed (default 18)")
+    group.addoption("--kill-seed", type=int, default=18, help="kill them at the points of this seed")
     group.addoption("--chaos-kills", type=int, default=12, help="kill -9 so many processes (default 12)")
     group.addoption("--chaos-seed", type=int, default=0, help="repeat the schedule of this seed")
     group.addoption("--soak-seconds", type=float, default=0.0, help="length of the soak test (default: none)")
