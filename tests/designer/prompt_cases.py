@@ -35,6 +35,7 @@ VIEW: dict[str, Any] = {
     "skill": "Logical Deduction",
     "win": 0.5,
     "regret": 0.25,
+    "leak": False,
     "state": "frontier",
     "title": "Three doors",
     "summary": "",
