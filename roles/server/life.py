@@ -227,7 +227,7 @@ class Life:
         started, self._updating = time.perf_counter(), False
         await self._rollout.turn(self.name, version)
         self._updating = True
-        self._waited = time.perf_counter() - started
+        self._waited += time.perf_counter() - started
 
     async def contradict(self, lost: ServerLost) -> None:
         """Announce the server again, as a new epoch, when somebody took it for lost while it serves."""
