@@ -327,14 +327,12 @@ async def serve_role(
 def _followed(role_class: type[RoleLike]) -> bool:
     """As one of several processes of a role, but not the first: do what that one says until it ends.
 
-    Such a process is not on the bus. Signals are the first one's to answer; it outlives no launcher.
+    Such a process is not on the bus, and it outlives no launcher.
     """
     follow = getattr(role_class, "follow", None)
     if follow is None or os.environ.get("RANK", "0") == "0":
         return False
     die_with_parent(always=True)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     follow()
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,16 @@ def lead(ranks: Ranks, plan: Plan) -> None:
 
 
 def follow(ranks: Ranks) -> None:
-    """Work for rank 0 until it ends. Raises RankLost when it is gone, and what a step raised."""
+    """Work for rank 0 until it ends. Raises RankLost when it is gone, and what a step raised.
+
+    Signals end this process until the ranks have met; from then on they are rank 0's to answer, which may
+    need the others for its last checkpoint.
+    """
     from engine.training.trainer import build
 
     ranks.join()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     command, encoded = ranks.hear()
     assert command == "build"
     plan = msgspec.json.decode(encoded, type=Plan)

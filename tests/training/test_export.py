@@ -152,3 +152,28 @@ def test_adapters_are_merged_into_the_folder(trained: Callable[[Learner], torch.
     other = tmp_path / "runs" / "other"
     run_export(tmp_path, "runs/other/start", restart=other / "learner" / "checkpoints")
     assert not (other / "start").exists(), "a run with adapters starts from the same weights"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+async def test_a_run_prepares_to_begin_at_a_checkpoint(
+    trained: Callable[[Learner], torch.Tensor], tmp_path: Path
+):
+    """As `spade run --resume CHECKPOINT` does it: in a process of its own, twice if the first was cut off."""
+    from engine.preparation import prepare_restart
+    from engine.run import RunDirectory
+
+    expected = trained(learner())
+    source = export.choose(tmp_path / "runs" / "mine" / "learner" / "checkpoints", "last").path
+    directory = RunDirectory(tmp_path / "runs" / "other")
+    directory.logs.mkdir(parents=True)
+    (directory.root / "start").mkdir()
+    (directory.root / "start" / "half.safetensors").write_text("of an earlier attempt")
+    said: list[str] = []
+    model = await prepare_restart(source, directory, said.append)
+    assert model == directory.root / "start"
+    assert torch.equal(logits_of(model), expected)
+    found = newest(directory.root / "learner" / "checkpoints")
+    assert found is not None
+    assert found.state == LearnerState()
+    assert said[0] == f"Starting from {source}"
