@@ -17,7 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from bus import Bus
 from bus.messages import Heartbeat, RoundSummary
-from engine import history, serving
+from engine import history, memory, serving
 from engine.diversity_log import Meter
 from engine.errors import SpadeError
 from engine.history import Event
@@ -112,6 +112,7 @@ class Recorder:
         await self._in_thread(history.apply, batch)
         if any(isinstance(event.message, RoundSummary) for event in batch):
             await self._in_thread(self._meter.record)
+            await anyio.to_thread.run_sync(memory.release)
         self._queued -= len(batch)
         self._position = batch[-1].sequence
         self._changed.set()

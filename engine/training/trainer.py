@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
+from engine import memory
 from engine.config import Learner
 from engine.errors import ConfigError, SpadeError
 from engine.training import checkpoint, extras, lora
@@ -299,7 +300,8 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
 
 class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported without types
-    """Refuses a broken gradient, and completes the metrics of a step with what the loop logged."""
+    """Refuses a broken gradient, completes the metrics of a step with what the loop logged, and gives back
+    the memory that the step left free."""
 
     def __init__(self, feed: Feed | Share, ranks: Ranks) -> None:
         self._feed, self._ranks = feed, ranks
@@ -314,6 +316,9 @@ class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported
                 f"The gradient of step {state.global_step + 1} is not finite",
                 remedy="Lower learner.optimizer.learning_rate, or set learner.precision = 'fp32'.",
             )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
+        memory.release()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **context: Any) -> None:
         del state.log_history[:-_HISTORY]  # it would grow for as long as the run lasts

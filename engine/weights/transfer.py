@@ -26,6 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.logger import init_logger
 
 from bus.policies import WeightDelta
+from engine import memory
 from engine.weights import store
 from engine.weights.image import Image
 from engine.weights.plugin import REFUSED
@@ -159,6 +160,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # t
             self._check(update)
         except Exception as error:
             status, reason = "refused", str(error) or repr(error)
+        memory.release()  # here rather than after the load: the model goes on sampling
         self._seconds["prove"] = perf_counter() - began
         if self._wanted is update:
             self._status, self._reason = status, reason

@@ -30,13 +30,15 @@ _CACHE_BYTES = 64 << 20
 class Outbox:
     """Commands in, messages out. Samples are acknowledged before the message that closes their round.
 
-    Segments of recent plays are kept in memory (64 MiB); others are fetched from EVENT, at most 32 at a time.
+    Segments of plays are kept in memory (64 MiB) until their round closes; others are fetched from EVENT, at
+    most 32 at a time.
     """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._limit = anyio.CapacityLimiter(_FETCHES)
         self._segments: OrderedDict[int, tuple[Segment, ...]] = OrderedDict()
+        self._rounds: dict[int, set[int]] = {}
         self._bytes = 0
         self._counts: Counter[str] = Counter()
 
@@ -44,8 +46,15 @@ class Outbox:
         """Keep the segments of an outcome that has just been read, until they are asked for."""
         self._bytes += _size(outcome.segments) - _size(self._segments.pop(sequence, ()))
         self._segments[sequence] = outcome.segments
+        self._rounds.setdefault(outcome.round, set()).add(sequence)
         while self._bytes > _CACHE_BYTES:
             self._bytes -= _size(self._segments.popitem(last=False)[1])
+
+    def _forget(self, round_: int) -> None:
+        """Drop what the groups of closed rounds did not ask for: hinted plays, groups without variance."""
+        for number in [number for number in self._rounds if number <= round_]:
+            for sequence in self._rounds.pop(number):
+                self._bytes -= _size(self._segments.pop(sequence, ()))
 
     async def execute(self, commands: Sequence[Command]) -> None:
         """Carry out ``commands``; returns when everything is stored.
@@ -59,6 +68,9 @@ class Outbox:
                 await self._publish(chunk)
                 chunk = []
             match command:
+                case Publish(RoundClosed(round=round_)):
+                    self._forget(round_)
+                    chunk.append(command)
                 case PurgeHeld(tail):
                     self._counts["purged"] += await self._bus.purge("DESIGN", tail=tail)
                 case MarkFlushed(steps):

@@ -14,10 +14,12 @@ from scorer_world import config, finished, lost, published
 
 from bus import Bus, MemoryBus, connect, provision, serve
 from bus.messages import (
-    DesignFailed,
+    DesignRejected,
+    EnvironmentReady,
     EpisodeFailed,
     EpisodeRequest,
     HeldDesign,
+    RoundClosed,
     RoundSummary,
     SampleReady,
 )
@@ -26,7 +28,7 @@ from engine.errors import SpadeError
 from engine.lineage import Version
 from roles.scorer.outbox import Outbox
 from roles.scorer.snapshot import SNAPSHOT_KEY, Snapshot, Snapshots
-from roles.scorer.state import State
+from roles.scorer.state import Publish, State
 
 Peer = Callable[[str, str], Awaitable[Bus]]
 RECIPE = config(steps=5, curriculum={"lead": 1}, learner={"train_hinted": True})
@@ -91,7 +93,7 @@ async def check(cast: Cast, bus: Bus) -> None:
     held = [
         f"{r.message.design}-{r.message.attempt}"
         async for r in bus.replay("EVENT", tails=["event.designer.>"])
-        if not isinstance(r.message, DesignFailed)
+        if isinstance(r.message, EnvironmentReady | DesignRejected)
     ]
     assert sorted(designer) == sorted(held), "every held design is trained once"
     summaries = [r.message async for r in bus.replay("EVENT", tails=["event.scorer.round"])]
@@ -367,7 +369,7 @@ async def test_a_run_over_a_real_broker(tmp_path: Path) -> None:
         assert (await bus.stream_info("TASK")).messages == 0
 
 
-def test_an_outcome_that_is_read_twice_is_counted_once(
+async def test_outcomes_are_kept_once_and_until_their_round_closes(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scorer that lost its lease reads again; the size of its cache must not drift away from it."""
@@ -382,6 +384,20 @@ def test_an_outcome_that_is_read_twice_is_counted_once(
     for sequence in range(2, 9):
         outbox.remember(sequence, outcome)
     assert outbox.statistics()["cached_plays"] == 2
+    closed = RoundClosed(
+        round=outcome.round,
+        plays=0,
+        designs=0,
+        agent_samples=0,
+        designer_samples=0,
+        zero_variance_groups=1,
+        groups=1,
+        final=False,
+    )
+    await outbox.execute([Publish(msgspec.structs.replace(closed, round=outcome.round - 1))])
+    assert outbox.statistics()["cached_plays"] == 2
+    await outbox.execute([Publish(closed)])
+    assert outbox.statistics()["cached_plays"] == outbox.statistics()["cached_bytes"] == 0
 
 
 def test_samples_carry_the_version_that_sampled_them() -> None:
