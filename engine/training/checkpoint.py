@@ -89,13 +89,14 @@ def save(
     """Write a checkpoint under ``directory`` and delete all but the newest ``keep`` and those ``spared`` by
     name. Returns its path. ``curriculum`` is the scorer's snapshot, where it could be had.
 
-    Saving the same version and cursor again does nothing. Raises SpadeError when the disk is full or does
+    Saving the same version and cursor again writes nothing. Raises SpadeError when the disk is full or does
     not take it; what was there before stays.
     """
     place = directory / name_of(state)
     if place.exists():
         try:
             _verify(place)
+            _prune(directory, keep, spared)
             return place
         except (OSError, ValueError, KeyError):
             shutil.rmtree(place, ignore_errors=True)
@@ -119,9 +120,7 @@ def save(
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in places(directory)[max(1, keep) :]:
-        if old.name not in spared:
-            shutil.rmtree(old, ignore_errors=True)
+    _prune(directory, keep, spared)
     return place
 
 
@@ -215,6 +214,12 @@ def _seal(directory: Path, names: Collection[str]) -> None:
     (directory / _MANIFEST).write_text(json.dumps(manifest))
     _flush(directory / _MANIFEST)
     _flush(directory)
+
+
+def _prune(directory: Path, keep: int, spared: Collection[str]) -> None:
+    for old in places(directory)[max(1, keep) :]:
+        if old.name not in spared:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _verify(place: Path) -> None:
