@@ -311,8 +311,9 @@ def _reward(config: Config) -> Iterator[Problem]:
     if reward.variant not in {*_REWARDS, *own} and not _OWN_REWARD.fullmatch(reward.variant):
         yield (
             "reward.variant",
-            f'must be one of {", ".join(_REWARDS)}, a name of the entry-point group "spade.rewards", or '
-            '"package.module:function"',
+            "must be {}, a name of the entry-point group spade.rewards, or package.module:function".format(
+                " or ".join(f'"{name}"' for name in _REWARDS)
+            ),
         )
     if not 0.5 <= reward.confidence < 1:
         yield "reward.confidence", "must lie in [0.5, 1)"
