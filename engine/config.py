@@ -254,7 +254,8 @@ class Designer(Table, frozen=True, kw_only=True):
 
 
 class Agent(Table, frozen=True, kw_only=True):
-    """The agent role: episodes in, outcomes and segments out."""
+    """The agent role: episodes in, outcomes and segments out. ``concurrency`` is the most it holds; it holds
+    no more than keeps the servers full, and than the sandbox takes (``docs/rollout.md``)."""
 
     concurrency: int = 288
     sampling: Sampling = Sampling(max_tokens=64)
