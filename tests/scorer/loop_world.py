@@ -286,7 +286,8 @@ class Loop:
         for held, sample in zip(command.held, command.samples, strict=True):
             found = self.held.get(held.tail)
             if found is None or found.valid != held.valid:
-                self.missing_designs += 1
+                # Said again after a learner went back behind a trained round: it is in the stream already.
+                self.missing_designs += f"sample:{sample}" not in self.sample_keys
                 continue
             self._sample(
                 SampleReady(
