@@ -32,7 +32,6 @@ from engine.bench.rollout_stage import (
     Actor,
     Bare,
     Inline,
-    Phase,
     agent_at_work,
     engine_phase,
     requests,
@@ -76,8 +75,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampled tokens a second of both sides; ``ratio`` is the median of the neighbouring phases' ``ratios``.
-    The ``*_cpu`` are CPU seconds of each process in the phases of one side, for 1,000 tokens."""
+    """Sampled tokens a second of both sides while the server was full (without each phase's first and last
+    plays); ``ratio`` is the median of the neighbouring phases' ``ratios``.
+    The ``*_cpu`` are CPU milliseconds of each process in the phases of one side, for 1,000 tokens."""
 
     engine_tok_per_s: float
     raw_tok_per_s: float
@@ -329,38 +329,37 @@ async def _alternate(
 ) -> Rate:
     """Measure both sides in turn; a first short pair that warms up, and says how long a play takes, is not
     counted."""
-    pairs: list[tuple[Phase, Phase]] = []
+    pairs: list[tuple[float, float]] = []
+    sampled = 0
     spent = {"engine": Processes(**processes.pids), "raw": Processes(**processes.pids)}
-    least = count = 2 * work.concurrency
+    least = count = 4 * work.concurrency
     for phase in range(work.repeat + 1):
         wanted = requests(
             f"t{turns}p{phase}", episodes=count, turns=turns, words=work.words, seed=phase * 1_000_000
         )
         spent["engine"].start()
         ours = await engine_phase(stage.bus, stage.actor, wanted)
-        engine = Phase(ours.tokens * work.tokens, ours.seconds)
         if phase:
             spent["engine"].stop()
         spent["raw"].start()
         theirs = await bare.phase(ours.scripts, tokens=work.tokens, concurrency=work.concurrency)
-        raw = Phase(theirs.tokens * work.tokens, theirs.seconds)
         if not phase:
             prompt = statistics.mean(len(prompts[0]) for prompts in ours.scripts)
-            count = max(least, round(work.seconds * raw.rate / (work.tokens * turns)))
+            count = max(least, round(work.seconds * theirs.rate / turns))
             continue
         spent["raw"].stop()
+        sampled += ours.turns * work.tokens
+        engine, raw = (work.tokens * side.steady(work.concurrency) for side in (ours, theirs))
         pairs.append((engine, raw))
-        ratio = engine.rate / raw.rate
-        say(f"{turns} turns: {engine.rate:.0f} tokens/s, bare {raw.rate:.0f}, ratio {ratio:.3f}")
-    ratios = tuple(round(engine.rate / raw.rate, 4) for engine, raw in pairs)
-    tokens = sum(engine.tokens for engine, _ in pairs)
+        say(f"{turns} turns: {engine:.0f} tokens/s, bare {raw:.0f}, ratio {engine / raw:.3f}")
+    ratios = tuple(round(engine / raw, 4) for engine, raw in pairs)
     return Rate(
-        engine_tok_per_s=round(tokens / sum(engine.seconds for engine, _ in pairs), 1),
-        raw_tok_per_s=round(tokens / sum(raw.seconds for _, raw in pairs), 1),
+        engine_tok_per_s=round(statistics.mean(engine for engine, _ in pairs), 1),
+        raw_tok_per_s=round(statistics.mean(raw for _, raw in pairs), 1),
         ratio=statistics.median(ratios),
         ratios=ratios,
-        engine_cpu=spent["engine"].per_thousand(tokens),
-        raw_cpu=spent["raw"].per_thousand(tokens),
+        engine_cpu=spent["engine"].per_thousand(sampled),
+        raw_cpu=spent["raw"].per_thousand(sampled),
         prompt_tokens=round(prompt),
         within_target=False,
     )

@@ -147,15 +147,23 @@ class Inline:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of work: ``tokens`` were sampled in ``seconds``."""
+    """One stretch of work: ``turns`` in ``seconds``, the plays' prompts, and when each play ended."""
 
-    tokens: int
+    turns: int
     seconds: float
+    ends: list[float]
     scripts: list[list[list[int]]] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
-        return self.tokens / self.seconds
+        """Turns a second in all."""
+        return self.turns / self.seconds
+
+    def steady(self, edge: int) -> float:
+        """Turns a second without the first and the last ``edge`` plays: while the server was full."""
+        ends = sorted(self.ends)
+        share = (len(ends) - 2 * edge) / len(ends)
+        return share * self.turns / (ends[-edge - 1] - ends[edge - 1])
 
 
 @asynccontextmanager
@@ -184,6 +192,7 @@ async def engine_phase(bus: Bus, actor: Actor, work: Sequence[EpisodeRequest]) -
     start = (await bus.stream_info("EVENT")).last + 1
     missing = {request.episode for request in work}
     turns, began = 0, time.perf_counter()
+    ends: list[float] = []
     with anyio.move_on_after(PHASE_SECONDS):
         async with bus.follow("EVENT", start=start, tails=("event.agent.>",)) as facts:
             await bus.publish_all(work)
@@ -197,13 +206,14 @@ async def engine_phase(bus: Bus, actor: Actor, work: Sequence[EpisodeRequest]) -
                     if fact.turns != work[0].max_turns:
                         raise SpadeError(f"a play had {fact.turns} turns, not {work[0].max_turns}")
                     turns += fact.turns
+                    ends.append(time.perf_counter())
                     missing.discard(fact.episode)
                 if not missing:
                     break
     if missing:
         raise SpadeError(f"{len(missing)} of {len(work)} plays had no end after {PHASE_SECONDS:.0f} s")
     seconds = time.perf_counter() - began
-    return Phase(turns, seconds, [actor.asked[request.episode] for request in work])
+    return Phase(turns, seconds, ends, [actor.asked[request.episode] for request in work])
 
 
 class _Choice(msgspec.Struct):
@@ -231,14 +241,14 @@ class Bare:
         Contexts grow by this client's own completions and by what the world added in the engine's phase, so
         lengths and reuse of prefixes are the same.
         """
-        waiting = deque(scripts)
+        waiting, ends = deque(scripts), list[float]()
         began = time.perf_counter()
         async with anyio.create_task_group() as group:
             for _ in range(min(concurrency, len(scripts))):
-                group.start_soon(self._work, waiting, tokens)
-        return Phase(sum(map(len, scripts)), time.perf_counter() - began)
+                group.start_soon(self._work, waiting, tokens, ends)
+        return Phase(sum(map(len, scripts)), time.perf_counter() - began, ends)
 
-    async def _work(self, waiting: deque[list[list[int]]], tokens: int) -> None:
+    async def _work(self, waiting: deque[list[list[int]]], tokens: int, ends: list[float]) -> None:
         sampling = Sampling(max_tokens=tokens)
         while waiting:
             prompts = waiting.popleft()
@@ -253,6 +263,7 @@ class Bare:
                 if len(said) != tokens:
                     raise SpadeError(f"the server sampled {len(said)} of {tokens} tokens")
                 context += [*said[: -len(self._tail)], *self._tail]
+            ends.append(time.perf_counter())
 
 
 def tail_of(chat: ChatTokens) -> list[int]:

@@ -92,7 +92,8 @@ async def test_the_bare_client_says_the_same_at_the_same_lengths() -> None:
     scripts = [[one, [*one, 30, 30, *TAIL, 11, 12], [*one, *([0] * 12), 13]], [other]]
     async with simulated() as (url, bodies), aiohttp.ClientSession() as session:
         phase = await rollout_stage.Bare(url, session, TAIL).phase(scripts, tokens=count, concurrency=2)
-    assert phase.tokens == 4
+    assert phase.turns == 4
+    assert len(phase.ends) == 2
     seen = [body["token_ids"] for body in bodies]
     first = [*one, *reply, 11, 12]
     assert sorted(seen, key=len) == [one, other, first, [*first, *reply, 13]]
@@ -102,6 +103,13 @@ async def test_the_bare_client_says_the_same_at_the_same_lengths() -> None:
         assert parameters["stop_token_ids"] == []
         assert parameters["ignore_eos"] is True
         assert parameters["logprobs"] == 0
+
+
+def test_the_steady_rate_leaves_out_the_edges() -> None:
+    ends = [10.0, 4.0, 3.0, 2.0, 1.0, 0.9]
+    phase = rollout_stage.Phase(12, 10.0, ends)
+    assert phase.rate == 1.2
+    assert phase.steady(1) == pytest.approx(8 / (4.0 - 0.9))
 
 
 def test_plays_of_a_phase_differ_and_last_as_long_as_told() -> None:
