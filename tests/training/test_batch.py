@@ -91,3 +91,19 @@ def test_packing_keeps_every_row_and_the_bound(lengths: list[int], bound: int):
     assert batch.tokens == sum(lengths)
     padding = sum(int((micro["input_ids"] == -1).sum()) for micro in batch.micro_batches)
     assert batch.waste == pytest.approx(padding / batch.padded)
+
+
+@given(st.integers(2, 5), st.integers(1, 60))
+def test_minibatches_divide_no_sample(steps: int, bound: int):
+    parts = [segment([index, 2, 3], [0, 1, 1]) for index in range(20)]
+    samples = [sample(f"s{index}", segments=parts[2 * index : 2 * index + 2]) for index in range(10)]
+    batch = build(
+        policy_rows(samples, TRAINING, 10), micro_batch_tokens=bound, padding=0, steps=steps, minibatches=True
+    )
+    firsts = [
+        {int(row[0]) for index in step for row in batch.micro_batches[index]["input_ids"]}
+        for step in batch.schedule
+    ]
+    assert len(firsts) == steps
+    assert sorted(first for step in firsts for first in step) == list(range(20))
+    assert all((first ^ 1) in step for step in firsts for first in step)
