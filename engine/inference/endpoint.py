@@ -34,6 +34,8 @@ LARGEST_ANSWER = 16 << 20
 _CONNECT_SECONDS = 10.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 60.0
 _LONGEST_ASKED = 900.0
+# More tokens than any answer has.
+_MOST_TOKENS = 1 << 32
 # So many refusals before any answer are no matter of what was asked.
 _REFUSED_AT_FIRST = 20
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -75,9 +77,20 @@ class Answer:
     tokens_out: int = 0
 
 
+class _Part(msgspec.Struct):
+    text: str | None = None
+
+
 class _Said(msgspec.Struct):
-    content: str | None = None
+    content: str | list[_Part] | None = None
     refusal: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What was written; some endpoints write it in parts, and thoughts in parts without a text."""
+        if isinstance(self.content, list):
+            return "".join(part.text or "" for part in self.content)
+        return self.content or ""
 
 
 class _Choice(msgspec.Struct):
@@ -85,14 +98,16 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 class _Body(msgspec.Struct):
     choices: list[_Choice]
-    usage: _Usage | None = None
+    usage: Any = None
+
+    def counted(self, name: str) -> int:
+        """Return a count of tokens, 0 for none or for nonsense: an answer is not thrown away for it."""
+        found = self.usage.get(name) if isinstance(self.usage, dict) else None
+        if not isinstance(found, int | float) or isinstance(found, bool):
+            return 0
+        return int(found) if 0 < found < _MOST_TOKENS else 0
 
 
 _decoder = msgspec.json.Decoder(_Body)
@@ -246,7 +261,8 @@ class Endpoint:
             return _Busy(f"HTTP {status}: {text}", after=after)
         if status in _OURS or status < 400:
             what = f"the endpoint answered HTTP {status}: {response.headers.get('Location') or text}"
-            return EndpointMisused(what, where=self._url, remedy=_OURS.get(status, _MOVED))
+            remedy = _MOVED if 300 <= status < 400 else _OURS.get(status, _OURS[404])
+            return EndpointMisused(what, where=self._url, remedy=remedy)
         return EndpointRefused(f"HTTP {status}: {text}", where=self._url)
 
     def _answer(self, bill: Bill, body: bytes, payload: bytes) -> Answer:
@@ -258,11 +274,10 @@ class Endpoint:
         if not found.choices or (said := found.choices[0].message) is None:
             self._counts["unreadable"] += 1
             raise _Busy("the answer has no message")
-        text, usage = said.content or "", found.usage
-        self._purse.count(bill, body, text, (usage.prompt_tokens, usage.completion_tokens) if usage else None)
-        usage = usage or _Usage()
-        self._counts["tokens_in"] += usage.prompt_tokens
-        self._counts["tokens_out"] += usage.completion_tokens
+        text, asked, written = said.text, found.counted("prompt_tokens"), found.counted("completion_tokens")
+        self._purse.count(bill, body, text, (asked, written))
+        self._counts["tokens_in"] += asked
+        self._counts["tokens_out"] += written
         if found.choices[0].finish_reason == "content_filter":
             raise EndpointRefused("its content filter stopped the answer", where=self._url)
         if said.refusal and not text:
@@ -270,8 +285,8 @@ class Endpoint:
         return Answer(
             text=text,
             finish="length" if found.choices[0].finish_reason == "length" else "stop",
-            tokens_in=usage.prompt_tokens,
-            tokens_out=usage.completion_tokens,
+            tokens_in=asked,
+            tokens_out=written,
         )
 
 

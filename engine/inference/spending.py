@@ -109,10 +109,12 @@ class Purse:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_SETTLE_SECONDS):
                 await self._settle(bill)
 
-    def count(self, bill: Bill, body: bytes, text: str, tokens: tuple[int, int] | None) -> None:
-        """Note the answer to a request. ``tokens`` in and out are estimated where the endpoint is silent."""
-        size = tokens or (len(body) / _BYTES_COUNTED, len(text.encode()) / _BYTES_COUNTED)
-        bill.cost, bill.answered = self._price(*size), True
+    def count(self, bill: Bill, body: bytes, text: str, tokens: tuple[int, int]) -> None:
+        """Note the answer to a request. ``tokens`` in and out are estimated where they are 0: not told."""
+        asked, written = tokens
+        asked_for = asked or len(body) / _BYTES_COUNTED
+        bill.cost = self._price(asked_for, written or len(text.encode()) / _BYTES_COUNTED)
+        bill.answered = True
 
     def statistics(self) -> dict[str, float]:
         """``cost`` of the answers of this process, ``cost_unseen`` of those that never came; with a limit,

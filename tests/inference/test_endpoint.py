@@ -78,6 +78,14 @@ async def test_text_that_is_no_unicode_is_mended_or_no_answer() -> None:
         assert answer.text.encode()
 
 
+async def test_an_answer_in_parts_is_one_text() -> None:
+    parts = b'[{"type": "thinking"}, {"type": "text", "text": "a "}, {"type": "text", "text": "b"}]'
+    body = b'{"choices": [{"message": {"content": ' + parts + b'}, "finish_reason": "stop"}]}'
+    async with fake_endpoint(play(Raw(body))) as fake, open_endpoint(settings(fake)) as endpoint:
+        assert (await endpoint.write(["x"], sampling=SAMPLING)).text == "a b"
+        assert len(fake.bodies) == 1
+
+
 FAULTS: Iterable[tuple[str, Behaviour]] = (
     ("http_500", Raw(b"oops", 500)),
     ("http_429", Raw(b"slow down", 429, {"Retry-After": "0.01"})),

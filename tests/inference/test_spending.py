@@ -177,9 +177,25 @@ async def test_a_request_that_is_cancelled_is_entered() -> None:
     assert await ledger.add(0.0) > 0
 
 
-async def test_an_endpoint_that_counts_nothing_is_estimated() -> None:
-    body = b'{"choices": [{"message": {"content": "' + b"a" * 300 + b'"}, "finish_reason": "stop"}]}'
-    async with fake_endpoint(lambda _: Raw(body)) as fake, open_endpoint(settings(fake.url)) as endpoint:
+@pytest.mark.parametrize(
+    "usage",
+    [
+        b"",
+        b', "usage": null',
+        b', "usage": {}',
+        b', "usage": []',
+        b', "usage": {"prompt_tokens": 0, "completion_tokens": 0}',
+        b', "usage": {"prompt_tokens": null, "completion_tokens": "many"}',
+        b', "usage": {"prompt_tokens": -9000000, "completion_tokens": -1}',
+        b', "usage": {"prompt_tokens": 1e300, "completion_tokens": true}',
+        b', "usage": {"prompt_tokens": 1000.0}',
+    ],
+)
+async def test_an_endpoint_that_counts_nothing_is_estimated(usage: bytes) -> None:
+    """Nor does a count that is none throw away an answer that is paid for, or give money back."""
+    body = b'{"choices": [{"message": {"content": "' + b"a" * 300 + b'"}, "finish_reason": "stop"}]'
+    script = Raw(body + usage + b"}")
+    async with fake_endpoint(lambda _: script) as fake, open_endpoint(settings(fake.url)) as endpoint:
         await endpoint.write(["b" * 3000], sampling=SAMPLING)
         assert endpoint.statistics()["cost"] == pytest.approx(1.0 + 1.0, rel=0.1)
 
