@@ -101,7 +101,8 @@ class Memory:
     """At most ``records`` closed windows, one a program, and ``open_windows`` open ones; oldest out first.
 
     A program that was once mastered, or degenerate, is never an example to follow again, whatever a later
-    window of the same program says; of such programs the last 65,536 are known by their digest. A design
+    window of the same program says; of such programs the last 65,536 are known by their digest. Nor is one
+    that misses in a window that is still open, while it does, whatever an earlier window said. A design
     makes one record, however often it is told of: the last 65,536 that were scored are known by their name.
     """
 
@@ -202,7 +203,9 @@ class Memory:
     def draw(self, skill: str, *, positive: int, negative: int, rng: random.Random) -> Drawn:
         """Draw as :meth:`examples` does. What was drawn does not change with the memory."""
         mine = [record for record in self._all() if record.skill == skill]
-        best = sorted(filter(self._exemplary, mine), key=lambda r: (-_regret(r), r.environment))
+        missing = {record.environment for record in self._all() if record.state in _NEGATIVE}
+        sound = [one for one in filter(self._exemplary, mine) if one.environment not in missing]
+        best = sorted(sound, key=lambda r: (-_regret(r), r.environment))
         drawn = _shuffled(best[: max(3 * positive, _BEST)], rng)
         missed = _shuffled([record for record in mine if record.state in _NEGATIVE], rng)
         return Drawn(positive, drawn, missed[:negative])

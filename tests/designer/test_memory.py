@@ -214,6 +214,30 @@ def test_no_sequence_of_facts_makes_a_mastered_environment_a_positive_example(
         assert {view["state"] for view in shown} <= {"frontier"}
 
 
+@given(histories(), st.integers(0, 99))
+def test_no_program_is_shown_to_follow_and_to_avoid(facts: list[Message], seed: int) -> None:
+    """A program may be played in several windows at once: the one that it misses in counts."""
+    memory = Memory(3, open_windows=4)
+    for fact in facts:
+        tell(memory, fact)
+        now: dict[str, set[str]] = {}
+        for record in (*memory.freeze().closed, *memory.freeze().open):
+            now.setdefault(record.environment, set()).add(record.state)
+        for view in examples(memory, seed=seed):
+            if view["polarity"] == "positive":
+                assert now[view["environment"]] <= {"frontier", "fresh"}
+
+
+def test_a_frontier_game_that_is_being_mastered_is_not_to_be_followed() -> None:
+    memory = Memory(5)
+    remember(memory, 1, state="frontier")
+    memory.ready(ready(2, program=1))
+    assert titles(examples(memory), "positive") == ["Game 1"]
+    memory.played(played(standing(2, "mastered", program=1, win=0.97)))
+    assert titles(examples(memory), "positive") == []
+    assert titles(examples(memory), "negative") == ["Game 2"]
+
+
 @given(histories(), st.integers(0, 60))
 def test_a_memory_at_rest_and_the_facts_since_give_the_same_memory(facts: list[Message], cut: int) -> None:
     through, before, after = (Memory(3, open_windows=4) for _ in range(3))
