@@ -20,7 +20,7 @@ from bus.messages import PolicyPublished
 from engine.inference.completion import InferenceError, ServerStuck
 from engine.inference.vllm import VllmClient
 from engine.lineage import Version
-from engine.weights.outcome import ServerBroken, UpdateRefused
+from engine.weights.outcome import FetchFailed, ServerBroken, UpdateRefused
 from engine.weights.plugin import REFUSED, STATE
 from engine.weights.route import Route, routes
 
@@ -57,6 +57,10 @@ class WeightPath(ABC):
         """Whether the server samples with ``policy``. A paused one with that label was left by a role that
         died before the resume, or by a proof that failed: it has to load again."""
         return await client.version() == policy.version and not await client.paused()
+
+    async def overtaken(self, client: VllmClient, policy: PolicyPublished) -> bool:
+        """Whether somebody else has brought a newer version than ``policy`` into the server."""
+        return False
 
 
 class State(msgspec.Struct):
@@ -141,13 +145,18 @@ class LearnerPath(WeightPath):
     ) -> float:
         with anyio.move_on_after(load_seconds):
             # The server announces nothing: it has to be asked.
-            while not await self.carries(client, policy):  # noqa: ASYNC110
+            while not await self.carries(client, policy):
+                if await self.overtaken(client, policy):
+                    raise FetchFailed("newer weights have come already", where=client.url)
                 await anyio.sleep(_ARRIVAL_SECONDS)
             return 0.0
         raise ServerStuck(
             f"the learner did not bring version {Version.unpack(policy.version)} in {load_seconds:.0f} s",
             where=client.url,
         )
+
+    async def overtaken(self, client: VllmClient, policy: PolicyPublished) -> bool:
+        return await client.version() > policy.version
 
 
 async def worker_states(client: VllmClient) -> list[State]:

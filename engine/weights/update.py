@@ -48,11 +48,19 @@ async def update(
     and ServerStuck before anything was changed.
     """
     started, path = time.perf_counter(), path or FilePath()
-    paused, error = 0.0, float("inf")
+    paused, error, why = 0.0, float("inf"), f"after {_ATTEMPTS} loads"
     for attempt in range(1, _ATTEMPTS + 1):
         if attempt > 1 or not await path.carries(client, policy):
-            paused += await path.bring(client, policy, cache=cache, load_seconds=load_seconds, turn=turn)
+            try:
+                paused += await path.bring(client, policy, cache=cache, load_seconds=load_seconds, turn=turn)
+            except (UpdateRefused, FetchFailed) as fault:
+                if attempt == 1:
+                    raise
+                why = f"and could not be loaded again: {fault.what}"  # the old weights are gone already
+                break
         error = await canary_error(client, policy, deadline=CONTROL_SECONDS)
+        if error > tolerance and await path.overtaken(client, policy):
+            raise FetchFailed("newer weights have come before these were proved", where=client.url)
         if error <= tolerance:
             seconds = time.perf_counter() - started
             return Updated(policy.version, error, paused, seconds, attempt)
@@ -61,7 +69,7 @@ async def update(
         await client.pause(clear_cache=False)
     raise ServerBroken(
         f"version {Version.unpack(policy.version)}: the canary's log-probs differ from the learner's by "
-        f"{error:.3g}, {tolerance:.3g} is allowed, after {_ATTEMPTS} loads",
+        f"{error:.3g}, {tolerance:.3g} is allowed, {why}",
         where=client.url,
         remedy="Server and learner differ in weights, data type or settings (server.canary_tolerance).",
     )

@@ -13,7 +13,14 @@ from engine.config import Sampling
 from engine.inference.completion import Completion, ServerGone, ServerStuck
 from engine.inference.vllm import VllmClient, open_session
 from engine.weights.paths import FilePath, LearnerPath
-from engine.weights.update import ServerBroken, Updated, UpdateRefused, canary_error, update
+from engine.weights.update import (
+    FetchFailed,
+    ServerBroken,
+    Updated,
+    UpdateRefused,
+    canary_error,
+    update,
+)
 
 WORK = ("start_weight_update", "update_weights", "pause", "update_weights", "finish_weight_update", "resume")
 
@@ -81,6 +88,14 @@ async def test_two_failed_canaries_break_the_server_with_figures() -> None:
     async with fake_vllm(stale_loads=2) as fake:
         with pytest.raises(ServerBroken, match=r"differ from the learner's by 1\.75, 0\.001 is allowed"):
             await push(fake, policy(4))
+        assert fake.paused
+
+
+async def test_weights_that_failed_their_canary_and_cannot_be_loaded_again_break_the_server() -> None:
+    """The old weights are gone: it must not sample on, and no later proof may vouch for this label."""
+    async with fake_vllm(version="1", loaded="1", stale_loads=1, rotten=["", "no such file"]) as fake:
+        with pytest.raises(ServerBroken, match="could not be loaded again: .*no such file"):
+            await push(fake, policy(2))
         assert fake.paused
 
 
@@ -181,6 +196,28 @@ async def test_what_the_learner_brings_is_waited_for_and_proved() -> None:
         updated = await push(fake, policy(2), path=LearnerPath())
         assert updated.canary_error < 1e-6
         assert "start_weight_update" not in fake.order
+
+
+async def test_what_the_learner_has_replaced_meanwhile_is_not_waited_for() -> None:
+    """The learner writes into the server when it likes: before the wait, or between the load and its proof."""
+    async with fake_vllm(version="3", loaded="3") as fake:
+        with pytest.raises(FetchFailed, match="newer"):
+            await push(fake, policy(2), path=LearnerPath())
+        fake.version = "2"
+        asked = fake.calls["/weight_info"]
+        async with anyio.create_task_group() as tasks:
+            fake.hold.clear()
+
+            async def bring() -> None:
+                await until(lambda: fake.running == 1)
+                assert fake.calls["/weight_info"] == asked + 1
+                fake.version = "3"
+                fake.hold.set()
+
+            tasks.start_soon(bring)
+            with pytest.raises(FetchFailed, match="newer"):
+                await push(fake, policy(2), path=LearnerPath())
+        assert not fake.paused
 
 
 async def sample(fake: FakeVllm, found: list[Completion]) -> None:
