@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 RUN = "two"
 VERSIONS, KILL_AT, BACK_AT = 10, 3, 7
-EPISODES, IN_HAND, FEW, TURNS = 64, 16, 4, 6
+EPISODES, IN_HAND, FEW, TURNS = 64, 16, 2, 6
 SECONDS = 240.0  # of any single wait
 PROGRAM = f'''
 class TurnsEnv:
@@ -256,7 +256,7 @@ def kill(url: str) -> None:
 
 
 async def test_sixty_four_plays_ten_versions_one_kill(tmp_path: Path, asked: list[Asked]) -> None:
-    model = markov_policy.build(tmp_path / "model")
+    model = markov_policy.build(tmp_path / "model", letters=30.0)
     async with stack(make_config(tmp_path / "model"), tmp_path) as (bus, facts):
         learner = Learner(bus, model, tmp_path)
         enough = anyio.Event()
