@@ -10,18 +10,35 @@ from typing import NamedTuple
 _NUMERALS = {
     word: number
     for number, word in enumerate(
-        ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], 1
+        [
+            *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+            *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
+            *("nineteen", "twenty"),
+        ],
+        1,
     )
 }
 _COUNT = rf"(\d{{1,3}}|{'|'.join(_NUMERALS)})"
-_TRIES = re.compile(
-    rf"\b{_COUNT}\s+(?:[a-z]+\s+)?(tries|guesses|attempts|chances|turns|moves)\b", re.IGNORECASE
+_NOUNS = "tries|guesses|attempts|chances|turns|moves"
+_LEFT = "left|remaining|allowed"
+_TRIES = re.compile(rf"\b{_COUNT}\s+(?:[a-z]+\s+)?({_NOUNS})\b", re.IGNORECASE)
+# A bare "attempts: 3" may count those that were made.
+_TRIES_AFTER = re.compile(
+    rf"\b(?:(?:max|maximum|{_LEFT})\s+({_NOUNS})|({_NOUNS})\s+(?:{_LEFT}))\s*[:=]\s*([1-9]\d{{0,2}})(?![\d/])",
+    re.IGNORECASE,
 )
+_TIMES = re.compile(rf"\b(?:guess|try|answer)\s+(?:up\s+to|at\s+most)\s+{_COUNT}\s+times\b", re.IGNORECASE)
 _RANGES = (
     re.compile(r"(?<![\w.-])(-?\d{1,6})\s*\.\.+\s*(-?\d{1,6})(?![\w.])"),
-    re.compile(r"(?<![\w.-])(-?\d{1,6})\s+to\s+(-?\d{1,6})\b", re.IGNORECASE),
+    re.compile(r"(?<![\w.-])(-?\d{1,6})\s+(?:to|through)\s+(-?\d{1,6})\b", re.IGNORECASE),
     re.compile(r"\bbetween\s+(-?\d{1,6})\s+and\s+(-?\d{1,6})\b", re.IGNORECASE),
     re.compile(r"(?<![\w.-])(\d{1,6})\s*[-\u2013]\s*(\d{1,6})(?![\w.-])"),
+)
+# What is asked for is made of several numbers: the range is that of the parts.
+_OF_PARTS = re.compile(
+    r"\b(?:sums?|total|products?|differences?|average|mean|median|add|plus|minus|multipl\w+|divi\w+|squares?"
+    r"|powers?|digits?|codes?|sequences?|combinations?|pairs?|both|together)\b",
+    re.IGNORECASE,
 )
 _GOAL = re.compile(
     r"\b(?:reach|collect|score|gather|earn|save|make|get)\s+(?:exactly\s+|at least\s+)?"
@@ -73,6 +90,8 @@ class Tries(NamedTuple):
 def tries(observation: str) -> Tries | None:
     """Return how many actions the text allows; None when it says nothing, or two different numbers."""
     found = {(_number(count), noun.lower()) for count, noun in _TRIES.findall(observation)}
+    found |= {(int(count), (one or other).lower()) for one, other, count in _TRIES_AFTER.findall(observation)}
+    found |= {(_number(count), "tries") for count in _TIMES.findall(observation)}
     if len({number for number, _ in found}) != 1:
         return None
     return Tries(*max(found, key=lambda claim: Tries(*claim).strict))
@@ -87,6 +106,12 @@ def span(observation: str) -> tuple[int, int] | None:
         if int(low) < int(high)
     }
     return found.pop() if len(found) == 1 else None
+
+
+def answers(observation: str) -> tuple[int, int] | None:
+    """Return the range in which the text says that the answer lies; None where it may be that of parts from
+    which the answer is made."""
+    return None if _OF_PARTS.search(observation) else span(observation)
 
 
 class Goal(NamedTuple):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from sandbox.frames import StepResult
     from sandbox.verdict import Episode, Verdict
 
-_INSTANCES, _BEYOND, _WIDEST, _WINS = 6, 3, 64, 3
+_INSTANCES, _BEYOND, _WIDEST, _WINS = 6, 3, 1000, 3
+_LONGEST = 20
 
 
 class Begun(Protocol):
@@ -64,7 +65,7 @@ async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int, se
     """Play some more, on instances from ``seed`` on, which no program can foresee. Raises the sandbox's infra
     errors; a program that breaks is seen no further."""
     wins = _wins(verdict.episodes)
-    spans = {claims.span(first) for first in verdict.first_observations}
+    spans = {claims.answers(first) for first in verdict.first_observations}
     worth = any(span and span[1] - span[0] <= _WIDEST for span in spans)
     candidates = {seed: actions[-1] for seed, actions in wins.items() if len(actions) > 1}
     known = [actions[-1] for actions in wins.values() if len(actions) == 1]
@@ -78,7 +79,8 @@ async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int, se
             for played, action in list(candidates.items())[:_WINS]:
                 if await _wins_alone(instance, played, action):
                     known.append(action)
-            outside = await _outside(instance, seed) if worth else ""
+            if worth:
+                outside = await _outside(instance, seed, {at: actions[-1] for at, actions in wins.items()})
         except EnvFailure:
             pass
         finally:
@@ -86,21 +88,27 @@ async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int, se
     return Seen(_answers(verdict.episodes, known), outside)
 
 
-async def _outside(instance: Playable, first: int) -> str:
-    """Play numbers just outside of the range that is said; one that wins where none inside does is proof."""
-    for seed in range(first, first + _INSTANCES):
-        span = claims.span((await instance.reset(seed)).observation)
+async def _outside(instance: Playable, first: int, known: dict[int, str]) -> str:
+    """Play numbers outside of the range that is said: what was seen to win the instances ``known``, and the
+    next ones, on instances of their own. One that wins where none inside does is proof."""
+    for seed in [*list(known)[:_WINS], *range(first, first + _INSTANCES)]:
+        span = claims.answers((await instance.reset(seed)).observation)
         if span is None or span[1] - span[0] > _WIDEST:
             continue
         low, high = span
-        beyond = [*range(high + 1, high + 1 + _BEYOND), low - 1]
-        winner = await _first_win(instance, map(str, beyond))
+        beyond = [known[seed]] if seed in known else map(str, [*range(high + 1, high + 1 + _BEYOND), low - 1])
+        beyond = [action for action in beyond if _is_outside(action, low, high)]
+        winner = await _first_win(instance, beyond)
         if winner is None or not await _wins_alone(instance, seed, winner):
             continue
         inside = map(str, range(low, high + 1))
         if not any([await _wins_alone(instance, seed, action) for action in inside]):
             return f"it says {low} to {high}, but {winner} wins and none of them does"
     return ""
+
+
+def _is_outside(action: str, low: int, high: int) -> bool:
+    return len(action) < _LONGEST and action.removeprefix("-").isdecimal() and not low <= int(action) <= high
 
 
 async def _first_win(instance: Playable, actions: Iterable[str]) -> str | None:

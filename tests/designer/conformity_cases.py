@@ -44,6 +44,25 @@ class GameEnv:
 '''
 
 
+TELLS = "    def solution(self):\n        return [str(self.hidden)]\n"
+
+PARTS = """
+import random
+class PartsEnv:
+    def reset(self, seed=None):
+        draw = random.Random(seed)
+        self.one, self.two, self.turn = draw.randint(1, 6), draw.randint(1, 6), 0
+        return f"Two dice show numbers from 1 to 6. The first shows {{self.one}}. Name the {asked}.", {{}}
+    def step(self, action):
+        self.turn += 1
+        if action == str({value}):
+            return "Right.", 1.0, True, False, {{}}
+        return "The second shows less." if self.turn > self.two else "No.", 0.0, False, self.turn > 5, {{}}
+    def solution(self):
+        return [str({value})]
+"""
+
+
 @dataclass(frozen=True)
 class Case:
     """A program with the ticket it was written for. ``document`` is a name in DOCUMENTS, or an id of a seed
@@ -202,6 +221,10 @@ CONFORMING = (
     ),
     Case("guesses and lives", guess(intro="Find 1 to 9: 6 guesses, 3 lives.", ends=3)),
     Case("turns may end early", guess(intro="Find 1 to 9. You have 8 turns.", ends=3)),
+    Case("a sum of what is in a range", PARTS.format(asked="sum", value="self.one + self.two")),
+    Case("a product of what is in a range", PARTS.format(asked="product", value="self.one * self.two")),
+    Case("digits of a range", PARTS.format(asked="two digits", value="10 * self.one + self.two")),
+    Case("attempts that are counted", guess(intro="Find 1 to 9. Attempts: 1. Attempt 1 of many.", ends=3)),
     Case("won by counting down", guess(won="Solved: you win!", lost="Not solved, you lose.")),
 )
 
@@ -274,10 +297,29 @@ INCOHERENT = (
     Case(
         "two tries, goes on", guess(intro="A number from 1 to 9 in 2 tries.", ends=5), said="goes on until 5"
     ),
+    Case("attempts left: ten", guess(intro="A number in 1..9. Attempts left: 10"), said="ends after 4"),
+    Case("maximum guesses: ten", guess(intro="A number in 1..9. Maximum guesses: 10"), said="ends after 4"),
+    Case("guess up to ten times", guess(intro="Guess up to 10 times, 1 to 9."), said="ends after 4"),
+    Case("fifteen tries", guess(intro="You have fifteen tries; 1 to 9."), said="ends after 4"),
     Case("a seed cut short", _cut_short(seed("guess")), document="guess-0-kites", said="ends after 1"),
     Case(
         "hidden outside",
         guess(low=10, high=12, intro="Find 1 to 9 in 4 tries."),
+        said="wins and none of them does",
+    ),
+    Case(
+        "hidden outside of a range in other words",
+        guess(low=10, high=12, intro="Find a number, 1 through 9, in 4 tries."),
+        said="wins and none of them does",
+    ),
+    Case(
+        "hidden outside of a wide range",
+        guess(low=101, high=102, intro="Find 1 to 100 in 4 tries."),
+        said="wins and none of them does",
+    ),
+    Case(
+        "hidden far away",
+        guess(low=500, high=503, intro="Find 1 to 9 in 4 tries.") + TELLS,
         said="wins and none of them does",
     ),
     Case(
