@@ -28,8 +28,8 @@ def logprob(token: int, version: str) -> float:
 @dataclass
 class FakeVllm:
     """``hold`` blocks generation while cleared; ``faults`` maps a path to what it does next, in order:
-    an HTTP status, ``drop`` (close the connection), ``hang``, ``stall`` (begin an answer and stop),
-    ``garbage`` (bytes that are no JSON), or ``load:500`` and ``load:hang`` (a half-done load: an update that
+    an HTTP status, ``drop`` (close the connection; ``late:S`` after S seconds), ``hang``,
+    ``stall`` (begin an answer and stop), ``garbage`` (bytes that are no JSON), or ``load:500`` and ``load:hang`` (a half-done load: an update that
     is only a proof passes). ``stale_loads`` is how many loads do nothing but change the label;
     ``sampled_shift`` falsifies the log-probs of sampled tokens. ``held`` is what its worker says to hold,
     ``rotten`` is why its next proofs fail ("" for one that does not), ``infos`` are the pushes. ``pace`` is
@@ -121,6 +121,9 @@ class FakeVllm:
                 await answer.prepare(request)
                 await answer.write(b"{")
                 await asyncio.Event().wait()
+            if isinstance(fault, str) and fault.startswith("late:"):
+                await asyncio.sleep(float(fault.removeprefix("late:")))
+                fault = "drop"
             if fault == "drop":
                 assert request.transport is not None
                 request.transport.abort()

@@ -171,8 +171,10 @@ class VllmClient:
         return await self._request("POST", path, body, deadline, what)
 
     async def _request(self, method: str, path: str, body: bytes, deadline: float, what: str) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=deadline, sock_connect=min(deadline, _CONNECT_SECONDS))
+        end = anyio.current_time() + deadline
         for attempt in range(1, _ATTEMPTS + 1):
+            left = max(0.001, end - anyio.current_time())
+            timeout = aiohttp.ClientTimeout(total=left, sock_connect=min(left, _CONNECT_SECONDS))
             try:
                 async with self._session.request(
                     method, self.url + path, data=body or None, timeout=timeout

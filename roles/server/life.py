@@ -15,7 +15,7 @@ from bus.messages import Message, PolicyPublished, ServerLost, ServerServing
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference.completion import InferenceError
-from engine.inference.handshake import examine, handshake
+from engine.inference.handshake import HandshakeRefused, examine, handshake
 from engine.inference.process import ServerFailed
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.inference.wire import UNLABELLED
@@ -33,6 +33,10 @@ _FETCH_SECONDS = (0.5, 10.0)  # pauses between attempts to fetch: the first, the
 Ended = Callable[[], Awaitable[str]]
 
 
+def _fence(policy: PolicyPublished) -> int:
+    return Version.unpack(policy.version).fence
+
+
 class Newest:
     """The policy published last; whoever is behind waits for one that is not its own."""
 
@@ -46,8 +50,11 @@ class Newest:
         return self._policy
 
     def offer(self, message: Message) -> None:
-        """Take in what the stream says; later means newer, whatever the number."""
+        """Take in what the stream says. Of one learner later means newer, whatever the number; a learner that
+        was replaced has nothing to say any more."""
         if isinstance(message, PolicyPublished):
+            if self._policy is not None and _fence(message) < _fence(self._policy):
+                return
             self._policy = message
             changed, self._changed = self._changed, anyio.Event()
             changed.set()
@@ -256,13 +263,18 @@ class Life:
     async def _prove(self, client: VllmClient, policy: PolicyPublished) -> None:
         if not self._examined:
             await self._examine(client, policy)
-        result = await handshake(
-            client,
-            policy,
-            self._config.agent.sampling,
-            tolerance=self._config.canary_tolerance,
-            deadline=CONTROL_SECONDS,
-        )
+        try:
+            result = await handshake(
+                client,
+                policy,
+                self._config.agent.sampling,
+                tolerance=self._config.canary_tolerance,
+                deadline=CONTROL_SECONDS,
+            )
+        except HandshakeRefused as refusal:
+            if not await self._path.overtaken(client, policy):
+                raise
+            raise FetchFailed("newer weights came during the handshake", where=self.name) from refusal
         self._proved = True
         self._log.info("handshake", canary_error=result.canary_error, sampling_error=result.sampling_error)
 

@@ -142,6 +142,14 @@ async def test_silence_is_stuck_and_a_closed_port_is_gone() -> None:
             await VllmClient("http://127.0.0.1:9", session).generate([1], Sampling(), deadline=5.0)
 
 
+async def test_the_second_attempt_has_what_the_first_one_left_of_the_deadline() -> None:
+    faults = {"/inference/v1/generate": ["late:0.9", "hang"]}
+    async with fake_vllm(faults=faults) as fake, open_session() as session:
+        with anyio.fail_after(1.7), pytest.raises(ServerStuck):
+            await VllmClient(fake.url, session).generate([1], Sampling(), deadline=1.0)
+    assert fake.calls["/inference/v1/generate"] == 2
+
+
 async def test_control_routes() -> None:
     async with fake_vllm() as fake, open_session() as session:
         client = VllmClient(fake.url + "/", session)

@@ -21,6 +21,7 @@ from engine.inference.handshake import HandshakeRefused
 from engine.inference.process import ServerFailed
 from engine.weights.update import ServerBroken, UpdateRefused
 from roles.base import RoleContext
+from roles.server.life import Newest
 from roles.server.role import Server
 
 
@@ -122,6 +123,26 @@ async def test_the_last_published_is_the_newest_whatever_its_number(tmp_path: Pa
         async with on_stage(stage):
             await stage.served(3)
             assert [fact.version for fact in stage.facts] == [3]
+
+
+def test_a_learner_that_was_replaced_has_no_say_any_more() -> None:
+    newest, second = Newest(), policy(2 << 32 | 4, step=4)
+    for said in (policy(1 << 32 | 5, step=5), second, policy(1 << 32 | 6, step=6)):
+        newest.offer(said)
+    assert newest.policy == second
+
+
+async def test_weights_that_the_learner_replaces_during_the_handshake_are_no_mismatch(tmp_path: Path) -> None:
+    fakes = fake_vllm(version="1", loaded="1", score_seconds=0.3)
+    async with fakes as fake, on_stage(Stage(tmp_path, (fake.url,), weights="nccl")) as stage:
+        await stage.bus.publish(policy(1))
+        await until(lambda: handshakes(fake) == 1)
+        await until(lambda: fake.bodies[-1]["sampling_params"].get("prompt_logprobs") == 0)
+        fake.score_seconds = 0.0
+        fake.version = fake.loaded = "2"  # between the sampling and the scoring of the same tokens
+        await stage.bus.publish(policy(2))
+        await stage.served(2)
+        assert [fact.version for fact in stage.facts] == [2]
 
 
 async def test_every_server_is_brought_along(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ async def test_two_failed_canaries_break_the_server_with_figures() -> None:
 async def test_weights_that_failed_their_canary_and_cannot_be_loaded_again_break_the_server() -> None:
     """The old weights are gone: it must not sample on, and no later proof may vouch for this label."""
     async with fake_vllm(version="1", loaded="1", stale_loads=1, rotten=["", "no such file"]) as fake:
-        with pytest.raises(ServerBroken, match="could not be loaded again: .*no such file"):
+        with pytest.raises(ServerBroken, match=r"could not be loaded again: .*no such file"):
             await push(fake, policy(2))
         assert fake.paused
 
@@ -199,7 +199,7 @@ async def test_what_the_learner_brings_is_waited_for_and_proved() -> None:
 
 
 async def test_what_the_learner_has_replaced_meanwhile_is_not_waited_for() -> None:
-    """The learner writes into the server when it likes: before the wait, or between the load and its proof."""
+    """The learner writes into the server when it likes: before the wait, or between load and proof."""
     async with fake_vllm(version="3", loaded="3") as fake:
         with pytest.raises(FetchFailed, match="newer"):
             await push(fake, policy(2), path=LearnerPath())
