@@ -14,6 +14,7 @@ from engine import prompts
 from engine.inference.endpoint import EndpointRefused
 from engine.inference.tokens import SegmentBuilder
 from roles.designer.prober import Answers
+from roles.wording import plain
 from roles.work import sampling_seed
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ _INSTANCES, _NEARLY_ALL = 3, 0.9
 _REPHRASED = 0.5
 # So many words in the order of an action are no chance.
 _LONG_ACTION = 3
+# So many letters of an action, written as one word, are no chance.
+_LONG_WORD = 8
 
 Words = tuple[str, ...]
 
@@ -90,8 +93,21 @@ def gives_away(hint: str, answers: Answers) -> str:
     It does when it says that the answer is one; when it holds a whole solution of several actions in order;
     when it holds the action that wins nearly all instances; or when the only thing in it that could be an
     action wins at once, a short action in two instances. A hint that names several candidates is advice.
-    Actions and hint are compared as words.
+    Actions and hint are compared as words, as they are written and as :func:`roles.wording.plain` reads them.
     """
+    return _tells(hint, answers) or _tells(plain(hint), _plainly(answers))
+
+
+def _plainly(answers: Answers) -> Answers:
+    return Answers(
+        tuple(map(plain, answers.alone)),
+        tuple(tuple(map(plain, plan)) for plan in answers.plans),
+        frozenset(map(plain, answers.actions)),
+        answers.instances,
+    )
+
+
+def _tells(hint: str, answers: Answers) -> str:
     wins = Counter(_spelt(action) for action in answers.alone if _words(action))
     for action in wins:
         spelt = r"\W*".join(map(re.escape, action))
@@ -124,7 +140,7 @@ def _named(said: Words, wins: Counter[Words], taken: frozenset[str]) -> list[Wor
 
 def _names(said: Words, action: Words) -> bool:
     """Whether a hint holds an action, with or without the fillers of both."""
-    if _within(action, said):
+    if _within(action, said) or (len("".join(action)) >= _LONG_WORD and "".join(action) in said):
         return True
     bare = _without_fillers(action)
     return len(bare) > 1 and _within(bare, _without_fillers(said))

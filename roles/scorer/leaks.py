@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from bus.messages import Turn
 from roles.scorer.state import Play, Status
+from roles.wording import plain
 
 NEARLY_ALL = 0.9
 _FEWEST = 2
@@ -18,15 +19,22 @@ _WORD = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d_]+")
 
 
 def told(hint: str | None, transcript: Sequence[Turn]) -> bool:
-    """Whether a play was over after one action that stands in ``hint``, word for word.
+    """Whether a play was over after one action that stands in ``hint``, word for word, as it is written or as
+    :func:`roles.wording.plain` reads it.
 
     An action that the observation names as well is a choice that every player was offered, and no secret.
     """
     if hint is None or len(transcript) != 1:
         return False
     (turn,) = transcript
-    action = _words(turn.action)
-    return bool(action) and _within(action, _words(hint)) and not _within(action, _words(turn.observation))
+    return any(
+        _told(_words(read(hint)), _words(read(turn.action)), _words(read(turn.observation)))
+        for read in (str, plain)
+    )
+
+
+def _told(hint: Sequence[str], action: Sequence[str], observation: Sequence[str]) -> bool:
+    return bool(action) and _within(action, hint) and not _within(action, observation)
 
 
 def leaks(hinted: Sequence[Play]) -> bool:

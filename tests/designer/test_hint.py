@@ -12,6 +12,7 @@ from played import Host, judged
 from engine import seeds
 from roles.designer.hint import LONGEST_HINT, adds_nothing, clean_hint, gives_away
 from roles.designer.prober import Answers, probe
+from roles.wording import plain
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ WAY = Answers(
     plans=(("left", "left", "up"), ("up", "right")), actions=frozenset({"left", "up", "right", "down"})
 )
 ALWAYS = Answers(alone=("swordfish",) * 3, actions=frozenset({"swordfish", "banana"}), instances=3)
+SEVEN = Answers(alone=("7",) * 5, actions=frozenset({"7", "8"}), instances=5)
 OFTEN = Answers(alone=("4",) * 5, actions=frozenset({"4", "5"}), instances=12)
 ROOMS = Answers(plans=(("go to kitchen", "take key", "go to hall"),), actions=frozenset({"take key"}))
 CELLS = frozenset({"A1", "B4", "B5"})
@@ -105,12 +107,37 @@ LONG = Answers(alone=("pull the rusty chain",), actions=frozenset({"wait"}), ins
         ("Pull the chain.", LONG, False),
         ("Halve the range, starting at 50.", Answers(alone=("50",), instances=6), False),
         ("Halve the range, starting at 50.", Answers(alone=("50", "50", "7"), instances=6), True),
+        ("Say seven.", SEVEN, True),
+        ("the answer is SEVEN", SEVEN, True),
+        ("\uff17 it is", SEVEN, True),
+        ("07", SEVEN, True),
+        ("Say s-e-v-e-n.", SEVEN, True),
+        ("7\u200b", SEVEN, True),
+        ("Say seventy.", SEVEN, False),
+        ("seventy-seven", SEVEN, False),
+        ("Say 7", Answers(alone=("seven",) * 3, instances=3), True),
+        ("Say s w o r d f i s h", ALWAYS, True),
+        ("sword\u00adfish", ALWAYS, True),
+        ("OPENDOOR!", OPEN, True),
+        ("Try 42 at once, in two steps.", NUMBERS, True),
+        ("I am a b or c", DOORS, False),
         ("", Answers(), False),
         ("Say 5", Answers(), False),
     ],
 )
 def test_a_hint_may_not_name_the_winning_action(hint: str, answers: Answers, gives: bool) -> None:
     assert bool(gives_away(hint, answers)) is gives
+
+
+@given(st.integers(0, 99))
+def test_numbers_in_words_are_read(number: int) -> None:
+    """All but *one*, which is seldom a number."""
+    units = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    small = [*units.split(), "sixteen", "seventeen", "eighteen", "nineteen"]
+    tens = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+    tail = f"-{small[number % 10]}" if number % 10 else ""
+    said = small[number] if number < 20 else tens[number // 10] + tail
+    assert plain(f"Say {said}.") == f"Say {'one' if number == 1 else number}."
 
 
 @given(st.text(max_size=80), st.text(alphabet="0123456789", min_size=1, max_size=4))
