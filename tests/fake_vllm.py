@@ -27,14 +27,15 @@ def logprob(token: int, version: str) -> float:
 
 @dataclass
 class FakeVllm:
-    """``hold`` blocks generation while cleared; ``faults`` maps a path to what it does next, in order:
-    an HTTP status, ``drop`` (close the connection; ``late:S`` after S seconds), ``hang``,
-    ``stall`` (begin an answer and stop), ``garbage`` (bytes that are no JSON), or ``load:500`` and ``load:hang`` (a half-done load: an update that
-    is only a proof passes). ``stale_loads`` is how many loads do nothing but change the label;
-    ``sampled_shift`` falsifies the log-probs of sampled tokens. ``held`` is what its worker says to hold,
-    ``rotten`` is why its next proofs fail ("" for one that does not), ``infos`` are the pushes. ``pace`` is
-    the seconds that a token takes: between two of them the server may be paused and loaded; a load takes
-    ``load_seconds``, and scoring a prompt ``score_seconds``. ``journal`` (url, route) may be shared."""
+    """``hold`` blocks generation while cleared; ``faults`` maps a path to what it does next, in order: an
+    HTTP status, ``drop`` (close the connection; ``late:S`` after S seconds), ``hang``, ``stall`` (begin an
+    answer and stop), ``garbage`` (bytes that are no JSON), or ``load:500`` and ``load:hang`` (a half-done
+    load: an update that is only a proof passes). ``stale_loads`` is how many loads do nothing but change the
+    label; ``sampled_shift`` falsifies the log-probs of sampled tokens. ``held`` is what its worker says to
+    hold, ``rotten`` is why its next proofs fail ("" for one that does not), ``infos`` are the pushes.
+    ``pace`` is the seconds that a token takes: between two of them the server may be paused and loaded; a
+    load takes ``load_seconds``, and scoring a prompt ``score_seconds``. ``journal`` (url, route) may be
+    shared."""
 
     url: str = ""
     version: str = "default"

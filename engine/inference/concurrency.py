@@ -20,7 +20,7 @@ class Aimd:
         self._ceiling, self._floor = ceiling, floor
         self._increase, self._decrease = increase, decrease
         self._value = self._borne = float(ceiling)
-        self._immune = 0
+        self._immune = self._excused = 0
         self.cuts = 0
 
     @property
@@ -30,19 +30,23 @@ class Aimd:
 
     def ended(self, *, in_flight: int, success: bool) -> None:
         """A request ended while ``in_flight`` were out, itself included. Only a limit that is used grows."""
-        self._immune = max(0, self._immune - 1)
+        self._immune, self._excused = max(0, self._immune - 1), max(0, self._excused - 1)
         if success and not self._immune and 2 * in_flight >= self.limit:
             share = 1.0 if self._value < self._borne else self._value
             self._value = min(self._ceiling, self._value + self._increase / share)
 
     def congested(self, *, in_flight: int) -> bool:
         """The server queues, preempts or times out. Returns whether this cut the limit."""
-        if self._immune:
+        if self._immune or self._excused:
             return False
         self._value = self._borne = max(float(self._floor), self._value * self._decrease)
         self._immune = in_flight
         self.cuts += 1
         return True
+
+    def excuse(self, *, in_flight: int) -> None:
+        """Not load made the ``in_flight`` requests queue: no signal counts until they have ended."""
+        self._excused = in_flight
 
     def restart(self) -> None:
         """The server is back: begin at the floor, and soon be where it was."""

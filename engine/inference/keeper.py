@@ -79,13 +79,14 @@ class Keeper:
             return False
 
     async def _observe(self) -> None:
-        """Cut the limit when the server preempts or queues."""
+        """Cut the limit when the server preempts or queues, but not for what its own update preempts."""
         server = self._server
         try:
             waiting, preemptions = congestion(await server.client.metrics(deadline=self._stuck_seconds))
         except InferenceError as error:
             log.debug("server_metrics_failed", server=server.name, reason=str(error))
             return
-        if waiting > 0 or (self._preemptions is not None and preemptions > self._preemptions):
+        more = self._preemptions is not None and preemptions > self._preemptions
+        if (waiting > 0 or more) and not self._roster.behind(server):
             server.limit.congested(in_flight=server.load)
         self._preemptions = preemptions

@@ -6,18 +6,26 @@ from contextlib import suppress
 
 _WAITING = "vllm:num_requests_waiting"
 _PREEMPTIONS = "vllm:num_preemptions_total"
+_USAGE = "vllm:kv_cache_usage_perc"
+_FULL = 0.9
 
 
 def congestion(text: str) -> tuple[float, float]:
-    """Return (requests waiting now, preemptions so far), summed over engines; zeros without the series.
-    What is no number is passed over."""
-    return _total(text, _WAITING), _total(text, _PREEMPTIONS)
+    """Return (requests that wait for room now, preemptions so far), summed over engines; zeros without the
+    series. What is no number is passed over.
+
+    A server takes more requests at once than are sent to it: those that wait while its cache has room wait
+    for others' prefill, as after every burst, and fewer requests would only make it slower.
+    """
+    usage = _values(text, _USAGE)
+    waiting = sum(_values(text, _WAITING)) if max(usage, default=1.0) >= _FULL else 0.0
+    return waiting, sum(_values(text, _PREEMPTIONS))
 
 
-def _total(text: str, name: str) -> float:
-    total = 0.0
+def _values(text: str, name: str) -> list[float]:
+    found = []
     for line in text.splitlines():
         if line.startswith(name) and line[len(name) : len(name) + 1] in ("{", " "):
             with suppress(ValueError):
-                total += float(line.rsplit(" ", 1)[1])
-    return total
+                found.append(float(line.rsplit(" ", 1)[1]))
+    return found

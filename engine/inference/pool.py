@@ -148,6 +148,7 @@ class InferencePool:
         """Take in one fact: a version is published, a server serves one, or is lost. Others are ignored."""
         if isinstance(message, PolicyPublished):
             self._roster.published(message)
+            self._announce()  # one that was too far from an abandoned version may be near enough now
         elif isinstance(message, ServerServing):
             self._serving(message)
         elif isinstance(message, ServerLost) and (server := self._roster.left(message)) is not None:
@@ -330,12 +331,11 @@ class InferencePool:
             while newest > server.version:
                 await server.acknowledged.wait()
             return
-        raise ServerStuck(f"version {newest} was not acknowledged in time", where=server.url)
+        raise _Unproved(f"version {newest} was not acknowledged in time", where=server.url)
 
     def _answered(self, server: Server, completion: Completion, in_flight: int) -> None:
         now = anyio.current_time()
         server.answers += 1
-        server.tokens += len(completion.tokens)
         server.limit.ended(in_flight=in_flight, success=True)
         if server.breaker.success():
             self._announce()
@@ -347,6 +347,8 @@ class InferencePool:
     def _failed(self, server: Server, error: InferenceError, in_flight: int) -> None:
         server.failures += 1
         server.limit.ended(in_flight=in_flight, success=False)
+        if isinstance(error, _Unproved):
+            return  # it answered in time: its role, or the bus, did not
         if isinstance(error, ServerStuck):
             server.limit.congested(in_flight=in_flight)  # slow is not dead: the keeper's probe decides
             return
@@ -444,6 +446,10 @@ class InferencePool:
         if self._keepers is not None:
             keeper = Keeper(server, self._roster, self._announce, stuck_seconds=self._stuck_seconds)
             self._keepers.start_soon(keeper.run)
+
+
+class _Unproved(ServerStuck):
+    """Tokens whose version nobody has announced in time."""
 
 
 class _Unlabelled(ServerGone):

@@ -39,7 +39,6 @@ class Server:
     load: int = 0
     answers: int = 0
     failures: int = 0
-    tokens: int = 0
     scopes: set[anyio.CancelScope] = field(default_factory=set)
     keeper: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     acknowledged: anyio.Event = field(default_factory=anyio.Event)
@@ -104,6 +103,10 @@ class Roster:
         if server.breaker.retry_at is not None:
             server.limit.restart()
         server.breaker.reset()
+        if version > server.version:
+            server.limit.excuse(
+                in_flight=server.load
+            )  # a pause preempts all that runs, to be prefilled again
         server.acknowledge(version)
         self._judge(server)
 

@@ -173,3 +173,14 @@ def test_rate_counts_whole_seconds_and_forgets() -> None:
     assert rate.value(10.2) == pytest.approx(3.0)
     assert rate.value(15.2) == pytest.approx(1.5)
     assert rate.value(40.0) == 0.0
+
+
+def test_what_an_update_made_wait_is_no_congestion() -> None:
+    aimd = Aimd(16)
+    aimd.excuse(in_flight=2)
+    assert not aimd.congested(in_flight=4)
+    aimd.ended(in_flight=4, success=True)
+    assert not aimd.congested(in_flight=4)
+    aimd.ended(in_flight=4, success=False)
+    assert aimd.congested(in_flight=4)
+    assert (aimd.limit, aimd.cuts) == (8, 1)

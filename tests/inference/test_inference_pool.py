@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
-from fake_vllm import STOP, FakeVllm, fake_vllm, until
+from fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
 
 from bus.messages import ServerLost, ServerServing
 from engine.config import Sampling
@@ -333,5 +333,43 @@ async def test_queueing_in_the_server_cuts_the_limit(monkeypatch: pytest.MonkeyP
                 plays.start_soon(ask, pool, f"{index}")
             await until(lambda: pool.statistics()["limit_cuts"] == 1)
             assert pool.statistics()["limit"] == 8
+            fake.hold.set()
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_an_update_preempts_is_no_congestion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause that drops the caches preempts all that runs, and vLLM counts it as they sample again."""
+    monkeypatch.setattr(keeper, "_WATCH_SECONDS", 0.02)
+    facts = Facts()
+    preempted = "vllm:num_preemptions_total {}.0\n"
+    async with fake_vllm(metrics=preempted.format(0)) as fake, anyio.create_task_group() as tasks:
+        pool = new_pool(stuck_seconds=5.0)
+        tasks.start_soon(pool.watch, facts)
+
+        async def seen(count: int) -> None:
+            fake.metrics, before = preempted.format(count), fake.calls["/metrics"]
+            await until(lambda: fake.calls["/metrics"] >= before + 3)
+
+        await facts.send.send(serving(fake))
+        await pool.ready(5.0)
+        fake.hold.clear()
+        async with anyio.create_task_group() as plays:
+            for index in range(4):
+                plays.start_soon(ask, pool, f"{index}")
+            await seen(0)
+            pool.apply(policy(2))
+            await seen(2)
+            await facts.send.send(serving(fake, version=2))
+            await until(lambda: pool.versions() == {"a": 2})
+            await seen(4)
+            assert pool.statistics()["limit_cuts"] == 0
+            fake.hold.set()
+        fake.hold.clear()
+        async with anyio.create_task_group() as plays:
+            for index in range(4):
+                plays.start_soon(ask, pool, f"{index}")
+            await until(lambda: fake.running == 4)
+            await seen(5)
+            assert pool.statistics()["limit_cuts"] == 1
             fake.hold.set()
         tasks.cancel_scope.cancel()

@@ -113,6 +113,18 @@ async def test_a_learner_that_went_back_is_followed() -> None:
         assert pool.statistics()["b.usable"] == 1
 
 
+async def test_who_waits_is_served_when_the_learner_goes_back_near_enough() -> None:
+    second = 1 << 32
+    async with fake_vllm() as a, new_pool(max_lag=2) as pool:
+        for fact in (policy(2), serving(a, "a", 2), policy(5)):
+            pool.apply(fact)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, pool)
+            await until(lambda: pool.statistics()["waiting"] == 1)
+            pool.apply(policy(second | 3, step=3))
+        assert pool.statistics()["a.answers"] == 1
+
+
 async def test_a_pool_that_starts_late_knows_the_current_version() -> None:
     bus = bus_of_tests()
     async with fake_vllm() as a, fake_vllm() as b:
@@ -231,6 +243,7 @@ async def test_a_version_that_is_not_acknowledged_in_time_ends_at_the_deadline()
         with anyio.fail_after(5), pytest.raises(InferenceUnavailable, match="not acknowledged"):
             await ask(pool, deadline=0.2)
         assert pool.statistics()["in_flight"] == 0
+        assert pool.statistics()["limit_cuts"] == 0, "the server answered in time"
 
 
 async def test_a_long_load_is_forgiven_while_newer_weights_are_there(

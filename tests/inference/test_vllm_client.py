@@ -180,4 +180,7 @@ def test_congestion_reads_all_engines_and_only_the_named_series() -> None:
     )
     assert congestion(text) == (5.0, 4.0)
     assert congestion("") == (0.0, 0.0)
+    usage = 'vllm:kv_cache_usage_perc{engine="0"} 0.3\nvllm:kv_cache_usage_perc{engine="1"} '
+    assert congestion(f"{text}\n{usage}0.4") == (0.0, 4.0), "they wait for prefill, not for room"
+    assert congestion(f"{text}\n{usage}0.97") == (5.0, 4.0)
     assert congestion('vllm:num_requests_waiting{engine="0"} many') == (0.0, 0.0)
