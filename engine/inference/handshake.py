@@ -20,7 +20,7 @@ import numpy as np
 from bus.messages import PolicyPublished
 from engine.config import Sampling
 from engine.errors import ConfigError
-from engine.inference.completion import InferenceError, ServerRefused
+from engine.inference.completion import InferenceError, ServerGone, ServerRefused
 from engine.inference.identity import tokenizer_digest
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.weights.update import canary_error
@@ -127,6 +127,8 @@ async def _sample(
         prompt + completion.tokens, count=-1 if whole else 0, deadline=deadline
     )
     scored = rows[len(prompt) - 1 :]
+    if len(scored) != len(completion.tokens) or not all(map(dict.__contains__, scored, completion.tokens)):
+        raise ServerGone("its prompt log-probs are those of other tokens", where=client.url)
     return list(zip(completion.tokens, completion.logprobs, scored, strict=True))
 
 

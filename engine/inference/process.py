@@ -117,11 +117,7 @@ def reachable_host(config: Config) -> str:
 
 def last_words(log_path: Path, lines: int = 1) -> str:
     """Return the end of a server's log, preferring the line that names the error when one line is asked."""
-    with log_path.open("rb") as stream:
-        stream.seek(0, 2)
-        stream.seek(max(0, stream.tell() - _TAIL_BYTES))
-        text = stream.read().decode(errors="replace")
-    found = [line.rstrip() for line in text.splitlines() if line.strip()]
+    found = [line.rstrip() for line in _end(log_path, _TAIL_BYTES).splitlines() if line.strip()]
     if lines == 1:
         errors = [line for line in found[-200:] if "rror" in line and not _HARMLESS.search(line)]
         return (errors or found or ["no output"])[-1][-400:]
@@ -130,9 +126,16 @@ def last_words(log_path: Path, lines: int = 1) -> str:
 
 def causes(log_path: Path) -> str:
     """Return the exceptions that a server's log names, each once, without their tracebacks; at most two."""
-    text = log_path.read_text(errors="replace")[-_CAUSE_BYTES:]
-    found = [match.group(1)[:400] for match in _EXCEPTION.finditer(text)]
+    found = [match.group(1)[:400] for match in _EXCEPTION.finditer(_end(log_path, _CAUSE_BYTES))]
     return " ".join(list(dict.fromkeys(found))[:2])
+
+
+def _end(path: Path, size: int) -> str:
+    """Return at most the last ``size`` bytes of a file that grows for weeks."""
+    with path.open("rb") as stream:
+        stream.seek(0, 2)
+        stream.seek(max(0, stream.tell() - size))
+        return stream.read().decode(errors="replace")
 
 
 async def _healthy(server: VllmProcess, client: VllmClient, seconds: float) -> None:

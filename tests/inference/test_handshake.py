@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.config import Sampling
 from engine.errors import ConfigError
+from engine.inference.completion import ServerGone
 from engine.inference.handshake import (
     HandshakeRefused,
     check_sampling,
@@ -83,6 +84,20 @@ async def test_a_server_that_hides_its_logprobs_is_refused_with_the_flag() -> No
         with pytest.raises(HandshakeRefused, match="whole vocabulary") as caught:
             await shake(fake, policy(2))
     assert "--max-logprobs -1" in caught.value.remedy
+
+
+@pytest.mark.parametrize("spoil", [lambda rows: rows[:-1], lambda rows: [{} for _ in rows]])
+async def test_a_server_that_scores_other_tokens_is_no_use(spoil, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = VllmClient.prompt_distribution
+
+    async def spoilt(self, tokens, *, count, deadline):
+        rows = await true(self, tokens, count=count, deadline=deadline)
+        return spoil(rows) if count == -1 else rows
+
+    monkeypatch.setattr(VllmClient, "prompt_distribution", spoilt)
+    async with fake_vllm(version="2", loaded="2") as fake:
+        with pytest.raises(ServerGone, match="other tokens"):
+            await shake(fake, policy(2))
 
 
 async def look(fake, announced, context: int) -> None:

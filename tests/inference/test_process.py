@@ -142,6 +142,11 @@ def test_causes_are_the_exceptions_without_their_tracebacks(tmp_path: Path) -> N
         "RuntimeError: a third\n"
     )
     assert causes(path) == "ValueError: too little memory RuntimeError: Engine core initialization failed."
+    with path.open("ab") as log:
+        log.truncate(1 << 34)  # weeks of output are not read
+        log.seek(0, 2)
+        log.write(b"\nValueError: the last one\n")
+    assert causes(path) == "ValueError: the last one"
 
 
 OWNER = """

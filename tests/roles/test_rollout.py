@@ -203,9 +203,9 @@ def fake_fleet(count: int, journal: list[tuple[str, str]], load: float):
 async def test_capacity_never_drops_to_zero(tmp_path: Path) -> None:
     rolling, still, _ = await rolled(tmp_path / "rolling", 3, "rolling", 0.1)
     assert still == 1
-    together, still, _ = await rolled(tmp_path / "together", 3, "together", 0.1)
+    assert rolling >= 3 * 0.1, "the price: one load after the other until all serve the version"
+    _, still, _ = await rolled(tmp_path / "together", 3, "together", 0.1)
     assert still == 3
-    assert rolling > together + 0.15, "the price: two more loads until all serve the version"
 
 
 async def test_a_server_that_is_known_but_dead_delays_an_update_by_the_patience(
