@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
+from urllib.parse import urlsplit
 
+from engine.ablations import GAMES, TOOLS
 from engine.config import Config, Endpoint
 
 Problem = tuple[str, str]
 _POOLS = ("dir:", "reasoning_gym:", "gem:")
 _FREE = 64
 """Tokens that a prompt needs at least."""
+_MISSPELT = 0.85
 
 
 def designers(config: Config) -> Iterator[Problem]:
@@ -20,6 +24,11 @@ def designers(config: Config) -> Iterator[Problem]:
         asked.append(("designer.sampling", designer.sampling.max_tokens))
     if designer.hint_writer == "external":
         asked.append(("designer.hint_sampling", designer.hint_sampling.max_tokens))
+    if designer.kind == "external" and designer.prompt == "nano":
+        yield (
+            "designer.prompt",
+            'must be "full" or "tools": only a policy that is warm-started on it understands the nano prompt',
+        )
     if asked:
         yield from _endpoint(designer.external, *max(asked, key=lambda one: one[1]))
     if designer.kind == "pool":
@@ -34,11 +43,27 @@ def designers(config: Config) -> Iterator[Problem]:
     if designer.repair and designer.attempts < 2:
         yield "designer.repair", "needs designer.attempts of at least 2: a repair is an attempt"
     yield from _groups(config)
+    yield from _skills(config)
+
+
+def _skills(config: Config) -> Iterator[Problem]:
+    """A name that is nearly one of ours is misspelt; a skill of the recipe's own may have any other."""
+    designer = config.designer
+    described = {skill.name for skill in designer.custom_skills}
+    ours = {name.casefold(): name for name in (*GAMES, *TOOLS)}
+    for name in designer.skills:
+        near = get_close_matches(name.casefold(), ours, 1, _MISSPELT)
+        if near and ours[near[0]] != name and name not in described:
+            yield (
+                "designer.skills",
+                f"must say {ours[near[0]]!r}, not {name!r}; one of your own so called needs an entry in "
+                "[[designer.custom_skills]]",
+            )
 
 
 def _endpoint(endpoint: Endpoint, sampling: str, reply: int) -> Iterator[Problem]:
     key = "designer.external"
-    if not endpoint.base_url.startswith(("http://", "https://")):
+    if not _is_url(endpoint.base_url):
         yield f"{key}.base_url", 'must start with "http://" or "https://", such as https://api.openai.com/v1'
     if not endpoint.model:
         yield f"{key}.model", "must name the model that the endpoint is to use"
@@ -55,9 +80,18 @@ def _endpoint(endpoint: Endpoint, sampling: str, reply: int) -> Iterator[Problem
         yield f"{key}.context_tokens", f"must leave room beside {sampling}.max_tokens = {reply}"
 
 
+def _is_url(text: str) -> bool:
+    """Whether ``text`` is an address of a host that can be asked."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def _frozen(config: Config) -> Iterator[Problem]:
     frozen = config.designer.frozen
-    if frozen.url and not frozen.url.startswith(("http://", "https://")):
+    if frozen.url and not _is_url(frozen.url):
         yield "designer.frozen.url", 'must start with "http://" or "https://"'
     if frozen.url and frozen.path:
         yield "designer.frozen.path", "is for a server started here; designer.frozen.url names a running one"
