@@ -116,11 +116,15 @@ class FakeVllm:
                     fault = "hang" if fault == "load:hang" else int(fault.removeprefix("load:"))
             if fault == "garbage":
                 return web.Response(body=b'\xff{"choices": [', content_type="application/json")
-            if fault == "stall":
+            if fault in ("stall", "stub"):
                 answer = web.StreamResponse()
                 answer.content_length = 1000
                 await answer.prepare(request)
                 await answer.write(b"{")
+                if fault == "stub":
+                    assert request.transport is not None
+                    request.transport.close()
+                    return answer
                 await asyncio.Event().wait()
             if isinstance(fault, str) and fault.startswith("late:"):
                 await asyncio.sleep(float(fault.removeprefix("late:")))

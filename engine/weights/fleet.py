@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -364,8 +365,8 @@ def request(url: str, body: object, *, seconds: float) -> bytes:
     except urllib.error.HTTPError as error:
         text = " ".join(error.read()[:1000].decode(errors="replace").split())
         raise FleetFault(f"HTTP {error.code}: {text}", where=url) from error
-    except OSError as error:
-        raise FleetFault(f"no answer: {error}", where=url) from error
+    except (OSError, HTTPException) as error:
+        raise FleetFault(f"no answer: {error!r}", where=url) from error
 
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))

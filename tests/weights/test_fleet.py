@@ -129,6 +129,14 @@ async def test_a_label_that_cannot_be_read_is_none() -> None:
         assert await anyio.to_thread.run_sync(fleet.label_of, fake.url) == "3"
 
 
+async def test_an_answer_that_breaks_off_is_no_answer() -> None:
+    """A server that dies while it speaks must not end the learner."""
+    faults = {"/health": ["stub"], "/is_paused": ["stub"]}
+    async with fake_vllm(faults=faults) as fake:
+        assert not await anyio.to_thread.run_sync(fleet.healthy, fake.url)
+        assert await anyio.to_thread.run_sync(fleet.label_of, fake.url) == ""
+
+
 async def test_nobody_there_is_an_error() -> None:
     async with fake_vllm(healthy=False) as fake:
         learner = Learner(fake)
