@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_THINK_END = "</think>"
+_THINK, _THINK_END = "<think>", "</think>"
 _OPENING = re.compile(r"```[ \t]*([\w+.-]*)")
 _PYTHON = frozenset(("python", "py", "python3"))
 
@@ -14,9 +14,12 @@ def extract(text: str) -> str:
     """Return the first complete fenced Python block after the last closing think tag.
 
     A fence without a language counts when none says Python; without any complete block the whole text
-    after the tag is the program.
+    after the tag is the program. A thought that does not end is followed by nothing. Lines end with a line
+    feed, whatever ended them.
     """
-    answer = text.rpartition(_THINK_END)[2]
+    answer = text.replace("\r\n", "\n").rpartition(_THINK_END)[2]
+    if answer.lstrip().startswith(_THINK):
+        return ""
     blocks = list(_blocks(answer))
     for wanted in (_PYTHON, frozenset(("",))):
         for language, body in blocks:

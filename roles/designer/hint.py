@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from roles.designer.prompt import PromptWriter
 
 LONGEST_HINT = 800
-_THINK_END = "</think>"
+_THINK, _THINK_END = "<think>", "</think>"
 _LABEL = re.compile(r"^\s*hint\s*:\s*", re.IGNORECASE)
 _WORD = re.compile(r"-?\d+|[^\W\d_]+")
 _CLAIM = r"\b(answer|solution|secret|key|target|number|word)\b\W{0,3}(is|are|=|:)\W{0,3}"
@@ -77,12 +77,12 @@ def clean_hint(text: str, finish: str) -> str | None:
 
     Refused are a reply that was cut, an empty one, one longer than LONGEST_HINT characters, and one with
     a ``\boxed`` group, which would be an action and not advice. Reasoning before the last closing think
-    tag is not part of the hint.
+    tag is not part of the hint, and reasoning that does not end is none.
     """
     if finish != "stop":
         return None
     line = _LABEL.sub("", " ".join(text.rpartition(_THINK_END)[2].split()))
-    if not line or len(line) > LONGEST_HINT or "\\boxed" in line:
+    if not line or len(line) > LONGEST_HINT or "\\boxed" in line or line.startswith(_THINK):
         return None
     return line
 

@@ -27,6 +27,7 @@ from roles.wording import plain
         ("  \n", "stop", None),
         ("hint:", "stop", None),
         ("<think>endless", "length", None),
+        ("<think>then it stopped", "stop", None),
         ("cut in the middle", "length", None),
         ("play \\boxed{5}", "stop", None),
         ("<think>\\boxed{5}</think>play low", "stop", "play low"),

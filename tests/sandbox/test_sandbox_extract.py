@@ -25,6 +25,8 @@ PROGRAM = "class Env:\n    pass"
         f"<think>\n```python\nwrong\n```\n</think>\n```python\n{PROGRAM}\n```",
         f"<think>a</think>b</think>{PROGRAM}",
         f"  ```python title=x\n{PROGRAM}\n  ```",
+        f"Here:\n```python\n{PROGRAM}\n```\nDone.\n".replace("\n", "\r\n"),
+        PROGRAM.replace("\n", "\r\n"),
     ],
 )
 def test_program_is_found(text: str) -> None:
@@ -41,6 +43,12 @@ def test_open_block_is_the_whole_text() -> None:
 
 def test_empty() -> None:
     assert extract("<think>nothing</think>  \n") == ""
+
+
+def test_a_thought_without_an_end_is_no_answer() -> None:
+    assert extract(f"\n<think>\nperhaps\n```python\n{PROGRAM}\n```\nor") == ""
+    assert extract(f"<think>a</think>\n<think>\n```python\n{PROGRAM}\n```") == ""
+    assert "<think>" in extract(f"```python\n{PROGRAM}  # <think>\n```")
 
 
 @given(st.text(alphabet="`py\n ab", max_size=60))
@@ -71,7 +79,8 @@ def plainly(text: str) -> str:
     )
 )
 def test_fences_are_what_they_were(lines: list[str]) -> None:
-    assert extract("\n".join(lines)) == plainly("\n".join(lines))
+    text = "\n".join(lines)
+    assert extract(text) == plainly(text.replace("\r\n", "\n"))
 
 
 @pytest.mark.parametrize("line", ["```python\n", "```python x\n", "```\n", "``` ```\n", " \t```", "```"])
