@@ -72,6 +72,18 @@ def test_jsonl_reads_directories_and_packed_files(tmp_path: Path) -> None:
         load(f"jsonl:{tmp_path / 'empty'}")
 
 
+def damaged(packed: bytes) -> bytes:
+    return packed[:200] + bytes(reversed(packed[200:260])) + packed[260:]
+
+
+@pytest.mark.parametrize("spoil", [lambda _: b"no gzip", lambda packed: packed[:-200], damaged])
+def test_a_packed_file_that_is_broken_is_said_by_name(spoil: Any, tmp_path: Path) -> None:
+    text = "\n".join(json.dumps({"text": f"{number**9}"}) for number in range(900))
+    (tmp_path / "a.jsonl.gz").write_bytes(spoil(gzip.compress(text.encode())))
+    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz cannot be read"):
+        load(f"jsonl:{tmp_path}")
+
+
 def test_jsonl_keeps_places_and_not_texts(tmp_path: Path) -> None:
     """A corpus is larger than memory: a line costs a few hundred bytes, whatever its length."""
     texts = [f"{number} {'long ' * 20_000}".strip() for number in range(60)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -82,22 +83,33 @@ class _Place(NamedTuple):
 
 def _file(path: Path, reading: Reading) -> Iterator[Document]:
     packed, offset = path.suffix == ".gz", 0
-    with cast("BinaryIO", gzip.open(path, "rb")) if packed else path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            place = _Place(path, offset, len(line), b"" if packed else _digest(line), reading.longest)
-            offset += len(line)
-            if not line.strip():
-                continue
-            try:
-                found = _document(_DECODER.decode(line), f"{path.name}:{number}")
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                found = str(error)
-            if isinstance(found, str):
-                reading.skip(f"{path}, line {number}", found)
-            elif packed:
-                yield found._replace(text=found.text[: reading.longest])
-            else:
-                yield found._replace(text="", stored=place)
+    for number, line in enumerate(_lines(path, packed=packed), start=1):
+        place = _Place(path, offset, len(line), b"" if packed else _digest(line), reading.longest)
+        offset += len(line)
+        if not line.strip():
+            continue
+        try:
+            found = _document(_DECODER.decode(line), f"{path.name}:{number}")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            found = str(error)
+        if isinstance(found, str):
+            reading.skip(f"{path}, line {number}", found)
+        elif packed:
+            yield found._replace(text=found.text[: reading.longest])
+        else:
+            yield found._replace(text="", stored=place)
+
+
+def _lines(path: Path, *, packed: bool) -> Iterator[bytes]:
+    try:
+        with cast("BinaryIO", gzip.open(path, "rb")) if packed else path.open("rb") as file:
+            yield from file
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(
+            f"the corpus {path} cannot be read: {error}",
+            where=WHERE,
+            remedy="Fetch or pack the file again, or take it out of the list.",
+        ) from error
 
 
 def _digest(line: bytes) -> bytes:
