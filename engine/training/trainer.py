@@ -34,7 +34,7 @@ from transformers.utils import logging as transformers_logging
 from engine import memory
 from engine.config import Learner
 from engine.errors import ConfigError, SpadeError
-from engine.training import checkpoint, extras, lora
+from engine.training import adapted, checkpoint, extras, lora
 from engine.training.batch import Batch, MicroBatch
 from engine.training.capsule import Capsule
 from engine.training.feed import Closed, Feed
@@ -397,17 +397,19 @@ def build(
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"The policy cannot be loaded: {error}", where=str(model)) from error
-    trainer = PolicyTrainer(
-        feed=feed,
-        objective=Objective.of(learner),
-        ranks=ranks,
-        peft_config=lora.peft_config(learner.lora),
-        model=policy,
-        reward_funcs=_no_reward,
-        args=settings,
-        processing_class=tokenizer,
-        callbacks=[_Watch(feed, ranks)],
-    )
+    with adapted.explained(learner.lora):
+        trainer = PolicyTrainer(
+            feed=feed,
+            objective=Objective.of(learner),
+            ranks=ranks,
+            peft_config=lora.peft_config(learner.lora),
+            model=policy,
+            reward_funcs=_no_reward,
+            args=settings,
+            processing_class=tokenizer,
+            callbacks=[_Watch(feed, ranks)],
+        )
+    adapted.require_untied(trainer.model)
     _require_what_was_launched(trainer, ranks)
     trainer.remove_callback(PrinterCallback)
     return trainer

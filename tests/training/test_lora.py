@@ -13,7 +13,7 @@ import torch
 from learner_fakes import VOCABULARY, random_samples
 
 from engine.config import Learner, Lora, Optimizer, RoleTraining
-from engine.errors import SpadeError
+from engine.errors import ConfigError, SpadeError
 from engine.training.batch import Batch, build, policy_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -80,3 +80,16 @@ def test_only_the_named_modules_get_adapters(start: Callable[..., Any]):
         running.step(batch(1))
         names = running.call(running.trainer.capture).model
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in names} == {"q_proj"}
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize(("target", "said"), [("nothing", "nothing"), ("embed_tokens", "head as well")])
+def test_layers_that_cannot_have_adapters_are_faults_of_the_recipe(
+    start: Callable[..., Any], target: str, said: str
+):
+    with (
+        pytest.raises(ConfigError, match=said) as refused,
+        start(learner(lora=Lora(rank=2, targets=(target,)))),
+    ):
+        pass
+    assert "Name linear layers" in str(refused.value)
