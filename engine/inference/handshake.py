@@ -31,6 +31,9 @@ _TOKENS_FULL = 4  # with the whole vocabulary in each answer
 _OTHER_TEMPERATURE = 0.5  # tells log-probs before the temperature from those after it
 _TELLING = 0.02  # where both are as near as this, nothing can be told
 
+_Sampled = tuple[int, float, dict[int, float]]
+"""A token, its log-prob as reported, log-probs at its place at temperature 1."""
+
 
 class HandshakeRefused(InferenceError):
     """The two sides do not agree on log-probs."""
@@ -120,8 +123,8 @@ async def handshake(
 
 async def _sample(
     client: VllmClient, prompt: list[int], sampling: Sampling, deadline: float, *, whole: bool
-) -> list[tuple[int, float, dict[int, float]]]:
-    """Return (token, its log-prob as reported, log-probs at its place at temperature 1) of a few tokens."""
+) -> list[_Sampled]:
+    """Sample a few tokens and let the server score them."""
     completion = await client.generate(prompt, sampling, deadline=deadline)
     rows = await client.prompt_distribution(
         prompt + completion.tokens, count=-1 if whole else 0, deadline=deadline
@@ -151,9 +154,10 @@ async def _check_mode(client: VllmClient, prompt: list[int], vocabulary: int, de
             remedy="Start it from the model directory of the run.",
         )
     mean = len(found)
-    after = sum(abs(seen - tempered_logprob(row, token, _OTHER_TEMPERATURE)) for token, seen, row in found)
+    tempered = await _tempered(found, _OTHER_TEMPERATURE)
+    after = sum(abs(seen - expected) for (_, seen, _), expected in zip(found, tempered, strict=True))
     before = sum(abs(seen - row[token]) for token, seen, row in found)
-    apart = sum(abs(tempered_logprob(row, token, _OTHER_TEMPERATURE) - row[token]) for token, _, row in found)
+    apart = sum(abs(expected - row[token]) for (token, _, row), expected in zip(found, tempered, strict=True))
     if apart / mean > _TELLING and after - before > apart / 2:
         raise HandshakeRefused(
             f"at temperature {_OTHER_TEMPERATURE} the server reports log-probs from before the temperature: "
@@ -174,10 +178,16 @@ async def _sampling_error(
         max_tokens=_TOKENS_FULL if tempered else _TOKENS,
     )
     found = await _sample(client, prompt, short, deadline, whole=tempered)
-    differences = [
-        abs(reported - tempered_logprob(row, token, sampling.temperature)) for token, reported, row in found
-    ]
+    right = await _tempered(found, sampling.temperature)
+    differences = [abs(said - expected) for (_, said, _), expected in zip(found, right, strict=True)]
     return max(differences), len(differences)
+
+
+async def _tempered(found: list[_Sampled], temperature: float) -> list[float]:
+    """Return what each log-prob should be, computed in a thread: rows hold whole vocabularies."""
+    return await anyio.to_thread.run_sync(
+        lambda: [tempered_logprob(row, token, temperature) for token, _, row in found]
+    )
 
 
 def tempered_logprob(row: Mapping[int, float], token: int, temperature: float) -> float:
