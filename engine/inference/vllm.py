@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import anyio
+import anyio.to_thread
 
 from engine.config import Sampling
 from engine.inference import wire
@@ -85,6 +86,8 @@ class VllmClient:
         its place (-1: all)."""
         body = wire.prompt_logprobs_body(tokens, count)
         payload = await self._post("/inference/v1/generate", body, deadline, "prompt log-probs")
+        if count:  # whole vocabularies are tens of megabytes
+            return await anyio.to_thread.run_sync(wire.prompt_logprobs, payload, self.url)
         return wire.prompt_logprobs(payload, self.url)
 
     async def probe(self, *, deadline: float) -> int:
