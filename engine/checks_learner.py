@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from engine.config import Config
 
 Problem = tuple[str, str]
+LARGEST_RANK = 512
 
 
 def learners(config: Config) -> Iterator[Problem]:
@@ -34,3 +35,24 @@ def _lora(config: Config) -> Iterator[Problem]:
         yield "learner.lora.alpha", "must be greater than 0"
     if not 0 <= lora.dropout < 1:
         yield "learner.lora.dropout", "must lie in [0, 1)"
+    if config.adapters:
+        yield from _published(config)
+
+
+def _published(config: Config) -> Iterator[Problem]:
+    rank, server = config.learner.lora.rank, config.server
+    if not 1 <= rank <= LARGEST_RANK:
+        yield (
+            "learner.lora.publish",
+            f'"adapter" needs a learner.lora.rank of 1 to {LARGEST_RANK}, which is what vLLM takes',
+        )
+    if server.weights not in ("file", "bus"):
+        yield (
+            "learner.lora.publish",
+            f'"adapter" travels as a file: server.weights must be "file" or "bus", not "{server.weights}"',
+        )
+    if server.deltas:
+        yield (
+            "server.deltas",
+            'must be off with learner.lora.publish = "adapter": an adapter is small as it is',
+        )

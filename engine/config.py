@@ -382,13 +382,15 @@ class Optimizer(Table, frozen=True, kw_only=True):
 
 class Lora(Table, frozen=True, kw_only=True):
     """Low-rank adapters instead of all weights: ``rank`` 0 trains all. ``targets`` names the modules that get
-    one (empty: every linear layer but the head); the update of a weight is ``alpha / rank * B A``. What is
-    published are the starting weights with the update added."""
+    one (empty: every linear layer but the head); the update of a weight is ``alpha / rank * B A``.
+    ``publish`` says what servers get: "merged" the starting weights with the update added, "adapter" the
+    adapters alone, which they load beside the starting weights (``docs/weights.md``)."""
 
     rank: int = 0
     alpha: float = 32.0
     dropout: float = 0.0
     targets: tuple[str, ...] = ()
+    publish: Literal["merged", "adapter"] = "merged"
 
 
 class Learner(Table, frozen=True, kw_only=True):
@@ -474,6 +476,11 @@ class Config(Table, frozen=True, kw_only=True):
     learner: Learner = Learner()
     evaluator: Evaluator = Evaluator()
     ui: Ui = Ui()
+
+    @property
+    def adapters(self) -> bool:
+        """Whether what is published are adapters, which servers load beside the starting weights."""
+        return self.learner.lora.publish == "adapter"
 
     @property
     def canary_tolerance(self) -> float:

@@ -142,6 +142,7 @@ async def services(
                 request_seconds=config.server.request_seconds,
                 hedge=config.server.hedge,
                 max_lag=max(config.learner.agent.max_staleness, config.learner.designer.max_staleness),
+                adapters=config.run.name if config.adapters else "",
             )
             shared["pool"] = pool
             tasks.start_soon(pool.watch, bus)

@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
 import numpy as np
 from aiohttp import web
+from safetensors import safe_open
 
 from bus.messages import PolicyPublished
 
@@ -28,14 +30,15 @@ def logprob(token: int, version: str) -> float:
 @dataclass
 class FakeVllm:
     """``hold`` blocks generation while cleared; ``faults`` maps a path to what it does next, in order: an
-    HTTP status, ``drop`` (close the connection; ``late:S`` after S seconds), ``hang``, ``stall`` (begin an
+    HTTP status, ``drop`` (close the connection; ``late:S`` after S seconds), ``lost`` (do it, then drop),
+    ``hang``, ``stall`` (begin an
     answer and stop), ``garbage`` (bytes that are no JSON), or ``load:500`` and ``load:hang`` (a half-done
     load: an update that is only a proof passes). ``stale_loads`` is how many loads do nothing but change the
     label; ``sampled_shift`` falsifies the log-probs of sampled tokens. ``held`` is what its worker says to
     hold, ``rotten`` is why its next proofs fail ("" for one that does not), ``infos`` are the pushes.
     ``pace`` is the seconds that a token takes: between two of them the server may be paused and loaded; a
     load takes ``load_seconds``, and scoring a prompt ``score_seconds``. ``journal`` (url, route) may be
-    shared."""
+    shared. ``named`` are the names of all adapters that were ever loaded."""
 
     url: str = ""
     version: str = "default"
@@ -58,6 +61,9 @@ class FakeVllm:
     load_seconds: float = 0.0
     score_seconds: float = 0.0
     journal: list[tuple[str, str]] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
+    adapted: dict[str, str] = field(default_factory=dict)
+    named: list[str] = field(default_factory=list)
     vocabulary: int = 64
     context: int = 1 << 20
     root: str = ""
@@ -96,6 +102,8 @@ class FakeVllm:
             ("POST", "/collective_rpc", self._state),
             ("POST", "/init_weight_transfer_engine", self._join),
             ("POST", "/shutdown_weight_transfer_engine", self._leave),
+            ("POST", "/v1/load_lora_adapter", self._load_adapter),
+            ("POST", "/v1/unload_lora_adapter", self._unload_adapter),
         ):
             application.router.add_route(method, path, self._guarded(path, handler))
         return application
@@ -129,6 +137,9 @@ class FakeVllm:
             if isinstance(fault, str) and fault.startswith("late:"):
                 await asyncio.sleep(float(fault.removeprefix("late:")))
                 fault = "drop"
+            if fault == "lost":
+                await handler(request)
+                fault = "drop"
             if fault == "drop":
                 assert request.transport is not None
                 request.transport.abort()
@@ -152,7 +163,26 @@ class FakeVllm:
 
     async def _models(self, _: web.Request) -> web.Response:
         model = {"id": "policy", "root": self.root, "max_model_len": self.context}
-        return web.json_response({"data": [model]})
+        loaded = [{"id": name, "root": path, "parent": "policy"} for name, path in self.adapters.items()]
+        return web.json_response({"data": [model, *loaded]})
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        name, path = body["lora_name"], Path(body["lora_path"])
+        if name in self.adapters:
+            return _error(400, f"The lora adapter '{name}' has already been loaded.")
+        if self.refuse_reason or not (path / "adapter_config.json").is_file():
+            return _error(400, self.refuse_reason or "no adapter there")
+        self.adapters[name], self.adapted[name] = str(path), self._weights(path)
+        self.named.append(name)
+        return web.Response(text="Success")
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        if name not in self.adapters:
+            return _error(404, f"The lora adapter '{name}' cannot be found.")
+        del self.adapters[name]
+        return web.Response(text="Success")
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=self.metrics)
@@ -227,18 +257,29 @@ class FakeVllm:
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if (name := body.get("model", "policy")) != "policy" and name not in self.adapters:
+            return _error(404, f"The model `{name}` does not exist.")
+        loaded = self.adapted.get(name)
         self.bodies.append(body)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            return web.json_response(await self._sample(body))
+            return web.json_response(await self._sample(body, loaded))
         except asyncio.CancelledError:
             self.aborted += 1
             raise
         finally:
             self.running -= 1
 
-    async def _sample(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _weights(self, directory: Path) -> str:
+        """The label of the fake policy that an adapter stands for is its first number."""
+        if self.stale_loads:
+            self.stale_loads -= 1
+            return "rubble"
+        with safe_open(directory / "adapter_model.safetensors", framework="numpy") as file:
+            return str(int(file.get_tensor(next(iter(file.keys()))).flat[0]))
+
+    async def _sample(self, body: dict[str, Any], adapter: str | None = None) -> dict[str, Any]:
         parameters = body["sampling_params"]
         count = min(self.tokens, parameters["max_tokens"])
         stops = parameters.get("stop_token_ids") if count < parameters["max_tokens"] else None
@@ -254,7 +295,11 @@ class FakeVllm:
             token = stops[0] if stops and index == count - 1 else 10 + index
             tokens.append(token)
             content.append(
-                {"token_id": token, "logprob": self._sampled(token, parameters.get("temperature", 1.0))}
+                {
+                    "token_id": token,
+                    "logprob": self._sampled(token, parameters.get("temperature", 1.0), adapter),
+                    "top_logprobs": self._candidates(token, parameters, adapter),
+                }
             )
             if spans and spans[-1]["version"] == self.version:
                 spans[-1]["end"] = index + 1
@@ -262,6 +307,7 @@ class FakeVllm:
                 spans.append({"version": self.version, "start": index, "end": index + 1})
         rows: list[dict[str, Any] | None] | None = None
         if (wanted := parameters.get("prompt_logprobs")) is not None:
+            assert adapter is None, "the CPU build dies of that"
             await asyncio.sleep(self.score_seconds)
             whole = range(self.vocabulary) if wanted == -1 else ()
             rows = [None] + [
@@ -277,11 +323,24 @@ class FakeVllm:
         }
         return {"prompt_logprobs": rows, "choices": [choice]}
 
-    def _sampled(self, token: int, temperature: float) -> float:
+    def _candidates(
+        self, token: int, parameters: dict[str, Any], adapter: str | None
+    ) -> list[dict[str, Any]]:
+        """As vLLM has them: the sampled token first, of those wanted as many as ``logprobs`` says."""
+        count = parameters.get("logprobs", 0)
+        wanted = range(self.vocabulary) if count == -1 else parameters.get("logprob_token_ids", ())
+        found = list(dict.fromkeys([token, *wanted]))
+        return [
+            {"token_id": one, "logprob": self._sampled(one, 1.0, adapter)}
+            for one in (found if count == -1 else found[: max(count, 1)])
+        ]
+
+    def _sampled(self, token: int, temperature: float, adapter: str | None = None) -> float:
         """The log-prob that is reported: after the temperature unless ``raw``."""
-        value = logprob(token, self.loaded)
+        weights = self.loaded if adapter is None else adapter
+        value = logprob(token, weights)
         if temperature not in (0.0, 1.0) and not self.raw:
-            scaled = [logprob(one, self.loaded) / temperature for one in range(self.vocabulary)]
+            scaled = [logprob(one, weights) / temperature for one in range(self.vocabulary)]
             value = value / temperature - float(np.logaddexp.reduce(scaled))
         return value + self.sampled_shift
 

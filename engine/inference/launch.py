@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
+from engine.inference.adapters import kept
 from engine.weights.plugin import BACKEND, EXTENSION, LEASH
 
 SERVED_NAME = "policy"
@@ -31,6 +32,7 @@ _OWNED = {
     "api-server-count": "The label of the weights and the pause belong to one API server.",
 }
 _SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for
 _SECRETS = ("SPADE_BUS_TOKEN",)
 _VALIDATE_SECONDS = 120.0
 _CPU_BLOCK = 32
@@ -45,7 +47,9 @@ def command(config: Config, model_path: Path, port: int, *, updates: bool = True
     that spade sets itself.
     """
     flags = _defaults(config, model_path, port)
-    if not updates:
+    if config.adapters and updates:
+        flags |= _adapter_flags(config)
+    if config.adapters or not updates:
         for flag in ("weight-transfer-config", "worker-extension-cls"):
             flags.pop(flag, None)
     own = arguments(config)
@@ -109,6 +113,8 @@ def environment(config: Config) -> dict[str, str]:
             "OMP_NUM_THREADS": "1",
             "TORCHDYNAMO_DISABLE": "1",  # else the first request waits for a C++ compiler
         }
+    if config.adapters:
+        values["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if config.server.weights == "ipc":
         values["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of device memory travel pickled
     return values | config.server.environment
@@ -202,6 +208,13 @@ def _defaults(config: Config, model_path: Path, port: int) -> dict[str, str | in
             "disable-log-stats": True,  # elsewhere the pool reads queue and preemptions from them
         }
     return flags
+
+
+def _adapter_flags(config: Config) -> dict[str, str | int | float | bool]:
+    """As many adapters as are kept, one that comes, and one that the last request of it still holds."""
+    places = kept(config) + 2
+    rank = next(size for size in _RANKS if size >= config.learner.lora.rank)
+    return {"enable-lora": True, "max-lora-rank": rank, "max-loras": places}
 
 
 def weight_backend(config: Config) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 _WAITING = "vllm:num_requests_waiting"
 _PREEMPTIONS = "vllm:num_preemptions_total"
 _USAGE = "vllm:kv_cache_usage_perc"
 _FULL = 0.9
+_ADAPTERS = "vllm:lora_requests_info{"
+_LISTED = re.compile(r'(?:running|waiting)_lora_adapters="([^"]*)"')
 
 
 def congestion(text: str) -> tuple[float, float]:
@@ -20,6 +23,19 @@ def congestion(text: str) -> tuple[float, float]:
     usage = _values(text, _USAGE)
     waiting = sum(_values(text, _WAITING)) if max(usage, default=1.0) >= _FULL else 0.0
     return waiting, sum(_values(text, _PREEMPTIONS))
+
+
+def adapters_in_use(text: str) -> set[str] | None:
+    """Return the names of the adapters of requests that run or wait, as of the newest of vLLM's notes; None
+    without one."""
+    newest, names = 0.0, None
+    for line in text.splitlines():
+        if line.startswith(_ADAPTERS):
+            with suppress(ValueError):
+                at = float(line.rsplit(" ", 1)[1])
+                if at >= newest:
+                    newest, names = at, ",".join(_LISTED.findall(line))
+    return None if names is None else {name for name in names.split(",") if name}
 
 
 def _values(text: str, name: str) -> list[float]:

@@ -23,6 +23,7 @@ from anyio.abc import TaskGroup
 from bus.messages import Message, PolicyPublished, ServerLost, ServerServing
 from engine import serving
 from engine.config import Sampling
+from engine.inference.adapters import name as adapter_name
 from engine.inference.completion import (
     Completion,
     InferenceError,
@@ -73,7 +74,8 @@ class InferencePool:
     deadline of a request, ``max_waiting`` bounds the queue before the servers. Without progress for
     ``stuck_seconds`` a server is probed, and given up when a single token does not come within as long.
     ``hedge`` is the share of answers after whose time a request goes to a second server as well (0: never),
-    ``max_lag`` how many versions a server may be behind the one published last.
+    ``max_lag`` how many versions a server may be behind the one published last. With ``adapters``, the name
+    of the run, requests name the adapter of the version that their server has announced last.
 
     Seeds are not sent unless ``send_seeds``: batching and updates in flight make sampling irreproducible in
     any case, a generator a request costs vLLM an eighth of its speed, and vLLM 0.32 on CPU dies when the
@@ -90,9 +92,11 @@ class InferencePool:
         send_seeds: bool = False,
         hedge: float = 0.0,
         max_lag: int | None = None,
+        adapters: str = "",
     ) -> None:
         self._request_seconds = request_seconds
         self._max_waiting = max_waiting
+        self._adapters = adapters
         self._send_seeds = send_seeds
         least, most = _STUCK_SECONDS
         self._stuck_seconds = stuck_seconds or min(most, max(least, request_seconds / 4))
@@ -421,13 +425,18 @@ class InferencePool:
         known = self._roster.find(message)
         if known is not None:
             self._roster.proved(known, message.version)
+            known.client.adapter = self._adapter(known.version)
         else:
             if (former := self._roster.remove(message.server)) is not None:
                 self._drop(former)
             if self._session is None:
                 self._session = open_session()
-            self._keep(self._roster.joined(message, VllmClient(message.url, self._session)))
+            client = VllmClient(message.url, self._session, adapter=self._adapter(message.version))
+            self._keep(self._roster.joined(message, client))
         self._announce()
+
+    def _adapter(self, version: int) -> str:
+        return adapter_name(self._adapters, version) if self._adapters else ""
 
     def _drop(self, server: Server) -> None:
         self._opened += server.breaker.opened

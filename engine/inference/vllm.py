@@ -7,6 +7,7 @@ arrived was never used.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import anyio.to_thread
 
 from engine.config import Sampling
 from engine.inference import wire
+from engine.inference.adapters import run_of, version_of
 from engine.inference.completion import (
     Completion,
     InferenceError,
@@ -33,6 +35,9 @@ _HEADERS = {"Content-Type": "application/json"}
 _LONGEST_ANSWER = 1 << 30  # whole-vocabulary log-probs of a handshake are the longest by far
 _DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 _ATTEMPTS = 2
+_GENERATE = "/inference/v1/generate"
+_SCORED_AT_ONCE = 16
+_UNKNOWN = "HTTP 404"
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -44,10 +49,11 @@ def open_session() -> aiohttp.ClientSession:
 
 
 class VllmClient:
-    """One server's face: ``url`` is its root, such as ``http://127.0.0.1:8000``."""
+    """One server's face: ``url`` is its root, such as ``http://127.0.0.1:8000``. ``adapter`` is the name of
+    the LoRA adapter by which its requests are sampled and scored, "" for the model itself."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, session: aiohttp.ClientSession, *, adapter: str = "") -> None:
+        self.url, self.adapter = url.rstrip("/"), adapter
         self._session = session
 
     async def generate(
@@ -64,9 +70,18 @@ class VllmClient:
 
         Raises ServerGone, ServerStuck or ServerRefused.
         """
-        body = wire.generate_body(prompt, sampling, seed=seed, stop_token_ids=stop_token_ids, salt=salt)
-        payload = await self._post("/inference/v1/generate", body, deadline, "generate")
-        return wire.completion(payload, self.url, longest=sampling.max_tokens)
+        adapter = self.adapter
+        body = wire.generate_body(
+            prompt, sampling, seed=seed, stop_token_ids=stop_token_ids, salt=salt, adapter=adapter
+        )
+        try:
+            payload = await self._post(_GENERATE, body, deadline, "generate")
+        except ServerRefused as error:
+            if adapter and _UNKNOWN in error.what:
+                # Unloaded on its way there, or a server that was started anew: not the request's own fault.
+                raise ServerGone(f"it does not know the adapter {adapter}", where=self.url) from error
+            raise
+        return wire.completion(payload, self.url, longest=sampling.max_tokens, adapter=adapter)
 
     async def prompt_logprobs(self, tokens: Sequence[int], *, deadline: float) -> list[float]:
         """Return the log-probs of ``tokens[1:]`` given their prefixes, at temperature 1 (len - 1,).
@@ -84,11 +99,43 @@ class VllmClient:
     ) -> list[dict[int, float]]:
         """Return for each of ``tokens[1:]`` the log-probs of itself and the ``count`` likeliest tokens at
         its place (-1: all)."""
+        if self.adapter:
+            return await self._token_by_token(tokens, whole=count == -1, deadline=deadline)
         body = wire.prompt_logprobs_body(tokens, count)
-        payload = await self._post("/inference/v1/generate", body, deadline, "prompt log-probs")
+        payload = await self._post(_GENERATE, body, deadline, "prompt log-probs")
         if count:  # whole vocabularies are tens of megabytes
             return await anyio.to_thread.run_sync(wire.prompt_logprobs, payload, self.url)
         return wire.prompt_logprobs(payload, self.url)
+
+    async def _token_by_token(
+        self, tokens: Sequence[int], *, whole: bool, deadline: float
+    ) -> list[dict[int, float]]:
+        """Score a prompt by one request for each prefix: vLLM's CPU build dies of prompt log-probs with an
+        adapter. A salt of its own keeps all that was computed before out of it."""
+        rows: list[dict[int, float]] = [{} for _ in tokens[1:]]
+        adapter, salt = self.adapter, uuid.uuid4().hex
+        places = anyio.CapacityLimiter(_SCORED_AT_ONCE)
+
+        faults: list[InferenceError] = []
+
+        async def score(place: int) -> None:
+            body = wire.next_logprobs_body(
+                tokens[: place + 1], tokens[place + 1], whole=whole, salt=salt, adapter=adapter
+            )
+            try:
+                async with places:
+                    payload = await self._post(_GENERATE, body, deadline, "log-probs")
+                rows[place] = wire.next_logprobs(payload, self.url)
+            except InferenceError as error:
+                faults.append(error)
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for place in range(len(rows)):
+                tasks.start_soon(score, place)
+        if faults:
+            raise faults[0]
+        return rows
 
     async def probe(self, *, deadline: float) -> int:
         """Sample one token, the proof that the engine makes progress, and return its version."""
@@ -113,7 +160,11 @@ class VllmClient:
         return False
 
     async def version(self, *, deadline: float = CONTROL_SECONDS) -> int:
-        """Return the version label of the weights (``wire.UNLABELLED`` before the first push)."""
+        """Return the version label of the weights (``wire.UNLABELLED`` before the first push), or the version
+        of the adapter while the server has it."""
+        if self.adapter:
+            known = self.adapter in await self.adapters(deadline=deadline)
+            return version_of(self.adapter) if known else wire.UNLABELLED
         answer = await self._get("/weight_info", deadline, "weight_info")
         return wire.version(str(answer.get("weight_version", "")))
 
@@ -161,6 +212,23 @@ class VllmClient:
         """Call a method of all workers of the server and return their answers, which are texts."""
         payload = await self._post("/collective_rpc", wire.encode({"method": method}), deadline, method)
         return [str(one) for one in wire.table(payload, self.url).get("results") or ()]
+
+    async def adapters(self, *, deadline: float = CONTROL_SECONDS) -> dict[str, str]:
+        """Return the adapters that requests may name, with the directories that they were loaded from, in the
+        order of their loads."""
+        models = (await self._get("/v1/models", deadline, "models")).get("data")
+        found = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
+        return {str(one["id"]): str(one.get("root")) for one in found if run_of(str(one.get("id")))}
+
+    async def load_adapter(self, name: str, directory: str, *, deadline: float) -> None:
+        """Load an adapter in PEFT's format from a directory that the server can read."""
+        body = wire.encode({"lora_name": name, "lora_path": directory})
+        await self._post("/v1/load_lora_adapter", body, deadline, "load_lora_adapter")
+
+    async def unload_adapter(self, name: str, *, deadline: float = CONTROL_SECONDS) -> None:
+        """Let no more requests name an adapter; those that did so go on with it."""
+        body = wire.encode({"lora_name": name})
+        await self._post("/v1/unload_lora_adapter", body, deadline, "unload_lora_adapter")
 
     async def metrics(self, *, deadline: float) -> str:
         """Return the Prometheus text (without engine series when its statistics are disabled)."""

@@ -10,12 +10,19 @@ import msgspec
 
 from bus.messages import Span
 from engine.config import Sampling
+from engine.inference.adapters import version_of
 from engine.inference.completion import Completion, Finish, ServerGone, ServerRefused
+
+
+class _Candidate(msgspec.Struct):
+    token_id: int
+    logprob: float
 
 
 class _TokenLogprob(msgspec.Struct):
     token_id: int
     logprob: float
+    top_logprobs: list[_Candidate] = []
 
 
 class _Logprobs(msgspec.Struct):
@@ -59,8 +66,10 @@ def generate_body(
     seed: int | None,
     stop_token_ids: Sequence[int],
     salt: str | None,
+    adapter: str = "",
 ) -> bytes:
-    """Return the request for one completion with the log-probs of its sampled tokens.
+    """Return the request for one completion with the log-probs of its sampled tokens, by the model with
+    ``adapter`` or without any.
 
     Only ``stop_token_ids`` end a completion: the model's own end-of-sequence ids are ignored unless they
     are among them, so that both sides agree on what ended a turn.
@@ -80,7 +89,23 @@ def generate_body(
     body: dict[str, object] = {"token_ids": prompt, "sampling_params": parameters}
     if salt is not None:
         body["cache_salt"] = salt
+    if adapter:
+        body["model"] = adapter
     return _encoder.encode(body)
+
+
+def next_logprobs_body(prefix: Sequence[int], token: int, *, whole: bool, salt: str, adapter: str) -> bytes:
+    """Return the request for the log-prob of ``token`` after ``prefix`` at temperature 1, or of the ``whole``
+    vocabulary: one token is sampled beside it. For servers that cannot score prompts with an adapter."""
+    parameters: dict[str, object] = {"max_tokens": 1, "ignore_eos": True, "detokenize": False}
+    if whole:
+        parameters["logprobs"] = -1
+    else:
+        # As many entries come back as are asked for, the sampled token's first: one more than is wanted.
+        parameters |= {"logprobs": 2, "logprob_token_ids": [token, 0 if token else 1]}
+    return _encoder.encode(
+        {"model": adapter, "token_ids": prefix, "cache_salt": salt, "sampling_params": parameters}
+    )
 
 
 def prompt_logprobs_body(tokens: Sequence[int], count: int) -> bytes:
@@ -103,8 +128,11 @@ def table(payload: bytes, where: str) -> dict[str, Any]:
         raise ServerGone(f"unreadable answer: {error}: {payload[:200]!r}", where=where) from error
 
 
-def completion(payload: bytes, where: str, *, longest: int | None = None) -> Completion:
+def completion(payload: bytes, where: str, *, longest: int | None = None, adapter: str = "") -> Completion:
     """Parse and check an answer to ``generate_body`` of at most ``longest`` tokens.
+
+    What ``adapter`` sampled has the version of its name: the server's label is of the weights beneath it,
+    which nobody may have changed.
 
     Raises ServerGone when it is no answer (unreadable, aborted, log-probs or version spans missing or not
     fitting the tokens): another server may know better.
@@ -122,9 +150,18 @@ def completion(payload: bytes, where: str, *, longest: int | None = None) -> Com
     return Completion(
         tokens=tokens,
         logprobs=logprobs,
-        spans=_spans(choice.weight_versions or [], len(tokens), where),
+        spans=_spans(choice.weight_versions or [], len(tokens), where, adapter),
         finish=_finish(choice.finish_reason, where),
     )
+
+
+def next_logprobs(payload: bytes, where: str) -> dict[int, float]:
+    """Parse an answer to ``next_logprobs_body``: token id -> log-prob."""
+    choice = _answer(payload, where).choices[0]
+    content = (choice.logprobs.content if choice.logprobs else None) or []
+    if len(content) != 1:
+        raise ServerGone(f"log-probs of {len(content)} places where one was asked for", where=where)
+    return {one.token_id: one.logprob for one in content[0].top_logprobs}
 
 
 def prompt_logprobs(payload: bytes, where: str) -> list[dict[int, float]]:
@@ -157,7 +194,11 @@ def _finish(reason: str | None, where: str) -> Finish:
     raise ServerGone(f"the server ended the request with {reason!r}", where=where)
 
 
-def _spans(spans: list[_VersionSpan], tokens: int, where: str) -> tuple[Span, ...]:
+def _spans(spans: list[_VersionSpan], tokens: int, where: str, adapter: str = "") -> tuple[Span, ...]:
+    if adapter:
+        if any(version(span.version) != UNLABELLED for span in spans):
+            raise ServerGone(f"the weights beneath the adapter were replaced: {spans}", where=where)
+        return (Span(version_of(adapter), 0, tokens),)
     result = []
     position = 0
     for span in spans:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from engine.config import Lora
+from engine.training.parameters import ADAPTER, kept
 
 
 def peft_config(lora: Lora) -> Any:
@@ -20,3 +25,21 @@ def peft_config(lora: Lora) -> Any:
         target_modules=list(lora.targets) or "all-linear",
         task_type="CAUSAL_LM",
     )
+
+
+def tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the adapters' tensors under the names of PEFT's files."""
+    for name, tensor in kept(model).items():
+        yield name.replace(f".{ADAPTER}.", "."), tensor
+
+
+def settings(model: Any) -> dict[str, Any]:
+    """Return PEFT's settings of the adapters as JSON has them, without where the base model lies here."""
+    found = model.peft_config[ADAPTER].to_dict()
+    found |= {"base_model_name_or_path": None, "inference_mode": True}
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=_plain, sort_keys=True))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, (set, frozenset)) else getattr(value, "value", str(value))

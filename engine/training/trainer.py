@@ -211,6 +211,16 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         keep = self._ranks.leads
         return {name: whole(tensor, keep=keep) for name, tensor in published(self.model)}
 
+    def adapters(self) -> dict[str, torch.Tensor]:
+        """Return the adapters alone, whole, under PEFT's names. On rank 0; empty tensors on others."""
+        self._together("adapters")
+        keep = self._ranks.leads
+        return {name: whole(tensor, keep=keep) for name, tensor in lora.tensors(self.model)}
+
+    def adapter_settings(self) -> dict[str, Any]:
+        """Return what PEFT writes into adapter_config.json."""
+        return lora.settings(self.model)
+
     @torch.no_grad()
     def canary(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the log-probs of ``tokens[1:]`` given their prefix, float32 (T - 1,), without autocast (but

@@ -58,6 +58,13 @@ class WeightPath(ABC):
         died before the resume, or by a proof that failed: it has to load again."""
         return await client.version() == policy.version and not await client.paused()
 
+    async def reject(self, client: VllmClient, policy: PolicyPublished) -> None:
+        """See to it that nothing is sampled with ``policy``, which failed its proof for good."""
+        await client.pause(clear_cache=False)
+
+    async def settled(self, client: VllmClient, policy: PolicyPublished) -> None:  # noqa: B027 - most keep none
+        """Let go of what came before ``policy``, which was announced just now."""
+
     async def overtaken(self, client: VllmClient, policy: PolicyPublished) -> bool:
         """Whether somebody else has brought a newer version than ``policy`` into the server."""
         return False

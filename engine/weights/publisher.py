@@ -85,8 +85,11 @@ class Publisher(Outlet):
         deltas: bool = False,
         keyframe_every: int = 8,
         keep: int = 3,
+        file_name: str = store.FILE_NAME,
+        metadata: dict[str, str] | None = None,
     ) -> None:
         self._directory, self._bus, self._keep = directory, bus, max(2, keep)
+        self._file_name, self._metadata = file_name, metadata
         self._longest = keyframe_every - 1 if deltas else 0
         self._whole: tuple[Version, store.Published] | None = None
         self._chain: list[_Link] = []
@@ -98,7 +101,15 @@ class Publisher(Outlet):
         self, version: Version, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None
     ) -> Release:
         """Write ``version``. Raises WeightFault when other weights were published under it, OSError."""
-        published = store.publish(self._directory, version, tensors, keep=self._keep, dtype=dtype)
+        published = store.publish(
+            self._directory,
+            version,
+            tensors,
+            keep=self._keep,
+            dtype=dtype,
+            name=self._file_name,
+            metadata=self._metadata,
+        )
         began = perf_counter()
         link = self._link(version, published)
         self.delta_seconds = perf_counter() - began if link is not None else 0.0

@@ -48,6 +48,8 @@ def publish(
     *,
     keep: int = 3,
     dtype: torch.dtype | None = None,
+    name: str = FILE_NAME,
+    metadata: dict[str, str] | None = None,
 ) -> Published:
     """Write ``tensors`` as ``version`` and prune old versions down to the newest ``keep``.
 
@@ -61,20 +63,20 @@ def publish(
 
     home = directory / f"{version.fence}-{version.step}"
     home.mkdir(parents=True, exist_ok=True)
-    temporary = home / f".{FILE_NAME}.{os.getpid()}.tmp"
+    temporary = home / f".{name}.{os.getpid()}.tmp"
     try:
-        save_file(_distinct(tensors, dtype), temporary)
+        save_file(_distinct(tensors, dtype), temporary, metadata=metadata)
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         digest, size = file_digest(temporary), temporary.stat().st_size
-        _refuse_other_bytes(home / FILE_NAME, digest, version)
-        temporary.replace(home / FILE_NAME)
+        _refuse_other_bytes(home / name, digest, version)
+        temporary.replace(home / name)
     finally:
         temporary.unlink(missing_ok=True)
     for path in (home, directory):
         _sync_directory(path)
     prune(directory, keep=keep)
-    return Published((home / FILE_NAME).resolve().as_uri(), digest, size)
+    return Published((home / name).resolve().as_uri(), digest, size)
 
 
 def prune(directory: Path, *, keep: int) -> list[Version]:

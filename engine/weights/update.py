@@ -66,7 +66,7 @@ async def update(
             return Updated(policy.version, error, paused, seconds, attempt)
         log.warning("canary_failed", server=client.url, version=policy.version, error=error, attempt=attempt)
     with suppress(InferenceError):
-        await client.pause(clear_cache=False)
+        await path.reject(client, policy)
     raise ServerBroken(
         f"version {Version.unpack(policy.version)}: the canary's log-probs differ from the learner's by "
         f"{error:.3g}, {tolerance:.3g} is allowed, {why}",

@@ -376,6 +376,16 @@ class Learner(Role):
                     remedy='Set it to "file" (one host, or a shared disk) or "bus" (any host).',
                 )
             return open_outlet(self.config, self._trainer.weights, self._dtype())
+        if self.config.adapters:
+            from engine.inference.adapters import kept
+            from engine.weights.adapters import AdapterPublisher
+
+            return AdapterPublisher(
+                self.context.directory / "adapters",
+                self._trainer.adapter_settings(),
+                bus=server.weights == "bus",
+                keep=kept(self.config),
+            )
         from engine.weights.publisher import Publisher
 
         return Publisher(
@@ -406,7 +416,8 @@ class Learner(Role):
         """Write the weights of the current version and compute its canary (in the trainer's thread)."""
         import numpy as np
 
-        release = self._outlet.release(self._version, self._trainer.weights(), dtype=self._dtype())
+        weights = self._trainer.adapters() if self.config.adapters else self._trainer.weights()
+        release = self._outlet.release(self._version, weights, dtype=self._dtype())
         policy = PolicyPublished(
             version=self._version.pack(),
             step=self._version.step,

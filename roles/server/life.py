@@ -221,6 +221,7 @@ class Life:
         self.updates += 1
         self.serving, self._url = policy, client.url
         await self._announce(policy)
+        await self._path.settled(client, policy)
         self._log.info(
             "serving",
             version=str(Version.unpack(policy.version)),

@@ -16,11 +16,13 @@ from bus.scopes import flat_task_group
 from engine import models, serving
 from engine.config import Config
 from engine.errors import SpadeError
+from engine.inference.adapters import kept
 from engine.inference.completion import InferenceError
 from engine.inference.handshake import HandshakeRefused, check_sampling
 from engine.inference.launch import weight_backend
 from engine.inference.process import ServerFailed, serve
 from engine.inference.vllm import VllmClient, open_session
+from engine.weights.adapters import AdapterPath
 from engine.weights.buspath import BusPath
 from engine.weights.paths import FilePath, LearnerPath, WeightPath
 from engine.weights.update import UpdateRefused
@@ -105,8 +107,16 @@ class Server(Role):
 
     def _way(self) -> WeightPath:
         server = self.config.server
+        cache = self.context.directory / "weights-cache" / self.context.instance
+        if self.config.adapters:
+            return AdapterPath(
+                self.config.run.name,
+                self.bus.blobs,
+                cache,
+                keep=kept(self.config),
+                request_seconds=server.request_seconds,
+            )
         if server.weights == "bus":
-            cache = self.context.directory / "weights-cache" / self.context.instance
             return BusPath(self.bus.blobs, cache, hold=server.deltas)
         return FilePath(hold=server.deltas) if server.weights == "file" else LearnerPath()
 

@@ -1,0 +1,265 @@
+"""LoRA adapters as published weights: the learner writes them, servers load them beside their weights.
+
+A version is one safetensors file in PEFT's format, with the settings of the adapter (PEFT's
+``adapter_config.json``) in its metadata: one digest covers both, and one file is what travels.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from bus import BusError, NotFound
+from bus.face import Blobs
+from bus.messages import PolicyPublished
+from engine.inference import adapters
+from engine.inference.completion import InferenceError, ServerRefused
+from engine.inference.metrics import adapters_in_use
+from engine.inference.vllm import CONTROL_SECONDS, VllmClient
+from engine.lineage import Version
+from engine.weights import store
+from engine.weights.buspath import SCHEME
+from engine.weights.outcome import FetchFailed, UpdateRefused
+from engine.weights.paths import Cache, Turn, WeightPath
+from engine.weights.publisher import Publisher, Release
+
+if TYPE_CHECKING:
+    import torch
+
+FILE_NAME = "adapter_model.safetensors"
+CONFIG_NAME = "adapter_config.json"
+_METADATA = "adapter_config"
+_CONFIG_KEYS = frozenset({"peft_type", "r", "lora_alpha", "target_modules"})
+
+log = structlog.get_logger("spade.weights")
+
+
+class AdapterPublisher(Publisher):
+    """Writes adapters, each into a directory that PEFT loads; ``settings`` is their adapter_config.json."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, Any], *, bus: bool = False, keep: int = 3):
+        self._settings = json.dumps(settings, sort_keys=True)
+        super().__init__(
+            directory, bus=bus, keep=keep, file_name=FILE_NAME, metadata={_METADATA: self._settings}
+        )
+
+    def release(
+        self, version: Version, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None
+    ) -> Release:
+        """Write ``version``. Raises WeightFault when another adapter was published under it, OSError."""
+        release = super().release(version, tensors, dtype=dtype)
+        home = self._directory / f"{version.fence}-{version.step}"
+        (home / CONFIG_NAME).write_text(self._settings)
+        return release
+
+
+@dataclass
+class _Shelved:
+    """A copy that a server may still read: vLLM reads an adapter again that it has put out of its memory."""
+
+    directory: Path
+    unloaded_at: float | None = None
+
+
+class AdapterPath(WeightPath):
+    """Loads each version's adapter beside those before, and unloads what no request uses any more.
+
+    ``keep`` newest ones stay. An older one goes when the server says that it neither runs nor waits, or
+    ``request_seconds`` after a newer one came: until then a request that named it may be on its way. Its copy
+    under ``directory`` goes ``request_seconds`` later.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        blobs: Blobs,
+        directory: Path,
+        *,
+        keep: int,
+        request_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._blobs, self._directory = run, blobs, directory
+        self._keep, self._request_seconds, self._clock = keep, request_seconds, clock
+        self._shelf: dict[tuple[str, str], _Shelved] = {}  # by server and name
+        self._surpassed: dict[tuple[str, str], float] = {}
+        self._started = False
+
+    async def carries(self, client: VllmClient, policy: PolicyPublished) -> bool:
+        """Whether requests may name the adapter of ``policy``: it was loaded before, perhaps by a role that
+        died, or by a call whose answer was lost."""
+        name = adapters.name(self._run, policy.version)
+        if name not in await client.adapters():
+            return False
+        client.adapter = name
+        return True
+
+    async def bring(
+        self,
+        client: VllmClient,
+        policy: PolicyPublished,
+        *,
+        cache: Cache,
+        load_seconds: float,
+        turn: Turn | None = None,
+    ) -> float:
+        """Load the adapter under a name of its own; nothing stands still, so no turn is needed. One that is
+        there already has failed its proof and is loaded again, from another path: vLLM's prefix cache goes by
+        name and path."""
+        name = adapters.name(self._run, policy.version)
+        if name in await client.adapters():
+            await self._unload(client, name)
+        await self._start()
+        place = await self._localise(policy)
+        try:
+            await client.load_adapter(name, str(place), deadline=load_seconds)
+        except ServerRefused as error:
+            # A request that was sent again after a lost answer is refused as well: it is there already.
+            if (await client.adapters()).get(name) != str(place):
+                self._put_away(client, name, place)
+                raise UpdateRefused(f"the adapter was refused: {error.what}", where=client.url) from error
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._abandon(client, name, place)
+            raise
+        self._shelf[client.url, name] = _Shelved(place)
+        client.adapter = name
+        return 0.0
+
+    async def _start(self) -> None:
+        """Take over what a former role left here: a server that goes on may still read it."""
+        if self._started:
+            return
+        self._started = True
+        left = await anyio.to_thread.run_sync(
+            lambda: list(self._directory.iterdir()) if self._directory.is_dir() else []
+        )
+        for path in left:
+            self._shelf["", path.name] = _Shelved(path, self._clock())
+
+    async def reject(self, client: VllmClient, policy: PolicyPublished) -> None:
+        """Unload an adapter that failed its proof; nobody else has named it."""
+        await self._unload(client, adapters.name(self._run, policy.version))
+        client.adapter = ""
+
+    async def settled(self, client: VllmClient, policy: PolicyPublished) -> None:
+        """Unload what nobody uses any more, now that ``policy`` was announced. What cannot be unloaded is
+        tried again after the next version."""
+        now, current = self._clock(), adapters.name(self._run, policy.version)
+        try:
+            loaded = await client.adapters()
+            names = [name for name in loaded if name != current and adapters.run_of(name) == self._run]
+            for name in names:
+                self._surpassed.setdefault((client.url, name), now)
+            old = names[: max(0, len(names) + 1 - self._keep)]
+            used = await self._in_use(client) if old else None
+            for name in old:
+                late = now - self._surpassed[client.url, name] >= self._request_seconds
+                if late or (used is not None and name not in used):
+                    await self._unload(client, name)
+        except InferenceError as error:
+            log.warning("adapters_not_unloaded", server=client.url, reason=error.what)
+        await anyio.to_thread.run_sync(self._tidy, now)
+
+    async def _in_use(self, client: VllmClient) -> set[str] | None:
+        """Return the adapters of requests that run or wait, None when the server does not say."""
+        return adapters_in_use(await client.metrics(deadline=CONTROL_SECONDS))
+
+    async def _unload(self, client: VllmClient, name: str) -> None:
+        try:
+            await client.unload_adapter(name)
+        except ServerRefused as error:
+            log.debug("adapter_not_unloaded", server=client.url, adapter=name, reason=error.what)
+        self._surpassed.pop((client.url, name), None)
+        if (client.url, name) in self._shelf:
+            self._put_away(client, name, self._shelf.pop((client.url, name)).directory)
+
+    async def _abandon(self, client: VllmClient, name: str, place: Path) -> None:
+        """A load that failed, or whose outcome nobody knows: let the server forget it."""
+        try:
+            await client.unload_adapter(name)
+        except InferenceError as error:
+            log.debug("adapter_not_unloaded", server=client.url, adapter=name, reason=error.what)
+        self._put_away(client, name, place)
+
+    def _put_away(self, client: VllmClient, name: str, place: Path) -> None:
+        self._shelf[client.url, f"{name} in {place.name}"] = _Shelved(place, self._clock())
+
+    def _tidy(self, now: float) -> None:
+        """Remove the copies that no request can need any more."""
+        for key, shelved in list(self._shelf.items()):
+            gone = shelved.unloaded_at
+            if gone is not None and now - gone >= self._request_seconds:
+                shutil.rmtree(shelved.directory, ignore_errors=True)
+                del self._shelf[key]
+
+    async def _localise(self, policy: PolicyPublished) -> Path:
+        """Return a new directory with the adapter as PEFT has it, checked against its digest.
+
+        Raises UpdateRefused or FetchFailed.
+        """
+        place = self._directory.resolve() / f"{Version.unpack(policy.version)}-{uuid.uuid4().hex[:8]}"
+        try:
+            await anyio.to_thread.run_sync(lambda: place.mkdir(parents=True))
+            await self._fetch(policy, place / FILE_NAME)
+            await anyio.to_thread.run_sync(_prove, policy, place)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(lambda: shutil.rmtree(place, ignore_errors=True))
+            if isinstance(error, store.WeightFault):
+                raise UpdateRefused(error.what, where=policy.uri) from error
+            if isinstance(error, OSError):
+                raise FetchFailed(f"the adapter could not be written: {error}", where=policy.uri) from error
+            raise
+        return place
+
+    async def _fetch(self, policy: PolicyPublished, path: Path) -> None:
+        parts = urlsplit(policy.uri)
+        if parts.scheme != SCHEME:
+            source = store.local_path(policy.uri)
+            if not source.is_file():
+                raise store.WeightFault("the published adapter is gone", where=str(source))
+            await anyio.to_thread.run_sync(shutil.copyfile, source, path)
+            return
+        try:
+            await self._blobs.save(parts.path, path)
+        except NotFound as error:
+            what = f"the adapter is not on the bus any more: {error}"
+            raise UpdateRefused(what, where=policy.uri) from error
+        except BusError as error:
+            raise FetchFailed(f"the adapter could not be fetched: {error}", where=policy.uri) from error
+
+
+def _prove(policy: PolicyPublished, place: Path) -> None:
+    """Check the file, and write the settings that it carries beside it. Raises store.WeightFault."""
+    from safetensors import SafetensorError, safe_open
+
+    path = place / FILE_NAME
+    store.fetch(path.as_uri(), policy.sha256, policy.size)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            settings = (file.metadata() or {}).get(_METADATA, "")
+    except SafetensorError as error:
+        raise store.WeightFault(f"this is no safetensors file: {error}", where=policy.uri) from error
+    try:
+        known = json.loads(settings)
+    except ValueError:
+        known = None
+    if not isinstance(known, dict) or not known.keys() >= _CONFIG_KEYS:
+        raise store.WeightFault(
+            "these are whole weights, not an adapter",
+            where=policy.uri,
+            remedy="Learner and servers must have the same [learner.lora] publish.",
+        )
+    (place / CONFIG_NAME).write_text(settings)
