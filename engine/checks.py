@@ -322,6 +322,8 @@ def _reward(config: Config) -> Iterator[Problem]:
         yield "reward.reference_parity", 'needs a built-in variant and reward.regret_estimate = "mean"'
     if reward.reference_parity and plan.hinted_rounds > 1:
         yield "curriculum.hinted_rounds", "must be 1 for reward.reference_parity: hints are played once there"
+    if reward.reference_parity and reward.hint_leak == "floor":
+        yield "reward.hint_leak", 'must be "flag" for reward.reference_parity, which knows no such floor'
     if not 0 <= reward.low <= reward.high <= 1:
         yield "reward.low", f"0 <= low <= high <= 1 must hold; reward.high = {reward.high}"
     for name in ("ramp", "regret_scale", "micro_lp_scale", "frontier_scale"):
@@ -344,7 +346,8 @@ def _quotas(config: Config) -> Iterator[Problem]:
     yield from _least("learner.designer.quota", learner.designer.quota, 0)
     if 0 <= plays < learner.agent.quota:
         yield "learner.agent.quota", f"can never be filled: a round has at most {plays} plays; 0 takes all"
-    designs = plan.environments * (config.designer.attempts if config.designer.invalid == "penalise" else 1)
+    each = config.designer.attempts if config.designer.invalid == "penalise" else 1
+    designs = plan.environments * (each + config.designer.hint_train)
     if 0 <= designs < learner.designer.quota:
         yield (
             "learner.designer.quota",
@@ -424,6 +427,8 @@ def _evaluator(config: Config) -> Iterator[Problem]:
     evaluator = config.evaluator
     yield from _least("evaluator.every", evaluator.every, 0)
     yield from _least("evaluator.temperature", evaluator.temperature, 0)
+    if evaluator.every == 0 and config.learner.best_by in {suite.name for suite in evaluator.suites}:
+        yield "evaluator.every", f'must be at least 1 for learner.best_by = "{config.learner.best_by}"'
     names = [suite.name for suite in evaluator.suites]
     for index, suite in enumerate(evaluator.suites):
         key = f"evaluator.suites[{index}]"

@@ -48,7 +48,7 @@ def run(path: Path, overrides: Sequence[str], console: Console, *, resume: str =
     """
     config = recipe.load(path, overrides).config
     directory = RunDirectory.of(config)
-    start = _start(resume, directory)
+    start = _start(resume, directory, config)
     # A signal that comes before the supervisor can drain waits until it can.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with directory.locked():
@@ -98,7 +98,7 @@ def is_complete(directory: RunDirectory, config: Config) -> bool:
     return bool(ended and ended.get("complete"))
 
 
-def _start(resume: str, directory: RunDirectory) -> Path | None:
+def _start(resume: str, directory: RunDirectory, config: Config) -> Path | None:
     """Return the checkpoint to begin at, None for none. Raises ConfigError when the run may not begin."""
     started = (
         directory.model_file.exists() if resume not in ("auto", "never") else directory.config_file.exists()
@@ -117,7 +117,26 @@ def _start(resume: str, directory: RunDirectory) -> Path | None:
             f"--resume {resume}: that is no checkpoint.",
             remedy="Say auto, never, or a directory under RUN/learner/checkpoints.",
         )
+    _require_fitting(checkpoint, config)
     return checkpoint
+
+
+def _require_fitting(checkpoint: Path, config: Config) -> None:
+    """Raise ConfigError when the learner of ``config`` could not take up what ``checkpoint`` holds."""
+    source = RunDirectory(checkpoint.parents[2]) if len(checkpoint.parents) > 2 else None
+    if source is None or not source.config_file.exists():
+        return  # the export that comes next says so
+    theirs, ours = source.config().learner, config.learner
+    for key, was, now in (
+        ("learner.lora.rank", theirs.lora.rank, ours.lora.rank),
+        ("learner.lora.targets", list(theirs.lora.targets), list(ours.lora.targets)),
+        ("learner.optimizer.kind", theirs.optimizer.kind, ours.optimizer.kind),
+    ):
+        if was != now:
+            raise ConfigError(
+                f"--resume {checkpoint}: {key} is {was!r} in that run and {now!r} in this one.",
+                remedy="Set it as it was, or begin at its weights alone: spade export, then model.path.",
+            )
 
 
 async def _prepare(config: Config, directory: RunDirectory, view: View, start: Path | None = None) -> Path:

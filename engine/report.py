@@ -24,6 +24,8 @@ from engine.run import RunDirectory
 SHOWN = 3
 _RANKED = """SELECT s.design, s.round, s.win, s.regret, s.reward, s.state, e.title, e.skill, e.source, e.hint,
     e.family, e.difficulty, json_extract(s.fields, '$.noise_floor') AS noise,
+    json_extract(s.fields, '$.regret_low') AS low, json_extract(s.fields, '$.regret_high') AS high,
+    json_extract(s.fields, '$.regret_paid') AS paid,
     json_extract(s.fields, '$.leak') AS leak
 FROM (SELECT * FROM scores s ORDER BY {0} LIMIT ?) s JOIN environments e USING (design) ORDER BY {0}"""
 _TEMPLATE = Path(__file__).with_name("report.html.j2")

@@ -49,6 +49,11 @@ class Retention:
         """The suite whose scores are wanted, empty for none."""
         return "" if self._by.startswith("metric:") else self._by
 
+    @property
+    def metric(self) -> str:
+        """The metric of a batch that is wanted, empty for none."""
+        return self._by.removeprefix("metric:").removeprefix("-") if self._by and not self.suite else ""
+
     def saved(self, name: str, metrics: dict[str, float]) -> bool:
         """Note a checkpoint and the metrics of its last batch; return whether it is the best one now."""
         if self.suite:
@@ -56,11 +61,10 @@ class Retention:
             if place not in self._waiting and self._every and place.step % self._every == 0:
                 self._waiting = [*self._waiting, place][-_WAITING:]
             return False
-        metric = self._by.removeprefix("metric:")
-        value = metrics.get(metric.removeprefix("-"))
-        if not self._by or value is None:
+        value = metrics.get(self.metric)
+        if not self.metric or value is None:
             return False
-        return self._take(name, -value if metric.startswith("-") else value)
+        return self._take(name, -value if self._by.startswith("metric:-") else value)
 
     def scored(self, fence: int, low: int, high: int, score: float, there: list[str]) -> bool:
         """Note that versions ``low`` to ``high`` of ``fence`` came to ``score``; ``there`` are the names of

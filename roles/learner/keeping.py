@@ -51,6 +51,7 @@ class Keeper:
         state = msgspec.structs.replace(state, curriculum=position)
         before = self._retention.spared()
         best = self._retention.saved(name_of(state), dict(metrics))
+        self._say_what_is_unknown(metrics)
         spared = before | self._retention.spared()
 
         def write() -> Path:
@@ -60,6 +61,12 @@ class Keeper:
         await in_thread(write, "checkpoint")
         if best:
             await self._note_best()
+
+    def _say_what_is_unknown(self, metrics: Mapping[str, float]) -> None:
+        """Warn of a metric that no batch has: nothing would ever be the best."""
+        wanted = self._retention.metric
+        if wanted and metrics and wanted not in metrics:
+            self._log.warning("learner.best_by_unknown", metric=wanted, known=sorted(metrics))
 
     async def look(self) -> None:
         """Take in what the evaluator has published since the last look."""

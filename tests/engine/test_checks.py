@@ -74,6 +74,15 @@ def test_the_toy_recipe_has_no_problem() -> None:
         (["reward.lowest_return=0.5"], "reward.lowest_return"),
         (["reward.reference_parity=true", "reward.regret_estimate=lower"], "reward.reference_parity"),
         (["reward.reference_parity=true", "reward.variant=a.b:c"], "reward.reference_parity"),
+        (["reward.reference_parity=true", "reward.hint_leak=floor"], "reward.hint_leak"),
+        (
+            [
+                'evaluator.suites=[{name = "a", source = "seeds:mid"}]',
+                "evaluator.every=0",
+                "learner.best_by=a",
+            ],
+            "evaluator.every",
+        ),
         (["curriculum.environments=5"], "curriculum.environments"),
         (["curriculum.hinted_plays=3"], "curriculum.hinted_plays"),
         (["curriculum.hinted_plays=0"], "curriculum.hinted_plays"),

@@ -12,6 +12,8 @@ from engine.envs import Catalogue
 
 DOUBT = {
     "noise_floor": 0.31,
+    "regret_low": -0.2,
+    "regret_high": 0.7,
     "regret_paid": 0.05,
     "pairs": 4,
     "pairs_apart": 3,
@@ -46,4 +48,5 @@ def test_the_report_has_them_beside_the_regret(opened: Path) -> None:
     rows = {row["design"]: row for row in (*best, *worst)}
     assert (rows["design-0"]["noise"], bool(rows["design-0"]["leak"])) == (0.31, True)
     assert not rows["design-1"]["leak"]
+    assert (rows["design-0"]["paid"], rows["design-0"]["low"]) == (0.05, -0.2)
     assert any("noise of one environment" in figure for figure in drawn)

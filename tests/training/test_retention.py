@@ -19,12 +19,13 @@ def test_without_a_measure_nothing_is_spared():
     retention = Retention("", every=10)
     assert not retention.saved(name(10), {"loss": 1.0})
     assert retention.spared() == frozenset()
-    assert retention.suite == ""
+    assert retention.suite == retention.metric == ""
 
 
 def test_the_highest_or_the_lowest_of_a_metric():
     for by, best in (("metric:reward", 2), ("metric:-reward", 3)):
         retention = Retention(by)
+        assert (retention.metric, retention.suite) == ("reward", "")
         for step, value in ((1, 0.2), (2, 0.9), (3, 0.1), (4, 0.5)):
             retention.saved(name(step), {"reward": value})
         assert retention.best is not None
