@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from engine.similarity import terms
+from roles.designer.deadwood import unused
 
 _LONGEST_NAME = 24
 _PREFIX = re.compile(r"^[A-Za-z]{0,2}('''|\"\"\"|'|\")")
@@ -18,7 +19,8 @@ _LINE_ENDS = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 class Anatomy(NamedTuple):
     """Stems of words. ``works``: names and short strings, which the code compares and keeps; ``shown``:
-    longer strings, which are texts for the player; ``said``: comments, docstrings, declared metadata."""
+    longer strings, which are texts for the player; ``said``: comments, docstrings, declared metadata, the
+    name of the class, and what nothing in the program reads."""
 
     works: frozenset[str]
     shown: frozenset[str]
@@ -32,8 +34,10 @@ def dissect(source: str) -> Anatomy:
     except (tokenize.TokenError, SyntaxError, ValueError):
         return Anatomy(stems(source), frozenset(), frozenset())
     works, shown, said = list[str](), list[str](), list[str]()
+    idle = unused(source)
     for token, declared in _marked(tokens):
-        if declared or token.type == tokenize.COMMENT:
+        idly = idle.covers(token.start) or (token.type == tokenize.NAME and token.string in idle.names)
+        if declared or idly or token.type == tokenize.COMMENT:
             said.append(token.string)
         elif token.type == tokenize.NAME:
             works.append(token.string)

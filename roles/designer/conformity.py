@@ -33,6 +33,7 @@ _OWN_SHARE = 0.1
 _LONG_DOCUMENT = 30
 _ENOUGH_SHOWN = 3
 _EPISODES, _DISTINCT = 4, 3
+_NOTHING = "nothing in it comes from its document"
 
 # The common words of English texts and of rules of games.
 _STOP = stems(
@@ -159,7 +160,7 @@ def _ungrounded(
         return "", None
     if rivals > RIVALS:
         named = len(grounds.own(document) & parts.said) > 1
-        where = "only comments name its document" if named else "nothing in it comes from its document"
+        where = "only comments name its document, or code of no use" if named else _NOTHING
         return f"{where}: {rivals:.0%} of the other documents suit it as well", rivals
     own = grounds.own(document)
     if len(own) >= _LONG_DOCUMENT:

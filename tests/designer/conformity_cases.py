@@ -280,6 +280,23 @@ UNGROUNDED = (
         document="bridges",
         said="only comments name",
     ),
+    *(
+        Case(f"the document {name}", program, document="photosynthesis", said="or code of no use")
+        for name, program in {
+            "in a variable": guess(comment="stomata = chlorophyll = glucose = oxygen = sunlight = 0"),
+            "in an attribute": guess(comment="class _: pass").replace(
+                "self.turn = 0", "self.turn = 0; self.stomata = self.chlorophyll = self.glucose = 0"
+            ),
+            "in a text that nobody reads": guess(comment='told = "stomata chlorophyll glucose sunlight"'),
+            "behind other letters": guess(
+                comment='about = "\u2600\ufe0f chlorophyll"; stomata = "glucose, sunlight, oxygen"'
+            ),
+            "in a chain of no use": guess(comment="stomata = 1\nglucose = stomata\nsunlight = glucose"),
+            "in a function that nobody calls": guess()
+            + "    def glucose(self, stomata, sunlight):\n        return stomata + sunlight\n",
+            "in the name of the class": guess().replace("GameEnv", "StomataChlorophyllGlucoseEnv"),
+        }.items()
+    ),
     Case(
         "the document named in passing",
         guess(intro="In a crevasse of the glacier lies 1 to 9. You have 4 tries."),

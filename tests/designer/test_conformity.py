@@ -22,6 +22,7 @@ from engine.config import Designer as DesignerConfig
 from roles.designer import claims
 from roles.designer.anatomy import dissect, stem, stems
 from roles.designer.conformity import RIVALS, Finding, Grounds, Ticketed, examine
+from roles.designer.deadwood import unused
 from roles.designer.inspector import Inspector, Notes
 from roles.designer.memory import Memory
 from roles.designer.neighbours import Neighbours
@@ -346,10 +347,36 @@ def test_words_are_told_apart_by_what_they_do() -> None:
         '        if lever_arm == "kangaroo": return f"The walrus {lever_arm} swims"\n'
         '        return "A longer text about many ostriches here"\n'
     )
-    assert {stem(word) for word in ("zebra", "lever", "arm", "kangaroo")} <= parts.works
+    assert {stem(word) for word in ("lever", "arm", "kangaroo")} <= parts.works
+    assert stem("zebra") in parts.said - parts.works
     assert {stem(word) for word in ("walrus", "swims", "ostriches")} <= parts.shown
     assert {stem(word) for word in ("whales", "penguins", "tigers", "lions")} <= parts.said
     assert not {stem("whales"), stem("penguins"), stem("walrus")} & parts.works
+
+
+@pytest.mark.parametrize(
+    ("source", "idle"),
+    [
+        ("a = 1\nb = a\n", True),
+        ("a = 1\nprint(a)\n", False),
+        ("class X(Y):\n    a = 1\n", False),
+        ("a = 1\ngetattr(x, 'a')\n", False),
+        ("class X:\n    def step(self, action):\n        self.a += 1\n", True),
+        ("class X:\n    def step(self, action):\n        self.a += 1; return self.a\n", False),
+        ("def f(a):\n    return a\nf(a=1)\n", False),
+        ("for a in (1, 2): print(a)\n", False),
+    ],
+)
+def test_what_nothing_reads_is_of_no_use(source: str, idle: bool) -> None:
+    assert ("a" in unused(source).names) is idle
+
+
+def test_a_large_program_of_no_use_is_read_in_time() -> None:
+    lines = [f"w{number} = '\u2600'; v{number} = w{number}" for number in range(4000)]
+    idle = unused("\n".join(lines))
+    assert all(idle.covers((number, len(line) - 1)) for number, line in enumerate(lines, 1))
+    assert not any(idle.covers((number, len(line))) for number, line in enumerate(lines, 1))
+    assert dissect("x = 1\n" * 20_000).works == frozenset()
 
 
 @given(st.text())
