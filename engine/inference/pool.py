@@ -292,7 +292,7 @@ class InferencePool:
         if server.gone or server.breaker.retry_at is not None:
             self._counts["moved"] += 1
             raise ServerGone("it was lost before the request was sent", where=server.url)
-        completion: Completion | None = None
+        completion, why = None, "the request was moved away from a lost server"
         in_flight, started = server.load, anyio.current_time()
         try:
             with anyio.CancelScope() as scope:
@@ -305,8 +305,10 @@ class InferencePool:
                     stop_token_ids=request.stop_token_ids,
                     salt=str(server.version),
                 )
-                await self._acknowledged(server, found, request.end)
-                completion = found
+                if await self._acknowledged(server, found, request.end):
+                    completion = found
+                else:
+                    why = "a version that sampled its answer was never proved"
         except (ServerGone, ServerStuck) as error:
             self._failed(server, error, in_flight)
             raise
@@ -317,24 +319,25 @@ class InferencePool:
             server.scopes.discard(scope)
         if completion is None:
             self._counts["moved"] += 1
-            raise ServerGone("the request was moved away from a lost server", where=server.url)
+            raise ServerGone(why, where=server.url)
         self._answered(server, completion, in_flight)
         self._hedging.answered(request.sampling.max_tokens, anyio.current_time() - started)
         return completion
 
-    async def _acknowledged(self, server: Server, completion: Completion, end: float) -> None:
-        """Return when the server has proved all versions that sampled ``completion``."""
-        versions = [span.version for span in completion.spans]
+    async def _acknowledged(self, server: Server, completion: Completion, end: float) -> bool:
+        """Return whether the server has proved all versions that sampled ``completion``, as soon as the
+        newest of them is decided; one that was passed over will never be."""
+        versions = {span.version for span in completion.spans}
         if any(version < 0 for version in versions):
             raise _Unlabelled("its weights carry no version: they were never pushed", where=server.url)
         newest = max(versions, default=0)
         if newest <= server.version:
-            return
+            return server.has_proved(versions)
         self._counts["unproved"] += 1
         with anyio.move_on_at(end):
             while newest > server.version:
                 await server.acknowledged.wait()
-            return
+            return server.has_proved(versions)
         raise _Unproved(f"version {newest} was not acknowledged in time", where=server.url)
 
     def _answered(self, server: Server, completion: Completion, in_flight: int) -> None:

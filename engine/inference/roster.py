@@ -7,7 +7,7 @@ but by no more than ``max_lag`` versions (invariant I6).
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from engine.lineage import Lineage, Version
 
 _AFFINITIES = 65536
 _FLOOR = 8
+_REMEMBERED = 256  # versions; no request lives through more
 
 
 @dataclass(eq=False)
@@ -42,6 +43,14 @@ class Server:
     scopes: set[anyio.CancelScope] = field(default_factory=set)
     keeper: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     acknowledged: anyio.Event = field(default_factory=anyio.Event)
+    proved: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    def __post_init__(self) -> None:
+        self.proved.append(self.version)
+
+    def has_proved(self, versions: set[int]) -> bool:
+        """Whether the server has proved each of ``versions``, not only a newer one."""
+        return versions.issubset(self.proved)
 
     def evict(self) -> None:
         """End every request in flight here; each moves to another server."""
@@ -50,6 +59,8 @@ class Server:
 
     def acknowledge(self, version: int) -> None:
         """The server has proved ``version``: its tokens may be used."""
+        if version not in self.proved:
+            self.proved.append(version)
         if version > self.version:
             self.version = version
             event, self.acknowledged = self.acknowledged, anyio.Event()

@@ -236,6 +236,26 @@ async def test_tokens_whose_version_is_never_acknowledged_are_thrown_away() -> N
         assert found[0].spans[0].version == 2
 
 
+async def test_a_newer_proof_does_not_vouch_for_a_version_that_was_passed_over() -> None:
+    """Version 2 was in the server, but nobody proved it before 3 came."""
+    async with fake_vllm() as a, new_pool() as pool:
+        for fact in (policy(1), serving(a, "a", 1), policy(2), policy(3)):
+            pool.apply(fact)
+        a.version = "2"
+        found: list[Completion] = []
+
+        async def one() -> None:
+            found.append(await ask(pool))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one)
+            await until(lambda: pool.statistics()["unproved"] == 1)
+            pool.apply(serving(a, "a", 3))
+        assert [span.version for span in found[0].spans] == [3]
+        assert a.calls[GENERATE] == 2
+        assert (pool.statistics()["moved"], pool.statistics()["a.failures"]) == (1, 0), "no fault of its own"
+
+
 async def test_a_version_that_is_not_acknowledged_in_time_ends_at_the_deadline() -> None:
     async with fake_vllm() as a, new_pool() as pool:
         pool.apply(serving(a, "a", 1))
