@@ -192,11 +192,14 @@ def _steps(text: str) -> tuple[int, int] | None:
     first, dots, last = text.partition("..")
     try:
         begin = int(first) if first or not dots else 0
-        return begin, (int(last) if last else sys.maxsize) if dots else begin
+        end = (int(last) if last else sys.maxsize) if dots else begin
+        if end < begin:
+            raise ValueError
     except ValueError as error:
         raise ConfigError(
             f"{text!r} is no range of steps.", remedy="Write 7, 10..20, 10.. or ..20."
         ) from error
+    return begin, end
 
 
 def _everything(catalogue: Catalogue, entry: Entry) -> dict[str, object]:

@@ -93,6 +93,8 @@ def _directory(root: Path) -> Iterator[tuple[str, str]]:
     if not root.is_dir():
         raise ConfigError(f"{_KEY} names {root}, which is no directory.", remedy="Give the path of one.")
     for path in root.rglob("*.py"):
+        if not path.is_file():
+            continue
         try:
             yield path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:

@@ -132,6 +132,7 @@ def test_diff_has_figures_and_lines(spade: Spade) -> None:
         (("show", "zzz"), ("no environment 'zzz'", "spade envs list")),
         (("show", "design"), ("beginning of 3 environments", "Give more characters")),
         (("list", "--step", "a..b"), ("no range of steps", "10..20")),
+        (("list", "--step", "20..10"), ("no range of steps", "10..20")),
         (("list", "--state", "won"), ("no state 'won'", "mastered")),
         (("list", "--sort", "luck"), ("'luck'", "regret")),
         (("list", "--run", "other"), ("no run other", "toy")),

@@ -58,6 +58,7 @@ def test_a_directory_is_read_with_what_lies_below_it(tmp_path: Path) -> None:
     (tmp_path / "logic" / "a.py").write_text("class AEnv: ...")
     (tmp_path / "b.py").write_text("class BEnv: ...")
     (tmp_path / "notes.txt").write_text("not a program")
+    (tmp_path / "old.py").mkdir()
     assert dict(read(f"dir:{tmp_path}")) == {"logic/a.py": "class AEnv: ...", "b.py": "class BEnv: ..."}
 
 
