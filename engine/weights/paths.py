@@ -18,7 +18,7 @@ import structlog
 
 from bus.messages import PolicyPublished
 from engine.inference.completion import InferenceError, ServerStuck
-from engine.inference.vllm import VllmClient
+from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.lineage import Version
 from engine.weights.outcome import FetchFailed, ServerBroken, UpdateRefused
 from engine.weights.plugin import REFUSED, STATE
@@ -29,6 +29,7 @@ Turn = Callable[[], Awaitable[None]]
 
 _ASK_SECONDS = (0.005, 0.25)
 _ARRIVAL_SECONDS = 0.5
+_CLOSE_SECONDS = 5.0  # who comes next closes what a hanging server has left open
 
 log = structlog.get_logger("spade.weights")
 
@@ -103,7 +104,7 @@ class FilePath(WeightPath):
                 await turn()
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await _close(client)
+                await _close(client, deadline=_CLOSE_SECONDS)
             raise
         return await _load(client, policy, info, cache, load_seconds)
 
@@ -234,9 +235,9 @@ async def _open(client: VllmClient) -> None:
         await client.start_update()
 
 
-async def _close(client: VllmClient) -> None:
+async def _close(client: VllmClient, *, deadline: float = CONTROL_SECONDS) -> None:
     """Close a session that has loaded nothing. vLLM has closed it already where the push was an error."""
     try:
-        await client.finish_update(None)
+        await client.finish_update(None, deadline=deadline)
     except InferenceError as error:
         log.debug("session_not_closed", server=client.url, reason=error.what)

@@ -141,6 +141,27 @@ async def test_cancellation_waits_for_a_load_in_progress_and_resumes() -> None:
         assert not fake.paused
 
 
+async def test_a_server_that_hangs_does_not_hold_up_who_gives_its_update_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.weights.paths._CLOSE_SECONDS", 0.05)
+    async with fake_vllm(faults={"/finish_weight_update": ["hang"]}) as fake, open_session() as session:
+        with anyio.fail_after(5), anyio.CancelScope() as scope:
+
+            async def turn() -> None:
+                scope.cancel()
+                await anyio.sleep_forever()
+
+            client = VllmClient(fake.url, session)
+            await update(
+                client, policy(2), cache="recompute", tolerance=1e-3, load_seconds=5.0, path=None, turn=turn
+            )
+        assert scope.cancelled_caught
+        assert fake.session_open
+        await update(client, policy(3), cache="recompute", tolerance=1e-3, load_seconds=5.0)
+        assert (fake.version, fake.session_open) == ("3", False)
+
+
 def with_delta(version: int) -> PolicyPublished:
     """Return a policy that a server which holds "base" reaches by a delta."""
     one = WeightDelta(base="base", whole="0" * 64, uri="file:///delta", sha256="d", size=0)
