@@ -22,8 +22,8 @@ _NUMERALS |= {
 _NUMERAL = re.compile(
     rf"\b({'|'.join(sorted(map(re.escape, _NUMERALS), key=len, reverse=True))})\b", re.IGNORECASE
 )
-_SPELT = re.compile(r"(?<![^\W_])[^\W\d_](?:[\s.,_-]+[^\W\d_]){2,}(?![^\W_])")
-_JOINTS = re.compile(r"[\s.,_-]+")
+# With commas between them, letters are a list.
+_SPELT = re.compile(r"(?<![^\W_])[^\W\d_]([ ._-])[^\W\d_](?:\1[^\W\d_])+(?![^\W_])")
 _LEADING = re.compile(r"(?<![\w.])0+(?=\d)")
 
 
@@ -31,6 +31,6 @@ def plain(text: str) -> str:
     """Return ``text`` with wide letters and digits as usual ones, without signs that are not seen, with
     numbers in digits (*one* stays, which is seldom a number) and words that were spelt letter by letter."""
     seen = (sign for sign in unicodedata.normalize("NFKC", text) if unicodedata.category(sign) != "Cf")
-    joined = _SPELT.sub(lambda found: _JOINTS.sub("", found[0]), "".join(seen))
+    joined = _SPELT.sub(lambda found: found[0].replace(found[1], ""), "".join(seen))
     digits = _NUMERAL.sub(lambda found: str(_NUMERALS[found[0].lower()]), joined)
     return _LEADING.sub("", digits)

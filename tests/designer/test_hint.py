@@ -56,6 +56,7 @@ WAY = Answers(
 )
 ALWAYS = Answers(alone=("swordfish",) * 3, actions=frozenset({"swordfish", "banana"}), instances=3)
 SEVEN = Answers(alone=("7",) * 5, actions=frozenset({"7", "8"}), instances=5)
+LETTERS = Answers(alone=("A", "D", "D"), actions=frozenset("ABCD"), instances=5)
 OFTEN = Answers(alone=("4",) * 5, actions=frozenset({"4", "5"}), instances=12)
 ROOMS = Answers(plans=(("go to kitchen", "take key", "go to hall"),), actions=frozenset({"take key"}))
 CELLS = frozenset({"A1", "B4", "B5"})
@@ -122,6 +123,8 @@ LONG = Answers(alone=("pull the rusty chain",), actions=frozenset({"wait"}), ins
         ("OPENDOOR!", OPEN, True),
         ("Try 42 at once, in two steps.", NUMBERS, True),
         ("I am a b or c", DOORS, False),
+        ("It is A, B, C or D.", LETTERS, False),
+        ("It is D.", LETTERS, True),
         ("", Answers(), False),
         ("Say 5", Answers(), False),
     ],
