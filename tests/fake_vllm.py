@@ -38,7 +38,8 @@ class FakeVllm:
     hold, ``rotten`` is why its next proofs fail ("" for one that does not), ``infos`` are the pushes.
     ``pace`` is the seconds that a token takes: between two of them the server may be paused and loaded; a
     load takes ``load_seconds``, and scoring a prompt ``score_seconds``. ``journal`` (url, route) may be
-    shared. ``named`` are the names of all adapters that were ever loaded."""
+    shared. ``named`` are the names of all adapters that were ever loaded, ``claims`` is the one that answers
+    say, if any."""
 
     url: str = ""
     version: str = "default"
@@ -64,6 +65,7 @@ class FakeVllm:
     adapters: dict[str, str] = field(default_factory=dict)
     adapted: dict[str, str] = field(default_factory=dict)
     named: list[str] = field(default_factory=list)
+    claims: str = ""
     vocabulary: int = 64
     context: int = 1 << 20
     root: str = ""
@@ -321,7 +323,7 @@ class FakeVllm:
             "weight_versions": spans,
             "logprobs": {"content": content},
         }
-        return {"prompt_logprobs": rows, "choices": [choice]}
+        return {"model": self.claims or body.get("model"), "prompt_logprobs": rows, "choices": [choice]}
 
     def _candidates(
         self, token: int, parameters: dict[str, Any], adapter: str | None

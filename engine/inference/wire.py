@@ -48,6 +48,7 @@ class _PromptLogprob(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
+    model: str | None = None
     prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
 
 
@@ -131,13 +132,16 @@ def table(payload: bytes, where: str) -> dict[str, Any]:
 def completion(payload: bytes, where: str, *, longest: int | None = None, adapter: str = "") -> Completion:
     """Parse and check an answer to ``generate_body`` of at most ``longest`` tokens.
 
-    What ``adapter`` sampled has the version of its name: the server's label is of the weights beneath it,
-    which nobody may have changed.
+    What ``adapter`` sampled, by the server's own word, has the version of its name: the server's label is of
+    the weights beneath it, which nobody may have changed.
 
     Raises ServerGone when it is no answer (unreadable, aborted, log-probs or version spans missing or not
     fitting the tokens): another server may know better.
     """
-    choice = _answer(payload, where).choices[0]
+    answer = _answer(payload, where)
+    if adapter and answer.model != adapter:
+        raise ServerGone(f"it sampled by {answer.model} where {adapter} was asked for", where=where)
+    choice = answer.choices[0]
     tokens = choice.token_ids or []
     content = (choice.logprobs.content if choice.logprobs else None) or []
     if [entry.token_id for entry in content] != tokens:

@@ -28,6 +28,7 @@ def complaints(learner: dict[str, Any]) -> list[str]:
         {"best_by": "metric:entropy"},
         {"best_by": "metric:-loss"},
         {"lora": {"rank": 8, "targets": ["q_proj"], "dropout": 0.1}},
+        {"lora": {"rank": 8, "publish": "adapter"}},
         {"optimizer": {"kind": "paged_adamw_8bit"}},
     ],
 )
@@ -44,7 +45,24 @@ def test_what_can_run(learner: dict[str, Any]):
         ({"lora": {"rank": -1}}, "learner.lora.rank"),
         ({"lora": {"rank": 8, "alpha": 0}}, "learner.lora.alpha"),
         ({"lora": {"rank": 8, "dropout": 1.0}}, "learner.lora.dropout"),
+        ({"lora": {"publish": "adapter"}}, "learner.lora.publish"),
+        ({"lora": {"rank": 513, "publish": "adapter"}}, "learner.lora.publish"),
     ],
 )
 def test_what_cannot(learner: dict[str, Any], key: str):
     assert complaints(learner) == [key]
+
+
+@pytest.mark.parametrize(
+    ("server", "keys"),
+    [
+        ({"weights": "bus"}, []),
+        ({"weights": "ipc", "port": 8000}, ["learner.lora.publish"]),
+        ({"deltas": True}, ["server.deltas"]),
+    ],
+)
+def test_adapters_travel_as_whole_files(server: dict[str, Any], keys: list[str]):
+    lora = {"rank": 8, "publish": "adapter"}
+    tables = {"run": {"name": "t"}, "model": {"path": "x"}, "learner": {"lora": lora}, "server": server}
+    found = [key for key, _ in check(msgspec.convert(tables, Config))]
+    assert [key for key in found if key in ("learner.lora.publish", "server.deltas")] == keys

@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from engine.config import Config, Model, Run, Server
+from engine.config import Config, Learner, Lora, Model, Run, Server
 from engine.errors import ConfigError, SpadeError
 from engine.inference import launch
 from engine.inference.launch import check_args, command, environment, port_for
@@ -107,6 +108,21 @@ def test_a_server_on_several_hosts_is_not_tied_to_loopback(on_cpu: bool, args: d
     assert "VLLM_HOST_IP" not in environment(config(args=args))
     own = environment(config(args=args, environment={"VLLM_HOST_IP": "10.0.0.1"}))
     assert own["VLLM_HOST_IP"] == "10.0.0.1"
+
+
+@pytest.mark.parametrize(("rank", "largest"), [(1, "1"), (8, "8"), (9, "16"), (65, "128"), (512, "512")])
+def test_a_server_that_is_given_adapters_takes_no_weights(on_cpu: bool, rank: int, largest: str) -> None:
+    adapted = msgspec.structs.replace(config(), learner=Learner(lora=Lora(rank=rank, publish="adapter")))
+    found = flags(command(adapted, MODEL, 1))
+    assert found["enable-lora"] is None
+    assert (found["max-lora-rank"], found["max-loras"]) == (largest, "5")
+    assert "weight-transfer-config" not in found
+    assert "worker-extension-cls" not in found
+    assert environment(adapted)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert "enable-lora" not in flags(command(adapted, MODEL, 1, updates=False)), "it is never given any"
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in environment(config())
+    own = msgspec.structs.replace(adapted, server=Server(args={"max-loras": 9}))
+    assert flags(command(own, MODEL, 1))["max-loras"] == "9"
 
 
 @pytest.mark.parametrize(

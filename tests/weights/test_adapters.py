@@ -11,6 +11,7 @@ import anyio
 import msgspec
 import pytest
 import torch
+from adapter_files import SETTINGS, AdapterLearner
 from fake_vllm import FakeVllm, fake_vllm, policy, until
 
 from bus import MemoryBus
@@ -27,31 +28,14 @@ from engine.weights.adapters import CONFIG_NAME, FILE_NAME, AdapterPath, Adapter
 from engine.weights.outcome import FetchFailed, ServerBroken
 from engine.weights.update import Updated, UpdateRefused, update
 
-SETTINGS = {"peft_type": "LORA", "r": 4, "lora_alpha": 8.0, "target_modules": ["q_proj"]}
 RUN = "trial"
-
-
-class Learner:
-    """Publishes adapters whose first number is the step: that is what the fake server computes with."""
-
-    def __init__(self, directory: Path, bus: MemoryBus, *, way: str = "file", keep: int = 10) -> None:
-        self.bus = bus
-        self.publisher = AdapterPublisher(directory, SETTINGS, bus=way == "bus", keep=keep)
-
-    async def publish(self, step: int) -> PolicyPublished:
-        tensors = {"base_model.model.q_proj.lora_A.weight": torch.full((4, 8), float(step))}
-        release = self.publisher.release(Version(0, step), tensors)
-        await self.publisher.upload(self.bus.blobs, release)
-        await self.publisher.tidy(self.bus.blobs)
-        fields = {"uri": release.uri, "sha256": release.sha256, "size": release.size}
-        return msgspec.structs.replace(policy(step), **fields)
 
 
 class World:
     def __init__(self, fake: FakeVllm, client: VllmClient, directory: Path, way: str = "file") -> None:
         self.fake, self.client, self.cache, self.now = fake, client, directory / "cache", 0.0
         self.bus = MemoryBus(run=RUN, role="server", instance="0")
-        self.learner = Learner(directory / "published", self.bus, way=way)
+        self.learner = AdapterLearner(directory / "published", self.bus, way=way)
         self.path = self.another_role()
 
     def another_role(self) -> AdapterPath:
@@ -277,6 +261,14 @@ async def test_a_request_in_flight_ends_with_its_adapter_and_one_too_late_goes_e
                 await w.sample()
             w.fake.hold.set()
         assert found == [(1,)]
+
+
+async def test_tokens_of_another_adapter_are_not_taken(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.serve(1)
+        w.fake.claims = adapters.name(RUN, 9)
+        with pytest.raises(ServerGone, match="where trial@0"):
+            await w.sample()
 
 
 async def test_weights_that_were_replaced_beneath_an_adapter_are_noticed(tmp_path: Path) -> None:
