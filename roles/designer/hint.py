@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from roles.designer.prompt import PromptWriter
 
 LONGEST_HINT = 800
+_NO_ADVICE = ("\\boxed", "```")
 _THINK, _THINK_END = "<think>", "</think>"
 _LABEL = re.compile(r"^\s*hint\s*:\s*", re.IGNORECASE)
 _WORD = re.compile(r"-?\d+|[^\W\d_]+")
@@ -76,15 +77,16 @@ def clean_hint(text: str, finish: str) -> str | None:
     r"""Return the hint in a reply as one line, None when it is not acceptable.
 
     Refused are a reply that was cut, an empty one, one longer than LONGEST_HINT characters, and one with
-    a ``\boxed`` group, which would be an action and not advice. Reasoning before the last closing think
-    tag is not part of the hint, and reasoning that does not end is none.
+    a ``\boxed`` group, which would be an action and not advice, a block of code, or signs that cannot be
+    shown. Reasoning before the last closing think tag is not part of the hint, and reasoning that does not
+    end is none.
     """
     if finish != "stop":
         return None
     line = _LABEL.sub("", " ".join(text.rpartition(_THINK_END)[2].split()))
-    if not line or len(line) > LONGEST_HINT or "\\boxed" in line or line.startswith(_THINK):
+    if not line or len(line) > LONGEST_HINT or line.startswith(_THINK):
         return None
-    return line
+    return None if any(sign in line for sign in _NO_ADVICE) or not line.isprintable() else line
 
 
 def gives_away(hint: str, answers: Answers) -> str:
