@@ -14,6 +14,7 @@ from roles.learner.role import Learner
 def test_a_policy_names_the_learners_vocabulary_and_tokenizer() -> None:
     release = Release("file:///w", "0" * 64, 8)
     learner = SimpleNamespace(
+        config=SimpleNamespace(adapters=False),
         _version=Version(1, 2),
         _outlet=SimpleNamespace(release=lambda *_, **__: release),
         _trainer=SimpleNamespace(weights=dict, canary=lambda tokens: np.zeros(len(tokens) - 1, "<f4")),
