@@ -111,7 +111,9 @@ def line(status: Status, config: Config, phase: str) -> str:
         f"tok/s {status.tokens_per_second:.0f}",
         f"age<={status.max_staleness_seen}",
     ]
-    parts += [f"{item.suite} {item.win:.3f}±{item.stderr:.3f}@{item.step}" for item in status.evaluations]
+    parts += [
+        f"{item.suite} {item.win:.3f}±{1.96 * item.stderr:.3f}@{item.step}" for item in status.evaluations
+    ]
     return "  ".join(parts)
 
 

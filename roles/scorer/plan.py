@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bus.messages import stable_id
 from engine.config import Config, Curriculum
 from engine.errors import ConfigError
+from roles.scorer.advantages import designer_labels
 
 _SEED_BITS = 31
 
@@ -90,6 +91,21 @@ def place(config: Config, cohort: int, slot: int) -> Place:
     same = [names.count(mine[before]) for names in tickets]
     turn = full * sum(same) + sum(same[:rest]) + mine[:before].count(mine[before])
     return Place(number, turn)
+
+
+def alone(config: Config) -> bool:
+    """Whether no design of a full cohort is ever compared with another one: rewards teach nothing then."""
+    training, each = config.learner.designer, config.designer.designs_per_ticket
+    if config.designer.kind != "policy" or training.weight == 0:
+        return False
+    window, count = config.curriculum.rounds_per_window, len(config.designer.skills)
+    for index in range(window * count):
+        size = life(config.curriculum, index).size
+        tickets = [str(slot // each) for slot in range(size)]
+        labels = designer_labels(skills(config, index, size), training, tickets)
+        if len(set(labels)) < size:
+            return False
+    return True
 
 
 def seed(run_seed: int, *parts: object) -> int:

@@ -79,6 +79,12 @@ class Scorer(Role):
         custom.load(config.reward)
 
     async def run(self) -> None:
+        if plan.alone(self.config):
+            self.log.warning(
+                "each design is alone in what it is compared with: its reward teaches the designer nothing",
+                scope=self.config.learner.designer.scope,
+                remedy="more curriculum.environments, fewer designer.skills_per_cohort, or scope = global",
+            )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._on_drain, tasks.cancel_scope)
             while not self.context.draining.is_set():

@@ -10,6 +10,7 @@ from engine import plan, recipe
 from engine.config import Config
 from engine.errors import ConfigError
 from engine.run import RunDirectory
+from roles.scorer import plan as curriculum
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 ALL = sorted(path.stem for path in CONFIGS.glob("*.toml"))
@@ -78,11 +79,16 @@ def test_the_tools_recipe_asks_for_tool_environments() -> None:
     tools, games = load("qwen3-8b-tools"), load("qwen3-8b-games")
     designer = tools.designer
     assert (designer.prompt, designer.skills[0], len(designer.skills)) == ("tools", "API Orchestration", 6)
-    assert (designer.skills_per_cohort, designer.corpus) == (0, "botocore:")
+    assert (designer.skills_per_cohort, designer.corpus) == (1, "botocore:")
     assert (tools.curriculum.rounds_per_window, tools.curriculum.delay) == (8, 8)
     assert tools.learner.designer.max_staleness == 16
     assert tools.agent.truncated == "mask"
     assert (tools.model, tools.server) == (games.model, games.server)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_designs_are_compared_with_others(name: str) -> None:
+    assert not curriculum.alone(load(name))
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:

@@ -189,3 +189,28 @@ def test_designs_of_others_have_a_reward_and_no_credit(kind: str) -> None:
     assert {score.reward for score in world.scored.values()} == {0.6}
     assert {score.advantage for score in world.scored.values()} == {0.0}
     assert world.summaries[0].rejected == 1
+
+
+@pytest.mark.parametrize(
+    ("scope", "skills", "active", "each", "alone"),
+    [
+        ("skill", 4, 0, 1, True),
+        ("skill", 4, 2, 1, True),
+        ("skill", 4, 1, 1, False),
+        ("skill", 1, 0, 1, False),
+        ("global", 4, 0, 1, False),
+        ("group", 1, 0, 1, True),
+        ("group", 4, 0, 2, False),
+    ],
+)
+def test_designs_that_nothing_is_compared_with_are_noticed(
+    scope: str, skills: int, active: int, each: int, alone: bool
+) -> None:
+    """Cohorts of two designs."""
+    names = [f"skill {number}" for number in range(skills)]
+    table = config(
+        curriculum={"environments": 4, "rounds_per_window": 2, "delay": 2},
+        designer={"skills": names, "skills_per_cohort": active, "designs_per_ticket": each},
+        learner={"designer": {"scope": scope}},
+    )
+    assert plan.alone(table) is alone
