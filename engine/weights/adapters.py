@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 FILE_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
 _METADATA = "adapter_config"
+_FORGET_SECONDS = 5.0
 _CONFIG_KEYS = frozenset({"peft_type", "r", "lora_alpha", "target_modules"})
 
 log = structlog.get_logger("spade.weights")
@@ -188,7 +189,7 @@ class AdapterPath(WeightPath):
     async def _abandon(self, client: VllmClient, name: str, place: Path) -> None:
         """A load that failed, or whose outcome nobody knows: let the server forget it."""
         try:
-            await client.unload_adapter(name)
+            await client.unload_adapter(name, deadline=_FORGET_SECONDS)
         except InferenceError as error:
             log.debug("adapter_not_unloaded", server=client.url, adapter=name, reason=error.what)
         self._put_away(client, name, place)

@@ -80,7 +80,8 @@ def main(job: dict[str, Any]) -> None:
         feed.submit(errands[-1])
 
     def look() -> dict[str, Any]:
-        weights = {name: tensor.clone() for name, tensor in trainer.weights().items()}
+        published = trainer.adapters() if learner.lora.publish == "adapter" else trainer.weights()
+        weights = {name: tensor.clone() for name, tensor in published.items()}
         return {"weights": weights, "canary": trainer.canary(TOKENS).tolist(), "sharded": trainer.sharded}
 
     if "resume" in job:

@@ -149,3 +149,15 @@ def test_no_rank_outlives_another(dies: str, policy: Path, tmp_path: Path):
     assert ranks[survivor].returncode == 1
     assert "RankLost" in said[survivor]
     assert "in vain" in said[survivor]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sharded_ranks_publish_the_adapters_of_one(policy: Path, tmp_path: Path):
+    learner = {**LEARNER, "lora": {"rank": 4, "alpha": 8.0, "publish": "adapter"}}
+    job = {"learner": learner, "policy": str(policy), "home": str(tmp_path), "batches": BATCHES[:1]}
+    expected = run(job, tmp_path / "one", 1)
+    assert all(".lora_" in name for name in expected["looks"][0]["weights"])
+    found = run({**job, "sharded": True}, tmp_path / "two", 2)
+    assert found["looks"][0]["sharded"]
+    compare(found, expected)
