@@ -2,8 +2,8 @@
 
 A snapshot holds the memory, how often each document was used, and the EVENT sequence up to which both were
 told; what came later is replayed, so a restart gives exactly the memory that a replay from the beginning
-would give. Programs lie beside it in the archive. A snapshot that is damaged, of another stream, or whose
-programs are not all there, is not used: then the whole stream is replayed. A stream of bounded size has
+would give. Programs lie beside it in the archive. A snapshot that is damaged, of another stream or build, or
+whose programs are not all there, is not used: then the whole stream is replayed. A stream of bounded size has
 forgotten its oldest facts: what of them no snapshot holds is lost to the memory, and said.
 """
 
@@ -24,7 +24,7 @@ from bus import NotFound, Undecodable
 from bus.messages import DesignRejected, EnvironmentReady, EnvironmentScored, Message, RoundSummary
 from engine.archive import Archive, replace
 from engine.errors import SpadeError
-from roles.designer.memory import Frozen, Memory
+from roles.designer.memory import Frozen, Memory, Record
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -40,7 +40,8 @@ _PATIENCE = 20.0
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The memory after EVENT ``position``, where the message with ``key`` lies; ``used`` counts the uses of
-    each document. All facts up to ``through`` are in it, but for some among ``missed`` messages."""
+    each document. All facts up to ``through`` are in it, but for some among ``missed`` messages. ``fields``
+    are those that a record had: another build may tell less of an environment, or more."""
 
     run: str
     position: int
@@ -49,6 +50,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     used: dict[str, int]
     through: int = 0
     missed: int = 0
+    fields: tuple[str, ...] = ()
 
 
 class Keeper:
@@ -121,6 +123,7 @@ class Keeper:
             used=dict(self._used),
             through=self._through,
             missed=self._missed,
+            fields=Record.__struct_fields__,
         )
         started = time.monotonic()
         await self._on_disk(write, self._directory, snapshot)
@@ -181,9 +184,14 @@ class Keeper:
             ) from error
 
     async def _is_ours(self, snapshot: Snapshot) -> bool:
-        """Whether the stream holds what it held when the snapshot was taken, as far as it reaches back."""
+        """Whether the stream holds what it held when the snapshot was taken, as far as it reaches back.
+
+        A snapshot of another build will do only where the stream cannot tell all of it again.
+        """
         stream = await self._bus.stream_info("EVENT")
         if snapshot.run != self._bus.run or snapshot.position > stream.last:
+            return False
+        if snapshot.fields != Record.__struct_fields__ and stream.first <= 1:
             return False
         if snapshot.position < stream.first:
             return True

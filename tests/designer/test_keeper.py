@@ -149,13 +149,23 @@ def spoil_a_program(path: Path) -> None:
     Archive(path.parent).path(snapshot.memory.open[0].environment).write_text("import os")
 
 
+def tell_less(path: Path) -> None:
+    """As a build did that knew fewer fields of a record: what it lacks has the default."""
+    snapshot = read(path.parent)
+    assert snapshot is not None
+    closed = tuple(msgspec.structs.replace(record, plays=0) for record in snapshot.memory.closed)
+    memory = msgspec.structs.replace(snapshot.memory, closed=closed)
+    fields = tuple(name for name in snapshot.fields if name != "plays")
+    keeper.write(path.parent, msgspec.structs.replace(snapshot, memory=memory, fields=fields))
+
+
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
 @pytest.mark.parametrize(
     "harm",
-    [Path.unlink, empty, cut_off, flip, rename, foreign, ahead, lose_a_program, spoil_a_program],
+    [Path.unlink, empty, cut_off, flip, rename, foreign, ahead, lose_a_program, spoil_a_program, tell_less],
 )
 async def test_a_snapshot_that_cannot_be_trusted_is_not_used(
     tmp_path: Path, harm: Callable[[Path], Any]
@@ -220,6 +230,17 @@ async def test_what_a_snapshot_holds_may_be_forgotten(tmp_path: Path) -> None:
     await life.keeper.read_back()
     assert (life.memory, log.warnings) == (whole.memory, [])
     assert life.keeper.statistics()["memory_missed"] == 0
+
+
+async def test_a_snapshot_of_another_build_will_do_where_the_stream_has_forgotten(tmp_path: Path) -> None:
+    bus = await bus_with(facts(30))
+    await golden(bus, tmp_path)
+    tell_less(tmp_path / FILE)
+    await bus.purge("EVENT", below=11)
+    log: Any = Told()
+    life = Life(bus, tmp_path, log=log)
+    await life.keeper.read_back()
+    assert (len(life.memory), life.keeper.replayed, log.warnings) == (10, 0, [])
 
 
 async def test_a_memory_without_a_snapshot_says_what_it_cannot_know(tmp_path: Path) -> None:
