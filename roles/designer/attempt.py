@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -217,4 +219,18 @@ def rivals(source: str) -> tuple[str, ...]:
     found = _CLASS.findall(source)
     bases = " ".join(base for _, base in found)
     games = dict.fromkeys(name for name, _ in found if not re.search(rf"\b{name}\b", bases))
+    if len(games) < 2:
+        return ()
+    classes = _classes(source)
+    games = games if classes is None else {name: None for name in games if name in classes}
     return tuple(games) if len(games) > 1 else ()
+
+
+def _classes(source: str) -> set[str] | None:
+    """Return the classes of a program, without what a text in it says; None when it cannot be read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd escapes: the ladder judges them
+            return {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None

@@ -164,6 +164,8 @@ async def test_the_sandbox_loads_what_foreign_programs_need(
         ("class AEnv:\n    class InnerEnv:\n        pass\n", ()),
         ("class AEnv:\n    x = 1\nclass AEnv:\n    x = 2\n", ()),
         ("class Board:\n    x = 1\nclass AEnv :\n    x = 1\n", ()),
+        ('"""Derived from\nclass OldEnv: its text\n"""\nclass AEnv:\n    x = 1\n', ()),
+        ("class AEnv:\n    x = 1\nclass BEnv:\n    x = (\n", ("AEnv", "BEnv")),
     ],
 )
 def test_which_class_is_the_game(source: str, games: tuple[str, ...]) -> None:
