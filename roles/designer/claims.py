@@ -28,6 +28,9 @@ _TRIES_AFTER = re.compile(
     re.IGNORECASE,
 )
 _TIMES = re.compile(rf"\b(?:guess|try|answer)\s+(?:up\s+to|at\s+most)\s+{_COUNT}\s+times\b", re.IGNORECASE)
+_SHARED = re.compile(
+    rf"\b(?:{_NOUNS}|times|\d+)\s+(?:(?:for|in|on|at)\s+)?(?:per|each|every|an?)\b", re.IGNORECASE
+)
 _RANGES = (
     re.compile(r"(?<![\w.-])(-?\d{1,6})\s*\.\.+\s*(-?\d{1,6})(?![\w.])"),
     re.compile(r"(?<![\w.-])(-?\d{1,6})\s+(?:to|through)\s+(-?\d{1,6})\b", re.IGNORECASE),
@@ -88,7 +91,10 @@ class Tries(NamedTuple):
 
 
 def tries(observation: str) -> Tries | None:
-    """Return how many actions the text allows; None when it says nothing, or two different numbers."""
+    """Return how many actions the text allows in all; None when it says nothing, two different numbers, or
+    how many for each of something."""
+    if _SHARED.search(observation):
+        return None
     found = {(_number(count), noun.lower()) for count, noun in _TRIES.findall(observation)}
     found |= {(int(count), (one or other).lower()) for one, other, count in _TRIES_AFTER.findall(observation)}
     found |= {(_number(count), "tries") for count in _TIMES.findall(observation)}

@@ -225,6 +225,16 @@ CONFORMING = (
     Case("a product of what is in a range", PARTS.format(asked="product", value="self.one * self.two")),
     Case("digits of a range", PARTS.format(asked="two digits", value="10 * self.one + self.two")),
     Case("attempts that are counted", guess(intro="Find 1 to 9. Attempts: 1. Attempt 1 of many.", ends=3)),
+    *(
+        Case(f"tries that are not all: {text}", guess(intro=f"Find 1 to 9. {text}", ends=8))
+        for text in (
+            "There are 3 tries per lock.",
+            "3 guesses each round.",
+            "You may try up to 2 times a day.",
+            "Guess at most 3 times per door.",
+            "Attempts left: 2 per door.",
+        )
+    ),
     Case("won by counting down", guess(won="Solved: you win!", lost="Not solved, you lose.")),
 )
 
