@@ -43,6 +43,10 @@ _OF_PARTS = re.compile(
     r"|powers?|digits?|codes?|sequences?|combinations?|pairs?|both|together)\b",
     re.IGNORECASE,
 )
+_ASKED = re.compile(
+    r"\b(?:find|guess|name|choose|pick|say|numbers?|integer|value|hides?|hidden)\b[^.;:?!\d]*$", re.IGNORECASE
+)
+_NEAR = 40
 _GOAL = re.compile(
     r"\b(?:reach|collect|score|gather|earn|save|make|get)\s+(?:exactly\s+|at least\s+)?"
     r"(\d{1,5})\s+([a-z]{3,})\b",
@@ -118,6 +122,13 @@ def answers(observation: str) -> tuple[int, int] | None:
     """Return the range in which the text says that the answer lies; None where it may be that of parts from
     which the answer is made."""
     return None if _OF_PARTS.search(observation) else span(observation)
+
+
+def asked(observation: str) -> bool:
+    """Whether a range in the text follows what is asked for (*guess a number from 1 to 9*), so that it can be
+    that of nothing else."""
+    found = (match.start() for form in _RANGES for match in form.finditer(observation))
+    return any(_ASKED.search(observation[max(0, start - _NEAR) : start]) for start in found)
 
 
 class Goal(NamedTuple):

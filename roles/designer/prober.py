@@ -92,8 +92,9 @@ async def _outside(instance: Playable, first: int, known: dict[int, str]) -> str
     """Play numbers outside of the range that is said: what was seen to win the instances ``known``, and the
     next ones, on instances of their own. One that wins where none inside does is proof."""
     for seed in [*list(known)[:_WINS], *range(first, first + _INSTANCES)]:
-        span = claims.answers((await instance.reset(seed)).observation)
-        if span is None or span[1] - span[0] > _WIDEST:
+        text = (await instance.reset(seed)).observation
+        span = claims.answers(text)
+        if span is None or span[1] - span[0] > _WIDEST or (seed in known and not claims.asked(text)):
             continue
         low, high = span
         beyond = [known[seed]] if seed in known else map(str, [*range(high + 1, high + 1 + _BEYOND), low - 1])

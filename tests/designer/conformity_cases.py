@@ -63,6 +63,21 @@ class PartsEnv:
 """
 
 
+SHELVES = """
+import random
+class PageEnv:
+    def reset(self, seed=None):
+        self.page, self.turn = random.Random(seed).randint(100, 140), 0
+        return f"{range} A note says: page {{self.page - 3}} and three more. Which page?", {{}}
+    def step(self, action):
+        self.turn += 1
+        won = action == str(self.page)
+        return ("Right." if won else "No."), float(won), won, self.turn > 3, {{}}
+    def solution(self):
+        return [str(self.page)]
+"""
+
+
 @dataclass(frozen=True)
 class Case:
     """A program with the ticket it was written for. ``document`` is a name in DOCUMENTS, or an id of a seed
@@ -224,6 +239,8 @@ CONFORMING = (
     Case("a sum of what is in a range", PARTS.format(asked="sum", value="self.one + self.two")),
     Case("a product of what is in a range", PARTS.format(asked="product", value="self.one * self.two")),
     Case("digits of a range", PARTS.format(asked="two digits", value="10 * self.one + self.two")),
+    Case("shelves of a range", SHELVES.format(range="Shelves 1 to 6 hold books.")),
+    Case("years of a range", SHELVES.format(range="Its author wrote 40 to 90 years ago.")),
     Case("attempts that are counted", guess(intro="Find 1 to 9. Attempts: 1. Attempt 1 of many.", ends=3)),
     *(
         Case(f"tries that are not all: {text}", guess(intro=f"Find 1 to 9. {text}", ends=8))
