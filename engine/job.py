@@ -55,7 +55,7 @@ def run(path: Path, overrides: Sequence[str], console: Console, *, resume: str =
         if is_complete(directory, config):
             console.print(
                 f"The run {config.run.name} is complete; its report is {directory.report}. "
-                "Another one needs another name (run.name=NAME) or an empty directory.",
+                "Another one needs another name (run.name=NAME), more of it more run.steps.",
                 soft_wrap=True,
             )
             return
@@ -76,12 +76,12 @@ def run(path: Path, overrides: Sequence[str], console: Console, *, resume: str =
 
 
 def is_complete(directory: RunDirectory, config: Config) -> bool:
-    """Whether an earlier life of this run noted that it reached its end."""
+    """Whether an earlier life of this run noted that it reached its end, and no more steps are asked for."""
     if not directory.database.exists():
         return False
     connection = history.open_for_reading(directory.database)
     try:
-        ended = standing.read(connection).notes.get("ended")
+        state = standing.read(connection)
     except sqlite3.OperationalError as error:
         # A life that was killed while it made the database left it without some of its tables.
         if "no such table" not in str(error):
@@ -95,7 +95,8 @@ def is_complete(directory: RunDirectory, config: Config) -> bool:
         ) from error
     finally:
         connection.close()
-    return bool(ended and ended.get("complete"))
+    ended = state.notes.get("ended")
+    return bool(ended and ended.get("complete")) and state.rounds >= config.run.steps
 
 
 def _start(resume: str, directory: RunDirectory, config: Config) -> Path | None:

@@ -198,7 +198,7 @@ def _live_environments(status: Status) -> int:
 
 def _rounds(status: Status, config: Config) -> int:
     """Rounds trained; the last batch of a run flushes windows and is not a round with plays."""
-    return 0 if status.round is None else min(status.round + 1, config.run.steps)
+    return min(status.rounds, config.run.steps)
 
 
 def _number(value: float | None) -> str:

@@ -23,12 +23,14 @@ SELECT fence, (SELECT step FROM policies AS one WHERE one.fence = fences.fence O
     (SELECT MIN(sequence) FROM policies AS one WHERE one.fence = fences.fence)
 FROM fences WHERE fence IS NOT NULL"""
 _LAST_POLICY = "SELECT version, step FROM policies WHERE {alive} ORDER BY version DESC LIMIT 1"
-_LAST_BATCH = "SELECT mean_staleness FROM batches WHERE round = ? AND {alive} ORDER BY sequence DESC LIMIT 1"
+_LAST_BATCH = (
+    "SELECT mean_staleness, final FROM batches WHERE round = ? AND {alive} ORDER BY sequence DESC LIMIT 1"
+)
 # A batch that was announced twice counts as it was announced last: MAX(sequence) picks that row.
 _KEPT = """(SELECT round, MAX(sequence), step, agent_samples, designer_samples, max_staleness, final, dropped
     FROM batches WHERE round > ? AND {alive} GROUP BY round)"""
 _SUMS = f"""SELECT MAX(round) AS round, MAX(step) AS step, SUM(agent_samples) AS agent_samples,
-    SUM(designer_samples) AS designer_samples, MAX(max_staleness) AS max_staleness, MAX(final) AS final
+    SUM(designer_samples) AS designer_samples, MAX(max_staleness) AS max_staleness, SUM(final) AS finals
 FROM {_KEPT}"""
 _DROPPED = f"""SELECT cause.key, SUM(cause.value) FROM {_KEPT} AS kept, json_each(kept.dropped) AS cause
 WHERE kept.dropped <> '{{{{}}}}' GROUP BY cause.key"""
@@ -64,11 +66,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     ``versions_serving`` has one step a server that is not lost; after an orderly end, those that served
     when it began. ``lineage`` lists the forks: each fence
-    (start of a learner) with the step at which it left its predecessor.
+    (start of a learner) with the step at which it left its predecessor. ``rounds`` are those with plays that
+    were trained; ``final`` is whether a batch that flushes windows came last.
     """
 
     step: int
     round: int | None
+    rounds: int
     final: bool
     version_published: int | None
     version_published_label: str | None
@@ -112,7 +116,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     agent_samples: int = 0
     designer_samples: int = 0
     max_staleness: int = 0
-    final: bool = False
+    finals: int = 0
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -162,7 +166,8 @@ class Reader:
         return Status(
             step=totals.step if totals.step is not None else policy["step"] if policy else 0,
             round=totals.round if last else None,
-            final=totals.final,
+            rounds=totals.round + 1 - totals.finals,
+            final=bool(last and last["final"]),
             version_published=policy["step"] if policy else None,
             version_published_label=str(Version.unpack(policy["version"])) if policy else None,
             packed_published=policy["version"] if policy else None,
@@ -235,18 +240,18 @@ def _sum_up(connection: sqlite3.Connection, tree: Lineage, before: Totals) -> To
         agent_samples=before.agent_samples + row["agent_samples"],
         designer_samples=before.designer_samples + row["designer_samples"],
         max_staleness=max(before.max_staleness, row["max_staleness"]),
-        final=before.final or bool(row["final"]),
+        finals=before.finals + row["finals"],
         dropped=dropped,
     )
 
 
-def complete(status: Status, suites: Sequence[str], *, servers: bool) -> bool:
-    """Whether a run is over: the final batch is trained and everybody has seen its weights.
+def complete(status: Status, suites: Sequence[str], *, steps: int, servers: bool) -> bool:
+    """Whether a run of ``steps`` is over: the final batch is trained and everybody has seen its weights.
 
     Every server that is not lost serves the published version (when ``servers`` are part of the run), and
     each of ``suites`` was evaluated at its step.
     """
-    if not status.final or status.packed_published is None:
+    if not status.final or status.rounds < steps or status.packed_published is None:
         return False
     if servers:
         serving = [server.packed for server in status.servers if server.lost is None]

@@ -300,7 +300,9 @@ class Supervisor:
                 self.view.update(state, self._phase)
                 if self._phase == "running":
                     self._serving = state.versions_serving
-                if standing.complete(state, awaited, servers="server" in self._roles):
+                if standing.complete(
+                    state, awaited, steps=self.config.run.steps, servers="server" in self._roles
+                ):
                     self._complete = True
                     self._stop.set()
                 await anyio.sleep(TICK_SECONDS)

@@ -38,7 +38,7 @@ SOURCE = "class CountEnv:\n    def reset(self, seed=None):\n        return '<b>c
 def config(directory: object = "runs", **tables: object) -> Config:
     """A recipe small enough for the fakes."""
     values: dict[str, object] = {
-        "run": Run(name="toy", directory=str(directory), steps=2, drain_seconds=5.0),
+        "run": Run(name="toy", directory=str(directory), steps=1, drain_seconds=5.0),
         "model": Model(path="model"),
         "agent": Agent(max_turns=25),
         "curriculum": Curriculum(

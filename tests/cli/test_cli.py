@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving
 
-from engine import cli, history, job, recipe
+from engine import cli, history, job, recipe, status
 from engine.config import Bus, Config, Model
 from engine.run import RunDirectory
 
@@ -146,6 +146,19 @@ def test_a_complete_run_is_not_run_again(spade: Spade, finished_run: RunDirector
     result = spade("run", str(finished_run.config_file))
     assert result.returncode == 0
     assert "is complete" in result.stdout
+
+
+def test_a_complete_run_goes_on_with_more_steps(finished_run: RunDirectory) -> None:
+    toy = finished_run.config()
+    assert job.is_complete(finished_run, toy)
+    longer = msgspec.structs.replace(toy, run=msgspec.structs.replace(toy.run, steps=2))
+    assert not job.is_complete(finished_run, longer)
+    connection = history.create(finished_run.database)
+    history.apply(connection, events([policy(3), batch(2, 3)], start=100))
+    after = status.read(connection)
+    connection.close()
+    assert (after.rounds, after.final) == (2, False)
+    assert not status.complete(after, (), steps=2, servers=False)
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(spade: Spade, tmp_path: Path, model: Path) -> None:

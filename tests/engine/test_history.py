@@ -152,7 +152,9 @@ def test_a_run_is_over_when_all_have_seen_the_final_weights(
     database: sqlite3.Connection, messages: list[Message], over: bool
 ) -> None:
     history.apply(database, events(messages))
-    assert standing.complete(standing.read(database), ["mid"], servers=True) is over
+    state = standing.read(database)
+    assert standing.complete(state, ["mid"], steps=0, servers=True) is over
+    assert not standing.complete(state, ["mid"], steps=1, servers=True), "more steps are asked for"
 
 
 def test_versions_are_shown_with_their_lineage(database: sqlite3.Connection) -> None:

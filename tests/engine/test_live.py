@@ -38,7 +38,7 @@ def test_the_panel_shows_what_matters(status: Status) -> None:
     screen, stream = console(terminal=True)
     screen.print(live.panel(status, config(), "running", 1010.0))
     text = stream.getvalue()
-    for part in ("spade toy · running", "1 of 2", "1 live, 2 written", "100%", "0.400", "0.600", "0.250"):
+    for part in ("spade toy · running", "1 of 1", "1 live, 2 written", "100%", "0.400", "0.600", "0.250"):
         assert part in text
     for part in ("▄", "held-out mid", "0.510 ± 0.039", "agent: waiting 7", "75%", "published", "serving"):
         assert part in text
@@ -68,7 +68,7 @@ def test_plain_lines_are_printed_on_news_only(status: Status) -> None:
     view.update(status, "draining")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
-    assert "step 1  round 1/2  envs 1  valid 100%  plain 0.400  hinted 0.600  regret 0.250" in lines[0]
+    assert "step 1  round 1/1  envs 1  valid 100%  plain 0.400  hinted 0.600  regret 0.250" in lines[0]
     assert "mid 0.510±0.039@1" in lines[0]
     assert "draining" in lines[1]
 
