@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import random
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from roles.designer.authors import Author, Reply
 from roles.designer.corpus import Corpus, Document
 from roles.designer.library import Programs
 from roles.designer.prompt import Brief, PromptWriter
+from roles.designer.syntax import parse
 from roles.work import sampling_seed
 from sandbox import extract
 
@@ -228,9 +228,7 @@ def rivals(source: str) -> tuple[str, ...]:
 
 def _classes(source: str) -> set[str] | None:
     """Return the classes of a program, without what a text in it says; None when it cannot be read."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd escapes: the ladder judges them
-            return {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parse(source)
+    if tree is None:
         return None
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}

@@ -7,10 +7,11 @@ what is read. A doubt is decided for the program: where names are looked up by t
 from __future__ import annotations
 
 import ast
-import warnings
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from roles.designer.syntax import parse
 
 Place = tuple[int, int]
 
@@ -39,11 +40,8 @@ class Unused(NamedTuple):
 
 def unused(source: str) -> Unused:
     """Return what is unused in a program; nothing of one that cannot be read."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd escapes in a program that the sandbox has accepted
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parse(source)
+    if tree is None:
         return Unused()
     heirs = {id(part) for node in ast.walk(tree) if _is_heir(node) for part in ast.walk(node)}
     dead: list[ast.stmt] = []
