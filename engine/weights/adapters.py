@@ -129,7 +129,12 @@ class AdapterPath(WeightPath):
             # A request that was sent again after a lost answer is refused as well: it is there already.
             if (await client.adapters()).get(name) != str(place):
                 self._put_away(client, name, place)
-                raise UpdateRefused(f"the adapter was refused: {error.what}", where=client.url) from error
+                raise UpdateRefused(
+                    f"the adapter was refused: {error.what}",
+                    where=client.url,
+                    remedy="A server that you start yourself needs the flags for adapters (docs/weights.md), and "
+                    "must be able to read the role's weights-cache.",
+                ) from error
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._abandon(client, name, place)

@@ -143,6 +143,15 @@ async def test_what_is_wrong_is_refused_and_the_one_before_serves_on(tmp_path: P
         assert w.copies() == 2, "what was refused leaves nothing behind"
 
 
+async def test_a_server_that_was_started_without_adapters_is_told_by_its_flags(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.fake.faults["/v1/load_lora_adapter"] = [404]
+        with pytest.raises(UpdateRefused) as refused:
+            await w.serve(1)
+        assert "needs the flags for adapters" in str(refused.value)
+        assert await w.client.version() == -1
+
+
 async def test_a_blob_that_is_gone_is_refused_and_a_full_disk_is_tried_again(tmp_path: Path) -> None:
     async with world(tmp_path, "bus") as w:
         published = await w.learner.publish(1)
