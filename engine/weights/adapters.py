@@ -132,8 +132,8 @@ class AdapterPath(WeightPath):
                 raise UpdateRefused(
                     f"the adapter was refused: {error.what}",
                     where=client.url,
-                    remedy="A server that you start yourself needs the flags for adapters (docs/weights.md), and "
-                    "must be able to read the role's weights-cache.",
+                    remedy="A server that you start yourself needs the flags for adapters (docs/weights.md), "
+                    "and must be able to read the role's weights-cache.",
                 ) from error
         except BaseException:
             with anyio.CancelScope(shield=True):
