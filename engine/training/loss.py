@@ -131,7 +131,7 @@ def objective_loss(
     by_row = (token_loss * policy_weights).sum(-1)
     supervised_loss = -(logps * weights * supervised).sum()
     loss = by_row.sum() + supervised_loss
-    kl = torch.zeros_like(logps)
+    kl = weighted = torch.zeros_like(logps)
     if reference is not None:
         difference = (reference - logps) * policy
         kl = torch.exp(difference) - difference - 1.0
@@ -148,7 +148,7 @@ def objective_loss(
             by_row[micro["kind"] == KINDS.index("agent")].sum(),
             by_row[micro["kind"] == KINDS.index("designer")].sum(),
             supervised_loss,
-            objective.kl * (kl * policy_weights).sum(),
+            objective.kl * (weighted * policy_weights).sum(),
             -objective.entropy * (entropy * policy_weights).sum(),
             (micro["mask"] & supervised).sum(),
         )

@@ -138,6 +138,22 @@ def test_every_mode_is_the_plain_computation(agent: str, proximal: bool):
     assert ours == pytest.approx(plain, rel=2e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("proximal", [False, True])
+def test_the_parts_add_up_to_the_loss(proximal: bool):
+    loss, parts = total(batch_of(samples(3)), proximal=proximal)
+    assert parts["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_what_is_cut_is_counted_by_the_cap_of_its_role():
+    (micro,) = batch_of(samples(3)).micro_batches
+    ratio = torch.exp(made_up(micro)["proximal"] - micro["behaviour"])
+    _, found = total(batch_of(samples(3)))
+    for kind, (role, cap) in enumerate((("agent", 1.2), ("designer", 1.5))):
+        of_role = micro["mask"] & (micro["kind"] == kind)[:, None]
+        expected = float((ratio[of_role] > cap).float().mean())
+        assert 0 < expected == pytest.approx(found[f"capped_fraction_{role}"])
+
+
 @few
 @given(seed=st.integers(0, 2**32), bound=st.integers(1, 200), padding=st.integers(0, 60))
 def test_order_padding_and_micro_batches_change_nothing(seed: int, bound: int, padding: int):
