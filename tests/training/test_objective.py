@@ -147,8 +147,9 @@ def test_the_parts_add_up_to_the_loss(proximal: bool):
 def test_what_is_cut_is_counted_by_the_cap_of_its_role():
     (micro,) = batch_of(samples(3)).micro_batches
     ratio = torch.exp(made_up(micro)["proximal"] - micro["behaviour"])
-    _, found = total(batch_of(samples(3)))
-    for kind, (role, cap) in enumerate((("agent", 1.2), ("designer", 1.5))):
+    designer = msgspec.structs.replace(LEARNER.designer, importance_cap=1.05)
+    _, found = total(batch_of(samples(3)), msgspec.structs.replace(LEARNER, designer=designer))
+    for kind, (role, cap) in enumerate((("agent", 1.2), ("designer", 1.05))):
         of_role = micro["mask"] & (micro["kind"] == kind)[:, None]
         expected = float((ratio[of_role] > cap).float().mean())
         assert 0 < expected == pytest.approx(found[f"capped_fraction_{role}"])
