@@ -78,7 +78,7 @@ def test_refused_attempts_are_members_of_their_group() -> None:
     play_all(world, machine)
     mine = [h for _, h in world.designs.values() if h.design in first.designs]
     assert Counter(h.valid for h in mine) == {False: 2, True: 1}
-    assert len({h.group for h in mine}) == 1
+    assert {(h.group, h.members) for h in mine} == {(mine[0].group, 3)}
     assert sum(h.advantage for h in mine) == pytest.approx(0)
     assert all(h.advantage > 0 for h in mine if h.valid)
 
