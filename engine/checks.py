@@ -111,6 +111,11 @@ def _addresses(config: Config) -> Iterator[Problem]:
         yield from _least("server.count", server.count, 1)
     if server.urls and not all(url.startswith(("http://", "https://")) for url in server.urls):
         yield "server.urls", 'each must start with "http://" or "https://"'
+    roots = [url.rstrip("/") for url in server.urls]
+    if len(set(roots)) < len(roots):
+        yield "server.urls", "names a server twice"
+    if any(url.endswith("/v1") for url in roots):
+        yield "server.urls", 'each must be the root of a server, without "/v1"'
     if server.port and not server.urls and server.port + server.count - 1 > 65535:
         yield "server.port", f"leaves no room for server.count = {server.count} ports up to 65535"
     yield from _least("server.max_concurrency", server.max_concurrency, 1)

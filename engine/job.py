@@ -15,6 +15,7 @@ from engine import history, live, recipe, telemetry
 from engine import status as standing
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
+from engine.inference.adoption import check_adopted
 from engine.live import View
 from engine.preparation import check_flags, check_start, prepare_model, prepare_restart
 from engine.run import RunDirectory
@@ -141,6 +142,7 @@ def _require_fitting(checkpoint: Path, config: Config) -> None:
 
 
 async def _prepare(config: Config, directory: RunDirectory, view: View, start: Path | None = None) -> Path:
+    await check_adopted(config)
     model = directory.starting_model()
     if model is None and start is not None:
         model = await prepare_restart(start, directory, view.say)

@@ -145,10 +145,14 @@ class VllmClient:
     async def healthy(self, *, deadline: float) -> bool:
         """Whether the HTTP server answers and its engine process lives."""
         try:
-            await self._request("GET", "/health", b"", deadline, "health")
+            await self.health(deadline=deadline)
         except InferenceError:
             return False
         return True
+
+    async def health(self, *, deadline: float) -> None:
+        """Ask for health. Raises ServerGone, ServerStuck, or ServerRefused by what is no vLLM server."""
+        await self._request("GET", "/health", b"", deadline, "health")
 
     async def until_healthy(self, *, seconds: float, alive: Callable[[], bool] = lambda: True) -> bool:
         """Ask for health again and again; False when ``seconds`` pass or ``alive`` says no."""

@@ -49,6 +49,8 @@ def test_the_toy_recipe_has_no_problem() -> None:
         (["bus.url=localhost:4222"], "bus.url"),
         (["server.count=0"], "server.count"),
         (["server.urls=localhost"], "server.urls"),
+        (["server.urls=http://host:8000/v1"], "server.urls"),
+        (['server.urls=["http://host:8000", "http://host:8000/"]'], "server.urls"),
         (["designer.sampling.temperature=0.7"], "designer.sampling.temperature"),
         (["agent.sampling.top_p=0.95"], "agent.sampling.top_p"),
         (["agent.sampling.top_k=20"], "agent.sampling.top_k"),
