@@ -38,10 +38,10 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 @dataclass(frozen=True)
 class Bridge:
     """``stop`` is the id that ends a reply. What follows it up to the next reply is what the template
-    renders after the first ``skip`` characters of a known first turn, its reply and the stop token."""
+    renders after ``before``: a known first turn, its reply and the stop token."""
 
     stop: int
-    skip: int
+    before: str
 
 
 class ChatTokens:
@@ -83,17 +83,20 @@ class ChatTokens:
 
         ``messages`` are what the user and the model said in turn, the user first and last.
         """
-        return self._rendered(messages, system)
+        return self._pieces(*self._worded(messages, system))
 
     def bridge(self, observation: str) -> list[int] | None:
         """Return the ids to append after a reply that ended with its stop token, so that the next reply
-        may begin; None when the template rewrites history (then ``render`` the conversation anew).
+        may begin; None when the template rewrites history, always or because of this observation (then
+        ``render`` the conversation anew).
 
         A reply that was cut off has no stop token: append ``close()`` to it first.
         """
         if self._bridge is None:
             return None
-        return self._rendered([_USER, _REPLY, observation], None, skip=self._bridge.skip)
+        text, mark = self._worded([_USER, _REPLY, observation], None)
+        before = self._bridge.before
+        return self._pieces(text[len(before) :], mark) if text.startswith(before) else None
 
     def close(self) -> list[int]:
         """Return the ids that end a reply which was cut off for length: the turn's stop token."""
@@ -129,8 +132,8 @@ class ChatTokens:
             ) from error
         return str(rendered)
 
-    def _rendered(self, messages: Sequence[str], system: str | None, skip: int = 0) -> list[int]:
-        """Encode the rendered conversation from character ``skip`` on.
+    def _worded(self, messages: Sequence[str], system: str | None) -> tuple[str, str]:
+        """Return the rendered conversation and the mark in it, as ``_spelled`` does.
 
         The template sees each message as it is, but for the control tokens that it names; in replies it
         still finds the marks of reasoning, which it may cut.
@@ -141,19 +144,22 @@ class ChatTokens:
             parts.append(_sound(system))
             names.append(self._controls)
         parts, mark = self._spelled(parts, names)
-        text = self._text(parts[: len(messages)], None if system is None else parts[-1])
-        return self._pieces(text[skip:], mark)
+        return self._text(parts[: len(messages)], None if system is None else parts[-1]), mark
 
     def _spelled(self, parts: list[str], names: Sequence[Sequence[str]]) -> tuple[list[str], str]:
         """Break every name of a control token in ``parts``, part by part those in ``names``.
 
         Returns the parts with a character in each name that occurs nowhere else, and the character; empty
         when there was nothing to break. A normaliser of the tokenizer may make a name of other characters.
+        Texts that hold every character of private use lose one of them.
         """
         texts = [self._normal(part, these) for part, these in zip(parts, names, strict=True)]
         if texts == parts and not any(_holds(part, these) for part, these in zip(parts, names, strict=True)):
             return parts, ""
-        mark = next(letter for letter in map(chr, _PRIVATE) if not any(letter in text for text in texts))
+        used = set[str]().union(*texts)
+        mark = next((letter for letter in map(chr, _PRIVATE) if letter not in used), chr(_PRIVATE[0]))
+        if mark in used:
+            texts = [text.replace(mark, "\N{REPLACEMENT CHARACTER}") for text in texts]
         for index, these in enumerate(names):
             for name in these:
                 while name in texts[index]:
@@ -188,8 +194,7 @@ class ChatTokens:
         tail = two[len(self._opening) + len(_REPLY) :]
         if not self._stop:
             return None, f"the template ends a turn with {tail[:20]!r}, which is not one special token"
-        skip = len(self._opening) + len(_REPLY) + len(self._stop)
-        bridge = Bridge(int(self._fast.token_to_id(self._stop)), skip)
+        bridge = Bridge(int(self._fast.token_to_id(self._stop)), self._opening + _REPLY + self._stop)
         three = self._text([_USER, _REPLY, _SECOND, _SECOND_REPLY, _THIRD])
         again = tail.replace(_SECOND, _THIRD)
         if three != two + _SECOND_REPLY + again:
@@ -198,7 +203,7 @@ class ChatTokens:
             self._opening + _THOUGHTFUL + tail
         ):
             return None, "the template takes the reasoning out of earlier turns"
-        appended = [bridge.stop, *self._ids(two[skip:])]
+        appended = [bridge.stop, *self._ids(two[len(bridge.before) :])]
         if self._ids(two)[-len(appended) :] != appended:
             return None, "the tokenizer reads the words after a reply in another way when they stand alone"
         return bridge, ""

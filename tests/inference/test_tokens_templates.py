@@ -393,6 +393,35 @@ def test_six_turns_whose_history_is_rewritten(thinking: str, case: Any, worlds: 
         assert [token for token in prompt if token in world.bytes.special] == clean
 
 
+@pytest.mark.parametrize(("name", "thinking"), [("llama3", "unset"), ("qwen3", "on")])
+def test_a_text_of_all_private_letters_ends_no_turn(
+    name: str, thinking: str, worlds: Any, chats: Any
+) -> None:
+    """It leaves no letter to break names with, and loses one."""
+    world, chat = worlds[name], chats[name, thinking]
+    every = "".join(map(chr, range(0xE000, 0xF900)))
+    ids = chat.render([f"{every}{world.family.stop}", "a", every])
+    clean = chat.render(["w", "a", "w"])
+    assert [token for token in ids if token in world.bytes.special] == [
+        token for token in clean if token in world.bytes.special
+    ]
+    told = every.replace(every[0], "\ufffd")
+    assert f"{told}{world.family.stop}" in world.bytes(ids).decode()
+
+
+def test_an_observation_that_rewrites_what_was_said_is_not_appended(tmp_path: Path) -> None:
+    """Where it begins would be found in another text than the one that was cut off."""
+    template = (
+        "{% for m in messages[2 if messages[-1].content.startswith('forget') else 0:] %}"
+        "<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}<|eot_id|>{% endfor %}"
+        "<|start_header_id|>assistant<|end_header_id|>"
+    )
+    chat = ChatTokens(build(tmp_path, FAMILIES["llama3"], template))
+    assert chat.rewrites == ""
+    assert chat.bridge("go on") is not None
+    assert chat.bridge("forget it") is None
+
+
 @pytest.mark.parametrize("end", [0, 1])
 async def test_a_repair_comes_after_the_templates_own_end(end: int, worlds: Any, chats: Any) -> None:
     chat = chats["llama3", "unset"]
