@@ -9,8 +9,10 @@ PYTEST_ARGS ?=
 TORCH_INDEX ?=
 UV ?=
 BIN := .venv/bin
+# Hundreds of processes are started by the tests: without bytecode each would compile the whole project again.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-fast test-slow test-e2e test-chaos test-fuzz lint format setup clean
+.PHONY: run test test-fast test-slow test-e2e test-long test-chaos test-fuzz lint format setup clean
 .DEFAULT_GOAL := run
 .NOTPARALLEL:
 
@@ -27,16 +29,19 @@ lint: setup
 	$(BIN)/lint-imports
 
 test-fast: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile -m "not e2e and not slow and not chaos and not fuzz" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadgroup --ignore tests/e2e -m "not e2e and not slow and not long and not chaos and not fuzz" $(PYTEST_ARGS)
 
 test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/e2e -m "slow and not long" $(PYTEST_ARGS)
 
 test-e2e: setup
-	$(BIN)/python -m pytest -m "e2e and not chaos and not fuzz" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "e2e and not long and not chaos and not fuzz" $(PYTEST_ARGS)
+
+test-long: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 test-chaos: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/e2e -m chaos $(PYTEST_ARGS)
 
 test-fuzz: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz tests/sandbox tests/scorer $(PYTEST_ARGS)

@@ -8,6 +8,26 @@ settings.register_profile("spade", deadline=None)
 settings.load_profile("spade")
 
 
+# Files that import TRL, which takes several seconds: one worker has them all, any other file goes to any worker.
+TRAINERS = (
+    *("roles/test_learner.py", "roles/test_learner_adapters.py", "roles/test_learner_identity.py"),
+    *("roles/test_learner_objective.py", "training/test_export.py", "training/test_lora.py"),
+    *("training/test_lora_published.py", "training/test_steps.py", "training/test_trainer.py"),
+    "training/test_trl_seams.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tell `--dist loadgroup` which tests share a worker: those of a file, and those that import TRL.
+
+    The first of those pays for the import, which takes half a minute where others are busy."""
+    for item in items:
+        trains = item.path.as_posix().endswith(tuple(f"tests/{name}" for name in TRAINERS))
+        if trains and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(150))
+        item.add_marker(pytest.mark.xdist_group("trl" if trains else item.nodeid.split("::")[0]))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the tests marked ``chaos`` and ``fuzz``, and of the long forms of others."""
     group = parser.getgroup("spade")

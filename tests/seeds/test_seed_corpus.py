@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 from random import Random
 
 from engine import seeds
@@ -15,14 +17,23 @@ FAMILIES = seeds.families()
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
-def take(count: int, seed: int = 3) -> list[Example]:
-    stream = corpus.examples(FAMILIES, seed=seed, design_share=0.18, hinted_share=0.4)
-    return list(itertools.islice(stream, count))
+def stream(seed: int = 3) -> Iterator[Example]:
+    return corpus.examples(FAMILIES, seed=seed, design_share=0.18, hinted_share=0.4)
+
+
+@cache
+def drawn() -> list[Example]:
+    return list(itertools.islice(stream(), 4000))
+
+
+def take(count: int) -> list[Example]:
+    """The first of one corpus, which all tests share."""
+    return drawn()[:count]
 
 
 def test_the_same_seed_gives_the_same_corpus() -> None:
-    assert take(300) == take(300)
-    assert take(300) != take(300, seed=4)
+    assert take(300) == list(itertools.islice(stream(), 300))
+    assert take(300) != list(itertools.islice(stream(4), 300))
 
 
 def test_shares_are_as_asked() -> None:
@@ -75,7 +86,7 @@ def test_designs_answer_the_design_prompt_about_the_noun_of_their_document() -> 
 
 def test_easier_targets_ask_for_easier_designs() -> None:
     levels: dict[bool, list[int]] = {True: [], False: []}
-    for item in take(5000):
+    for item in take(4000):
         if item.kind == "design" and ("win 20%" in item.contents[0] or "win 80%" in item.contents[0]):
             found = seeds.classify(item.contents[1])
             assert found is not None

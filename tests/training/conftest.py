@@ -25,12 +25,12 @@ class Running:
     def step(self, batch: Batch) -> dict[str, float]:
         command = Step(lambda: batch)
         self._feed.submit(command)
-        return command.result.result(timeout=50)
+        return command.result.result(timeout=110)
 
     def call(self, function: Callable[[], Any]) -> Any:
         command = Errand(function)
         self._feed.submit(command)
-        return command.result.result(timeout=50)
+        return command.result.result(timeout=110)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from engine.commands.export import export as command
 from engine.config import Config, Learner, Lora, Model, Optimizer, RoleTraining, Run
 from engine.errors import SpadeError
 from engine.lineage import Version
-from engine.training import export
 from engine.training.batch import Batch, build, policy_rows
 from engine.training.checkpoint import LearnerState, newest, save
 from engine.training.retention import Best, write_best
@@ -33,6 +32,14 @@ def batch(seed: int) -> Batch:
 
 def learner(**settings: Any) -> Learner:
     return Learner(optimizer=Optimizer(learning_rate=1e-2, weight_decay=0.0), **settings)
+
+
+@pytest.fixture
+def export() -> Any:
+    """The module, which imports transformers: not when tests are collected."""
+    from engine.training import export
+
+    return export
 
 
 @pytest.fixture
@@ -89,7 +96,7 @@ def run_export(tmp_path: Path, to: str, **options: Any) -> Path:
 
 
 def test_the_logits_of_the_folder_are_those_of_the_trainer(
-    trained: Callable[[Learner], torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Callable[[Learner], torch.Tensor], export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from transformers import AutoTokenizer, GenerationConfig
 
@@ -109,7 +116,7 @@ def test_the_logits_of_the_folder_are_those_of_the_trainer(
         run_export(tmp_path, "half")
 
 
-def test_which_checkpoint(trained: Callable[[Learner], torch.Tensor], tmp_path: Path):
+def test_which_checkpoint(trained: Callable[[Learner], torch.Tensor], export: Any, tmp_path: Path):
     trained(learner())
     place = tmp_path / "runs" / "mine" / "learner" / "checkpoints"
     assert export.choose(place, "last").state.version == Version(0, 2)
@@ -128,7 +135,10 @@ def test_which_checkpoint(trained: Callable[[Learner], torch.Tensor], tmp_path: 
         export.load(tmp_path)
 
 
-def test_a_checkpoint_begins_another_run(trained: Callable[[Learner], torch.Tensor], tmp_path: Path):
+@pytest.mark.slow
+def test_a_checkpoint_begins_another_run(
+    trained: Callable[[Learner], torch.Tensor], export: Any, tmp_path: Path
+):
     expected = trained(learner())
     source = export.choose(tmp_path / "runs" / "mine" / "learner" / "checkpoints", "last")
     other = tmp_path / "runs" / "other"
@@ -144,6 +154,7 @@ def test_a_checkpoint_begins_another_run(trained: Callable[[Learner], torch.Tens
     assert all(torch.equal(ours.model[name], tensor) for name, tensor in theirs.model.items())
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_into_the_folder(trained: Callable[[Learner], torch.Tensor], tmp_path: Path):
     expected = trained(learner(lora=LORA))
     folder = run_export(tmp_path, "out")
@@ -157,7 +168,7 @@ def test_adapters_are_merged_into_the_folder(trained: Callable[[Learner], torch.
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 async def test_a_run_prepares_to_begin_at_a_checkpoint(
-    trained: Callable[[Learner], torch.Tensor], tmp_path: Path
+    trained: Callable[[Learner], torch.Tensor], export: Any, tmp_path: Path
 ):
     """As `spade run --resume CHECKPOINT` does it: in a process of its own, twice if the first was cut off."""
     from engine.preparation import prepare_restart

@@ -59,6 +59,7 @@ def test_the_published_weights_are_the_start_with_the_adapters_added(start: Call
     assert second["kl"] > 1e-4
 
 
+@pytest.mark.slow
 def test_a_resume_brings_the_adapters_back(start: Callable[..., Any]):
     with start(learner()) as running:
         running.step(batch(1))

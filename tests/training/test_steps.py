@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from learner_fakes import random_samples
-from transformers import AutoModelForCausalLM
 
 from engine.config import Learner, Optimizer, RoleTraining
 from engine.training.batch import Batch, build, policy_rows
@@ -42,6 +41,8 @@ def row_logps(model: Any, micro: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def by_hand(policy: Path, batch: Batch) -> tuple[dict[str, torch.Tensor], float]:
     """The steps from the definition; returns the weights and the share of clipped tokens."""
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     with torch.no_grad():
         start = [row_logps(model, micro) for micro in batch.micro_batches]
