@@ -8,7 +8,7 @@ settings.register_profile("spade", deadline=None)
 settings.load_profile("spade")
 
 
-# Files that import TRL, which takes several seconds: one worker has them all, any other file goes to any worker.
+# Files that import TRL, which takes several seconds: one worker has them all.
 TRAINERS = (
     *("roles/test_learner.py", "roles/test_learner_adapters.py", "roles/test_learner_identity.py"),
     *("roles/test_learner_objective.py", "training/test_export.py", "training/test_lora.py"),
