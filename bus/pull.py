@@ -133,6 +133,11 @@ class Pull:
         if missing >= self._settings.least or (missing > 0 and not self._linger_until):
             self._wake.set()
 
+    def give_up(self) -> None:
+        """Receive at a fresh inbox: what open requests would still bring goes to others."""
+        self._stale = True
+        self._wake.set()
+
     async def run(self) -> None:
         """Request for ever; on cancellation the inbox is given up. Raises Denied."""
         unwatch = self._connection.watch(self._on_state)

@@ -30,6 +30,7 @@ _CONFIRM_TRIES = 4
 _LEAVE_SECONDS = 2.0
 _GONE_SECONDS = 15.0
 _REMEMBERED = 10_000
+_GIVEN_UP_SECONDS = 0.1  # or it would come back to the request that is being given up
 
 
 # Sequence and subject: a stream that was made anew, or lost its end, counts from there again.
@@ -94,8 +95,10 @@ class Work:
         )
 
     def _wanted(self) -> int:
-        limit = self._limit if self._now is None else min(self._limit, self._now())
-        return limit - len(self._held)
+        return self._momentary() - len(self._held)
+
+    def _momentary(self) -> int:
+        return self._limit if self._now is None else min(self._limit, self._now())
 
     def statistics(self) -> dict[str, float]:
         """Return gauges and counters of this consumer."""
@@ -161,6 +164,11 @@ class Work:
         if len(self._held) >= self._limit:
             # A request from before a reconnect may be served beside the one that replaced it.
             self._surplus.put(message.reply)
+            return
+        if self._momentary() <= 0:
+            self._counts["surplus"] += 1
+            self._pull.give_up()
+            self._write(message.reply, _nak(_GIVEN_UP_SECONDS), "")
             return
         held = _Held(place, message.reply)
         self._held[place] = held
@@ -258,8 +266,7 @@ class Work:
         self._held.pop(held.place, None)
         self._counts["naked"] += 1
         self._pull.wake()
-        payload = b"-NAK" if delay <= 0 else b"-NAK " + msgspec.json.encode({"delay": int(delay * SECOND)})
-        self._write(held.reply, payload, "")
+        self._write(held.reply, _nak(delay), "")
 
     def _end(self, held: _Held, payload: bytes) -> None:
         self._held.pop(held.place, None)
@@ -329,3 +336,7 @@ class Work:
             await anyio.sleep(min(PROGRESS_SECONDS, self._consumer.ack_seconds / 3))
             for held in list(self._held.values()):
                 self._write(held.reply, b"+WPI", "")
+
+
+def _nak(delay: float) -> bytes:
+    return b"-NAK" if delay <= 0 else b"-NAK " + msgspec.json.encode({"delay": int(delay * SECOND)})

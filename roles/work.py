@@ -71,8 +71,14 @@ async def answer_work(
     at once. A handler settles its delivery itself; one that is cancelled is handed back
     here. An exception of a handler ends the loop: it is a defect, not a fault of the work.
     """
+
+    def wanted() -> int:
+        if draining.is_set():
+            return 0
+        return limit if now is None else now()
+
     async with (
-        bus.consume(consumer, limit=limit, now=now) as deliveries,
+        bus.consume(consumer, limit=limit, now=wanted) as deliveries,
         anyio.create_task_group() as workers,
     ):
         async with anyio.create_task_group() as pulling:

@@ -241,6 +241,25 @@ async def test_a_momentary_limit_bounds_what_is_taken(world: Worlds) -> None:
             assert await nothing_comes(source)
 
 
+async def test_a_limit_of_nothing_leaves_to_others_what_was_asked_for(world: Worlds) -> None:
+    async with world() as w, w.peer("designer", "two") as other:
+        now = 8
+        async with w.bus.consume("designer", limit=8, now=lambda: now) as mine:
+            await w.bus.publish(ticket(0))
+            (held,) = await take(mine, 1)
+            now = 0
+            await w.bus.publish_all(map(ticket, range(1, 13)))
+            async with other.consume("designer", limit=16) as theirs:
+                for delivery in await take(theirs, 12):
+                    assert delivery.attempt <= 2
+                    await delivery.ack()
+            await held.ack()
+            now = 8
+            await w.bus.publish(ticket(20))
+            (again,) = await take(mine, 1)
+            assert again.message == ticket(20)
+
+
 @pytest.mark.slow
 async def test_what_was_asked_for_before_a_limit_fell_goes_to_another(world: Worlds) -> None:
     async with world() as w, w.peer("designer", "two") as other:

@@ -276,3 +276,24 @@ async def test_a_play_of_two_agents_has_one_fact(tmp_path: Path) -> None:
     assert (await stage.bus.stream_info("EVENT")).messages == before
     assert isinstance(first, EpisodeFinished)
     assert msgspec.structs.replace(second, seconds=0.0) == msgspec.structs.replace(first, seconds=0.0)
+
+
+async def test_a_draining_agent_asks_for_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came while plays in hand go on would be held until the last of them ends."""
+    stage = Stage(tmp_path)
+    wanted: list[Any] = []
+    consume = MemoryBus.consume
+
+    def seen(bus: MemoryBus, consumer: str, *, limit: int, now: Any = None) -> Any:
+        wanted.append(now)
+        return consume(bus, consumer, limit=limit, now=now)
+
+    monkeypatch.setattr(MemoryBus, "consume", seen)
+    await stage.bus.publish(make_request())
+    async with stage.at_work():
+        await stage.facts(1)
+        assert wanted[0]() == stage.agent.slots >= 1
+        stage.context.draining.set()
+        assert wanted[0]() == 0
