@@ -13,6 +13,7 @@ import msgspec
 
 from engine import ablations, models
 from engine.config import Config
+from engine.errors import SpadeError
 from engine.inference import frozen, launch
 from engine.run import RunDirectory
 from engine.supervisor import Address, child_command
@@ -20,6 +21,7 @@ from engine.supervisor import Address, child_command
 GB = 1 << 30
 _BASE = {"supervisor": 0.6, "broker": 0.1, "vllm": 1.2, "learner": 1.0}
 _LEARNER_BYTES = 16  # fp32 weights and gradients, and Adam's two moments
+_CPU_NOTE = "as for vLLM's CPU build, which is installed here; the GPU build gets other defaults"
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "auto": 2}
 
 
@@ -103,20 +105,23 @@ def _processes(config: Config, directory: RunDirectory, parameters: int) -> Iter
 def _servers(config: Config, parameters: int) -> Iterator[Process]:
     table = config.server
     for url in table.urls:
-        yield Process(name="vllm (adopted)", command=url, port=None, memory_gb=0.0)
+        yield Process(
+            name="vllm (adopted)", command=url, port=None, memory_gb=0.0, note=_adoptable(config, url)
+        )
     if table.urls:
         return
     cache = float(table.environment.get("VLLM_CPU_KVCACHE_SPACE", 2)) if launch.on_cpu() else 0.0
     weights = parameters * _DTYPE_BYTES[config.model.dtype] / GB
     weights *= 2 if table.deltas else 1  # deltas need their base beside the model
+    weights *= launch.copies(config)
     for index in range(table.count):
         port = table.port + index if table.port else 0
         yield Process(
             name=f"vllm {index}",
-            command=shlex.join(launch.command(config, Path(config.model.path or "MODEL"), port)),
+            command=_command(config, launch.command(config, Path(_model(config)), port)),
             port=port,
             memory_gb=_BASE["vllm"] + weights + cache,
-            note="device memory where it has a device, plus its cache" if not cache else "",
+            note=_CPU_NOTE if cache else "device memory where it has a device, plus its cache",
         )
 
 
@@ -125,9 +130,28 @@ def _frozen(config: Config, parameters: int) -> Process:
     table, own = config.designer.frozen, frozen.config_of(config)
     if table.url:
         return Process(name="frozen designer (adopted)", command=table.url, port=None, memory_gb=0.0)
-    words = launch.command(own, Path(own.model.path or "MODEL"), table.port, updates=False)
+    words = launch.command(own, Path(_model(own)), table.port, updates=False)
     server = next(_servers(own, parameters))
-    return msgspec.structs.replace(server, name="frozen designer", command=shlex.join(words))
+    return msgspec.structs.replace(server, name="frozen designer", command=_command(own, words))
+
+
+def _adoptable(config: Config, url: str) -> str:
+    try:
+        words = shlex.join(launch.adoptable(config, _model(config), url))
+    except SpadeError:  # a host without vLLM may well adopt the servers of others
+        return "docs/weights.md says with which flags it must have been started"
+    return f"must have been started with: {words}"
+
+
+def _model(config: Config) -> str:
+    """What stands for the model's directory: one that is built or unpacked has none before that."""
+    path = config.model.path
+    return "MODEL" if not path or path.startswith((models.WARMSTART, models.PACKAGE)) else path
+
+
+def _command(config: Config, words: list[str]) -> str:
+    values = (f"{key}={value}" for key, value in launch.settings(config).items())
+    return shlex.join(["env", *values, *words])
 
 
 def count_parameters(config: Config) -> int | None:

@@ -10,6 +10,7 @@ import sys
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
@@ -79,6 +80,23 @@ def arguments(config: Config) -> dict[str, str | int | float | bool]:
     return {key.lstrip("-").replace("_", "-"): value for key, value in config.server.args.items()}
 
 
+def adoptable(config: Config, model: str, url: str) -> list[str]:
+    """Return the command line of a server that somebody else starts, to be adopted at ``url``."""
+    flags = command(config, Path(model), urlsplit(url).port or 80)[3:]
+    values = {key: value for key, value in settings(config).items() if key not in (LEASH, "VLLM_HOST_IP")}
+    place = flags.index("--host")
+    del flags[place : place + 2]
+    words = ["env", *(f"{key}={value}" for key, value in values.items())]
+    return [*words, "python", "-m", "vllm.entrypoints.openai.api_server", *flags]
+
+
+def copies(config: Config) -> int:
+    """Return how many times a server holds the weights on its first host: data parallelism copies them."""
+    flags = arguments(config)
+    size = flags.get("data-parallel-size-local", flags.get("data-parallel-size", 1))
+    return size if isinstance(size, int) else 1
+
+
 def spans_hosts(config: Config) -> bool:
     """Whether a server's workers run on several hosts, by vLLM's own means (Ray, or its multiprocessing)."""
     flags = arguments(config)
@@ -93,8 +111,13 @@ def _workers(flags: dict[str, str | int | float | bool]) -> int:
 
 def environment(config: Config) -> dict[str, str]:
     """Return the whole environment of a server: ours without secrets, defaults, the recipe's on top."""
-    values = {key: value for key, value in os.environ.items() if key not in _SECRETS}
-    values |= {
+    inherited = {key: value for key, value in os.environ.items() if key not in _SECRETS}
+    return inherited | settings(config)
+
+
+def settings(config: Config) -> dict[str, str]:
+    """Return what a server has in its environment beyond what this process has: defaults, the recipe's."""
+    values = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

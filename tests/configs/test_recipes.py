@@ -8,7 +8,7 @@ import pytest
 
 from engine import plan, recipe
 from engine.config import Config
-from engine.errors import ConfigError
+from engine.errors import ConfigError, SpadeError
 from engine.run import RunDirectory
 from roles.scorer import plan as curriculum
 
@@ -153,3 +153,34 @@ def test_trl_accepts_the_learners_settings(name: str, tmp_path: Path) -> None:
     assert isinstance(settings, GRPOConfig)
     assert settings.learning_rate == loaded.learner.optimizer.learning_rate
     assert settings.beta == loaded.learner.kl
+
+
+def test_the_plan_has_the_environment_of_servers_and_counts_their_copies(tmp_path: Path) -> None:
+    made = plan.make(load("qwen3-4b-games"), RunDirectory(tmp_path))
+    server = next(process for process in made.processes if process.name == "vllm 0")
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6" in server.command
+    assert "VLLM_SERVER_DEV_MODE=1" in server.command
+    assert server.memory_gb > 7 * 4e9 * 2 / plan.GB  # each of the seven holds the model in bfloat16
+
+
+def test_the_plan_says_how_an_adopted_server_must_have_been_started(tmp_path: Path) -> None:
+    adopting = recipe.load(CONFIGS / "nano.toml", ['server.urls=["http://gpu1:8123"]']).config
+    made = plan.make(adopting, RunDirectory(tmp_path))
+    server = next(process for process in made.processes if process.name == "vllm (adopted)")
+    assert "VLLM_SERVER_DEV_MODE=1" in server.note
+    assert "--model MODEL" in server.note
+    assert "--port 8123" in server.note
+    assert "--worker-extension-cls" in server.note
+    assert "--host" not in server.note
+    assert "SPADE" not in server.note  # nothing that ties its life to ours
+
+
+def test_a_host_without_vllm_has_a_plan_of_servers_that_it_adopts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> bool:
+        raise SpadeError("vLLM is not installed")
+
+    monkeypatch.setattr(plan.launch, "on_cpu", missing)
+    adopting = recipe.load(CONFIGS / "nano.toml", ['server.urls=["http://gpu1:8123"]']).config
+    assert "docs/weights.md" in plan.render(plan.make(adopting, RunDirectory(tmp_path)))
