@@ -25,7 +25,7 @@ from engine.hosting import Origin, put_origin
 from engine.lineage import Lineage, Version
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.long,  # what test_kill_anywhere.py shows of a whole run, with more kills of the learner alone
     pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]

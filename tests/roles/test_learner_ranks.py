@@ -23,7 +23,7 @@ from engine.hosting import Origin
 from engine.supervisor import Address, child_command
 from engine.training.checkpoint import newest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 
 async def until(bus: Bus, kind: type[Any], done: Callable[[Any], bool] = lambda _: True) -> Any:
@@ -43,7 +43,9 @@ def ranks_of(pid: int) -> list[psutil.Process]:
     ]
 
 
-@pytest.mark.parametrize("end", ["drained", "killed"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("drained", marks=pytest.mark.slow), pytest.param("killed", marks=pytest.mark.long)]
+)
 async def test_two_processes_are_one_learner(end: str, tmp_path: Path):
     policy = make_policy(tmp_path / "policy")
     launch = ("torchrun", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port")

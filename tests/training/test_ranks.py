@@ -98,7 +98,7 @@ def test_two_ranks_equal_one(alone: tuple[dict[str, Any], dict[str, Any]], tmp_p
     assert found["metrics"][1]["micro_batches"] == 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_sharded_ranks_go_on_from_the_checkpoint_of_one(
     alone: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
@@ -122,7 +122,7 @@ def test_sharded_ranks_go_on_from_the_checkpoint_of_one(
             torch.testing.assert_close(one["state"][name][key], value, atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dies", ["leader", "follower"])
 def test_no_rank_outlives_another(dies: str, policy: Path, tmp_path: Path):
@@ -151,7 +151,7 @@ def test_no_rank_outlives_another(dies: str, policy: Path, tmp_path: Path):
     assert "in vain" in said[survivor]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_sharded_ranks_publish_the_adapters_of_one(policy: Path, tmp_path: Path):
     learner = {**LEARNER, "lora": {"rank": 4, "alpha": 8.0, "publish": "adapter"}}
