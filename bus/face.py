@@ -194,8 +194,8 @@ class Bus(ABC):
     ) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
         """Take work from a consumer (``designer``, ``agent``, or that of a role of your own, by its name), at
         most ``limit`` unsettled at a time. ``now`` says, whenever more work is asked for, how many it shall
-        be at the moment; when it falls, work that is on its way still comes, but none when it falls to 0. It is called on any
-        thread.
+        be at the moment; when it falls, work that is on its way still comes, but none when it falls to 0. It
+        is called on any thread.
 
         At least once: what is not acknowledged comes again, to whoever asks; each delivery is kept alive
         until it is settled. What is unsettled when the context ends, also by cancellation, is handed back

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 import msgspec
@@ -191,7 +191,7 @@ def summary(
     return Steady(
         run=run.root.name,
         seconds=round(spent, 1),
-        cores=round(sum(_cpu_a_minute(row) for row in lasting.values()) / 60, 3),
+        cores=round(_cores(lasting.values()), 3),
         warm_up_seconds=warm_up,
         processes=processes,
         replaced=replaced,
@@ -245,6 +245,15 @@ def _cpu_a_minute(row: Sequence[Look]) -> float:
     return 60 * (row[-1].cpu - row[0].cpu) / max(1e-9, row[-1].at - row[0].at)
 
 
+def _cores(rows: Iterable[Sequence[Look]]) -> float:
+    """Return the cores that processes used together; one that came for another counts while it was there."""
+    seen = [row for row in rows if len(row) > 1]
+    if not seen:
+        return 0.0
+    span = max(row[-1].at for row in seen) - min(row[0].at for row in seen)
+    return sum(row[-1].cpu - row[0].cpu for row in seen) / max(1e-9, span)
+
+
 def _steps(
     batches: Sequence[tuple[float, float]], rows: list[list[Look]], warm_up: float, spent: float
 ) -> Steps:
@@ -261,8 +270,8 @@ def _steps(
         count=len(batches),
         seconds_first_half=round(median(early), 3) if early else 0.0,
         seconds_second_half=round(median(late), 3) if late else 0.0,
-        cpu_first_half=round(sum(map(_cpu_a_minute, first)) * half / 60 / max(1, len(early)), 3),
-        cpu_second_half=round(sum(map(_cpu_a_minute, second)) * half / 60 / max(1, len(late)), 3),
+        cpu_first_half=round(_cores(first) * half / max(1, len(early)), 3),
+        cpu_second_half=round(_cores(second) * half / max(1, len(late)), 3),
         seconds_slope=rate,
         slope_low=low,
         slope_high=high,

@@ -68,8 +68,12 @@ def test_a_process_that_came_again_is_counted_and_judged_alone() -> None:
         row(100, 0.0, until=700.0),
         [Look(o.at + 700, o.resident, o.cpu) for o in row(400, 0.0, until=500)],
     )
-    result = judge({("server", 1): first, ("server", 2): second, ("learner", 3): row(9, 0.0)}, [])
+    batches = [(1000.0 + 10 * i, 1.0) for i in range(90)]
+    result = judge({("server", 1): first, ("server", 2): second, ("learner", 3): row(9, 0.0)}, batches)
     assert result.replaced == 1
+    assert result.cores == pytest.approx(1.0, rel=0.02), "both servers together used half a core"
+    assert result.steps.cpu_first_half == pytest.approx(10.0, rel=0.05)
+    assert result.steps.cpu_second_half == pytest.approx(10.0, rel=0.05)
     assert set(result.processes) == {"server 1", "server 2", "learner"}
     assert result.grew == ()
 
