@@ -47,9 +47,11 @@ if TYPE_CHECKING:
 
 _REASON_CHARACTERS = 400
 _LONG_TEXT = 8192  # characters: from about five milliseconds on
+_LONG_REPLY = 4096  # tokens: from about two milliseconds on
 
 _Text = TypeVar("_Text", str, list[str])
-_Ids = TypeVar("_Ids")
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -220,13 +222,16 @@ class Player:
         self.replies += 1
         context.segments.completion(completion)
         context.last_token = completion.tokens[-1] if completion.tokens else -1
-        return self._chat.decode(completion.tokens), completion.finish
+        long = len(completion.tokens) > _LONG_REPLY
+        return await _apart(self._chat.decode, completion.tokens, long=long), completion.finish
 
     async def _act(self, instance: Instance, context: _Context, reply: str, finish: str) -> Ending | None:
         """Carry out ``reply``; return the ending, or None when the play goes on."""
         seen = context.messages[-1]
         find = find_call if instance.tools else find_action
-        action = None if finish == "length" else find(reply)
+        action = None
+        if finish != "length":
+            action = await _apart(find, reply, long=len(reply) > _LONG_TEXT)
         if action is None:
             context.transcript.append(Turn(seen, reply, "", 0.0))
             if finish == "length":
@@ -261,10 +266,15 @@ class Player:
         context.segments.prompt(bridge)
 
 
-async def _encoded(encode: Callable[[_Text], _Ids], text: _Text) -> _Ids:
-    """Return ``encode(text)``; a long text is encoded in a thread, so that other plays go on meanwhile."""
+async def _encoded(encode: Callable[[_Text], _Made], text: _Text) -> _Made:
+    """Return ``encode(text)``."""
     size = len(text) if isinstance(text, str) else sum(map(len, text))
-    return await anyio.to_thread.run_sync(encode, text) if size > _LONG_TEXT else encode(text)
+    return await _apart(encode, text, long=size > _LONG_TEXT)
+
+
+async def _apart(make: Callable[[_Given], _Made], given: _Given, *, long: bool) -> _Made:
+    """Return ``make(given)``; where that takes ``long`` it is done in a thread, and other plays go on."""
+    return await anyio.to_thread.run_sync(make, given) if long else make(given)
 
 
 def _env_failure(error: EnvFailure) -> Ending:

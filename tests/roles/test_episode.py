@@ -13,6 +13,8 @@ from bus.messages import EpisodeRequest, Segment
 from engine.config import Sampling
 from engine.inference.completion import InferenceUnavailable
 from engine.lineage import Version
+from roles.agent import episode
+from roles.agent.actions import find_action
 from roles.agent.episode import Player, Rules, terminal_return
 from sandbox import EnvCrashed, EnvMemory, EnvQuarantined, EnvTimeout, EnvViolation, SandboxUnavailable
 
@@ -205,6 +207,34 @@ async def test_context_runs_out_in_the_middle() -> None:
     played = await player.play(make_request())
     assert played.ending.reason == "reply cut at its length limit"
     assert pool.calls[1]["sampling"].max_tokens == 5
+
+
+async def test_a_long_reply_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[tuple[str, bool]] = []
+
+    def note(what: str) -> None:
+        threads.append((what, threading.current_thread() is threading.main_thread()))
+
+    class Chat(FakeChat):
+        def decode(self, ids: Any) -> str:
+            note("decode")
+            return super().decode(ids)
+
+    def find(reply: str) -> str | None:
+        note("find")
+        return find_action(reply)
+
+    monkeypatch.setattr(episode, "find_action", find)
+    player, _ = make_player(
+        lambda text, call: ("x" * 9000 if call else "") + counting(text, call),
+        chat=Chat(),
+        sampling=Sampling(max_tokens=10_000),
+        context_tokens=30_000,
+        max_turns=2,
+    )
+    played = await player.play(make_request())
+    assert [turn.action for turn in played.transcript] == ["2", "3"]
+    assert threads == [("decode", True), ("find", True), ("decode", False), ("find", False)]
 
 
 async def test_a_long_text_is_encoded_beside_the_loop() -> None:
