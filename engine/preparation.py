@@ -187,7 +187,13 @@ def resolve_with_progress(config: Config, directory: Path, say: Callable[[str], 
                 f"{progress.tokens_per_second:,.0f} tok/s  {progress.seconds_left:.0f} s left"
             )
 
-        warmstart.build(config, progress=tell)
+        def begin(target: Path) -> None:
+            say(
+                f"warm start: {target} is not there: [warmstart], model.max_model_len, seeds or prompts "
+                "differ from what was built before. Building takes some minutes, once"
+            )
+
+        warmstart.build(config, progress=tell, missing=begin)
     return models.resolve(config, directory)
 
 

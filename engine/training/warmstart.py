@@ -63,8 +63,15 @@ def fingerprint(config: Config) -> str:
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def build(config: Config, *, progress: Callable[[Progress], None] | None = None) -> Path:
+def build(
+    config: Config,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    missing: Callable[[Path], None] | None = None,
+) -> Path:
     """Return the directory of the warm-started model, building it when the cache lacks it.
+
+    ``missing`` is told the directory before that.
 
     It holds weights (float32, untied), tokenizer, generation config, ``supervised.jsonl`` and
     ``warmstart.json``. Two callers build once: the second one waits.
@@ -75,6 +82,8 @@ def build(config: Config, *, progress: Callable[[Progress], None] | None = None)
     target = root / f"nano-{key}"
     if _complete(target):
         return target
+    if missing is not None:
+        missing(target)
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root / f"nano-{key}.lock"):
         if _complete(target):

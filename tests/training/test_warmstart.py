@@ -82,12 +82,15 @@ def test_a_second_call_finds_it_and_a_half_built_one_is_rebuilt(
     path, _ = built
     monkeypatch.setenv("SPADE_CACHE", str(path.parent))
     before = {file: file.stat().st_mtime_ns for file in path.iterdir()}
-    assert warmstart.build(config()) == path
+    told: list[Path] = []
+    assert warmstart.build(config(), missing=told.append) == path
+    assert not told
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
     (path / "warmstart.json").unlink()
     (path.parent / f"{path.name}-killed").mkdir()
     again: list[Progress] = []
-    assert warmstart.build(config(), progress=again.append) == path
+    assert warmstart.build(config(), progress=again.append, missing=told.append) == path
+    assert told == [path]
     assert len(again) == 12
     assert not list(path.parent.glob("*-*-*"))
 
