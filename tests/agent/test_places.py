@@ -73,6 +73,43 @@ def test_an_outage_is_no_congestion() -> None:
     assert places.look(sight(servers=64, missed=20, cuts=3), held=1, away=0, ended=0) == 64
 
 
+def test_who_waits_for_a_server_to_come_back_crowds_nobody() -> None:
+    places = Places(64)
+    assert settle(places, sight(servers=64), looks=1) == 64
+    assert settle(places, sight(servers=0, waiting=60), looks=20) == 1
+    assert settle(places, sight(servers=64), looks=1) == 64
+    assert places.cuts == 0
+
+
+def test_congestion_leaves_eight() -> None:
+    places = Places(64)
+    for cuts in range(1, 9):
+        places.look(sight(servers=288, cuts=cuts), held=64, away=0, ended=64)
+    assert places.limit == 8
+
+
+def test_a_limit_that_is_not_used_does_not_grow() -> None:
+    places = Places(64)
+    places.look(sight(servers=288, cuts=1), held=64, away=0, ended=0)
+    for _ in range(40):
+        places.look(sight(servers=288, cuts=1), held=3, away=0, ended=40)
+    assert places.limit == 32
+
+
+def test_a_queue_that_stays_after_a_cut_is_given_time_again() -> None:
+    places = Places(64)
+    crowded = sight(servers=64, waiting=60)
+    for _ in range(9):
+        places.look(crowded, held=2, away=0, ended=4)
+    assert places.cuts == 1
+
+
+def test_a_burst_of_slow_steps_is_soon_forgotten() -> None:
+    places = Places(288)
+    assert settle(places, sight(), away=500) == 72
+    assert settle(places, sight(), looks=10) <= 44
+
+
 def test_a_long_queue_halves_only_when_it_stays() -> None:
     places = Places(64)
     crowded = sight(servers=64, waiting=60)
@@ -115,6 +152,8 @@ def test_what_the_pool_and_the_sandbox_say() -> None:
     pool = {"servers": 2.0, "serving": 1.0, "limit": 64.0, "limit_cuts": 3.0, "waiting": 5.0}
     sandbox = {"live": 20.0, "waiting": 4.0, "max_live": 100.0}
     assert Sight.of(pool, sandbox, missed=2, held=10) == Sight(32, 5, 3, 2, 86)
+    alone = {**pool, "servers": 1.0, "limit": 32.0}
+    assert Sight.of(alone, sandbox, missed=0, held=10).servers == 32
     assert Sight.of({"servers": 0.0}, sandbox, missed=0, held=30).servers == 0
     assert Sight.of(pool, {"live": 0.0, "waiting": 0.0, "max_live": 8.0}, missed=0, held=30).sandbox == 8
 
