@@ -210,8 +210,10 @@ class Designer(Table, frozen=True, kw_only=True):
     rejected where ``duplicates`` says so. ``similarity`` is ``hashed``, ``minilm``, a directory with a
     sentence model, or ``auto`` (minilm where it is installed, else hashed). ``conformity`` looks whether a
     program belongs to its ticket and its text to its code: what does not earns ``reward.degenerate_reward``
-    and is played ("flag"), or is an invalid attempt ("reject"). ``hint_writer`` "external" asks the endpoint
-    of ``external``. ``hint_train`` trains the hint's tokens by the regret."""
+    and is played ("flag"), or is an invalid attempt ("reject"). ``grounding`` says whether a program that
+    other documents suit as well as its own is such a finding ("on"), or only counted ("count"); "auto" is on
+    at nano scale, where documents and programs share their words. ``hint_writer`` "external" asks the
+    endpoint of ``external``. ``hint_train`` trains the hint's tokens by the regret."""
 
     kind: Literal["policy", "frozen", "external", "pool"] = "policy"
     frozen: Frozen = Frozen()
@@ -245,6 +247,7 @@ class Designer(Table, frozen=True, kw_only=True):
     duplicates: Literal["count", "reject"] = "count"
     similarity: str = "auto"
     conformity: Literal["off", "flag", "reject"] = "flag"
+    grounding: Literal["auto", "on", "count"] = "auto"
     hint_writer: Literal["self", "external"] = "self"
     hint_train: bool = False
     prompt: str = "full"

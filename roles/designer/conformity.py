@@ -57,12 +57,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ticketed(NamedTuple):
     """What the ticket asked for, and the ``skills`` of the recipe. ``family_skill`` is the classifier, which
-    tells the skill of a program that it knows, else None; without it a document's absence is no finding."""
+    tells the skill of a program that it knows, else None. With ``grounded`` a document's absence is a
+    finding."""
 
     skill: str
     document: str = ""
     family_skill: Callable[[str], str | None] | None = None
     skills: tuple[str, ...] = ()
+    grounded: bool = False
 
 
 class Grounds:
@@ -118,7 +120,7 @@ def examine(source: str, verdict: Verdict, ticket: Ticketed, grounds: Grounds) -
     if reason := _other_skill(source, verdict, ticket):
         return Finding(flag="off_ticket", reason=reason)
     reason, rivals = _ungrounded(dissect(source), verdict.episodes, ticket.document, grounds)
-    if reason and ticket.family_skill:
+    if reason and ticket.grounded:
         return Finding(flag="off_ticket", reason=reason, rivals=rivals)
     return Finding(flag="incoherent" if (said := incoherence(verdict)) else "", reason=said, rivals=rivals)
 

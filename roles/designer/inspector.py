@@ -46,6 +46,8 @@ class Inspector:
         self._grounds: Grounds | None = None
         self._near = Neighbours(memory, method=designer.similarity, bound=designer.memory_duplicate)
         self._family_skill = _skills_of_families(config)
+        how = designer.grounding
+        self._grounded = how == "on" or (how == "auto" and self._family_skill is not None)
         self._examines = designer.conformity != "off" and designer.kind != "pool"
         self._counts: Counter[str] = Counter()
 
@@ -102,7 +104,7 @@ class Inspector:
         text = (await anyio.to_thread.run_sync(self._corpus.get, document)).text if document else ""
         if text and self._grounds is None:
             self._grounds = await anyio.to_thread.run_sync(lambda: Grounds(self._corpus.sample(_GROUNDS)))
-        ticketed = Ticketed(ticket.skill, text, self._family_skill, self._settings.skills)
+        ticketed = Ticketed(ticket.skill, text, self._family_skill, self._settings.skills, self._grounded)
         grounds = self._grounds or Grounds([])
         finding = await anyio.to_thread.run_sync(partial(examine, source, verdict, ticketed, grounds))
         if not finding.flag and seen.outside:

@@ -88,13 +88,16 @@ async def test_designs_that_are_off_their_ticket(case: Case) -> None:
 
 
 @by_name(UNGROUNDED)
-async def test_a_document_without_a_trace_is_a_finding_of_classified_programs_only(case: Case) -> None:
+async def test_a_document_without_a_trace_is_a_finding_where_grounding_is_on(case: Case) -> None:
     text, grounds = DOCUMENTS[case.document], Grounds(list(DOCUMENTS.values()))
     verdict = judged(case.source, turns=case.turns)
-    classified = examine(case.source, verdict, Ticketed(case.skill, text, lambda source: None), grounds)
-    assert classified.flag == "off_ticket"
-    assert case.said in classified.reason
-    assert (await look(case)).finding == Finding(rivals=classified.rivals)
+    found = examine(case.source, verdict, Ticketed(case.skill, text, grounded=True), grounds)
+    assert found.flag == "off_ticket"
+    assert case.said in found.reason
+    assert (await look(case)).finding == Finding(rivals=found.rivals)
+    assert (await look(case, grounding="count")).finding == Finding(rivals=found.rivals)
+    strict = await look(case, grounding="on", conformity="reject")
+    assert (strict.finding, strict.rung) == (found, "off_ticket")
 
 
 async def test_programs_that_other_documents_suit_as_well_are_counted() -> None:
