@@ -99,9 +99,10 @@ class AdapterPath(WeightPath):
 
     async def carries(self, client: VllmClient, policy: PolicyPublished) -> bool:
         """Whether requests may name the adapter of ``policy``: it was loaded before, perhaps by a role that
-        died, or by a call whose answer was lost."""
+        died, or by a call whose answer was lost. What another run of the same name loaded does not count."""
         name = adapters.name(self._run, policy.version)
-        if name not in await client.adapters():
+        root = (await client.adapters()).get(name)
+        if root is None or not await anyio.to_thread.run_sync(_is_copy, Path(root), policy):
             return False
         client.adapter = name
         return True
@@ -245,6 +246,15 @@ class AdapterPath(WeightPath):
             raise UpdateRefused(what, where=policy.uri) from error
         except BusError as error:
             raise FetchFailed(f"the adapter could not be fetched: {error}", where=policy.uri) from error
+
+
+def _is_copy(place: Path, policy: PolicyPublished) -> bool:
+    """Whether ``place`` holds the adapter of ``policy``."""
+    try:
+        store.fetch((place.absolute() / FILE_NAME).as_uri(), policy.sha256, policy.size)
+    except (store.WeightFault, OSError):
+        return False
+    return True
 
 
 def _prove(policy: PolicyPublished, place: Path) -> None:

@@ -183,6 +183,25 @@ async def test_an_update_is_repeated_by_another_role_without_a_load(tmp_path: Pa
         assert await w.sample() == (1,)
 
 
+async def test_what_another_run_of_the_same_name_left_in_a_server_is_not_taken_for_ours(
+    tmp_path: Path,
+) -> None:
+    """Nearly the same adapter passes the canary."""
+    async with world(tmp_path) as w:
+        await w.serve(1)
+        theirs = w.fake.adapters[adapters.name(RUN, 1)]
+        tensors = {"base_model.model.q_proj.lora_A.weight": torch.full((4, 8), 1.0)}
+        tensors["base_model.model.q_proj.lora_B.weight"] = torch.full((8, 4), 1e-6)
+        release = AdapterPublisher(tmp_path / "ours", SETTINGS).release(Version(0, 1), tensors)
+        fields = {"uri": release.uri, "sha256": release.sha256, "size": release.size}
+        w.path, w.client.adapter = w.another_role(), ""
+        await w.push(msgspec.structs.replace(policy(1), **fields))
+        loaded = Path(w.fake.adapters[adapters.name(RUN, 1)])
+        assert str(loaded) != theirs
+        assert store.file_digest(loaded / FILE_NAME) == release.sha256
+        assert await w.sample() == (1,)
+
+
 async def test_a_failed_proof_is_loaded_again_from_another_path(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         w.fake.stale_loads = 1
