@@ -40,7 +40,7 @@ def test_gaps_between_tokens() -> None:
     assert traffic.longest_gap(9.0) == 0.0
 
 
-@pytest.mark.e2e
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_everything_is_measured() -> None:
     work = weights.Work(requests=2, prompt=8, repeat=1, steps=2, layers=0, shape=SHAPE)

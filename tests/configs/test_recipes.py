@@ -117,7 +117,7 @@ def test_accelerate_accepts_the_learners_launch(name: str) -> None:
     assert parsed.training_script_args[:2] == ["role", "learner"]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", GAMES)
 def test_vllm_accepts_the_servers_command_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_vllm_accepts_the_servers_command_line(name: str, monkeypatch: pytest.Mo
     launch.check_args(load(name), model)
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_vllm_refuses_a_flag_it_does_not_know() -> None:
     from engine.inference import launch
@@ -139,7 +139,7 @@ def test_vllm_refuses_a_flag_it_does_not_know() -> None:
         launch.check_args(wrong, Path("a-model-that-is-not-here"))
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", ALL)

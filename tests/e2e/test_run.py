@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 STEPS = 6
 SETTINGS = (
     f"run.steps={STEPS}",
-    "curriculum.environments=12",
-    'evaluator.suites=[{name="mid", source="seeds:mid", episodes=24}]',
+    "curriculum.environments=8",
+    'evaluator.suites=[{name="mid", source="seeds:mid", episodes=12}]',
 )
 
 

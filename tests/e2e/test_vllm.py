@@ -105,7 +105,10 @@ class World:
         return await update(self.client, policy, cache=cache, tolerance=TOLERANCE, load_seconds=60.0)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["untied", "tied"])
+# A tied head takes updates in tests/weights/test_streaming.py.
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["untied", pytest.param("tied", marks=pytest.mark.long)]
+)
 async def world(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:

@@ -173,7 +173,7 @@ def test_free_ports_are_found_and_configured_ones_are_numbered() -> None:
     assert port_for(config(port=base), 1) == base + 1
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("args", "says"),

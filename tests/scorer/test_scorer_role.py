@@ -361,7 +361,7 @@ async def broker(directory: Path) -> AsyncIterator[tuple[Bus, Peer]]:
         clients.cancel_scope.cancel()
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 async def test_a_run_over_a_real_broker(tmp_path: Path) -> None:
     async with broker(tmp_path) as (bus, peer):
         cast = await complete(RECIPE, bus, tmp_path, [40, 90], peer)

@@ -183,7 +183,8 @@ def test_the_meeting_point_is_an_address_of_this_host() -> None:
         listener.bind((address, port))
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_vllm_understands_what_its_engines_are_given() -> None:
     """vLLM's own dataclasses and parsers, without a GPU."""
     import torch
