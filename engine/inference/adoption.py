@@ -44,7 +44,8 @@ async def _ask(client: VllmClient, config: Config) -> None:
         await client.health(deadline=_SECONDS)
     except ServerRefused as error:
         raise ConfigError(
-            f"server.urls: what answers at {client.url} is no vLLM server ({error.what}).",
+            f"server.urls: what answers at {client.url} is no vLLM server "
+            f"({error.what.partition(': <')[0][:100]}).",
             remedy="Give the root of one, such as http://127.0.0.1:8000.",
         ) from error
     _, length = await client.model(deadline=_SECONDS)
