@@ -36,6 +36,7 @@ def test_without_a_server_one_waits_for_all() -> None:
 
 def test_who_is_in_a_step_leaves_a_place_at_the_servers() -> None:
     assert settle(Places(288), sight(), away=20) == 60
+    assert settle(Places(288), sight(), away=20, looks=1) == 44, "on average, not at the moment"
     assert settle(Places(288), sight(), away=500) == 72, "at most as many again as the servers take"
 
 
