@@ -53,8 +53,9 @@ def run(
     ] = "auto",
 ) -> None:
     """Run a recipe, or resume its run."""
-    from engine import job
+    from engine import job, memory
 
+    memory.share_arenas()
     settings = list(overrides or [])
     if steps is not None:
         settings.append(f"run.steps={steps}")
@@ -125,8 +126,9 @@ def role(
     """Run one role alone, on the run's host or another one, until the run drains or a signal comes."""
     import anyio
 
-    from engine import hosting
+    from engine import hosting, memory
 
+    memory.share_arenas()
     hosting.die_with_parent()
     os.environ.pop("SPADE_BUS_TOKEN", None)
     hosting.require(name, connect)

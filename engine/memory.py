@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Any
+
+_ARENA_MAX = -8
+"""``M_ARENA_MAX`` of glibc's malloc.h."""
 
 
-def _trim() -> ctypes._NamedFuncPointer | None:
-    """Return glibc's ``malloc_trim``, None where the C library has none (musl, macOS)."""
+def _of_glibc(name: str, *types: Any) -> Any:
+    """Return a function of glibc that returns an int, None where the C library has none (musl, macOS)."""
     if not sys.platform.startswith("linux"):
         return None
-    function = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
-        function.argtypes, function.restype = [ctypes.c_size_t], ctypes.c_int
+        function.argtypes, function.restype = types, ctypes.c_int
     return function
 
 
-_function = _trim()
+_malloc_trim = _of_glibc("malloc_trim", ctypes.c_size_t)
+# Without malloc_trim it is no glibc, where mallopt may be there and do nothing.
+_mallopt = _of_glibc("mallopt", ctypes.c_int, ctypes.c_int) if _malloc_trim is not None else None
 
 
 def release() -> bool:
@@ -25,4 +31,14 @@ def release() -> bool:
     Tensors of ever other sizes (micro-batches, prefills) leave holes that glibc keeps: a learner on a CPU
     doubles its resident memory within an hour. Takes milliseconds and holds up threads that allocate.
     """
-    return bool(_function(0)) if _function is not None else False
+    return bool(_malloc_trim(0)) if _malloc_trim is not None else False
+
+
+def share_arenas(count: int = 2) -> bool:
+    """Have the threads of this process share ``count`` heaps; return whether the C library does that.
+
+    glibc gives each thread one of its own, up to eight a core, and what lies between blocks in use stays
+    there: worker threads of a process that lives for weeks fill them one after another. Arenas that exist
+    already stay.
+    """
+    return bool(_mallopt(_ARENA_MAX, count)) if _mallopt is not None else False
