@@ -59,12 +59,14 @@ _START_SECONDS = 30.0
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """``concurrency`` conversations at a time with ``tokens`` a reply, ``repeat`` phases of each side, about
+    """``concurrency`` conversations at a time with ``tokens`` a reply on average, up to ``spread`` (a share)
+    more or less, the same on both sides; ``repeat`` phases of each side, about
     ``seconds`` each; plays of one turn, and of ``turns`` turns. First prompts have about ``words`` numbers.
     ``crowd`` plays at once meet a server that answers after ``delay`` seconds on average."""
 
     concurrency: int = 64
     tokens: int = 64
+    spread: float = 0.5
     words: int = 64
     turns: int = 6
     repeat: int = 5
@@ -266,7 +268,8 @@ async def _rates(work: Work, scratch: Path, directory: Path, say: Say) -> tuple[
         found = []
         for turns in (1, work.turns):
             config = _config(directory, work, concurrency=work.concurrency, turns=turns)
-            async with _stage(config, scratch / f"bus-{turns}", process.url, tail, turns > 1) as stage:
+            place = scratch / f"bus-{turns}"
+            async with _stage(config, place, process.url, tail, turns > 1, work.spread) as stage:
                 processes = Processes(vllm=process.pid, broker=stage.broker)
                 found.append(await _alternate(work, stage, bare, processes, turns, say))
     single, multi = found
@@ -287,7 +290,7 @@ class _Stage(msgspec.Struct):
 
 @asynccontextmanager
 async def _stage(
-    config: Config, scratch: Path, url: str, tail: Sequence[int], confined: bool
+    config: Config, scratch: Path, url: str, tail: Sequence[int], confined: bool, spread: float = 0.0
 ) -> AsyncIterator[_Stage]:
     """Run a broker and the agent role on it, with the server at ``url`` announced."""
     async with AsyncExitStack() as stack:
@@ -317,7 +320,7 @@ async def _stage(
             ServerServing(server="bench-0", epoch="1", url=url, version=0, canary_error=0.0, seconds=0.0)
         )
         await pool.ready(_START_SECONDS)
-        actor = Actor(pool, tail)
+        actor = Actor(pool, tail, spread=spread)
         role = await stack.enter_async_context(
             agent_at_work(config, mine, scratch, pool=actor, sandbox=sandbox)
         )
@@ -342,14 +345,15 @@ async def _alternate(
         if phase:
             spent["engine"].stop()
         spent["raw"].start()
-        theirs = await bare.phase(ours.scripts, tokens=work.tokens, concurrency=work.concurrency)
+        theirs = await bare.phase(ours.scripts, concurrency=work.concurrency)
         if not phase:
-            prompt = statistics.mean(len(prompts[0]) for prompts in ours.scripts)
+            prompt = statistics.mean(len(script[0].prompt) for script in ours.scripts)
             count = max(least, round(work.seconds * theirs.rate / turns))
             continue
         spent["raw"].stop()
-        sampled += ours.turns * work.tokens
-        engine, raw = (work.tokens * side.steady(work.concurrency) for side in (ours, theirs))
+        sampled += ours.tokens
+        each = ours.tokens / ours.turns
+        engine, raw = (each * side.steady(work.concurrency) for side in (ours, theirs))
         pairs.append((engine, raw))
         say(f"{turns} turns: {engine:.0f} tokens/s, bare {raw:.0f}, ratio {engine / raw:.3f}")
     ratios = tuple(round(engine / raw, 4) for engine, raw in pairs)

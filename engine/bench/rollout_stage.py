@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import anyio
@@ -70,17 +71,33 @@ def requests(prefix: str, *, episodes: int, turns: int, words: int, seed: int) -
     ]
 
 
+class Asked(NamedTuple):
+    """One request: the prompt's ids, and how many tokens were sampled."""
+
+    prompt: list[int]
+    tokens: int
+
+
+def reply_length(tokens: int, spread: float, episode: str, turn: int) -> int:
+    """Return a length between ``(1 - spread) * tokens`` and ``(1 + spread) * tokens``, the same each time."""
+    reach = int(spread * tokens)
+    return tokens + Random(f"{episode}/{turn}").randint(-reach, reach)
+
+
 class Actor:
     """The pool of a policy that says nothing of sense: sampled to the full length, it always acts.
 
     Stop tokens are not sent, so every reply has the asked length and costs the server the same; the last ids
     of a reply are then replaced by ``tail``, a boxed action and the end of a turn. ``asked`` keeps the
-    prompts of each episode.
+    requests of each episode.
+
+    A reply is up to ``spread`` (a share) longer or shorter than asked for, by episode and turn: the replies
+    of a policy differ, and equal ones that begin together end together, so that a server has all or nothing.
     """
 
-    def __init__(self, pool: InferencePool, tail: Sequence[int]) -> None:
-        self._pool, self._tail = pool, list(tail)
-        self.asked: defaultdict[str, list[list[int]]] = defaultdict(list)
+    def __init__(self, pool: InferencePool, tail: Sequence[int], *, spread: float = 0.0) -> None:
+        self._pool, self._tail, self._spread = pool, list(tail), spread
+        self.asked: defaultdict[str, list[Asked]] = defaultdict(list)
 
     async def generate(
         self,
@@ -93,7 +110,9 @@ class Actor:
         deadline: float | None = None,
     ) -> Completion:
         """Ask the pool; see its ``generate``."""
-        self.asked[key].append(list(prompt))
+        length = reply_length(sampling.max_tokens, self._spread, key, len(self.asked[key]))
+        sampling = msgspec.structs.replace(sampling, max_tokens=length)
+        self.asked[key].append(Asked(list(prompt), length))
         said = await self._pool.generate(
             prompt, sampling=sampling, seed=seed, key=key, stop_token_ids=(), deadline=deadline
         )
@@ -147,17 +166,22 @@ class Inline:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of work: ``turns`` in ``seconds``, the plays' prompts, and when each play ended."""
+    """One stretch of work: ``turns`` in ``seconds``, the plays' requests, and when each play ended."""
 
     turns: int
     seconds: float
     ends: list[float]
-    scripts: list[list[list[int]]] = field(default_factory=list)
+    scripts: list[list[Asked]] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
         """Turns a second in all."""
         return self.turns / self.seconds
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens."""
+        return sum(asked.tokens for script in self.scripts for asked in script)
 
     def steady(self, edge: int) -> float:
         """Turns a second without the first and the last ``edge`` plays: while the server was full."""
@@ -235,8 +259,8 @@ class Bare:
         self._tail = list(tail)
         self._timeout = aiohttp.ClientTimeout(total=PHASE_SECONDS)
 
-    async def phase(self, scripts: list[list[list[int]]], *, tokens: int, concurrency: int) -> Phase:
-        """Play the prompts of an engine phase again, ``concurrency`` conversations at a time.
+    async def phase(self, scripts: list[list[Asked]], *, concurrency: int) -> Phase:
+        """Play the requests of an engine phase again, ``concurrency`` conversations at a time.
 
         Contexts grow by this client's own completions and by what the world added in the engine's phase, so
         lengths and reuse of prefixes are the same.
@@ -245,17 +269,18 @@ class Bare:
         began = time.perf_counter()
         async with anyio.create_task_group() as group:
             for _ in range(min(concurrency, len(scripts))):
-                group.start_soon(self._work, waiting, tokens, ends)
-        return Phase(sum(map(len, scripts)), time.perf_counter() - began, ends)
+                group.start_soon(self._work, waiting, ends)
+        return Phase(sum(map(len, scripts)), time.perf_counter() - began, ends, scripts)
 
-    async def _work(self, waiting: deque[list[list[int]]], tokens: int, ends: list[float]) -> None:
-        sampling = Sampling(max_tokens=tokens)
+    async def _work(self, waiting: deque[list[Asked]], ends: list[float]) -> None:
         while waiting:
-            prompts = waiting.popleft()
-            context = list(prompts[0])
-            for turn, prompt in enumerate(prompts):
+            script = waiting.popleft()
+            context = list(script[0].prompt)
+            for turn, (prompt, tokens) in enumerate(script):
                 if turn:
-                    context += prompt[len(prompts[turn - 1]) + tokens :]
+                    before = script[turn - 1]
+                    context += prompt[len(before.prompt) + before.tokens :]
+                sampling = Sampling(max_tokens=tokens)
                 body = wire.generate_body(context, sampling, seed=None, stop_token_ids=(), salt="bare")
                 async with self._session.post(self._url, data=body, timeout=self._timeout) as response:
                     response.raise_for_status()

@@ -79,30 +79,42 @@ async def test_the_actor_acts_with_the_length_that_was_asked_for() -> None:
     assert said.tokens == [5] * 7 + list(TAIL)
     assert said.finish == "stop"
     assert pool.stops == [], "no stop token shortens a reply"
-    assert actor.asked == {"e": [[1, 2]]}
+    assert actor.asked == {"e": [([1, 2], 10)]}
     pool.missing = 1
     with pytest.raises(SpadeError, match="sampled 9 of 10"):
         await actor.generate([1, 2], **asked)  # type: ignore[arg-type]
 
 
 async def test_the_bare_client_says_the_same_at_the_same_lengths() -> None:
-    count = 5
-    reply = [20, 20, *TAIL]
     one, other = [1, 2, 3], [4, 5, 6, 7]
-    scripts = [[one, [*one, 30, 30, *TAIL, 11, 12], [*one, *([0] * 12), 13]], [other]]
+    prompts = [one, [*one, 30, 30, *TAIL, 11, 12], [*one, *([0] * 13), 13]]
+    counts = [5, 6, 4]
+    scripts = [list(map(rollout_stage.Asked, prompts, counts)), [rollout_stage.Asked(other, 5)]]
     async with simulated() as (url, bodies), aiohttp.ClientSession() as session:
-        phase = await rollout_stage.Bare(url, session, TAIL).phase(scripts, tokens=count, concurrency=2)
+        phase = await rollout_stage.Bare(url, session, TAIL).phase(scripts, concurrency=2)
     assert phase.turns == 4
     assert len(phase.ends) == 2
     seen = [body["token_ids"] for body in bodies]
-    first = [*one, *reply, 11, 12]
-    assert sorted(seen, key=len) == [one, other, first, [*first, *reply, 13]]
+    first = [*one, 20, 20, *TAIL, 11, 12]
+    second = [*first, 20, 20, 20, *TAIL, 13]
+    assert sorted(seen, key=len) == [one, other, first, second]
+    assert phase.tokens == 20
+    lengths = {len(body["token_ids"]): body["sampling_params"]["max_tokens"] for body in bodies}
+    assert lengths == {3: 5, 4: 5, len(first): 6, len(second): 4}
     for body in bodies:
         parameters = body["sampling_params"]
-        assert parameters["max_tokens"] == count
         assert parameters["stop_token_ids"] == []
         assert parameters["ignore_eos"] is True
         assert parameters["logprobs"] == 0
+
+
+def test_replies_differ_in_length_and_are_the_same_each_time() -> None:
+    found = [rollout_stage.reply_length(64, 0.5, f"e{n}", turn) for n in range(300) for turn in range(6)]
+    assert (min(found), max(found)) == (32, 96)
+    assert sum(found) / len(found) == pytest.approx(64, abs=2)
+    assert found[:6] == [rollout_stage.reply_length(64, 0.5, "e0", turn) for turn in range(6)]
+    assert len(set(found[:6])) > 2
+    assert rollout_stage.reply_length(64, 0.0, "e0", 0) == 64
 
 
 def test_the_steady_rate_leaves_out_the_edges() -> None:
