@@ -160,6 +160,7 @@ def test_a_crowd_plays_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_everything_is_measured() -> None:
     work = rollout.Work(concurrency=8, tokens=16, turns=3, repeat=1, seconds=1.0, crowd=16, delay=0.1)
