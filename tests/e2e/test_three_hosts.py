@@ -26,7 +26,7 @@ from bus.binary import locate
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 6
+STEPS = 10
 RUN = "three"
 PREFIX = "10.77.0"
 PORT = 4222
@@ -199,7 +199,7 @@ def key(hosts: list[Host], role: str, target: Host) -> str:
     return str(path)
 
 
-def test_six_steps_on_three_hosts(tmp_path: Path) -> None:
+def test_ten_steps_on_three_hosts(tmp_path: Path) -> None:
     with ExitStack() as stack:
         hosts = stack.enter_context(network(tmp_path))
         one, two, three = hosts
