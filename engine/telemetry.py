@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import socket
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,18 @@ _FILE_BYTES = 64 << 20
 _FILES_KEPT = 3
 
 Sink = Callable[[str, MutableMapping[str, Any]], None]
+
+
+@contextmanager
+def quiet_bus() -> Iterator[None]:
+    """Keep from the log what the bus says of a broker that is away: somebody is told, or has ended it."""
+    log = logging.getLogger("spade.bus")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 class _SinkHandler(logging.Handler):

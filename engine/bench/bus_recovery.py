@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import anyio
@@ -16,6 +15,7 @@ import msgspec
 from bus import Bus, connect, provision, serve
 from engine.bench.bus_load import Sink, Supply
 from engine.errors import SpadeError
+from engine.telemetry import quiet_bus
 
 _RUN = "recovery"
 _RATE = 500.0
@@ -48,7 +48,7 @@ async def measure(directory: Path, seconds: float) -> Recovery:
     Must run in the main thread. Raises SpadeError when a message does not arrive within a minute.
     """
     watch = _Watch()
-    with _unwarned():
+    with quiet_bus():
         await _run(directory, seconds, watch)
     counts = watch.sink.outcome()
     return Recovery(
@@ -57,18 +57,6 @@ async def measure(directory: Path, seconds: float) -> Recovery:
         lost=counts.lost,
         duplicates=counts.duplicates,
     )
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """Keep quiet about a server that died: it was killed."""
-    log = logging.getLogger("spade.bus")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 async def _run(directory: Path, seconds: float, watch: _Watch) -> None:

@@ -227,22 +227,10 @@ def _run(work: Callable[[], Awaitable[None]]) -> None:
     """Run a command; a reader of our output that goes away ends it quietly."""
     import anyio
 
-    with told_once(), _quiet_pipe():
+    from engine.telemetry import quiet_bus
+
+    with quiet_bus(), _quiet_pipe():
         anyio.run(work, backend_options={"use_uvloop": True})
-
-
-@contextmanager
-def told_once() -> Iterator[None]:
-    """Keep from the log what a person is told in one paragraph."""
-    import logging
-
-    log = logging.getLogger("spade.bus")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 @contextmanager

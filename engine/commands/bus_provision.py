@@ -166,7 +166,7 @@ def _create(
     from bus import provision as create
     from bus.access import consumer_of
     from bus.subjects import CONSUMERS
-    from engine.commands.bus_look import told_once
+    from engine.telemetry import quiet_bus
 
     consumers = {**CONSUMERS, **{name: consumer_of(name) for name in roles}}
 
@@ -175,7 +175,7 @@ def _create(
             url, run=run, store_gb=store_gb, replicas=replicas, consumers=consumers.values(), **login
         )
 
-    with told_once():
+    with quiet_bus():
         anyio.run(work)
     times = f", each on {replicas} servers" if replicas and replicas > 1 else ""
     print(f"The streams of run {run} are ready at {url}{times}.")
