@@ -53,7 +53,8 @@ def run(
     ] = "auto",
 ) -> None:
     """Run a recipe, or resume its run."""
-    from engine import job, memory
+    from engine import memory
+    from engine.running import job
 
     memory.share_arenas()
     settings = list(overrides or [])
@@ -72,8 +73,8 @@ def run(
 def warmstart(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """Prepare a recipe's starting model (build, unpack or check it) and print where it is."""
     from engine import recipe as recipes
-    from engine.hosting import die_with_parent
-    from engine.preparation import MODEL_MARK, resolve_with_progress
+    from engine.running.hosting import die_with_parent
+    from engine.running.preparation import MODEL_MARK, resolve_with_progress
 
     die_with_parent()
     config = recipes.load(recipe, overrides or []).config
@@ -88,7 +89,7 @@ def status(
     directory: Directory = Path("runs"),
 ) -> None:
     """Say where a run stands, during the run and after it."""
-    from engine import overview
+    from engine.views import overview
 
     print(overview.text(run, directory, as_json=as_json))
 
@@ -99,8 +100,8 @@ def report(
     directory: Directory = Path("runs"),
 ) -> None:
     """Write a run's report.html (curves, best and worst environments, transcripts)."""
-    from engine import report as reports
     from engine.run import find
+    from engine.views import report as reports
 
     found = find(run, directory)
     reports.write(found)
@@ -126,7 +127,8 @@ def role(
     """Run one role alone, on the run's host or another one, until the run drains or a signal comes."""
     import anyio
 
-    from engine import hosting, memory
+    from engine import memory
+    from engine.running import hosting
 
     memory.share_arenas()
     hosting.die_with_parent()

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from engine import ablations
-from engine.checks import check
+from engine.checks.settings import check
 from engine.config import Config
 from engine.errors import ConfigError
 

@@ -10,7 +10,8 @@ import msgspec
 from shell_fakes import config, events, finished, ready, scored, summary
 
 from bus.messages import EnvironmentReady, EnvironmentScored, Message
-from engine import history, recipe
+from engine import recipe
+from engine.records import history
 from engine.run import RunDirectory
 
 GAMES = ("apples", "rivers", "castles", "clocks", "violins", "comets", "bridges", "foxes")

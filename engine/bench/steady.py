@@ -15,10 +15,10 @@ from statistics import median
 import msgspec
 import psutil
 
-from engine import history
 from engine.bench.figures import slope
 from engine.bench.machine import Load, Machine, Meter, describe
 from engine.errors import SpadeError
+from engine.records import history
 from engine.run import RunDirectory
 
 TARGET_MB_PER_MINUTE = 1.0

@@ -12,13 +12,13 @@ from typing import Any
 
 from bus import BusError, BusUnavailable, Limits, NatsBus, NotFound, connect, serve
 from bus.access import ADMIN
-from engine import hosting
-from engine.checks import is_bus_url
+from engine.checks.settings import is_bus_url
 from engine.config import Bus as BusTable
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.run import RunDirectory, find
-from engine.supervisor import Address, read_address
+from engine.running import hosting
+from engine.running.supervisor import Address, read_address
 
 CONNECT_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0

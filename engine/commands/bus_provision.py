@@ -97,7 +97,7 @@ def provision(
 
 
 def _check(url: str, directory: Path | None, *, streams_only: bool, certificate: str, key: str) -> None:
-    from engine.checks import is_bus_url
+    from engine.checks.settings import is_bus_url
 
     if url and not is_bus_url(url):
         raise ConfigError(f"--url {url!r} is not the URL of a broker.", remedy="Example: nats://HOST:4222.")
@@ -146,7 +146,7 @@ def _write(deployment: Deployment, directory: Path) -> None:
 def _login(directory: Path | None, token: str, ca: str) -> dict[str, Any]:
     from bus.access import ADMIN
     from bus.deployment import SEEDS
-    from engine import hosting
+    from engine.running import hosting
 
     place = directory / SEEDS if directory is not None and not token else None
     return hosting.login(ADMIN, token=token, credentials=str(place or ""), ca=ca)

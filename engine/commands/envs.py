@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from engine.envs import Catalogue, Entry, Filter
+    from engine.records.envs import Catalogue, Entry, Filter
     from engine.run import RunDirectory
 
 app = typer.Typer(
@@ -59,7 +59,7 @@ def list_(
     """List environments, one a line: what they are, how often they were won, and their regret."""
     import msgspec
 
-    from engine import envs_view
+    from engine.views import envs_view
 
     wanted = _filter(skill, state, step, min_regret)
     with _catalogue(run, directory) as (_, catalogue):
@@ -106,7 +106,7 @@ def play(
 
     from engine.commands.play import play as play_by_hand
     from engine.commands.sandbox import sandboxed
-    from engine.envs_view import clean
+    from engine.views.envs_view import clean
     from sandbox import SandboxSettings
 
     with _catalogue(run, directory) as (found, catalogue):
@@ -131,7 +131,7 @@ def export(
     limit: Limit = 0,
 ) -> None:
     """Write programs as files with a manifest: for a suite (dir:DIR), or a pool of environments."""
-    from engine.envs import export as write
+    from engine.records.envs import export as write
 
     wanted = _filter(skill, state, step, min_regret)
     with _catalogue(run, directory) as (found, catalogue):
@@ -155,8 +155,8 @@ def diff(
     directory: Directory = Path("runs"),
 ) -> None:
     """Show in what two environments differ: their figures, their programs, their hints."""
-    from engine import envs_view
-    from engine.envs import difference
+    from engine.records.envs import difference
+    from engine.views import envs_view
 
     with _catalogue(run, directory) as (_, catalogue):
         one, other = catalogue.find(left), catalogue.find(right)
@@ -170,9 +170,9 @@ def diff(
 
 @contextmanager
 def _catalogue(run: str | None, directory: Path) -> Iterator[tuple[RunDirectory, Catalogue]]:
-    from engine.envs import Catalogue
-    from engine.overview import reading
+    from engine.records.envs import Catalogue
     from engine.run import find
+    from engine.views.overview import reading
 
     found = find(run, directory)
     with reading(found) as connection:
@@ -180,7 +180,7 @@ def _catalogue(run: str | None, directory: Path) -> Iterator[tuple[RunDirectory,
 
 
 def _filter(skill: str, state: str, step: str, min_regret: float | None) -> Filter:
-    from engine.envs import Filter
+    from engine.records.envs import Filter
 
     return Filter(skill=skill, state=state, steps=_steps(step), least_regret=min_regret)
 
@@ -223,7 +223,7 @@ def _everything(catalogue: Catalogue, entry: Entry) -> dict[str, object]:
 def _show(console: Console, catalogue: Catalogue, entry: Entry, *, plays: bool) -> None:
     from rich.syntax import Syntax
 
-    from engine import envs_view
+    from engine.views import envs_view
 
     program = catalogue.program(entry)
     blocks = [envs_view.sheet(entry)]

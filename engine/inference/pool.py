@@ -21,7 +21,6 @@ import structlog
 from anyio.abc import TaskGroup
 
 from bus.messages import Message, PolicyPublished, ServerLost, ServerServing
-from engine import serving
 from engine.config import Sampling
 from engine.inference.adapters import name as adapter_name
 from engine.inference.completion import (
@@ -37,6 +36,7 @@ from engine.inference.hedging import Hedging
 from engine.inference.keeper import Keeper
 from engine.inference.roster import Roster, Server
 from engine.inference.vllm import VllmClient, open_session
+from engine.records import serving
 
 if TYPE_CHECKING:
     from bus import Bus

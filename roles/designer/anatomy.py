@@ -8,7 +8,7 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from engine.similarity import terms
+from engine.diversity.similarity import terms
 from roles.designer.deadwood import unused
 
 _LONGEST_NAME = 24

@@ -22,8 +22,8 @@ import structlog
 
 from bus import NotFound, Undecodable
 from bus.messages import DesignRejected, EnvironmentReady, EnvironmentScored, Message, RoundSummary
-from engine.archive import Archive, replace
 from engine.errors import SpadeError
+from engine.records.archive import Archive, replace
 from roles.designer.memory import Frozen, Memory, Record
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import anyio
 import numpy as np
 
-from engine.similarity import Embedder, Vectors, embedder, nearest
+from engine.diversity.similarity import Embedder, Vectors, embedder, nearest
 from roles.designer.memory import Memory
 
 _CLAIMS = 4096

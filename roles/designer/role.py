@@ -20,7 +20,7 @@ from bus.messages import (
     HeldDesign,
 )
 from bus.scopes import flat_task_group
-from engine import similarity
+from engine.diversity import similarity
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Draft, Judged, Workshop, mends
 from roles.designer.corpus import Corpus, pins, probe

@@ -10,8 +10,8 @@ import anyio
 import msgspec
 
 from bus.messages import EvaluationFinished
-from engine import serving
 from engine.lineage import Version
+from engine.records import serving
 from roles.agent.episode import Player, Rules
 from roles.base import Role, RoleContext
 from roles.evaluator.agenda import Agenda

@@ -13,7 +13,7 @@ import anyio
 
 from bus.messages import PolicyPublished, ServerLost, ServerServing
 from bus.scopes import flat_task_group
-from engine import models, serving
+from engine import models
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference.adapters import kept
@@ -22,6 +22,7 @@ from engine.inference.handshake import HandshakeRefused, check_sampling
 from engine.inference.launch import weight_backend
 from engine.inference.process import ServerFailed, serve
 from engine.inference.vllm import VllmClient, open_session
+from engine.records import serving
 from engine.weights.adapters import AdapterPath
 from engine.weights.buspath import BusPath
 from engine.weights.paths import FilePath, LearnerPath, WeightPath

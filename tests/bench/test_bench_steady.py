@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engine import history
 from engine.bench import steady
 from engine.bench.machine import Load
 from engine.bench.steady import Look
 from engine.errors import SpadeError
+from engine.records import history
 from engine.run import RunDirectory
 
 LOAD = Load(seconds=1.0, own=0.0, others=1.5, steal=0.0, average=(1.0, 1.0, 1.0))

@@ -29,7 +29,7 @@ from engine import cli
 from engine.busview import letters, reading
 from engine.config import Run
 from engine.run import RunDirectory
-from engine.supervisor import Address
+from engine.running.supervisor import Address
 
 
 class Result(NamedTuple):

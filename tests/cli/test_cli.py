@@ -17,9 +17,11 @@ import msgspec
 import pytest
 from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving
 
-from engine import cli, history, job, recipe, status
+from engine import cli, recipe
 from engine.config import Bus, Config, Model
+from engine.records import history, status
 from engine.run import RunDirectory
+from engine.running import job
 
 HEAVY = ("torch", "vllm", "transformers", "trl", "plotly", "scipy", "nats", "aiohttp", "numpy")
 
@@ -96,7 +98,7 @@ def finished_run(tmp_path: Path) -> Iterator[RunDirectory]:
 
 
 def test_the_command_imports_nothing_heavy() -> None:
-    code = f"import sys, engine.cli, engine.overview; print({{*{HEAVY!r}}} & {{*sys.modules}})"
+    code = f"import sys, engine.cli, engine.views.overview; print({{*{HEAVY!r}}} & {{*sys.modules}})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
 

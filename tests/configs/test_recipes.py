@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from engine import plan, recipe
+from engine import recipe
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.run import RunDirectory
+from engine.running import plan
 from roles.scorer import plan as curriculum
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -100,7 +101,7 @@ def test_parameters_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*GAMES, "qwen3-8b-tools"])
 def test_accelerate_accepts_the_learners_launch(name: str) -> None:
     """And shards over as many processes as there are devices for it."""
-    from engine.supervisor import Address, child_command
+    from engine.running.supervisor import Address, child_command
 
     launch = load(name).learner.launch
     if "accelerate" not in launch:

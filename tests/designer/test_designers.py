@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import sandbox
 from bus import MemoryBus
-from engine import hosting
 from engine.config import Config, Designer, Endpoint, Frozen, Library, Model, Run
 from engine.errors import ConfigError
 from engine.evals import foreign
+from engine.running import hosting
 from roles.designer.attempt import rivals
 from roles.designer.kinds import check_designer
 from roles.designer.library import Programs, read

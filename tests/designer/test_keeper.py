@@ -20,8 +20,8 @@ from test_memory import played, ready, scored, standing
 
 from bus import MemoryBus
 from bus.messages import DesignRejected, EnvironmentReady, EpisodeFailed, Message
-from engine.archive import Archive
 from engine.errors import SpadeError
+from engine.records.archive import Archive
 from roles.designer import keeper
 from roles.designer.keeper import FILE, Keeper, read
 from roles.designer.memory import Memory

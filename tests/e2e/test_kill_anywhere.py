@@ -35,7 +35,7 @@ from bus import Bus, connect
 from bus.messages import BatchTrained, Message, stable_id
 from engine import recipe
 from engine.config import Config
-from engine.supervisor import read_address
+from engine.running.supervisor import read_address
 from roles.scorer import plan
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import PublishDesigns, PublishGroup

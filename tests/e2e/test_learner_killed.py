@@ -21,8 +21,8 @@ from bus.messages import BatchTrained, PolicyPublished
 from bus.scopes import flat_task_group
 from engine.config import Config, Learner, Model, Optimizer, Run
 from engine.context import RoleContext
-from engine.hosting import Origin, put_origin
 from engine.lineage import Lineage, Version
+from engine.running.hosting import Origin, put_origin
 
 pytestmark = [
     pytest.mark.long,  # what test_kill_anywhere.py shows of a whole run, with more kills of the learner alone

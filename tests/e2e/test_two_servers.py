@@ -33,10 +33,10 @@ from bus.messages import (
 )
 from engine.config import Agent, Config, Model, Run, Sampling, Sandbox, Server
 from engine.context import RoleContext
-from engine.hosting import Host, services
 from engine.inference.completion import Completion
 from engine.inference.vllm import VllmClient
 from engine.lineage import Version
+from engine.running.hosting import Host, services
 from engine.weights.publisher import Publisher
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine import ablations, plan, recipe
+from engine import ablations, recipe
 from engine.config import Config
 from engine.errors import ConfigError
 from engine.run import RunDirectory
+from engine.running import plan
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from shell_fakes import config
 
 from engine import recipe
-from engine.checks import check
+from engine.checks.settings import check
 from engine.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.checks import check
+from engine.checks.settings import check
 from engine.config import Config
 
 SUITES = {"suites": [{"name": "mid", "source": "seeds:mid"}]}

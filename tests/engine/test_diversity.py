@@ -17,9 +17,7 @@ from shell_fakes import events, summary
 
 from bus import MemoryBus
 from bus.messages import Message
-from engine import diversity_log, history
-from engine import status as standing
-from engine.diversity import (
+from engine.diversity.measures import (
     Item,
     Sketch,
     Vectors,
@@ -30,9 +28,11 @@ from engine.diversity import (
     sampled,
     vendi,
 )
-from engine.diversity_log import AT_ONCE, WORKED_OUT, Meter, spread
-from engine.recorder import Recorder
-from engine.similarity import HashedTfidf
+from engine.diversity.similarity import HashedTfidf
+from engine.records import diversity_log, history
+from engine.records import status as standing
+from engine.records.diversity_log import AT_ONCE, WORKED_OUT, Meter, spread
+from engine.records.recorder import Recorder
 
 
 def unit(rows: Sequence[Sequence[float]]) -> Vectors:

@@ -14,12 +14,13 @@ from archive_fakes import GAMES, judged, played, run_with, source, written
 from shell_fakes import config
 
 from bus.messages import Message
-from engine import envs, envs_view, history, report, report_diversity
 from engine.config import Library, Suite
-from engine.diversity import SAMPLE, Item, measure
-from engine.envs import Catalogue, Entry, Filter
+from engine.diversity.measures import SAMPLE, Item, measure
+from engine.diversity.similarity import embed
 from engine.errors import ConfigError, SpadeError
-from engine.similarity import embed
+from engine.records import envs, history
+from engine.records.envs import Catalogue, Entry, Filter
+from engine.views import envs_view, report, report_diversity
 from roles.designer.library import Programs
 from roles.evaluator.suites import load_suite
 

@@ -23,9 +23,9 @@ from shell_fakes import (
 )
 
 from bus.messages import DesignRejected, Message, ServerLost
-from engine import history
-from engine import status as standing
 from engine.lineage import Version
+from engine.records import history
+from engine.records import status as standing
 
 
 def rejected(design: str, attempt: int = 0) -> DesignRejected:

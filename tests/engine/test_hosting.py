@@ -14,10 +14,10 @@ from shell_fakes import FakeRole, config
 
 from bus import MemoryBus, connect, provision, serve
 from bus.messages import Control, Heartbeat
-from engine import hosting
 from engine.context import RoleContext
 from engine.errors import ConfigError
-from engine.hosting import Host, Origin
+from engine.running import hosting
+from engine.running.hosting import Host, Origin
 
 STRANGER = """
 import anyio

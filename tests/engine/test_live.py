@@ -11,10 +11,11 @@ from rich.console import Console
 from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving, summary
 
 from bus.messages import Heartbeat
-from engine import history, live
-from engine import status as standing
 from engine.config import Ui
-from engine.status import Status
+from engine.records import history
+from engine.records import status as standing
+from engine.records.status import Status
+from engine.views import live
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from shell_fakes import batch, finished, policy
 
 from bus import MemoryBus
 from bus.messages import Heartbeat
-from engine import history
-from engine import status as standing
 from engine.errors import SpadeError
-from engine.recorder import Recorder
-from engine.status import Status
+from engine.records import history
+from engine.records import status as standing
+from engine.records.recorder import Recorder
+from engine.records.status import Status
 
 
 def status_of(path: Path) -> Status:

@@ -18,9 +18,11 @@ from shell_fakes import (
     summary,
 )
 
-from engine import history, recipe, report
+from engine import recipe
 from engine.errors import SpadeError
+from engine.records import history
 from engine.run import RunDirectory
+from engine.views import report
 
 
 def run_of(path: Path, *, empty: bool = False) -> RunDirectory:

@@ -11,8 +11,8 @@ from shell_fakes import config
 from engine import recipe
 from engine.config import Lora
 from engine.errors import ConfigError
-from engine.job import _start
 from engine.run import RunDirectory
+from engine.running.job import _start
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from engine.overview import server_rows
-from engine.status import Server
+from engine.records.status import Server
+from engine.views.overview import server_rows
 
 
 def server(name: str, lost: str | None = None) -> Server:

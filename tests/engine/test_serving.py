@@ -14,10 +14,10 @@ from shell_fakes import serving as fact
 
 from bus import MemoryBus
 from bus.messages import Message, ServerLost
-from engine import history, serving
 from engine.inference.pool import InferencePool
-from engine.recorder import Recorder
-from engine.serving import Serving
+from engine.records import history, serving
+from engine.records.recorder import Recorder
+from engine.records.serving import Serving
 from roles.evaluator.agenda import Agenda
 
 

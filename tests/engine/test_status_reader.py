@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from shell_fakes import batch, evaluation, events, policy, ready, scored
 
 from bus.messages import Message
-from engine import history
-from engine import status as standing
 from engine.lineage import Version
-from engine.status import Reader, Status
+from engine.records import history
+from engine.records import status as standing
+from engine.records.status import Reader, Status
 
 ROWS = 50_000
 LIVES = 10

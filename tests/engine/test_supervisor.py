@@ -23,13 +23,14 @@ from shell_fakes import (
     with_roles,
 )
 
-from engine import history, telemetry
-from engine import status as standing
+from engine import telemetry
 from engine.config import Config
 from engine.errors import SpadeError
-from engine.hosting import RoleLike
+from engine.records import history
+from engine.records import status as standing
 from engine.run import RunDirectory
-from engine.supervisor import Ending, Supervisor, read_address, stages
+from engine.running.hosting import RoleLike
+from engine.running.supervisor import Ending, Supervisor, read_address, stages
 
 ROLES: dict[str, type[RoleLike]] = {
     role.name: role for role in (FakeRole, FakeLearner, FakeServer, FakeEvaluator, StuckRole, BrokenRole)
@@ -179,7 +180,7 @@ async def test_a_failing_role_ends_the_run_with_a_paragraph(tmp_path: Path) -> N
 
 async def test_a_disk_that_fills_up_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
-    monkeypatch.setattr("engine.supervisor.free_mb", lambda _path: 3)
+    monkeypatch.setattr("engine.running.supervisor.free_mb", lambda _path: 3)
     with pytest.raises(SpadeError, match=r"disk under .* is full \(3 MB are free\)"):
         await supervise(with_roles(config(tmp_path), "fake"))
     assert children() == before

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.messages import ServerServing
-from engine.checks import check
+from engine.checks.settings import check
 from engine.config import Config, Model, Run, Sampling, Server
 from engine.inference.completion import Completion, InferenceUnavailable, ServerRefused
 from engine.inference.hedging import Hedging, Latencies

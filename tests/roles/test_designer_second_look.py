@@ -14,12 +14,12 @@ from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config
 from test_designer import GOOD, Policy, Stage, make_ticket, scored
 
 from bus.messages import DesignRejected, EnvironmentReady, HeldDesign
-from engine.archive import Archive
 from engine.config import Designer as DesignerConfig
 from engine.config import Endpoint, Sampling
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointRefused
+from engine.records.archive import Archive
 from roles import work
 from roles.designer import role as designer_role
 from roles.designer.hint import Hint, HintWriter

@@ -16,12 +16,12 @@ from test_agenda import serving, trained
 
 from bus import MemoryBus
 from bus.messages import EvaluationFinished
-from engine import serving as note
 from engine.config import Agent, Sampling, Suite
 from engine.config import Evaluator as EvaluatorConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.lineage import Version
+from engine.records import serving as note
 from roles import work
 from roles.evaluator.role import Evaluator
 from roles.evaluator.suites import load_suite

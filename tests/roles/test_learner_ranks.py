@@ -16,11 +16,11 @@ from learner_fakes import make_policy, random_samples, round_closed
 
 from bus import Bus, connect, provision, serve
 from bus.messages import BatchTrained, Control, PolicyPublished
-from engine import hosting
-from engine.child import guarded
 from engine.config import Config, Learner, Model, Optimizer, Run
-from engine.hosting import Origin
-from engine.supervisor import Address, child_command
+from engine.running import hosting
+from engine.running.child import guarded
+from engine.running.hosting import Origin
+from engine.running.supervisor import Address, child_command
 from engine.training.checkpoint import newest
 
 pytestmark = pytest.mark.timeout(400)

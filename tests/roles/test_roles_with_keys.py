@@ -30,9 +30,9 @@ from bus.access import ADMIN
 from bus.messages import EnvironmentScored, EpisodeFinished, RoundClosed
 from engine.config import Bus as BusTable
 from engine.config import Config, Curriculum, Run
-from engine.hosting import get_origin, login, only_run
 from engine.run import RunDirectory
-from engine.supervisor import Supervisor, read_address
+from engine.running.hosting import get_origin, login, only_run
+from engine.running.supervisor import Supervisor, read_address
 from roles.agent.role import Agent
 from roles.designer import role as designer_role
 from roles.designer.role import Designer

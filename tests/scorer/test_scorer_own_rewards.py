@@ -38,7 +38,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         return points.select(**wanted)
 
     monkeypatch.setattr("roles.scorer.custom.entry_points", found)
-    monkeypatch.setattr("engine.checks.entry_points", found)
+    monkeypatch.setattr("engine.checks.settings.entry_points", found)
 
 
 def test_built_in_rewards_need_no_loading() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from archive_fakes import GAMES, judged, played, run_with, source, written
 
-from engine import envs_view, history, report
-from engine.envs import Catalogue
+from engine.records import history
+from engine.records.envs import Catalogue
+from engine.views import envs_view, report
 
 DOUBT = {
     "noise_floor": 0.31,

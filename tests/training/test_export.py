@@ -171,8 +171,8 @@ async def test_a_run_prepares_to_begin_at_a_checkpoint(
     trained: Callable[[Learner], torch.Tensor], export: Any, tmp_path: Path
 ):
     """As `spade run --resume CHECKPOINT` does it: in a process of its own, twice if the first was cut off."""
-    from engine.preparation import prepare_restart
     from engine.run import RunDirectory
+    from engine.running.preparation import prepare_restart
 
     expected = trained(learner())
     source = export.choose(tmp_path / "runs" / "mine" / "learner" / "checkpoints", "last").path

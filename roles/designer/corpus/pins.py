@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.archive import replace
 from engine.errors import SpadeError
+from engine.records.archive import replace
 
 FILE = "corpus.json"
 

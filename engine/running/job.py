@@ -11,20 +11,22 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 
-from engine import history, live, recipe, telemetry
-from engine import status as standing
+from engine import recipe, telemetry
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.inference.adoption import check_adopted
-from engine.live import View
-from engine.preparation import check_flags, check_start, prepare_model, prepare_restart
+from engine.records import history
+from engine.records import status as standing
 from engine.run import RunDirectory
-from engine.supervisor import SIGNALS, Ending, Supervisor
+from engine.running.preparation import check_flags, check_start, prepare_model, prepare_restart
+from engine.running.supervisor import SIGNALS, Ending, Supervisor
+from engine.views import live
+from engine.views.live import View
 
 
 def plan_text(path: Path, overrides: Sequence[str]) -> str:
     """Return the resolved plan of a recipe as text. Raises ConfigError or SpadeError."""
-    from engine import plan
+    from engine.running import plan
 
     config = recipe.load(path, overrides).config
     directory = RunDirectory.of(config)
@@ -155,7 +157,7 @@ async def _prepare(config: Config, directory: RunDirectory, view: View, start: P
 
 def _say_goodbye(ending: Ending, config: Config, directory: RunDirectory, console: Console) -> None:
     if config.ui.report and directory.database.exists():
-        from engine import report
+        from engine.views import report
 
         report.write(directory)
         console.print(f"Report: {directory.report}", soft_wrap=True)

@@ -23,17 +23,18 @@ from anyio.abc import TaskStatus
 
 from bus import Bus, connect, provision, serve
 from bus.messages import Control, Heartbeat
-from engine import history, hosting
-from engine import status as standing
-from engine.child import keep_running
 from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.faults import RoleFailed, explain
-from engine.hosting import CA, CONTROL_KEY, CREDENTIALS, RUN, TOKEN, Host, Origin, RoleLike
-from engine.live import SHOWN_AT_THE_END, View
-from engine.recorder import Recorder
+from engine.records import history
+from engine.records import status as standing
+from engine.records.recorder import Recorder
 from engine.run import RunDirectory, free_mb
+from engine.running import hosting
+from engine.running.child import keep_running
+from engine.running.hosting import CA, CONTROL_KEY, CREDENTIALS, RUN, TOKEN, Host, Origin, RoleLike
+from engine.views.live import SHOWN_AT_THE_END, View
 
 Ending = Literal["complete", "stopped"]
 Loader = Callable[[str], type[RoleLike]]

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.checks_designers import designers
-from engine.checks_learner import learners
+from engine.checks.designers import designers
+from engine.checks.learner import learners
 from engine.config import Config, Designer, Sampling
 
 Problem = tuple[str, str]

@@ -14,12 +14,13 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from engine import history, report_diversity
-from engine import status as standing
-from engine.charts import BLUE, COLOURS, GREEN, GREY, Row, curves, figure, trace
 from engine.errors import SpadeError
-from engine.overview import about
+from engine.records import history
+from engine.records import status as standing
 from engine.run import RunDirectory
+from engine.views import report_diversity
+from engine.views.charts import BLUE, COLOURS, GREEN, GREY, Row, curves, figure, trace
+from engine.views.overview import about
 
 SHOWN = 3
 _RANKED = """SELECT s.design, s.round, s.win, s.regret, s.reward, s.state, e.title, e.skill, e.source, e.hint,

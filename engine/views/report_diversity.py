@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine import diversity_log, history
-from engine.charts import Row, curves, drawn
-from engine.diversity import Item, Vectors, sampled
-from engine.similarity import HashedTfidf
+from engine.diversity.measures import Item, Vectors, sampled
+from engine.diversity.similarity import HashedTfidf
+from engine.records import diversity_log, history
+from engine.views.charts import Row, curves, drawn
 
 FEWEST_FOR_TSNE = 8
 _DIMENSIONS = 30
@@ -44,8 +44,8 @@ Places = NDArray[np.float64]
 def section(connection: sqlite3.Connection) -> Row:
     """Return what the template shows: ``curves`` and ``picture`` as HTML, ``rows`` of figures by skill.
 
-    Figures of the whole run are those of ``sampled`` (at most ``engine.diversity.SAMPLE``) ``of`` its
-    environments. Raises sqlite3.Error.
+    Figures of the whole run are those of ``sampled`` (at most ``engine.diversity.measures.SAMPLE``) ``of``
+    its environments. Raises sqlite3.Error.
     """
     with _one_thread():
         return _section(connection)

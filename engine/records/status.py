@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from engine import history
 from engine.lineage import Lineage, Version
+from engine.records import history
 
 RECENT_SECONDS = 60.0
 
@@ -348,7 +348,7 @@ def _token_rate(
 
 
 def _diversity(connection: sqlite3.Connection) -> dict[str, Any] | None:
-    """Return the last round's figures (:class:`engine.diversity.Diversity`); older builds kept none."""
+    """Return the last round's figures (:class:`engine.diversity.measures.Diversity`); older builds: none."""
     if not history.has(connection, "diversity"):
         return None
     row = _one(connection, "SELECT round, fields FROM diversity ORDER BY round DESC LIMIT 1")

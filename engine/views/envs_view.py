@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from engine.envs import Entry
+from engine.records.envs import Entry
 
 _LONG = 2000
 _NARROWEST_TITLE = 20

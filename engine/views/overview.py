@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from engine import history
-from engine import status as standing
 from engine.errors import SpadeError
+from engine.records import history
+from engine.records import status as standing
+from engine.records.status import Status
 from engine.run import RunDirectory, find
-from engine.status import Status
 
 
 def text(run: str | None, directory: Path, *, as_json: bool) -> str:

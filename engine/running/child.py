@@ -21,8 +21,8 @@ import structlog
 from anyio.abc import Process
 
 from engine.errors import SpadeError
-from engine.hosting import GUARDED
 from engine.inference import guardian
+from engine.running.hosting import GUARDED
 
 TAIL_LINES = 15
 GRACE_SECONDS = 5.0

@@ -16,7 +16,7 @@ from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference import frozen, launch
 from engine.run import RunDirectory
-from engine.supervisor import Address, child_command
+from engine.running.supervisor import Address, child_command
 
 GB = 1 << 30
 _BASE = {"supervisor": 0.6, "broker": 0.1, "vllm": 1.2, "learner": 1.0}

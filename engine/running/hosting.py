@@ -28,7 +28,7 @@ from bus.credentials import seed_file
 from bus.face import Announcement
 from bus.messages import Control, Heartbeat, RoleHello, token
 from engine import telemetry
-from engine.checks import is_bus_url
+from engine.checks.settings import is_bus_url
 from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import ConfigError, SpadeError

@@ -17,10 +17,11 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from bus import Bus
 from bus.messages import Heartbeat, RoundSummary
-from engine import history, memory, serving
-from engine.diversity_log import Meter
+from engine import memory
 from engine.errors import SpadeError
-from engine.history import Event
+from engine.records import history, serving
+from engine.records.diversity_log import Meter
+from engine.records.history import Event
 
 QUEUE = 4096
 BATCH = 512

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.config import Config
-from engine.envs_view import clean
-from engine.overview import vendi
-from engine.status import Status
+from engine.records.status import Status
+from engine.views.envs_view import clean
+from engine.views.overview import vendi
 
 LINE_SECONDS = 10.0
 SHOWN_AT_THE_END = "run.failed"

@@ -17,12 +17,12 @@ from anyio.streams.text import TextReceiveStream
 
 from bus import BusError
 from engine import models
-from engine.child import guarded, tail
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
-from engine.hosting import available, load, login
 from engine.inference import frozen, launch
 from engine.run import RunDirectory
+from engine.running.child import guarded, tail
+from engine.running.hosting import available, load, login
 
 TELL_SECONDS = 5.0
 MODEL_MARK = "model: "

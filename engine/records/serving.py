@@ -13,7 +13,7 @@ import msgspec
 
 from bus import Bus
 from bus.messages import ServerServing
-from engine import history
+from engine.records import history
 
 KEY = "serving"
 EVERY = 2000

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine import history
-from engine.diversity import SAMPLE, Diversity, Item, Sketch, Vectors, measure, near_duplicates
-from engine.diversity import sampled as sample_of
-from engine.diversity import vendi as vendi_of
-from engine.similarity import Embedder, HashedTfidf
+from engine.diversity.measures import SAMPLE, Diversity, Item, Sketch, Vectors, measure, near_duplicates
+from engine.diversity.measures import sampled as sample_of
+from engine.diversity.measures import vendi as vendi_of
+from engine.diversity.similarity import Embedder, HashedTfidf
+from engine.records import history
 
 AT_ONCE = 4
 """Rounds that are measured in one go: what a resumed run has missed is made up for little by little."""
@@ -144,7 +144,7 @@ def overall(
     """Return the figures of all ``items`` and then of each skill, by name.
 
     ``vectors`` and ``weighed`` have the rows of ``chosen``, a sample of ``items``
-    (:func:`engine.diversity.sampled`); terms of ``weighed`` count by how rare they are in it.
+    (:func:`engine.diversity.measures.sampled`); terms of ``weighed`` count by how rare they are in it.
     """
     rows = []
     for skill in ("", *sorted({item.skill for item in items})) if items else ():

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine import history
 from engine.errors import ConfigError, SpadeError
+from engine.records import history
 
 SHORT = 8
 """Characters of a program's hash that people see; more where two programs begin alike."""
@@ -202,11 +202,11 @@ class Catalogue:
     def neighbours(self, entry: Entry, *, count: int = NEIGHBOURS) -> list[tuple[float, Entry]]:
         """Return the most similar other programs with their cosines, the nearest first.
 
-        They are looked for among an even sample of ``engine.diversity.SAMPLE`` programs.
+        They are looked for among an even sample of ``engine.diversity.measures.SAMPLE`` programs.
         """
-        from engine.diversity import sampled
-        from engine.diversity_log import sources
-        from engine.similarity import HashedTfidf, nearest
+        from engine.diversity.measures import sampled
+        from engine.diversity.similarity import HashedTfidf, nearest
+        from engine.records.diversity_log import sources
 
         others = list({other.environment: other for other in self.entries}.values())
         others = [other for other in others if other.environment != entry.environment]
@@ -291,7 +291,7 @@ def _or_least(value: float | None) -> float:
 
 def _candidates(entries: Sequence[Entry]) -> str:
     """Name a few environments by id and title, in characters that steer no terminal."""
-    from engine.envs_view import clean
+    from engine.views.envs_view import clean
 
     named = [f"{entry.id} ({clean(entry.title[:40] or entry.skill)})" for entry in entries[:LISTED]]
     more = len(entries) - LISTED
