@@ -306,8 +306,8 @@ class Reward(Table, frozen=True, kw_only=True):
 
     ``regret_estimate`` is what of a measured regret is paid: the mean over pairs, the mean ``shrunk`` towards
     0 by its noise, or its ``lower`` bound at ``confidence``. ``lowest_return`` is the least return that the
-    environments give, 0 or down to -1. A hint that gives the answer away is flagged, and its design earns the
-    floor with ``hint_leak`` "floor" (``docs/credit.md``)."""
+    environments give, 0 or down to -1. A hint that gives the answer away is flagged; with ``hint_leak``
+    "floor" its design earns the floor, and the plays it won are not trained (``docs/credit.md``)."""
 
     variant: str = "blend"
     regret_estimate: Literal["mean", "shrunk", "lower"] = "mean"

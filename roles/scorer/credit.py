@@ -41,13 +41,23 @@ class Group(NamedTuple):
     plays: Sequence[Play]
 
 
+def trains(config: Config, group: Group) -> bool:
+    """Whether the plays of ``group`` are trained: plain ones, and with ``train_hinted`` hinted ones, unless
+    their hint played the game and ``hint_leak`` is not to be reported only."""
+    if group.arm == "plain":
+        return True
+    floored = config.reward.hint_leak == "floor" and leaks(group.plays)
+    return config.learner.train_hinted and not floored
+
+
 def grade(config: Config, round_: int, groups: Sequence[Group], tally: Tally) -> list[PublishGroup]:
-    """Return the samples of finished ``groups`` and count them in ``tally``.
+    """Return the samples of finished ``groups`` and count them in ``tally``, as far as they are trained.
 
     Plays without an outcome have left their group. Groups whose returns do not differ are counted, not
     sent. Truncated plays count in their group's mean; with ``agent.truncated = "mask"`` they are not sent.
     """
     settings, run = config.learner.agent, config.run.name
+    groups = [group for group in groups if trains(config, group)]
     names = [stable_id("group", run, g.design.design, round_, g.arm) for g in groups]
     finished = [[(i, play) for i, play in enumerate(g.plays) if play.status is Status.DONE] for g in groups]
     returns = [play.returned for plays in finished for _, play in plays]

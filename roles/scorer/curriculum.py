@@ -368,11 +368,7 @@ class Curriculum:
         plays = design.rounds[round_].arm(arm)
         if self.config.learner.agent.scope != "group" or any(p.status is Status.PENDING for p in plays):
             return []
-        return self._grade(round_, [Group(design, arm, plays)])
-
-    def _grade(self, round_: int, groups: list[Group]) -> list[Command]:
-        trained = [g for g in groups if g.arm == "plain" or self.config.learner.train_hinted]
-        return [*grade(self.config, round_, trained, self.state.tallies[round_])]
+        return [*grade(self.config, round_, [Group(design, arm, plays)], tally)]
 
     def _alive(self, round_: int) -> Iterator[Cohort]:
         return (c for c in self.state.cohorts.values() if c.opens <= round_ <= c.last)
@@ -386,15 +382,13 @@ class Curriculum:
         state, commands = self.state, list[Command]()
         tally = state.tallies[round_]
         if self.config.learner.agent.scope != "group":
-            commands += self._grade(
-                round_,
-                [
-                    Group(design, arm, plays.arm(arm))
-                    for design in state.designs.values()
-                    if (plays := design.rounds.get(round_))
-                    for arm in work.ARMS
-                ],
-            )
+            groups = [
+                Group(design, arm, plays.arm(arm))
+                for design in state.designs.values()
+                if (plays := design.rounds.get(round_))
+                for arm in work.ARMS
+            ]
+            commands += grade(self.config, round_, groups, tally)
         opening = [cohort for cohort in state.cohorts.values() if cohort.opens == round_]
         played = list(state.designs.values())
         ending = [c for c in state.cohorts.values() if c.last <= round_ or round_ == self._last_round]

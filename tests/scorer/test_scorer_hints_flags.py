@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 from scorer_script import play_all, start
-from scorer_world import World, config, ready
+from scorer_world import World, config, finished, ready
 
-from bus.messages import EnvironmentReady, EpisodeRequest, HeldDesign
+from bus.messages import EnvironmentReady, EpisodeFinished, EpisodeRequest, HeldDesign, Turn
 from engine.config import Config
 from roles.scorer.curriculum import Curriculum
+from roles.scorer.state import Graded
 
 ONE_ROUND = {"rounds_per_window": 1, "delay": 1}
 
@@ -95,3 +96,52 @@ def test_open_windows_have_standings() -> None:
         for s in opened.values()
     )
     assert all(s.win_low < s.win < s.win_high for s in opened.values())
+
+
+@pytest.mark.parametrize("mode", ["flag", "floor"])
+def test_a_hint_that_plays_the_game_teaches_nobody_under_floor(mode: str) -> None:
+    """Neither the designer, nor its hint, nor the agent; "flag" reports it and changes nothing."""
+    world, machine = start(
+        config(
+            steps=1,
+            curriculum=ONE_ROUND | {"environments": 2, "plays_per_round": 4, "hinted_plays": 4},
+            designer={"skills": ["Logic"], "hint_train": True},
+            reward={"hint_leak": mode, "degenerate_reward": -0.1},
+            learner={"train_hinted": True, "hinted_weight": 1.0, "agent": {"scope": "global"}},
+        )
+    )
+    leaking, honest = answer(world, machine, hint="the number is 7", hint_held=True)
+    for request in world.requests.values():
+        secret = request.design == leaking and request.arm == "hinted"
+        won = float(secret or request.index % 2 == 0)
+        turn = Turn("Guess a number.", "", "7" if secret else "up", won)
+        world.tell(machine, msgspec.structs.replace(finished(request, won), transcript=(turn,)))
+    assert world.scored[leaking].leak
+    assert world.scored[leaking].regret == 0.5
+    closed = world.closed[0]
+    assert len(hinted_plays(world, honest)) == 4
+    if mode == "floor":
+        assert world.scored[leaking].reward == -0.1
+        assert {held.reward for _, held in world.designs.values() if held.design == leaking} == {-0.1}
+        assert hinted_plays(world, leaking) == []
+        assert (closed.plays, closed.agent_samples) == (12, 12)
+        assert sum(play.advantage for play in hinted_plays(world, honest)) == 0.0, (
+            "they are compared without it"
+        )
+    else:
+        assert world.scored[leaking].reward == 1.0
+        assert {held.reward for _, held in world.designs.values() if held.design == leaking} == {1.0}
+        assert [play.advantage > 0 for play in hinted_plays(world, leaking)] == [True] * 4
+        assert (closed.plays, closed.agent_samples) == (16, 16)
+
+
+def hinted_plays(world: World, design: str) -> list[Graded]:
+    """What of the hinted plays of ``design`` is trained."""
+    outcomes = dict(world.log)
+    return [
+        play
+        for group in world.groups.values()
+        for play in group.plays
+        if isinstance(outcome := outcomes[play.sequence], EpisodeFinished)
+        and (outcome.design, outcome.arm) == (design, "hinted")
+    ]
