@@ -33,6 +33,7 @@ from bus.signals import DeadLetter as DeadLetter
 from bus.signals import Heartbeat as Heartbeat
 from bus.signals import RoleBye as RoleBye
 from bus.signals import RoleHello as RoleHello
+from bus.signals import RunOrdered as RunOrdered
 
 Role = Literal["agent", "designer"]
 Arm = Literal["plain", "hinted"]
@@ -355,8 +356,8 @@ class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
 class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
     """All samples of ``round`` precede this in the stream: the learner may form its batch.
 
-    ``plays`` and ``designs`` are the denominators of the loss: they count zero-variance groups, which
-    are not sent. ``final`` marks the last batch of a run or of a drain.
+    ``plays`` and ``designs`` are the denominators of the loss: they count what has no variance too, which is
+    sent only where KL or entropy have a gradient. ``final`` marks the last batch of a run or of a drain.
     """
 
     stream: ClassVar[str] = "SAMPLE"
@@ -457,6 +458,7 @@ AnyMessage = (
     | ServerServing
     | ServerLost
     | EvaluationFinished
+    | RunOrdered
     | Control
     | Heartbeat
     | RoleHello

@@ -1,4 +1,4 @@
-"""Messages that are no part of the science: control, heartbeats, and what could not be delivered."""
+"""Messages that are no part of the science: orders, heartbeats, and what could not be delivered."""
 
 from __future__ import annotations
 
@@ -28,9 +28,28 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
         return f"dlq.{self.source.lower()}"
 
 
+class RunOrdered(Message, frozen=True, kw_only=True, tag="run_ordered.v1"):
+    """What ``roles``, all when empty, were ordered to do. A fact, so that nobody misses it. ``closing``: it
+    is part of the end of the run, so nobody begins work, whatever its role. ``at`` is the wall clock (ns)."""
+
+    stream: ClassVar[str] = "EVENT"
+    command: Literal["drain", "resume"]
+    at: int
+    roles: tuple[str, ...] = ()
+    closing: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"ordered:{self.at}"
+
+    @property
+    def tail(self) -> str:
+        return "event.supervisor.ordered"
+
+
 class Control(Message, frozen=True, kw_only=True, tag="control.v1"):
-    """A command to ``roles``, to all when empty (core NATS, not stored; the last value also lies in the
-    state bucket)."""
+    """A command to ``roles``, to all when empty, for who listens at this moment (core NATS, not stored).
+    Who must not miss it reads :class:`RunOrdered`, which says the same."""
 
     stream: ClassVar[str] = ""
     command: Literal["drain", "pause", "resume"]

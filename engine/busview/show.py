@@ -45,6 +45,7 @@ MAIN: Mapping[str, str] = {
     "server_serving": "server version url canary_error seconds",
     "server_lost": "server reason",
     "evaluation_finished": "suite step version win stderr episodes seconds",
+    "run_ordered": "command roles closing",
     "dead_letter": "source sequence subject attempts reason frame",
 }
 """What a line shows of each kind, in this order; of other kinds it shows every field."""

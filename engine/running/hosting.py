@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -26,18 +26,19 @@ from bus import Bus, connect
 from bus.connection import open_connection
 from bus.credentials import seed_file
 from bus.face import Announcement
-from bus.messages import Control, Heartbeat, RoleHello, token
+from bus.messages import Heartbeat, RoleHello, token
 from engine import telemetry
 from engine.checks.settings import is_bus_url
 from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import ConfigError, SpadeError
+from engine.running import orders
 
 GROUP = "spade.roles"
 GUARDED = "SPADE_GUARDED"
 TOKEN, RUN = "SPADE_BUS_TOKEN", "SPADE_RUN"
 CREDENTIALS, CA = "SPADE_BUS_CREDENTIALS", "SPADE_BUS_CA"
-CONFIG_KEY, CONTROL_KEY = "config", "control"
+CONFIG_KEY = "config"
 BEAT_SECONDS = 1.0
 FOREIGN_START_SECONDS = 300.0
 _SET_PDEATHSIG = 1
@@ -288,7 +289,8 @@ async def serve_role(
     credentials: str = "",
     ca: str = "",
 ) -> None:
-    """Run one role alone in this process until it ends, a drain is commanded, or a signal comes.
+    """Run one role alone in this process until it ends, a drain is ordered, or a signal comes; nothing at
+    all while the run drains (:mod:`engine.running.orders`).
 
     ``secret`` is the token of the bus, ``credentials`` the key of the role (a file, or a directory of keys).
 
@@ -305,10 +307,14 @@ async def serve_role(
         config = origin.local_config()
         place = directory or _directory(origin, run)
         log = telemetry.configure(place / "logs", token(instance)).bind(role=name, instance=instance)
+        standing = await orders.standing(bus)
+        if standing.drains:
+            log.warning("role.not_started", why="the run drains or is over", remedy="Resume it first.")
+            return
         draining = anyio.Event()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_drain_on_signal, draining)
-            tasks.start_soon(_drain_on_command, bus, name, draining)
+            tasks.start_soon(partial(orders.heed, bus, name, draining, start=standing.start, log=log))
             async with services(config, bus, role_class.needs, tasks) as shared:
                 context = RoleContext(
                     config=config,
@@ -352,20 +358,6 @@ async def _drain_on_signal(draining: anyio.Event) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async for _ in signals:
             draining.set()
-
-
-async def _drain_on_command(bus: Bus, name: str, draining: anyio.Event) -> None:
-    async with bus.listen("ctl.>") as commands:
-        stored = await bus.state_get(CONTROL_KEY)
-        if stored is not None and stored[1] == b"drain":
-            draining.set()
-        async for command in commands:
-            if isinstance(command, Control) and _drains(command, name):
-                draining.set()
-
-
-def _drains(command: Control, role: str) -> bool:
-    return command.command == "drain" and (not command.roles or role in command.roles)
 
 
 def die_with_parent(*, always: bool = False) -> None:

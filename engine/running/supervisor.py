@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from bus import Bus, connect, provision, serve
-from bus.messages import Control, Heartbeat
+from bus.messages import Heartbeat
 from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import SpadeError
@@ -31,9 +32,9 @@ from engine.records import history
 from engine.records import status as standing
 from engine.records.recorder import Recorder
 from engine.run import RunDirectory, free_mb
-from engine.running import hosting
+from engine.running import hosting, orders
 from engine.running.child import keep_running
-from engine.running.hosting import CA, CONTROL_KEY, CREDENTIALS, RUN, TOKEN, Host, Origin, RoleLike
+from engine.running.hosting import CA, CREDENTIALS, RUN, TOKEN, Host, Origin, RoleLike
 from engine.views.live import SHOWN_AT_THE_END, View
 
 Ending = Literal["complete", "stopped"]
@@ -44,6 +45,7 @@ TICK_SECONDS = 1.0
 DISK_SECONDS = 5.0
 LEAST_FREE_MB = 64
 RECORD_SECONDS = 30.0
+TELL_SECONDS = 10.0
 SUPERVISOR = "supervisor"
 _LAUNCHERS = ("python", "accelerate", "torchrun")
 
@@ -173,7 +175,7 @@ class Supervisor:
             yield bus
 
     async def _on_bus(self, bus: Bus, address: Address) -> None:
-        await bus.state_put(CONTROL_KEY, b"run")
+        resumed = await orders.give(bus, "resume")
         origin = Origin(self.config, socket.gethostname(), str(self.directory.root), str(self._model))
         await hosting.put_origin(bus, origin)
         _write_private(self.directory.root / "bus.json", msgspec.json.encode(address))
@@ -185,7 +187,8 @@ class Supervisor:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(recorder.run)
                 tasks.start_soon(self._watch_run, recorder)
-                tasks.start_soon(self._obey, bus)
+                # a drain that somebody orders on the bus is one of this run
+                tasks.start_soon(partial(orders.heed, bus, "", self._stop, start=resumed + 1, log=self.log))
                 async with hosting.services(local, bus, self._needs(), tasks) as shared:
                     tasks.start_soon(self._beat, bus, {**shared, "bus": bus, "recorder": recorder})
                     self._phase = "running"
@@ -276,15 +279,16 @@ class Supervisor:
         seconds = self.config.run.drain_seconds
         self.log.info("drain.begins", seconds=seconds, complete=self._complete)
         with anyio.move_on_after(seconds) as scope:
-            await bus.state_put(CONTROL_KEY, b"drain")
             for names in stages(self._roles):
                 for name in names:
                     self._draining[name].set()
-                await bus.publish(Control(command="drain", roles=tuple(names)))
+                await orders.give(bus, "drain", names, closing=True)
                 for name in names:
                     await self._ended[name].wait()
-        with anyio.move_on_after(TICK_SECONDS):  # also when ours are late: others wait on other hosts
-            await bus.publish(Control(command="drain"))
+        with anyio.move_on_after(TELL_SECONDS) as telling:  # also when ours are late: others wait elsewhere
+            await orders.give(bus, "drain")
+        if telling.cancelled_caught:
+            self.log.warning("drain.untold", remedy="Stop roles on other hosts by a signal.")
         late = [name for name, ended in self._ended.items() if not ended.is_set()]
         if scope.cancelled_caught:
             self.log.warning("drain.late", roles=late, seconds=seconds)
@@ -345,13 +349,6 @@ class Supervisor:
         self.log.info("signal", number=int(number))
         self.view.say(f"Stopping: up to {self.config.run.drain_seconds:.0f} s to finish what is in hand.")
         self._stop.set()
-
-    async def _obey(self, bus: Bus) -> None:
-        """A drain that somebody commands on the bus is a drain of this run."""
-        async with bus.listen("ctl.>") as commands:
-            async for command in commands:
-                if isinstance(command, Control) and command.command == "drain" and not command.roles:
-                    self._stop.set()
 
 
 def stages(roles: Mapping[str, type[RoleLike]]) -> list[list[str]]:

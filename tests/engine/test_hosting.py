@@ -13,10 +13,10 @@ import structlog
 from shell_fakes import FakeRole, config
 
 from bus import MemoryBus, connect, provision, serve
-from bus.messages import Control, Heartbeat
+from bus.messages import Heartbeat
 from engine.context import RoleContext
 from engine.errors import ConfigError
-from engine.running import hosting
+from engine.running import hosting, orders
 from engine.running.hosting import Host, Origin
 
 STRANGER = """
@@ -129,8 +129,8 @@ async def test_a_strangers_role_joins_a_run_alone(tmp_path: Path) -> None:
             ):
                 with anyio.fail_after(30):
                     first = await anext(beats)
-                    await bus.publish(Control(command="drain", roles=("somebody-else",)))
-                    await bus.publish(Control(command="drain", roles=("stranger",)))
+                    await orders.give(bus, "drain", ("somebody-else",))
+                    await orders.give(bus, "drain", ("stranger",))
                     assert await process.wait() == 0
     assert isinstance(first, Heartbeat)
     assert first.statistics == {"steps": float(recipe.run.steps)}

@@ -15,9 +15,9 @@ from brokers import free_ports
 from learner_fakes import make_policy, random_samples, round_closed
 
 from bus import Bus, connect, provision, serve
-from bus.messages import BatchTrained, Control, PolicyPublished
+from bus.messages import BatchTrained, PolicyPublished
 from engine.config import Config, Learner, Model, Optimizer, Run
-from engine.running import hosting
+from engine.running import hosting, orders
 from engine.running.child import guarded
 from engine.running.hosting import Origin
 from engine.running.supervisor import Address, child_command
@@ -77,7 +77,7 @@ async def test_two_processes_are_one_learner(end: str, tmp_path: Path):
                 await bus.publish_all([*samples, round_closed(0, agents=6, final=True)])
                 trained = await until(bus, BatchTrained, lambda batch: batch.final)
                 if end == "drained":
-                    await bus.publish(Control(command="drain"))
+                    await orders.give(bus, "drain")
                     with anyio.fail_after(90):
                         assert await process.wait() == 0, log.read_text()
                 else:

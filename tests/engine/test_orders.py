@@ -1,0 +1,142 @@
+"""Orders reach every role: also one whose broker is away, and one that starts afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import anyio
+import pytest
+import structlog
+from shell_fakes import FakeRole, RememberingView, config, with_roles
+from test_supervisor import supervise
+
+from bus import MemoryBus, connect, provision, serve
+from bus.client import NatsBus
+from bus.messages import Heartbeat
+from bus.server import ServerHandle
+from engine import telemetry
+from engine.context import RoleContext
+from engine.run import RunDirectory
+from engine.running import hosting, orders
+from engine.running.hosting import Origin
+from engine.running.supervisor import read_address
+
+LOG = structlog.stdlib.get_logger()
+
+
+class CountedRole(FakeRole):
+    name = "fake"
+    begun: ClassVar[int] = 0
+
+    def __init__(self, context: RoleContext) -> None:
+        super().__init__(context)
+        CountedRole.begun += 1
+
+
+@dataclass
+class Far:
+    """A run on a real broker, its supervisor's bus, and a role on another host."""
+
+    server: ServerHandle
+    bus: NatsBus
+    directory: Path
+
+    async def serve(self) -> None:
+        await hosting.serve_role(
+            "fake", url=self.server.url, run="toy", secret=self.server.token, instance="far",
+            directory=self.directory,
+        )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(hosting, "load", lambda _name: CountedRole)
+    monkeypatch.setattr(CountedRole, "begun", 0)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    telemetry.close()
+    structlog.reset_defaults()
+
+
+@asynccontextmanager
+async def far_run(directory: Path) -> AsyncIterator[Far]:
+    async with serve(directory / "bus", run="toy") as server:
+        await provision(server.url, run="toy", token=server.token)
+        async with connect(server.url, run="toy", role="supervisor", instance="s", token=server.token) as bus:
+            await hosting.put_origin(bus, Origin(config(directory), "another-host", "/nowhere"))
+            yield Far(server, bus, directory)
+
+
+async def test_a_drain_ordered_while_the_broker_is_away_is_heeded(tmp_path: Path) -> None:
+    async with (
+        far_run(tmp_path) as far,
+        far.bus.listen("hb.>") as beats,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(far.serve)
+        with anyio.fail_after(30):
+            assert isinstance(await anext(beats), Heartbeat)
+            os.kill(far.server.pid, signal.SIGKILL)
+            await orders.give(far.bus, "drain", ("fake",))
+            while far.bus.statistics()["connection_reconnects"] < 1:  # noqa: ASYNC110 - nobody tells
+                await anyio.sleep(0.01)
+    assert CountedRole.begun == 1
+
+
+async def test_who_starts_while_the_run_drains_takes_no_work_and_resuming_clears_it(tmp_path: Path) -> None:
+    async with far_run(tmp_path) as far:
+        await orders.give(far.bus, "drain", ("learner",), closing=True)
+        await far.serve()
+        await orders.give(far.bus, "drain")
+        await far.serve()
+        assert CountedRole.begun == 0
+        await orders.give(far.bus, "resume")
+        await orders.give(far.bus, "drain", ("fake",))  # alone, to go on elsewhere
+        async with far.bus.listen("hb.>") as beats, anyio.create_task_group() as tasks:
+            tasks.start_soon(far.serve)
+            await anext(beats)
+            await orders.give(far.bus, "drain")
+    assert CountedRole.begun == 1
+
+
+async def test_a_role_that_runs_drains_in_its_own_turn() -> None:
+    bus = MemoryBus(run="toy", role="supervisor", instance="s")
+    draining, turns = anyio.Event(), []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_heed, bus, draining)
+        for names in (("agent", "designer"), ("learner",)):
+            await orders.give(bus, "drain", names, closing=True)
+            await anyio.wait_all_tasks_blocked()
+            turns.append(draining.is_set())
+        tasks.cancel_scope.cancel()
+    assert turns == [False, True]
+
+
+async def _heed(bus: MemoryBus, draining: anyio.Event) -> None:
+    await orders.heed(bus.peer("learner", "0"), "learner", draining, start=1, log=LOG)
+
+
+async def test_a_drain_that_somebody_orders_stops_the_run(tmp_path: Path) -> None:
+    view, recipe = RememberingView(), with_roles(config(tmp_path), "fake")
+
+    async def order() -> None:
+        await view.when(lambda status: bool(status.gauges))
+        address = read_address(RunDirectory.of(recipe).root)
+        assert address is not None
+        async with connect(
+            address.url, run="toy", role="supervisor", instance="operator", token=address.token
+        ) as bus:
+            await orders.give(bus, "drain", ("agent",))
+            await orders.give(bus, "drain")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(order)
+        with anyio.fail_after(30):
+            assert await supervise(recipe, view) == "stopped"
