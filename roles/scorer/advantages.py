@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev
 
-from engine.config import RoleTraining
+from engine.config import Learner, RoleTraining
 
 EPSILON = 1e-8
 FLAT = 1e-12
@@ -14,6 +14,11 @@ FLAT = 1e-12
 def flat(values: Sequence[float]) -> bool:
     """Whether the values do not differ: such a group carries no gradient."""
     return not values or max(values) - min(values) < FLAT
+
+
+def idle(advantages: Iterable[float], learner: Learner) -> bool:
+    """Whether those that were compared leave the weights alone: no advantage, no KL or entropy term."""
+    return not (any(advantages) or learner.kl or learner.entropy)
 
 
 def normalise(rewards: Sequence[float], labels: Sequence[str], settings: RoleTraining) -> list[float]:

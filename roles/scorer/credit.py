@@ -12,7 +12,7 @@ import msgspec
 from bus.messages import Arm, EnvironmentScored, RoundClosed, RoundSummary, Standing, State, stable_id
 from engine.config import Config, Reward
 from roles.scorer import plan
-from roles.scorer.advantages import agent_label, designer_labels, normalise
+from roles.scorer.advantages import agent_label, designer_labels, idle, normalise
 from roles.scorer.leaks import leaks
 from roles.scorer.regret import shrink
 from roles.scorer.rewards import (
@@ -53,8 +53,9 @@ def trains(config: Config, group: Group) -> bool:
 def grade(config: Config, round_: int, groups: Sequence[Group], tally: Tally) -> list[PublishGroup]:
     """Return the samples of finished ``groups`` and count them in ``tally``, as far as they are trained.
 
-    Plays without an outcome have left their group. Groups whose returns do not differ are counted, not
-    sent. Truncated plays count in their group's mean; with ``agent.truncated = "mask"`` they are not sent.
+    Plays without an outcome have left their group. Groups whose returns do not differ are counted, and sent
+    only where KL or entropy have a gradient. Truncated plays count in their group's mean; with
+    ``agent.truncated = "mask"`` they are not sent.
     """
     settings, run = config.learner.agent, config.run.name
     groups = [group for group in groups if trains(config, group)]
@@ -69,16 +70,16 @@ def grade(config: Config, round_: int, groups: Sequence[Group], tally: Tally) ->
     advantages = iter(normalise(returns, labels, settings))
     commands = []
     for name, group, plays in zip(names, groups, finished, strict=True):
-        values = [next(advantages) for _ in plays]
+        weight = config.learner.hinted_weight if group.arm == "hinted" else 1.0
+        values = [next(advantages) * weight for _ in plays]
         tally.plays += len(plays)
         tally.groups += bool(plays)
         tally.flat += bool(plays) and not any(values)
         if group.arm == "plain":
             tally.graded += sum(value != 0.0 for value in values)
-        if any(values):
-            weight = config.learner.hinted_weight if group.arm == "hinted" else 1.0
+        if plays and not idle(values, config.learner):
             graded = tuple(
-                Graded(_sample(run, group, round_, index), play.sequence, play.returned, value * weight)
+                Graded(_sample(run, group, round_, index), play.sequence, play.returned, value)
                 for (index, play), value in zip(plays, values, strict=True)
                 if not (play.truncated and config.agent.truncated == "mask")
             )
@@ -355,14 +356,40 @@ def _state(settings: Reward, found: Statistics, broken: bool) -> State:
     return "intractable" if found.win <= settings.low - settings.ramp else "frontier"
 
 
-def close(round_: int, tally: Tally, held: Sequence[Held], *, final: bool = False) -> RoundClosed:
-    """Return the message that closes a round."""
+def worth_sending(config: Config, due: Sequence[Held]) -> list[Held]:
+    """Return those of ``due`` that the learner has a use for, as with plays: the rest is counted, not sent.
+
+    Designs that were compared with each other leave the weights alone when their rewards do not differ. An
+    accepted one is sent all the same where the supervised mix learns from it.
+    """
+    learner = config.learner
+    archived = learner.supervised_mix > 0 and learner.supervised_source == "accepted"
+    compared: dict[tuple[int, str, str, str], list[float]] = {}
+    for item in due:
+        compared.setdefault(_peers(item, config), []).append(item.advantage)
+    return [
+        item
+        for item in due
+        if not idle(compared[_peers(item, config)], learner) or (archived and item.valid and not item.part)
+    ]
+
+
+def _peers(item: Held, config: Config) -> tuple[int, str, str, str]:
+    """Return what those have in common that a held sample was compared with."""
+    skill = "" if config.learner.designer.scope == "global" else item.skill
+    return item.cohort, item.part, item.group, skill
+
+
+def close(
+    round_: int, tally: Tally, due: Sequence[Held], sent: Sequence[Held], *, final: bool = False
+) -> RoundClosed:
+    """Return the message that closes a round, in which ``sent`` of the ``due`` designs are trained."""
     return RoundClosed(
         round=round_,
         plays=tally.plays,
-        designs=len(held),
+        designs=len(due),
         agent_samples=tally.agent_samples,
-        designer_samples=len(held),
+        designer_samples=len(sent),
         zero_variance_groups=tally.flat,
         groups=tally.groups,
         final=final,

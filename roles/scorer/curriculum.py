@@ -29,7 +29,16 @@ from bus.messages import (
 )
 from engine.config import Config
 from roles.scorer import custom, plan, work
-from roles.scorer.credit import Group, close, grade, penalises, settle, standing, summarise
+from roles.scorer.credit import (
+    Group,
+    close,
+    grade,
+    penalises,
+    settle,
+    standing,
+    summarise,
+    worth_sending,
+)
 from roles.scorer.leaks import told
 from roles.scorer.state import (
     Cohort,
@@ -399,7 +408,7 @@ class Curriculum:
         ]
         summary = summarise(self.config, round_, tally, played, opening, scores, going_on)
         commands += [Publish(message) for message in scores]
-        commands += [*self._train(round_, due), Publish(close(round_, tally, due)), Publish(summary)]
+        commands += [*self._train(round_, due, tally), Publish(summary)]
         del state.tallies[round_]
         state.closed = round_
         return commands
@@ -417,16 +426,17 @@ class Curriculum:
             scores += scored
         return scores
 
-    def _train(self, round_: int, due: list[Held]) -> list[Command]:
-        if not due:
-            return []
+    def _train(self, round_: int, due: list[Held], tally: Tally, *, final: bool = False) -> list[Command]:
+        """Send the designs of a batch, and close its round."""
+        sent = worth_sending(self.config, due)
         self.state.held = [item for item in self.state.held if item not in due]
         run = self.config.run.name
         samples = tuple(
             stable_id("sample", run, item.design, item.attempt, *([item.part] if item.part else []))
-            for item in due
+            for item in sent
         )
-        return [PublishDesigns(round_, tuple(due), samples)]
+        designs: list[Command] = [PublishDesigns(round_, tuple(sent), samples)] if sent else []
+        return [*designs, Publish(close(round_, tally, due, sent, final=final))]
 
     def _flush(self) -> list[Command]:
         """Cut the last batch of a segment from everything held, due or not, and begin the next segment."""
@@ -438,8 +448,7 @@ class Curriculum:
         state.purges = {round_: later}
         state.flushed.append(total)
         commands: list[Command] = [Publish(message) for message in scores]
-        commands += [MarkFlushed(tuple(state.flushed)), *self._train(round_, due)]
-        commands.append(Publish(close(round_, Tally(), due, final=True)))
+        commands += [MarkFlushed(tuple(state.flushed)), *self._train(round_, due, Tally(), final=True)]
         state.admitted = state.closed = round_
         state.first, state.first_cohort = round_ + 1, state.next_cohort
         return commands

@@ -51,6 +51,7 @@ SETTINGS = (
     'run.roles=["designer", "learner", "server"]',
     "curriculum.environments=6",
     "curriculum.delay=2",
+    "learner.designer.scope=global",  # a design a skill: alone, it would not be sent
     "learner.checkpoint_every=2",
     "evaluator.suites=[]",
     "ui.report=false",

@@ -35,6 +35,7 @@ STEPS = 6
 SETTINGS = (
     f"run.steps={STEPS}",
     "curriculum.environments=8",
+    "learner.designer.scope=global",
     'evaluator.suites=[{name="mid", source="seeds:mid", episodes=12}]',
 )
 

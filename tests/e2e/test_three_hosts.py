@@ -67,6 +67,9 @@ hinted_plays = 2
 [learner]
 supervised_mix = 0.0
 
+[learner.designer]
+scope = "global"
+
 [evaluator]
 suites = []
 

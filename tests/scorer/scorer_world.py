@@ -55,7 +55,7 @@ def config(
     designer: dict[str, Any] | None = None,
     agent: dict[str, Any] | None = None,
 ) -> Config:
-    """Return a small recipe with the given values in its tables."""
+    """Return a small recipe with the given values in its tables. Its KL term gives each sample a gradient."""
     small = {"environments": 4, "rounds_per_window": 2, "delay": 2, "plays_per_round": 2, "hinted_plays": 2}
     bounds = {
         "designer": {
@@ -65,6 +65,7 @@ def config(
             "advantage_scale": 1.0,
         },
         "agent": {"max_staleness": 64},
+        "kl": 0.01,
     }
     return msgspec.convert(
         {

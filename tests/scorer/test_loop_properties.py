@@ -70,6 +70,7 @@ def recipes(draw: st.DrawFn) -> Config:
                 "priority": draw(st.sampled_from(["oldest", "largest"])),
             },
             "train_hinted": draw(st.booleans()),
+            "kl": draw(st.sampled_from([0.0, 0.01])),
         },
         designer={
             "skills": ["Logic", "Optimization"],

@@ -105,18 +105,6 @@ def test_failures_of_the_policy_keep_their_value() -> None:
     assert world.summaries[0].failures == {"policy": 1}
 
 
-def test_groups_without_variance_are_counted_not_sent() -> None:
-    world, machine = start(config(curriculum={"lead": 0, "design_ahead": 0}))
-    winners = {ticket.design for ticket in list(world.tickets.values())[:2]}
-    design_all(world, machine)
-    play_all(world, machine, lambda r: 1.0 if r.design in winners else float(r.index))
-    closed = world.closed[0]
-    assert (closed.plays, closed.groups, closed.zero_variance_groups, closed.agent_samples) == (8, 4, 2, 4)
-    for group in world.groups.values():
-        assert [play.advantage for play in group.plays] == pytest.approx([-1.0, 1.0])
-    assert world.summaries[0].gradient_share == 0.5
-
-
 def test_truncated_plays_can_be_masked() -> None:
     for mode, sent in (("zero", 2), ("mask", 1)):
         recipe = config(

@@ -36,7 +36,7 @@ def test_state_after_many_rounds_is_as_large_as_after_some(
     recipe = config(
         steps=ROUNDS,
         curriculum={"schedule": schedule, "environments": 2, "delay": 3, "hinted_plays": 1, "lead": 1},
-        learner={"agent": {"max_staleness": 2, "quota": 3}},
+        learner={"agent": {"max_staleness": 2, "quota": 3}, "kl": 0.0},
     )
     Sizes.noted = []
     loop = Sizes(recipe, random.Random(4), LUCK, servers=2)
