@@ -20,7 +20,6 @@ from engine.training.samples import arrays
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:TRL currently supports vLLM versions"),
 ]
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
 SIZE = 18

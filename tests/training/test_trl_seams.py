@@ -55,7 +55,7 @@ def fingerprint(method: Callable[..., Any]) -> str:
 def parents() -> dict[str, Any]:
     import transformers
 
-    from engine.training import trainer  # it silences a warning of TRL about its own vLLM client
+    from engine.training import trainer  # it keeps TRL from importing vLLM
 
     return {"trl": trainer.GRPOTrainer, "transformers": transformers.Trainer}
 
@@ -103,6 +103,15 @@ def test_what_we_read_and_set_is_there():
     code = inspect.getsource(parents()["trl"])
     for seam in ("self._metrics[", "self._step += 1", "self.ref_model", "self.beta", "fused_lm_head=True"):
         assert seam in code
+
+
+def test_trl_does_not_import_vllm():
+    """Its client of vLLM stays unused, and would cost every learner seconds at its start, and 180 MB."""
+    parents()
+    from trl.generation import vllm_client, vllm_generation
+
+    assert not hasattr(vllm_client, "get_ip")
+    assert not hasattr(vllm_generation, "LLM")
 
 
 def test_every_setting_of_trls_loss_is_known():
