@@ -29,8 +29,23 @@ ADOPTED_SECONDS = 2.0
 _HEALTH_SECONDS = 5.0
 _MISSES = 3
 _FETCH_SECONDS = (0.5, 10.0)  # pauses between attempts to fetch: the first, the longest
+_REFUSED = 4.0  # so many times as long after a refusal: all of the weights were read for it
 
 Ended = Callable[[], Awaitable[str]]
+
+
+class Unserved(UpdateRefused):
+    """No server took a version."""
+
+    @classmethod
+    def after(cls, seconds: float, policy: PolicyPublished, refusal: UpdateRefused) -> Unserved:
+        """Return the error of ``policy``, which ``refusal`` speaks of last."""
+        remedy = f"Its weights are {policy.uri}. Mend what is named here and run the same command again: the "
+        return cls(
+            f"no server took version {Version.unpack(policy.version)} within {seconds:.0f} s: {refusal.what}",
+            where=refusal.where,
+            remedy=refusal.remedy or f"{remedy}learner publishes its last checkpoint anew.",
+        )
 
 
 def _fence(policy: PolicyPublished) -> int:
@@ -110,7 +125,8 @@ class Life:
         """Follow the newest policy until cancelled.
 
         Raises ServerFailed when the server ends or makes no progress, ServerBroken when it cannot prove a
-        version, UpdateRefused and HandshakeRefused for faults that a restart cannot cure.
+        version, UpdateRefused when it does not take one (:meth:`_patiently`), and HandshakeRefused for what a
+        restart cannot cure.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -159,37 +175,57 @@ class Life:
     async def _follow(self, client: VllmClient) -> None:
         policy: PolicyPublished | None = None
         while True:
-            policy = await self._newest.other_than(policy)
-            try:
-                policy = await self._patiently(client, policy)
-            except UpdateRefused as error:
-                # Pruned meanwhile, or the last of a former learner: the present one will publish.
-                self._log.warning("update_refused", version=policy.version, reason=str(error))
-                with anyio.move_on_after(self._config.server.start_seconds) as waiting:
-                    await self._newest.other_than(policy)
-                if waiting.cancelled_caught:
-                    raise
+            policy = await self._patiently(client, await self._newest.other_than(policy))
 
     async def _patiently(self, client: VllmClient, policy: PolicyPublished) -> PolicyPublished:
-        """Bring ``policy``, or the newest meanwhile where its weights cannot be fetched yet; return which.
+        """Bring ``policy``, or the newest meanwhile where it is refused or cannot be fetched; return which.
 
         A server that serves goes on with its old weights for as long as that lasts. Raises FetchFailed for
-        one that has nothing to serve, after ``[server] start_seconds``.
+        one that has nothing to serve, after ``[server] start_seconds``; UpdateRefused as soon as another
+        server carries what this one refuses, and after as many seconds when none does.
         """
-        started, (delay, longest) = time.monotonic(), _FETCH_SECONDS
+        seconds = self._config.server.start_seconds
+        end, (delay, longest) = time.monotonic() + seconds, _FETCH_SECONDS
         while True:
             try:
                 await self._bring(client, policy)
             except FetchFailed as error:
                 self._log.warning("fetch_failed", version=policy.version, reason=str(error), again_in=delay)
-                late = time.monotonic() - started > self._config.server.start_seconds
-                if late and self.serving is None:
+                if time.monotonic() > end and self.serving is None:
                     raise
                 with anyio.move_on_after(delay):
                     policy = await self._newest.other_than(policy)
-                delay = min(2 * delay, longest)
+            except UpdateRefused as error:
+                # A fault of this server, or pruned meanwhile, or the last of a former learner, or bad.
+                self._log.warning("update_refused", version=policy.version, reason=str(error))
+                self._rollout.refused(self.name)
+                if time.monotonic() > end:
+                    raise Unserved.after(seconds, policy, error) from error
+                pause = min(_REFUSED * delay, max(0.0, end - time.monotonic()))
+                policy = await self._news(policy, pause, error)
             else:
                 return policy
+            delay = min(2 * delay, longest)
+
+    async def _news(self, policy: PolicyPublished, seconds: float, refusal: UpdateRefused) -> PolicyPublished:
+        """Return the newest policy after ``seconds``, or as soon as it is not ``policy``. Raises ``refusal``
+        as soon as another server carries ``policy``: then the fault is this server's."""
+        version, carried = policy.version, False
+
+        async def wait_for_others() -> None:
+            nonlocal carried
+            await self._rollout.until(lambda: self._rollout.carried(version, beside=self.name))
+            carried = True
+            tasks.cancel_scope.cancel()
+
+        with anyio.move_on_after(seconds):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait_for_others)
+                policy = await self._newest.other_than(policy)
+                tasks.cancel_scope.cancel()
+        if carried:
+            raise refusal
+        return policy
 
     async def _bring(self, client: VllmClient, policy: PolicyPublished) -> None:
         """Load, prove and announce one version."""

@@ -12,7 +12,7 @@ import aiohttp
 import anyio
 
 from bus.messages import PolicyPublished, ServerLost, ServerServing
-from bus.scopes import flat_task_group
+from bus.scopes import only
 from engine import models
 from engine.config import Config
 from engine.errors import SpadeError
@@ -28,13 +28,14 @@ from engine.weights.buspath import BusPath
 from engine.weights.paths import FilePath, LearnerPath, WeightPath
 from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
-from roles.server.life import Ended, Life, Newest, adopted_end
+from roles.server.life import Ended, Life, Newest, Unserved, adopted_end, main_fault
 from roles.server.rollout import Rollout
 
 _LOST = "event.server.lost"
 _TAILS = ("event.server.serving", _LOST)
 _PUBLISHED = "event.learner.published"
 _FAILED_STARTS = 5
+_REST_SECONDS = 600.0
 LONGEST_BACKOFF = 60.0
 _FAREWELL_SECONDS = 5.0
 _HEALTH_SECONDS = 3.0
@@ -46,8 +47,10 @@ class Server(Role):
     A server starts from the run's starting model while the learner starts too, is brought to the newest
     published version, proves it (canary, and once a process the handshake), and only then is announced.
     Versions that appear during an update are skipped in favour of the newest. A server that dies, stands
-    still or fails its proof is announced as lost and started again with back-off; one that has never served
-    ends the run instead, with what its log says.
+    still, fails its proof, or refuses weights that another one serves is announced as lost and started again
+    with back-off; one that has never served ends the run instead, with what its log says. When
+    ``_FAILED_STARTS`` starts in a row came to nothing, the run goes on with the other servers, or ends where
+    none of them serves the newest version.
     """
 
     name: ClassVar[str] = "server"
@@ -59,6 +62,7 @@ class Server(Role):
         self._path = self._way()
         self._rollout = Rollout(rolling=self.config.server.rollout == "rolling")
         self._restarts = 0
+        self._resting: set[str] = set()
         self._model: Path | None = None
         self._resolving = anyio.Lock()
 
@@ -73,13 +77,19 @@ class Server(Role):
         if self.config.designer.kind == "policy":
             check_sampling(self.config.designer.sampling, "designer.sampling")
         count = len(self.config.server.urls) or self.config.server.count
-        async with open_session() as session, flat_task_group() as tasks:
-            heard = await self._bury(session)
-            tasks.start_soon(self._follow, heard)
-            for index in range(count):
-                tasks.start_soon(self._keep, index, session)
-            await self.context.draining.wait()
-            tasks.cancel_scope.cancel()
+        try:
+            async with open_session() as session, anyio.create_task_group() as tasks:
+                heard = await self._bury(session)
+                tasks.start_soon(self._follow, heard)
+                for index in range(count):
+                    tasks.start_soon(self._keep, index, session)
+                await self.context.draining.wait()
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            # Several may end at the same moment, for the same reason.
+            error = main_fault(group)
+            error = only(error) if isinstance(error, BaseExceptionGroup) else error
+            raise error from error.__cause__
 
     @property
     def version(self) -> int:
@@ -87,7 +97,8 @@ class Server(Role):
         return min((life.serving.version for life in self._lives.values() if life.serving), default=-1)
 
     def statistics(self) -> dict[str, float]:
-        """Gauges: servers that serve, their oldest step, updates, restarts, the last update's figures, and
+        """Gauges: servers that serve, their oldest step, updates, restarts, servers that are given up for the
+        time being, the last update's figures, and
         for each server NAME: ``NAME.step`` (-1: it does not serve), ``.updates``, ``.update_seconds``,
         ``.paused_seconds``. ``turns_waited_seconds`` and ``turns_passed`` are of rolling updates."""
         lives = list(self._lives.values())
@@ -98,6 +109,7 @@ class Server(Role):
             "step": float(min((life.step for life in serving), default=-1)),
             "updates": float(sum(life.updates for life in lives)),
             "restarts": float(self._restarts),
+            "given_up": float(len(self._resting)),
             "canary_error": max((life.canary_error for life in serving), default=0.0),
             "update_seconds": max((life.update_seconds for life in serving), default=0.0),
             "paused_seconds": max((life.paused_seconds for life in serving), default=0.0),
@@ -172,7 +184,7 @@ class Server(Role):
             try:
                 async with self._open(index, session) as (client, ended):
                     await life.run(client, ended)
-            except (HandshakeRefused, UpdateRefused):
+            except (HandshakeRefused, Unserved):
                 raise
             except (ServerFailed, InferenceError) as failure:
                 error: SpadeError = failure
@@ -180,12 +192,38 @@ class Server(Role):
                 await self._farewell(life)
             served = served or life.updates > 0
             barren = 0 if life.updates else barren + 1
-            if not served or barren >= _FAILED_STARTS:
+            spent = barren >= _FAILED_STARTS
+            if not served and not isinstance(error, UpdateRefused):
+                raise error
+            if spent and not await self._others_serve(name):
                 raise error
             self._restarts += 1
+            if spent:
+                await self._give_up(name, error, barren)
+                continue
             delay = min(LONGEST_BACKOFF, 2.0**barren)
             self.log.warning("server_restart", server=name, reason=error.what, delay=delay)
             await anyio.sleep(delay)
+
+    async def _others_serve(self, name: str) -> bool:
+        """Whether another server than ``name`` serves the version that was published last, or is about to."""
+        policy, seconds = self._newest.policy, self.config.server.start_seconds
+        if policy is None:
+            return False
+        return await self._rollout.others_carry(policy.version, beside=name, seconds=seconds)
+
+    async def _give_up(self, name: str, error: SpadeError, starts: int) -> None:
+        """Leave the run to the other servers: for ``_REST_SECONDS``, or until none of them serves."""
+        self.log.error(
+            "server_given_up", server=name, reason=error.what, starts=starts, again_in=_REST_SECONDS,
+            remedy=error.remedy or f"See logs/{name}.log; the run goes on with the other servers.",
+        )  # fmt: skip
+        self._resting.add(name)
+        try:
+            with anyio.move_on_after(_REST_SECONDS):
+                await self._rollout.until(lambda: not self._rollout.carried(0, beside=name))
+        finally:
+            self._resting.discard(name)
 
     async def _farewell(self, life: Life) -> None:
         """Announce the loss of a server that was announced."""

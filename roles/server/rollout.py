@@ -9,7 +9,9 @@ takes nothing away: it waits for nobody, and nobody waits for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import structlog
@@ -67,7 +69,14 @@ class Order:
 
     def overstayed(self, server: str) -> None:
         """Nobody waits for ``server`` again before it announces something new."""
-        self._slow[server] = self._standings[server]
+        if server in self._standings:
+            self._slow[server] = self._standings[server]
+
+    def carried(self, version: int, *, beside: str) -> bool:
+        """Whether a server beside ``beside`` serves ``version`` or a later one."""
+        return any(
+            name != beside and standing.version >= version for name, standing in self._standings.items()
+        )
 
     @property
     def patience(self) -> float:
@@ -88,6 +97,35 @@ class Rollout:
     def note(self, message: Message) -> None:
         """Take in a fact of the bus, or one that was just published."""
         self._order.note(message)
+        self._announce()
+
+    def _gave_way(self, front: str, server: str, version: int) -> bool:
+        return self._order.before(server, version) != front
+
+    def refused(self, server: str) -> None:
+        """``server`` refused the new weights: the others need not wait for it."""
+        self._order.overstayed(server)
+        self._announce()
+
+    def carried(self, version: int, *, beside: str) -> bool:
+        """Whether a server beside ``beside``, of any role instance, serves ``version`` or a later one."""
+        return self._order.carried(version, beside=beside)
+
+    async def others_carry(self, version: int, *, beside: str, seconds: float) -> bool:
+        """Whether a server beside ``beside`` serves ``version`` or a later one within ``seconds``; those that
+        serve at all may be on their way to it."""
+        with anyio.move_on_after(seconds):
+            await self.until(
+                lambda: self.carried(version, beside=beside) or not self.carried(0, beside=beside)
+            )
+        return self.carried(version, beside=beside)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return when ``condition``, which is about the servers, holds."""
+        while not condition():
+            await self._changed.wait()
+
+    def _announce(self) -> None:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
@@ -99,8 +137,7 @@ class Rollout:
         try:
             while (front := self._order.before(server, version)) is not None:
                 with anyio.move_on_after(self._order.patience) as waiting:
-                    while self._order.before(server, version) == front:
-                        await self._changed.wait()
+                    await self.until(partial(self._gave_way, front, server, version))
                 if waiting.cancelled_caught and self._order.before(server, version) == front:
                     log.warning("rollout_passes", server=server, slow=front)
                     self.passed += 1

@@ -266,7 +266,7 @@ class Nursery:
     def __init__(self, *, fail: tuple[int, ...] = (), **settings) -> None:
         self.starts = 0
         self.fakes: list[FakeVllm] = []
-        self._fail, self._settings = fail, settings
+        self._fail, self.settings = fail, settings
         self._ended = anyio.Event()
 
     def end(self) -> None:
@@ -279,7 +279,7 @@ class Nursery:
             raise ServerFailed("vLLM ended with status 1 before it was ready")
         self._ended = anyio.Event()
         async with AsyncExitStack() as stack:
-            fake = await stack.enter_async_context(fake_vllm(**self._settings))
+            fake = await stack.enter_async_context(fake_vllm(**self.settings))
             self.fakes.append(fake)
 
             async def wait() -> str:
