@@ -82,7 +82,7 @@ class Sketch:
         if name in self._rows or (len(self) == self._limit and name > self._names[-1]):
             return
         self._names.insert(bisect_left(self._names, name), name)
-        self._rows[name] = vector
+        self._rows[name] = vector.copy()  # a view would hold all the rows that it was made with
         if len(self) > self._limit:
             del self._rows[self._names.pop()]
 

@@ -78,6 +78,7 @@ class Neighbours:
         self._vectors = {name: row for name, row in self._vectors.items() if name in known}
         new = [name for name in known if name not in self._vectors]
         rows = self._embedder.embed([*(known[name] for name in new), source])
-        self._vectors.update(zip(new, rows, strict=False))
+        # views would hold all the rows that they were made with
+        self._vectors.update((name, row.copy()) for name, row in zip(new, rows, strict=False))
         places, cosines = nearest(rows[-1:], np.stack([self._vectors[name] for name in known]))
         return Near(list(known)[places[0, 0]], float(cosines[0, 0]))

@@ -281,6 +281,13 @@ async def test_a_claim_lasts_until_memory_has_the_design() -> None:
     assert list(near._claims) == []
 
 
+async def test_a_known_program_costs_one_vector() -> None:
+    near = Neighbours(Memory(10), method="hashed")
+    for number in range(4):
+        await near.claim(guess(), f"e{number}", design=str(number))
+    assert [row.base for row in near._vectors.values()] == [None] * 3
+
+
 @given(st.text(max_size=400), st.text(max_size=200), st.sampled_from(list(DOCUMENTS.values())))
 def test_any_text_is_examined(source: str, first: str, document: str) -> None:
     """Whatever a program and its observations are, there is an answer, the same each time."""

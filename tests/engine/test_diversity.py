@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -113,6 +114,16 @@ class TestParts:
         assert len(sketch) == len(kept)
         assert ([] if vectors is None else vectors[:, 0].tolist()) == [ord(name[0]) for name in kept]
         assert sketch.wanted(names) == []
+
+    def test_a_sketch_keeps_none_of_the_rows_beside_its_own(self) -> None:
+        rows = np.eye(4, dtype=np.float32)
+        whole = weakref.ref(rows)
+        sketch = Sketch(2)
+        sketch.add("a", rows[0])
+        sketch.add("b", rows[1])
+        del rows
+        assert whole() is None
+        assert sketch.get("b") is not None
 
     @given(st.lists(st.text("abc", min_size=1), unique=True, max_size=30), st.randoms())
     def test_a_sample_depends_on_the_names_alone(self, names: list[str], rng: object) -> None:
