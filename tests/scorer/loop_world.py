@@ -12,11 +12,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 
 import msgspec
-from learner_fakes import VOCABULARY, segment
-from scorer_world import failed, finished, lost, published, ready, rejected, serving
+from learner_fakes import VOCABULARY
+from loop_cast import Cast, Luck
+from scorer_world import published, serving
 
 from bus.messages import (
     BatchTrained,
@@ -30,7 +31,6 @@ from bus.messages import (
     RoundClosed,
     RoundSummary,
     SampleReady,
-    Segment,
     ServerLost,
 )
 from engine.config import Config
@@ -43,25 +43,6 @@ from roles.scorer.state import Command, MarkFlushed, Publish, PublishDesigns, Pu
 
 Work = DesignTicket | EpisodeRequest
 Action = Callable[[], None]
-
-
-class Luck(msgspec.Struct, frozen=True):
-    """How often a thing happens when it could. ``crashes`` bounds those of the scorer and of the learner."""
-
-    infra: float = 0.08
-    quarantined: float = 0.02
-    env: float = 0.05
-    rejected: float = 0.2
-    no_hint: float = 0.1
-    redelivered: float = 0.08
-    twice: float = 0.5
-    scorer_dies: float = 0.03
-    learner_dies: float = 0.05
-    server_lost: float = 0.01
-    crashes: int = 6
-
-
-CALM = Luck(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -80,12 +61,6 @@ class Checkpoint(msgspec.Struct, frozen=True):
     buffer: BufferState = BufferState()
     announced: BatchTrained | None = None
     history: tuple[Trained, ...] = ()
-
-
-@lru_cache(maxsize=1024)
-def tokens(versions: tuple[int, ...], length: int) -> tuple[Segment, ...]:
-    """Segments of which each version sampled one."""
-    return tuple(segment([1] * (length + 1), [0] + [1] * length, version=version) for version in versions)
 
 
 @dataclass
@@ -118,6 +93,7 @@ class Loop:
     most_held: int = 0
 
     def __post_init__(self) -> None:
+        self.cast = Cast(self.config, self.chance, self.luck)
         self.machine = Curriculum(self.config)
         self.snapshot = self.machine.snapshot()
         self._start_learner(Checkpoint())
@@ -299,6 +275,7 @@ class Loop:
                     reward=held.reward,
                     advantage=held.advantage,
                     segments=found.segments,
+                    accepted=held.valid and not held.part,
                     members=held.members,
                 )
             )
@@ -318,9 +295,11 @@ class Loop:
         if now and self.chance.random() < 0.3:
             versions = (*versions, self.chance.choice(now))
         if isinstance(work, DesignTicket):
-            answers = [answer for part in work.parts() for answer in self._design(part, versions)]
+            answers = [
+                answer for part in work.parts() for answer in self.cast.design(part, versions, self.held)
+            ]
         else:
-            answers = [self._play(work, versions)]
+            answers = [self.cast.play(work, versions)]
         again = self.chance.random() < self.luck.redelivered
         if again:
             self.tasks[tail] = work
@@ -328,40 +307,6 @@ class Loop:
             answers = answers[: self.chance.randint(0, len(answers))]
         for answer in answers:
             self.events.append(answer)
-
-    def _design(self, ticket: DesignTicket, versions: tuple[int, ...]) -> list[Message]:
-        answers: list[Message] = []
-        trained = self.config.designer.kind == "policy"
-        for attempt in range(ticket.attempts):
-            if self.chance.random() < self.luck.infra:
-                return [*answers, failed(ticket, attempt, failure="infra")]
-            held = HeldDesign(
-                design=ticket.design,
-                cohort=ticket.cohort,
-                attempt=attempt,
-                skill=ticket.skill,
-                valid=self.chance.random() >= self.luck.rejected,
-                segments=tokens(versions, 2),
-            )
-            held = self.held.get(held.tail, held)
-            if trained and (held.valid or self.config.designer.invalid == "penalise"):
-                self.held[held.tail] = held
-            if held.valid:
-                hint = None if self.chance.random() < self.luck.no_hint else "look left"
-                return [*answers, ready(ticket, attempt=attempt, hint=hint)]
-            answers.append(rejected(ticket, attempt))
-        return [*answers, failed(ticket, ticket.attempts)]
-
-    def _play(self, request: EpisodeRequest, versions: tuple[int, ...]) -> Message:
-        draw = self.chance.random()
-        if draw < self.luck.infra:
-            return lost(request, "infra")
-        if draw < self.luck.infra + self.luck.quarantined:
-            return lost(request, "quarantined")
-        won = float(self.chance.random() < 0.5)
-        broken = "env" if self.chance.random() < self.luck.env else None
-        segments = tokens(versions, self.chance.randint(1, 3))
-        return finished(request, 0.0 if broken else won, failure=broken, segments=segments)
 
     # --- servers --------------------------------------------------------------------------------------
 

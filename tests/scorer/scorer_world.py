@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from bus.messages import (
     Segment,
     ServerLost,
     ServerServing,
+    Turn,
 )
 from engine.config import Config
 from engine.lineage import Version
@@ -111,9 +112,11 @@ class Chances:
     env: float = 0.05
     refork: float = 0.03
     server_lost: float = 0.03
+    truncated: float = 0.05
+    told: float = 0.1
 
 
-QUIET = Chances(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+QUIET = Chances(*[0] * len(fields(Chances)))
 
 
 @dataclass
@@ -250,7 +253,9 @@ class World:
             return
         hint = None if self.random.random() < self.chances.no_hint else "look left"
         degenerate = self.random.random() < self.chances.degenerate
-        self.tell(machine, ready(ticket, attempt=attempt, hint=hint, degenerate=degenerate))
+        fact = ready(ticket, attempt=attempt, hint=hint, degenerate=degenerate)
+        trains = hint is not None and self.config.designer.hint_train
+        self.tell(machine, msgspec.structs.replace(fact, hint_held=trains))
 
     def play(self, machine: Curriculum, request: EpisodeRequest) -> None:
         """Play an episode, or fail to."""
@@ -262,6 +267,11 @@ class World:
             self.tell(machine, lost(request, "quarantined"))
         elif draw < self.chances.infra + self.chances.quarantined + self.chances.env:
             self.tell(machine, finished(request, -1.0, failure="env"))
+        elif self.random.random() < self.chances.truncated:
+            self.tell(machine, finished(request, 0.0, outcome="truncated"))
+        elif request.arm == "hinted" and random.Random(request.design).random() < self.chances.told:
+            turn = Turn("Which way?", "", "left", 1.0)
+            self.tell(machine, msgspec.structs.replace(finished(request, 1.0), transcript=(turn,)))
         else:
             self.tell(machine, finished(request, float(self.random.random() < 0.5)))
 

@@ -5,6 +5,7 @@ The short form is one of the fast tests, a longer one is marked ``fuzz``.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, defaultdict
 from typing import Any
@@ -14,10 +15,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from learner_fakes import VOCABULARY
-from loop_world import CALM, Loop, Luck
+from loop_cast import CALM, Luck
+from loop_world import Loop
+from scorer_draws import recipes
 from scorer_world import config
 
-from bus.messages import EpisodeFailed, EpisodeFinished, RoundClosed, SampleReady
+from bus.messages import EnvironmentScored, EpisodeFailed, EpisodeFinished, RoundClosed, SampleReady
 from engine.config import Config
 from engine.lineage import Version
 from engine.training.buffer import Buffer
@@ -28,58 +31,6 @@ from roles.scorer.state import Publish, PublishDesigns, PublishGroup
 QUICK = settings(
     max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )
-
-
-@st.composite
-def recipes(draw: st.DrawFn) -> Config:
-    """Small recipes of every shape. Age bounds are as tight as they may be, or a little wider."""
-    window = draw(st.integers(1, 3))
-    delay = draw(st.sampled_from([0, window, window + 1, window + 2]))
-    in_step = draw(st.integers(0, 3)) == 0
-    lead = 0 if in_step else draw(st.integers(0, 2))
-    ahead = 0 if in_step else draw(st.integers(0, 2))
-    oldest = (delay or window - 1) + ahead + lead
-    scope = st.sampled_from(["group", "group", "skill", "global"])
-    quota = st.sampled_from([0, 0, 2])
-    plays = draw(st.integers(1, 3))
-    return config(
-        steps=draw(st.integers(1, 4)),
-        curriculum={
-            "mode": "sync" if in_step else "async",
-            "schedule": draw(st.sampled_from(["rolling", "epoch"])),
-            "environments": draw(st.integers(1, 3)),
-            "rounds_per_window": window,
-            "delay": delay,
-            "plays_per_round": plays,
-            "hinted_plays": draw(st.integers(0, plays)),
-            "hinted_rounds": draw(st.integers(1, window)),
-            "lead": lead,
-            "design_ahead": ahead,
-            "reissues": draw(st.integers(0, 2)),
-        },
-        learner={
-            "designer": {
-                "max_staleness": oldest + draw(st.integers(0, 1)),
-                "scope": draw(scope),
-                "quota": draw(quota),
-            },
-            "agent": {
-                "max_staleness": lead + draw(st.integers(0, 1)),
-                "scope": draw(scope),
-                "quota": draw(quota),
-                "priority": draw(st.sampled_from(["oldest", "largest"])),
-            },
-            "train_hinted": draw(st.booleans()),
-            "kl": draw(st.sampled_from([0.0, 0.01])),
-        },
-        designer={
-            "skills": ["Logic", "Optimization"],
-            "attempts": draw(st.integers(1, 3)),
-            "invalid": draw(st.sampled_from(["penalise", "drop"])),
-            "designs_per_ticket": draw(st.integers(1, 2)),
-        },
-        reward={"regret_estimate": draw(st.sampled_from(["mean", "shrunk", "lower"]))},
-    )
 
 
 def ended(loop: Loop) -> list[str]:
@@ -141,6 +92,41 @@ def check_failures(loop: Loop) -> None:
     assert sum(batch.message.plays for batch in loop.history) <= sum(map(len, done.values()))
     for key, indices in done.items():
         assert not indices & lost[key] or loop.config.curriculum.reissues or loop.counts["redelivered"]
+
+
+def check_credit(loop: Loop) -> None:
+    """What was compared adds up to nothing, for both roles; what has no gradient is counted only."""
+    learner = loop.config.learner
+    sums: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    sent = list({m.sample: m for m in loop.samples if isinstance(m, SampleReady)}.values())
+    for sample in sent:
+        assert math.isfinite(sample.advantage)
+        if sample.role == "designer":
+            skill = "" if learner.designer.scope == "global" else sample.skill
+            sums[sample.group, skill].append(sample.advantage)
+        elif learner.agent.scope == "group" and loop.config.agent.truncated == "zero":
+            sums[sample.group, ""].append(sample.advantage)
+    assert all(abs(sum(advantages)) < 1e-6 for advantages in sums.values())
+    all_pull = learner.kl > 0
+    for batch in loop.history:
+        closed, idle = batch.message, batch.message.designs - batch.message.designer_samples
+        assert 0 <= closed.zero_variance_groups <= closed.groups <= closed.plays >= closed.agent_samples
+        assert idle == 0 if all_pull else idle >= 0
+    if not all_pull and not learner.supervised_mix:
+        assert all(any(advantages) for advantages in sums.values())
+    scores = {m.design: m for m in loop.events if isinstance(m, EnvironmentScored)}.values()
+    plain, hinted = sum(score.plays for score in scores), sum(score.hinted_plays for score in scores)
+    trained = sum(batch.message.plays for batch in loop.history)
+    if not learner.train_hinted:
+        assert trained == plain, "each outcome is in one batch and in one score"
+    elif loop.config.reward.hint_leak == "flag":
+        assert trained == plain + hinted
+    else:
+        assert plain <= trained <= plain + hinted
+        if loop.config.curriculum.hinted_rounds == 1:
+            assert trained == plain + sum(score.hinted_plays for score in scores if not score.leak)
+    if loop.config.designer.kind != "policy":
+        assert all(sample.role == "agent" for sample in sent)
 
 
 def check_replay(loop: Loop) -> None:
@@ -205,6 +191,7 @@ def check(loop: Watched) -> None:
     check_ends(loop)
     check_ages(loop)
     check_failures(loop)
+    check_credit(loop)
     check_replay(loop)
     check_bounds(loop, tickets=loop.most_tickets, plays=loop.most_plays)
 
@@ -284,7 +271,13 @@ def test_the_world_can_do_all_it_says() -> None:
     """A world in which nothing ever goes wrong would prove nothing."""
     counts = Counter[str]()
     for number in range(12):
-        recipe = config(steps=4, curriculum={"reissues": 1, "lead": 1})
+        recipe = config(
+            steps=4,
+            curriculum={"reissues": 1, "lead": 1},
+            designer={"hint_train": True, "skills": ["Logic"]},
+            learner={"train_hinted": True, "kl": 0.0, "agent": {"max_staleness": 1}},
+            reward={"hint_leak": "floor"},
+        )
         loop = Watched(recipe, random.Random(number), Luck(scorer_dies=0.05), checkpoint_every=2, servers=2)
         loop.run()
         check(loop)
@@ -295,6 +288,16 @@ def test_the_world_can_do_all_it_says() -> None:
         counts["forks"] += len(loop.lineage.forks) - 1
         counts["late"] += loop.machine.state.late
         counts["asked again"] += loop.machine.state.reissued
-    missing = {"scorer died", "learner died", "redelivered", "sent twice", "servers lost", "forks", "late"}
-    assert not {name for name in missing if not counts[name]}
-    assert counts["asked again"]
+        scores = [m for m in loop.events if isinstance(m, EnvironmentScored)]
+        counts["leaks"] += sum(score.leak for score in scores)
+        counts["floored"] += sum(score.state == "degenerate" and not score.leak for score in scores)
+        counts["idle designs"] += sum(b.message.designs - b.message.designer_samples for b in loop.history)
+        counts["idle groups"] += sum(b.message.zero_variance_groups for b in loop.history)
+        sent = [m for m in loop.samples if isinstance(m, SampleReady) and m.role == "designer"]
+        counts["hints"] += sum(sample.reward >= 0 and not sample.accepted for sample in sent)
+        counts["truncated"] += sum(
+            isinstance(m, EpisodeFinished) and m.outcome == "truncated" for m in loop.events
+        )
+    never = [name for name, count in counts.items() if not count]
+    assert never == []
+    assert {"scorer died", "learner died", "redelivered"} <= counts.keys()

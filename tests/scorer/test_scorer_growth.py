@@ -6,7 +6,8 @@ import random
 
 import msgspec
 import pytest
-from loop_world import Loop, Luck
+from loop_cast import Luck
+from loop_world import Loop
 from scorer_world import config
 
 ROUNDS = 500
