@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import msgspec
 
-from bus import Conflict, Lease, NotFound, Record
+from bus import Lease, NotFound, Record
 from bus.messages import BatchTrained, PolicyPublished, RoundClosed, SampleReady
 from bus.messages import Role as Part
 from bus.scopes import flat_task_group
@@ -19,7 +19,7 @@ from engine.config import Config, RoleTraining
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Lineage, Version
 from roles.base import Role, RoleContext
-from roles.learner.resume import merge, resume
+from roles.learner.claim import Claim
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from roles.learner.keeping import Keeper
 
 T = TypeVar("T")
-_LINEAGE, _POSITION = "lineage", "learner"
 _ATTEND_SECONDS = 5.0
 _ARCHIVED = 8  # accepted designs kept for each one that the supervised mix draws
 
@@ -44,18 +43,20 @@ _ARCHIVED = 8  # accepted designs kept for each one that the supervised mix draw
 class Learner(Role):
     """Follows the sample stream from its checkpoint on; a closed round is one batch.
 
-    Order of effects: optimiser steps, checkpoint (when due), weights on the disk, ``PolicyPublished``,
-    ``BatchTrained``, purge of what no checkpoint needs. With ``checkpoint_every`` = 1 no version
-    is published that a resume would not have; otherwise a resume forks the lineage.
+    Order of effects: optimiser steps, checkpoint (when due), the new version's number in the state of the
+    bus, weights on the disk, ``PolicyPublished``, ``BatchTrained``, purge of what no checkpoint needs. A
+    resume forks the lineage when a number beyond its checkpoint's may have been seen.
 
-    State keys: ``lineage`` holds the forks (JSON of ``engine.lineage.Lineage``); ``learner`` the holder,
-    renewed by compare-and-set before each publication, so that a displaced learner cannot publish.
+    State keys: ``lineage`` holds the forks (JSON of ``engine.lineage.Lineage``); ``learner`` the holder and
+    its number (``claim.Note``), renewed by compare-and-set before weights are handed out and before they
+    are announced, so that a displaced learner cannot publish.
     """
 
     name = "learner"
     own_process = True
 
     _lease: Lease
+    _claim: Claim
     _ranks: Ranks
     _session: Session
     _trainer: PolicyTrainer
@@ -77,7 +78,6 @@ class Learner(Role):
         self._vocabulary_size, self._tokenizer = 0, ""
         self._examples: tuple[Example, ...] = ()
         self._archive: Archive | None = None
-        self._revision = 0
         self._settled = False  # the trainer's weights are those of the version that was announced
         self._gauges: dict[str, float] = {}
 
@@ -100,7 +100,7 @@ class Learner(Role):
 
     async def run(self) -> None:
         async with self.bus.lease("leader.learner") as lease, flat_task_group() as tasks:
-            self._lease = lease
+            self._lease, self._claim = lease, Claim(self.bus, lease=lease.revision)
             tasks.start_soon(_cancel_on, lease.lost, tasks.cancel_scope)
             await self._work()
             tasks.cancel_scope.cancel()
@@ -188,7 +188,7 @@ class Learner(Role):
         await self._look_for_a_gap()
         await self._settle_version(state)
         self._outlet = self._open_outlet()
-        await self._publish_policy(*await self._in_thread(self._export, "export of the weights"))
+        await self._release()
         if self._announced is not None:
             self._announced = msgspec.structs.replace(self._announced, version=self._version.pack())
             await self.bus.publish(self._announced)
@@ -203,15 +203,11 @@ class Learner(Role):
             self.log.error("learner.samples_gone", first=self._cursor + 1, last=first - 1)
 
     async def _settle_version(self, state: LearnerState) -> None:
-        stored = await self.bus.state_get(_LINEAGE)
-        known = msgspec.json.decode(stored[1], type=Lineage) if stored else Lineage()
         last = await self.bus.last("event.learner.published")
         published = None
         if last is not None and isinstance(last.message, PolicyPublished):
             published = Version.unpack(last.message.version)
-        self._version, self._lineage = resume(state.version, published, merge(state.lineage, known))
-        await self.bus.state_put(_LINEAGE, msgspec.json.encode(self._lineage))
-        self._revision = await self.bus.state_put(_POSITION, self._position())
+        self._version, self._lineage = await self._claim.take(state.version, published, state.lineage)
 
     async def _follow(self) -> None:
         """Consume the stream until the drain; a batch in hand is finished first."""
@@ -260,7 +256,7 @@ class Learner(Role):
         if due:
             await self._checkpoint()
         if trained:
-            await self._publish_policy(*await self._in_thread(self._export, "export of the weights"))
+            await self._release()
         await self.bus.publish(self._announced)
         if due:
             await self._purge()
@@ -321,16 +317,16 @@ class Learner(Role):
         metrics = self._announced.metrics if self._announced is not None else {}
         await self._keeper.save(state, self._trainer.capture, metrics, in_thread=self._in_thread)
 
+    async def _release(self) -> None:
+        """Hand out the current version. Its number is noted first: whoever starts after us may not use it."""
+        self._require_lease()
+        await self._claim.renew(self._version)
+        await self._publish_policy(*await self._in_thread(self._export, "export of the weights"))
+
     async def _publish_policy(self, policy: PolicyPublished, release: Release) -> None:
         await self._outlet.upload(self.bus.blobs, release)
         self._require_lease()
-        try:
-            self._revision = await self.bus.state_update(_POSITION, self._position(), self._revision)
-        except Conflict as error:
-            raise SpadeError(
-                f"Another learner has taken over; version {self._version} was not published",
-                remedy="Run one learner a bus.",
-            ) from error
+        await self._claim.renew(self._version)
         await self.bus.publish(policy)
         self._settled = True
         await self._outlet.tidy(self.bus.blobs)
@@ -354,9 +350,6 @@ class Learner(Role):
 
     async def _in_thread(self, function: Callable[[], T], what: str) -> T:
         return await self._session.call(function, seconds=self._settings.step_seconds, what=what)
-
-    def _position(self) -> bytes:
-        return msgspec.json.encode({"lease": self._lease.revision, "version": self._version.pack()})
 
     def _vocabulary(self) -> tuple[tuple[int, ...], int]:
         from engine.training.trainer import canary_tokens
