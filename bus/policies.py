@@ -86,7 +86,8 @@ class ServerLost(Message, frozen=True, kw_only=True, tag="server_lost.v1"):
 
 class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_finished.v1"):
     """A held-out suite was played. ``version`` is the lowest and ``version_high`` the highest version
-    that answered; ``stderr`` is the standard error of ``win``."""
+    that answered; ``stderr`` is the standard error of ``win``. The key tells the same step of another
+    learner's life apart by its fence, the upper half of the packed version."""
 
     suite: str
     step: int
@@ -100,7 +101,8 @@ class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_fin
 
     @property
     def key(self) -> str:
-        return f"evaluation:{self.suite}:{self.step}"
+        fence = self.version >> 32
+        return f"evaluation:{self.suite}:{self.step}{f'@{fence}' if fence else ''}"
 
     @property
     def tail(self) -> str:

@@ -282,8 +282,8 @@ def _episode_failed(db: sqlite3.Connection, event: Event, x: m.EpisodeFailed) ->
 
 def _evaluated(db: sqlite3.Connection, event: Event, x: m.EvaluationFinished) -> bool:
     return _insert(
-        db, "evaluations", f"{x.key}:{x.version}", event.sequence, event.at, x.suite, x.step, x.version,
-        x.version_high, x.episodes, x.win, x.stderr, json.dumps(x.by_family), x.seconds,
+        db, "evaluations", f"evaluation:{x.suite}:{x.step}:{x.version}", event.sequence, event.at, x.suite,
+        x.step, x.version, x.version_high, x.episodes, x.win, x.stderr, json.dumps(x.by_family), x.seconds,
     )  # fmt: skip
 
 

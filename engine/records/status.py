@@ -34,8 +34,13 @@ _SUMS = f"""SELECT MAX(round) AS round, MAX(step) AS step, SUM(agent_samples) AS
 FROM {_KEPT}"""
 _DROPPED = f"""SELECT cause.key, SUM(cause.value) FROM {_KEPT} AS kept, json_each(kept.dropped) AS cause
 WHERE kept.dropped <> '{{{{}}}}' GROUP BY cause.key"""
-_LAST_EVALUATIONS = """SELECT * FROM evaluations
-WHERE sequence IN (SELECT MAX(sequence) FROM evaluations GROUP BY suite)"""
+# One step an index for each suite, and one back for each evaluation of an abandoned branch.
+_LAST_EVALUATIONS = """WITH RECURSIVE suites (suite) AS (
+    SELECT MIN(suite) FROM evaluations UNION ALL
+    SELECT (SELECT MIN(suite) FROM evaluations WHERE suite > suites.suite) FROM suites
+    WHERE suite IS NOT NULL)
+SELECT evaluations.* FROM suites JOIN evaluations ON evaluations.rowid = (SELECT rowid FROM evaluations AS one
+    WHERE one.suite = suites.suite AND {alive} ORDER BY sequence DESC LIMIT 1)"""
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +56,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """The last answer of one held-out suite; ``stderr`` is the standard error of ``win``."""
+    """The last answer of one held-out suite by surviving weights; ``stderr`` is the standard error of
+    ``win``."""
 
     suite: str
     step: int
@@ -129,14 +135,21 @@ def lineage(connection: sqlite3.Connection) -> Lineage:
     return tree
 
 
-def alive(tree: Lineage) -> str:
-    """Return the SQL condition that a row with ``fence`` and ``step`` lies on the path to the current
-    weights, as :meth:`Lineage.survives` says it."""
+def alive(tree: Lineage, fence: str = "fence", step: str = "step") -> str:
+    """Return the SQL condition that a row lies on the path to the current weights, as
+    :meth:`Lineage.survives` says it; ``fence`` and ``step`` are what SQL calls those of its version."""
     limits, least = [], None
-    for fence, step in reversed(tree.forks[1:]):
-        least = step if least is None else min(least, step)
-        limits.append(f"WHEN fence < {fence} THEN step <= {least}")
+    for newer, left in reversed(tree.forks[1:]):
+        least = left if least is None else min(least, left)
+        limits.append(f"WHEN {fence} < {newer} THEN {step} <= {least}")
     return f"CASE {' '.join(reversed(limits))} ELSE 1 END" if limits else "1"
+
+
+def alive_evaluation(tree: Lineage) -> str:
+    """Return the SQL condition that every version that answered in a row of ``evaluations`` lies on the path
+    to the current weights."""
+    ends = (f"({alive(tree, f'{end} >> 32', f'{end} & 4294967295')})" for end in ("version", "version_high"))
+    return " AND ".join(ends)
 
 
 class Reader:
@@ -197,7 +210,7 @@ class Reader:
             summary=json.loads(summary["summary"]) if summary else None,
             diversity=_diversity(db),
             regret=_recent_regret(db),
-            evaluations=_evaluations(db),
+            evaluations=_evaluations(db, tree),
             gauges=gauges,
             stale_roles=() if ended else stale,
             events=history.position(db),
@@ -249,7 +262,7 @@ def complete(status: Status, suites: Sequence[str], *, steps: int, servers: bool
     """Whether a run of ``steps`` is over: the final batch is trained and everybody has seen its weights.
 
     Every server that is not lost serves the published version (when ``servers`` are part of the run), and
-    each of ``suites`` was evaluated at its step.
+    each of ``suites`` was evaluated at its step, by weights that survive.
     """
     if not status.final or status.rounds < steps or status.packed_published is None:
         return False
@@ -313,9 +326,9 @@ def _orderly_end(notes: Mapping[str, Any]) -> dict[str, Any] | None:
     return None if ended is None or (started and started["at"] > ended["at"]) else ended
 
 
-def _evaluations(connection: sqlite3.Connection) -> tuple[Evaluation, ...]:
+def _evaluations(connection: sqlite3.Connection, tree: Lineage) -> tuple[Evaluation, ...]:
     last: dict[str, Evaluation] = {}
-    for row in _rows(connection, _LAST_EVALUATIONS):
+    for row in _rows(connection, _LAST_EVALUATIONS.format(alive=alive_evaluation(tree))):
         fields = {name: row[name] for name in Evaluation.__struct_fields__}
         last[row["suite"]] = Evaluation(**fields)
     return tuple(last[suite] for suite in sorted(last))

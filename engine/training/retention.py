@@ -10,24 +10,33 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.lineage import Lineage, Version
+
 BEST = "best.json"
 _WAITING = 2
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The best checkpoint so far: its name, its ``score`` (higher is better), and what it was judged by."""
+    """The best checkpoint so far: its name, its ``score`` (higher is better), what it was judged by, and the
+    packed version whose score that is: a suite may have been played a little after the checkpoint (None:
+    the checkpoint's own, as older builds wrote it)."""
 
     checkpoint: str
     score: float
     by: str
+    version: int | None = None
 
 
 class Place(NamedTuple):
     """What the name of a checkpoint says."""
 
-    fence: int
-    step: int
+    version: Version
     name: str
+
+    @property
+    def step(self) -> int:
+        """The step of its version."""
+        return self.version.step
 
 
 class Retention:
@@ -36,13 +45,30 @@ class Retention:
     A suite is played a while after its version was served, ``every`` steps: the two newest checkpoints at
     such steps stay until a later one has its score. A score belongs to the checkpoint of the version that
     answered; the suite may have begun a little later than it was due, so else to the nearest one within half
-    of ``every``, on the same branch.
+    of ``every``. Only weights on the path to the current ones count, whichever learner's life they are of:
+    on that path a step means the same weights.
     """
 
     def __init__(self, by: str, *, every: int = 0, best: Best | None = None) -> None:
         self._by, self._every = by, every
         self.best = best if best is not None and best.by == by else None
         self._waiting: list[Place] = []
+        self._lineage = Lineage()
+
+    def settle(self, lineage: Lineage) -> bool:
+        """Take in the forks of the run. Return whether the best checkpoint is none any more, because it or
+        the version that it was judged by was abandoned."""
+        self._lineage = lineage
+        self._waiting = [place for place in self._waiting if lineage.survives(place.version)]
+        best = self.best
+        if best is None:
+            return False
+        judged = [_place(best.checkpoint).version]
+        judged += [Version.unpack(best.version)] if best.version is not None else []
+        if all(map(lineage.survives, judged)):
+            return False
+        self.best = None
+        return True
 
     @property
     def suite(self) -> str:
@@ -66,27 +92,30 @@ class Retention:
             return False
         return self._take(name, -value if self._by.startswith("metric:-") else value)
 
-    def scored(self, fence: int, low: int, high: int, score: float, there: list[str]) -> bool:
-        """Note that versions ``low`` to ``high`` of ``fence`` came to ``score``; ``there`` are the names of
-        the checkpoints. Return whether one of them is the best now."""
-        places = [place for place in map(_place, there) if place.fence == fence]
-        exact = [place for place in places if low <= place.step <= high]
-        near = [place for place in places if abs(place.step - low) * 2 <= self._every]
-        found = min(exact or near, key=lambda place: (abs(place.step - low), place.step), default=None)
+    def scored(self, low: Version, high: Version, score: float, there: list[str]) -> bool:
+        """Note that versions ``low`` to ``high`` came to ``score``; ``there`` are the names of the
+        checkpoints. Return whether one of them is the best now."""
+        survives = self._lineage.survives
+        if not (survives(low) and survives(high)):
+            return False
+        places = [place for place in map(_place, there) if survives(place.version)]
+        exact = [place for place in places if low.step <= place.step <= high.step]
+        near = [place for place in places if abs(place.step - low.step) * 2 <= self._every]
+        found = min(exact or near, key=lambda place: (abs(place.step - low.step), place.step), default=None)
         if found is None:
             return False
         self._waiting = [place for place in self._waiting if place.step > found.step]
-        return self._take(found.name, score)
+        return self._take(found.name, score, low.pack())
 
     def spared(self) -> frozenset[str]:
         """Return the names of checkpoints that stay however old they are."""
         best = {self.best.checkpoint} if self.best else set()
         return frozenset(best | {place.name for place in self._waiting})
 
-    def _take(self, name: str, score: float) -> bool:
+    def _take(self, name: str, score: float, version: int | None = None) -> bool:
         if not math.isfinite(score) or (self.best is not None and score <= self.best.score):
             return False
-        self.best = Best(name, score, self._by)
+        self.best = Best(name, score, self._by, version)
         return True
 
 
@@ -99,8 +128,11 @@ def read_best(directory: Path) -> Best | None:
     return best if (directory / best.checkpoint).is_dir() else None
 
 
-def write_best(directory: Path, best: Best) -> None:
-    """Write down, atomically, which checkpoint in ``directory`` is the best."""
+def write_best(directory: Path, best: Best | None) -> None:
+    """Write down, atomically, which checkpoint in ``directory`` is the best; None when there is none."""
+    if best is None:
+        (directory / BEST).unlink(missing_ok=True)
+        return
     temporary = directory / f".{BEST}.{os.getpid()}.tmp"
     temporary.write_text(json.dumps(msgspec.to_builtins(best)))
     temporary.replace(directory / BEST)
@@ -108,4 +140,4 @@ def write_best(directory: Path, best: Best) -> None:
 
 def _place(name: str) -> Place:
     fence, step, _ = name.split("-")
-    return Place(int(fence), int(step), name)
+    return Place(Version(int(fence), int(step)), name)

@@ -15,6 +15,7 @@ import jinja2
 import markupsafe
 
 from engine.errors import SpadeError
+from engine.lineage import Lineage
 from engine.records import history
 from engine.records import status as standing
 from engine.run import RunDirectory
@@ -84,11 +85,12 @@ def render(run: RunDirectory, connection: sqlite3.Connection) -> str:
 def figures(connection: sqlite3.Connection) -> list[str]:
     """Return the curves as HTML fragments; a curve without data is left out."""
     rounds = [json.loads(row[0]) for row in connection.execute("SELECT summary FROM rounds ORDER BY round")]
-    batches = standing.surviving(connection, standing.lineage(connection))
+    tree = standing.lineage(connection)
+    batches = standing.surviving(connection, tree)
     shares = {"in_band": "environments in the band", "gradient_share": "plays with a gradient"}
     ages = {"max_staleness": "max", "mean_staleness": "mean"}
     drawn = [
-        _held_out(connection),
+        _held_out(connection, tree),
         curves("Designer difficulty (mean level of live programs)", rounds, {"difficulty": "level"}),
         curves("Return of the agent", rounds, {"plain": "plain", "hinted": "hinted"}),
         curves("Shares", rounds, shares, (0, 1)),
@@ -122,8 +124,10 @@ def _plays(connection: sqlite3.Connection, design: str) -> list[Row]:
     return [row | {"turns": json.loads(row["turns"])} for row in chosen.values()]
 
 
-def _held_out(connection: sqlite3.Connection) -> str:
-    rows = _rows(connection, "SELECT * FROM evaluations ORDER BY suite, step, sequence")
+def _held_out(connection: sqlite3.Connection, tree: Lineage) -> str:
+    """Draw the win rates of the weights on the path to the current ones."""
+    alive = standing.alive_evaluation(tree)
+    rows = _rows(connection, f"SELECT * FROM evaluations WHERE {alive} ORDER BY suite, step, sequence")
     suites: dict[str, dict[int, Row]] = {}
     for row in rows:
         suites.setdefault(row["suite"], {})[row["step"]] = row

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from bus.messages import BatchTrained, EvaluationFinished, Message, ServerLost, ServerServing
-from engine.lineage import Version
+from bus.messages import BatchTrained, EvaluationFinished, Message, PolicyPublished, ServerLost, ServerServing
+from engine.lineage import Lineage, Version
+
+KEPT = 64
+"""Evaluations of a suite that are remembered. A learner that goes back behind them has the suite played
+again where they stood: that costs an evaluation, and the result is true."""
+
+
+class _Done(NamedTuple):
+    """A suite was played under the name of ``step`` by the versions ``low`` to ``high``."""
+
+    step: int
+    low: Version
+    high: Version
 
 
 class Agenda:
@@ -14,13 +28,17 @@ class Agenda:
     A due step that was overtaken while something else was played is not made up: the suite is played at
     the version at hand and named after its true step, which then counts for the newest due step. ``every``
     0 leaves step 0 and the last.
+
+    Only what surviving weights have answered counts as played, and only they are asked: after a learner has
+    forked the lineage, what was played beyond the fork is due again on the new branch.
     """
 
     def __init__(self, suites: Sequence[str], every: int) -> None:
         self._every = every
-        self._done: dict[str, set[int]] = {suite: set() for suite in suites}
+        self._done: dict[str, deque[_Done]] = {suite: deque(maxlen=KEPT) for suite in suites}
         self._serving: dict[str, tuple[str, Version]] = {}
         self._final: Version | None = None
+        self._lineage = Lineage()
 
     def note(self, fact: Message) -> None:
         """Take in one fact; facts of other kinds and of other suites change nothing."""
@@ -30,15 +48,28 @@ class Agenda:
             if self._serving.get(fact.server, ("", None))[0] == fact.epoch:
                 del self._serving[fact.server]
         elif isinstance(fact, EvaluationFinished):
-            if fact.suite in self._done:
-                self._done[fact.suite].add(fact.step)
+            self._note_done(fact)
+        elif isinstance(fact, PolicyPublished):
+            version = Version.unpack(fact.version)
+            if version.fence > self._lineage.forks[-1][0]:
+                self.settle(self._lineage.fork(version.fence, version.step))
         elif isinstance(fact, BatchTrained):
             # A run that was over may go on with more steps: the last word counts.
             self._final = Version.unpack(fact.version) if fact.final else None
 
-    def knows(self, fact: EvaluationFinished) -> bool:
-        """Whether this suite was already played at this step."""
-        return fact.step in self._done.get(fact.suite, ())
+    def settle(self, lineage: Lineage) -> None:
+        """Take in the forks of the run; what abandoned weights have answered is forgotten."""
+        self._lineage = lineage
+        for suite, done in self._done.items():
+            self._done[suite] = deque(filter(self._survives, done), maxlen=KEPT)
+
+    def wants(self, fact: EvaluationFinished) -> bool:
+        """Whether ``fact`` is news, and of surviving weights of one branch: between the versions of two
+        branches there may have been abandoned ones."""
+        done = _done(fact)
+        if done.low.fence != done.high.fence or not self._survives(done):
+            return False
+        return all(fact.step != known.step for known in self._done.get(fact.suite, ()))
 
     @property
     def serving(self) -> Version | None:
@@ -48,14 +79,27 @@ class Agenda:
     def due(self) -> tuple[str, int] | None:
         """Return the next suite to play and the step to name it after, None when nothing is due."""
         version = self.serving
-        if version is None:
+        if version is None or not self._lineage.survives(version):
             return None
-        last = self._final is not None and version >= self._final
+        final = self._final
+        last = final is not None and self._lineage.survives(final) and version >= final
         mark = version.step if last else self._mark(version.step)
         for suite, done in self._done.items():
-            if not any(mark <= step <= version.step for step in done):
+            if not any(mark <= known.step <= version.step for known in done):
                 return suite, version.step
         return None
 
+    def _note_done(self, fact: EvaluationFinished) -> None:
+        done = _done(fact)
+        if fact.suite in self._done and self._survives(done):
+            self._done[fact.suite].append(done)
+
+    def _survives(self, done: _Done) -> bool:
+        return self._lineage.survives(done.low) and self._lineage.survives(done.high)
+
     def _mark(self, step: int) -> int:
         return step - step % self._every if self._every else 0
+
+
+def _done(fact: EvaluationFinished) -> _Done:
+    return _Done(fact.step, Version.unpack(fact.version), Version.unpack(fact.version_high))

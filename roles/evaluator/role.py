@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from bus.messages import EvaluationFinished
-from engine.lineage import Version
+from engine.lineage import Lineage, Version
 from engine.records import serving
 from roles.agent.episode import Player, Rules
 from roles.base import Role, RoleContext
@@ -21,9 +21,11 @@ from roles.work import ATTEMPTS, INFRASTRUCTURE, back_off, chat_tokens
 from sandbox import EnvQuarantined
 
 _SERVERS = ("event.server.serving", "event.server.lost")
+_PUBLISHED = "event.learner.published"
 _TRAINED = "event.learner.trained"
 _FINISHED = "event.evaluator.finished"
-_FACTS = (*_SERVERS, _TRAINED, _FINISHED)
+_FACTS = (*_SERVERS, _PUBLISHED, _TRAINED, _FINISHED)
+_LINEAGE = "lineage"  # where the learner keeps the forks
 
 _LEAST_SHARE = 0.5
 
@@ -32,8 +34,9 @@ class Evaluator(Role):
     """Plays suites with half of the agent's concurrency, so that training goes on beside it.
 
     It learns everything from the bus: what is served, what was already evaluated (also by an earlier
-    life), and when the run ends. Weights may change while it plays; each fact says which versions answered.
-    An evaluation that a drain interrupts is not published and starts afresh in the next life.
+    life), where learners went back, and when the run ends. Weights may change while it plays; each fact says
+    which versions answered. An evaluation that a drain interrupts is not published and starts afresh in the
+    next life; nor is one whose weights a learner abandoned meanwhile.
     """
 
     name = "evaluator"
@@ -74,10 +77,15 @@ class Evaluator(Role):
     async def _read_back(self) -> int:
         """Take in what is known now, without all that led to it; return where to follow from."""
         last = (await self.bus.stream_info("EVENT")).last
+        forks = await self.bus.state_get(_LINEAGE)
+        if forks is not None:
+            self._agenda.settle(msgspec.json.decode(forks[1], type=Lineage))
         known = await serving.read(self.bus)
         for fact in known.facts:
             self._agenda.note(fact)
-        for start, tails in ((known.position + 1, _SERVERS), (1, (_FINISHED,))):
+        # A learner of somebody else's may keep its forks nowhere: then they are in what it published.
+        told = (_FINISHED,) if forks is not None else (_FINISHED, _PUBLISHED)
+        for start, tails in ((known.position + 1, _SERVERS), (1, told)):
             async for record in self.bus.replay("EVENT", start=start, tails=tails):
                 self._agenda.note(record.message)
         # Of what was trained only the last word counts, and each of these facts is long.
@@ -102,7 +110,8 @@ class Evaluator(Role):
                 await news.wait()
                 continue
             fact = await self._evaluate(*due)
-            if fact is None or self._agenda.knows(fact):
+            if fact is None or not self._agenda.wants(fact):
+                self._say_why_not(fact)
                 fruitless += 1
                 await anyio.sleep(back_off(fruitless))
                 continue
@@ -110,6 +119,11 @@ class Evaluator(Role):
             await self.bus.publish(fact)
             self._agenda.note(fact)
             self._counts["evaluations"] += 1
+
+    def _say_why_not(self, fact: EvaluationFinished | None) -> None:
+        if fact is not None:
+            versions = [str(Version.unpack(version)) for version in (fact.version, fact.version_high)]
+            self.log.info("evaluation of no use", suite=fact.suite, step=fact.step, versions=versions)
 
     async def _evaluate(self, suite: str, step: int) -> EvaluationFinished | None:
         """Play ``suite``; None when faults left less than _LEAST_SHARE of its episodes."""

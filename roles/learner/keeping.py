@@ -14,7 +14,7 @@ import structlog
 from bus import Bus
 from bus.messages import EvaluationFinished
 from engine.config import Config
-from engine.lineage import Version
+from engine.lineage import Lineage, Version
 from engine.training.capsule import Capsule
 from engine.training.checkpoint import LearnerState, name_of, places, save
 from engine.training.retention import Retention, read_best, write_best
@@ -33,6 +33,8 @@ class Keeper:
         self._snapshots = Snapshots(bus, run)
         best = read_best(self._directory)
         self._retention = Retention(config.learner.best_by, every=config.evaluator.every, best=best)
+        for path in reversed(places(self._directory)):
+            self._retention.saved(path.name, {})  # its score may still be to come
         self._seen = 0
         self._log = structlog.get_logger("spade.learner")
 
@@ -46,7 +48,7 @@ class Keeper:
     ) -> None:
         """Write a checkpoint with what ``capture`` returns in the trainer's thread; ``metrics`` are those of
         the last batch. Raises SpadeError when it cannot be written."""
-        await self.look()
+        await self.look(state.lineage)
         position, snapshot = await self._curriculum()
         state = msgspec.structs.replace(state, curriculum=position)
         before = self._retention.spared()
@@ -68,26 +70,32 @@ class Keeper:
         if wanted and metrics and wanted not in metrics:
             self._log.warning("learner.best_by_unknown", metric=wanted, known=sorted(metrics))
 
-    async def look(self) -> None:
-        """Take in what the evaluator has published since the last look."""
-        if not self._retention.suite:
-            return
+    async def look(self, lineage: Lineage) -> None:
+        """Take in the forks of the run, and what the evaluator has published since the last look."""
+        changed = self._retention.settle(lineage)
+        if self._retention.suite:
+            changed |= await self._take_scores()
+        if changed:
+            await self._note_best()
+
+    async def _take_scores(self) -> bool:
+        """Return whether one of the new scores is that of the best checkpoint."""
         there = [path.name for path in places(self._directory)]
         best = False
         async for record in self._bus.replay("EVENT", start=self._seen + 1, tails=(_FINISHED,)):
             self._seen, found = record.sequence, record.message
             if isinstance(found, EvaluationFinished) and found.suite == self._retention.suite:
                 low, high = Version.unpack(found.version), Version.unpack(found.version_high)
-                until = high.step if high.fence == low.fence else low.step
-                best |= self._retention.scored(low.fence, low.step, until, found.win, there)
-        if best:
-            await self._note_best()
+                best |= self._retention.scored(low, high, found.win, there)
+        return best
 
     async def _note_best(self) -> None:
         best = self._retention.best
-        assert best is not None
         await anyio.to_thread.run_sync(write_best, self._directory, best)
-        self._log.info("learner.best", checkpoint=best.checkpoint, score=best.score, by=best.by)
+        if best is None:
+            self._log.info("learner.best_gone", reason="it was judged by weights that were abandoned")
+        else:
+            self._log.info("learner.best", checkpoint=best.checkpoint, score=best.score, by=best.by)
 
     async def _curriculum(self) -> tuple[int, bytes]:
         """Return the scorer's newest snapshot that can be had, as it keeps it, and its position.

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -127,6 +128,44 @@ def test_what_a_dead_learner_published_beyond_its_checkpoint_does_not_count(
     history.apply(database, events([policy(2, fence=1), batch(1, 2, fence=1)], start=10))
     state = standing.read(database, now=2000.0)
     assert (state.step, state.agent_samples_trained, state.version_published_label) == (2, 4, "2@1")
+
+
+def test_what_a_dead_learner_s_weights_answered_does_not_stand_for_the_surviving_ones(
+    database: sqlite3.Connection,
+) -> None:
+    first_life = [policy(0), evaluation(0), evaluation(10), evaluation(30), evaluation(30, suite="hard")]
+    history.apply(database, events(first_life))
+    assert [(item.suite, item.step) for item in standing.read(database).evaluations] == [
+        ("hard", 30),
+        ("mid", 30),
+    ]
+    history.apply(database, events([policy(16, fence=1)], start=10))
+    assert [(item.suite, item.step) for item in standing.read(database).evaluations] == [("mid", 10)]
+    again = msgspec.structs.replace(evaluation(30, fence=1), win=0.1)
+    astride = msgspec.structs.replace(evaluation(16), version_high=Version(0, 17).pack())
+    history.apply(database, events([again, astride, evaluation(30)], start=11))
+    (item,) = standing.read(database).evaluations
+    assert (item.step, item.version, item.win) == (30, Version(1, 30).pack(), 0.1)
+    assert database.execute("SELECT COUNT(*) FROM evaluations").fetchone()[0] == 6, "the record keeps all"
+
+
+def test_an_answer_of_an_abandoned_branch_does_not_end_the_run(database: sqlite3.Connection) -> None:
+    first_life = [policy(0), policy(1), batch(0, 1), policy(2), batch(1, 2), evaluation(2)]
+    second_life = [policy(1, 1), policy(2, 1), batch(1, 2, 1, final=True), serving(2, 1)]
+    history.apply(database, events([*first_life, *second_life]))
+    assert not standing.complete(standing.read(database), ["mid"], steps=1, servers=True)
+    history.apply(database, events([evaluation(2, fence=1)], start=20))
+    assert standing.complete(standing.read(database), ["mid"], steps=1, servers=True)
+
+
+def test_evaluations_are_kept_under_the_ids_that_older_builds_gave_them(
+    database: sqlite3.Connection,
+) -> None:
+    facts = [evaluation(30), evaluation(30, fence=1)]
+    history.apply(database, events([*facts, *facts]))
+    ids = [row[0] for row in database.execute("SELECT id FROM evaluations ORDER BY sequence")]
+    assert ids == ["evaluation:mid:30:30", f"evaluation:mid:30:{(1 << 32) + 30}"]
+    assert [fact.key for fact in facts] == ["evaluation:mid:30", "evaluation:mid:30@1"]
 
 
 def test_a_lost_server_does_not_serve(database: sqlite3.Connection) -> None:

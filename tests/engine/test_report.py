@@ -111,6 +111,17 @@ def test_a_run_that_never_began_is_named(tmp_path: Path) -> None:
         report.write(RunDirectory(tmp_path / "none"))
 
 
+def test_the_held_out_curve_is_that_of_the_surviving_weights(tmp_path: Path) -> None:
+    connection = history.create(tmp_path / "run.db")
+    first_life = [policy(0), evaluation(0), evaluation(10), evaluation(20)]
+    history.apply(connection, events([*first_life, policy(13, 1), evaluation(25, 1)]))
+    (drawn,) = report.figures(connection)
+    connection.close()
+    assert "Held-out win rate" in drawn
+    assert '"x":[0,10,25]' in drawn
+    assert '"y":[0.5,0.6,0.75]' in drawn
+
+
 def test_few_environments_are_not_shown_twice(tmp_path: Path) -> None:
     connection = history.create(tmp_path / "run.db")
     history.apply(connection, events([ready("d1"), scored("d1"), ready("d2"), scored("d2", reward=0.1)]))

@@ -1,11 +1,13 @@
 """When an evaluator plays what."""
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages import BatchTrained, EvaluationFinished, ServerLost, ServerServing
-from engine.lineage import Version
-from roles.evaluator.agenda import Agenda
+from bus.messages import BatchTrained, EvaluationFinished, Message, PolicyPublished, ServerLost, ServerServing
+from engine.lineage import Lineage, Version
+from roles.evaluator.agenda import KEPT, Agenda
 
 
 def serving(step: int, *, fence: int = 0, server: str = "s0", epoch: str = "e") -> ServerServing:
@@ -15,12 +17,26 @@ def serving(step: int, *, fence: int = 0, server: str = "s0", epoch: str = "e") 
     )
 
 
-def finished(suite: str, step: int) -> EvaluationFinished:
+def published(step: int, fence: int = 0) -> PolicyPublished:
+    return PolicyPublished(
+        version=Version(fence, step).pack(),
+        step=step,
+        uri="",
+        sha256="",
+        size=0,
+        canary_tokens=b"",
+        canary_logprobs=b"",
+    )
+
+
+def finished(
+    suite: str, step: int, fence: int = 0, *, low: Version | None = None, high: Version | None = None
+) -> EvaluationFinished:
     return EvaluationFinished(
         suite=suite,
         step=step,
-        version=step,
-        version_high=step,
+        version=(low or Version(fence, step)).pack(),
+        version_high=(high or Version(fence, step)).pack(),
         episodes=1,
         win=0.0,
         stderr=0.0,
@@ -126,6 +142,148 @@ def test_a_run_that_goes_on_after_its_end_is_not_at_its_end() -> None:
     assert agenda.due() is None
     agenda.note(serving(10, fence=1))
     assert agenda.due() == ("mid", 10)
+
+
+def test_what_an_abandoned_branch_answered_is_asked_again() -> None:
+    agenda = Agenda(["mid"], 10)
+    for step in (0, 10, 20, 30):
+        agenda.note(finished("mid", step))
+    agenda.note(serving(31))
+    assert agenda.due() is None
+    agenda.note(published(16, 1))
+    assert agenda.due() is None, "nobody wants to know about weights that are gone"
+    agenda.note(serving(16, fence=1))
+    assert agenda.due() is None, "step 10 was before the fork"
+    agenda.note(serving(31, fence=1))
+    assert agenda.due() == ("mid", 31)
+    assert agenda.wants(finished("mid", 30, 1))
+    assert not agenda.wants(finished("mid", 10, 1)), "the same weights as before the fork"
+    assert not agenda.wants(finished("mid", 30))
+    agenda.note(finished("mid", 31, 1))
+    assert agenda.due() is None
+
+
+def test_weights_of_two_branches_are_no_evaluation() -> None:
+    agenda = Agenda(["mid"], 10)
+    agenda.note(published(16, 1))
+    mixed = finished("mid", 16, low=Version(0, 16), high=Version(1, 17))
+    assert not agenda.wants(mixed), "0@17 may have answered too"
+    assert agenda.wants(finished("mid", 16, low=Version(1, 16), high=Version(1, 17)))
+    half_gone = finished("mid", 15, low=Version(0, 15), high=Version(0, 17))
+    assert not agenda.wants(half_gone)
+    agenda.note(serving(17, fence=1))
+    agenda.note(half_gone)
+    assert agenda.due() == ("mid", 17)
+    agenda.note(mixed)
+    assert agenda.due() is None, "an older build has published it: both ends survive"
+
+
+def test_an_end_that_was_abandoned_is_no_end() -> None:
+    agenda = Agenda(["mid"], 10)
+    for fact in (trained(23, final=True), finished("mid", 20), published(20, 1), serving(21, fence=1)):
+        agenda.note(fact)
+    assert agenda.due() is None
+
+
+def test_memory_does_not_grow_with_the_run() -> None:
+    agenda = Agenda(["mid"], 1)
+    for step in range(3 * KEPT):
+        agenda.note(finished("mid", step))
+    assert len(agenda._done["mid"]) == KEPT
+    agenda.note(published(KEPT, 1))
+    agenda.note(serving(KEPT, fence=1))
+    assert agenda.due() == ("mid", KEPT), "forgotten: it is asked again"
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[tuple[int, int, list[int]]]:
+    """Lives of learners: (fence, step where it starts, how many steps each of its servers' updates makes)."""
+    made, step, fence = [], 0, 0
+    for _ in range(draw(st.integers(1, 5))):
+        grown = draw(st.lists(st.integers(0, 4), max_size=15))
+        made.append((fence, step, grown))
+        end = step + sum(grown)
+        step = draw(st.integers(0, end))
+        fence += draw(st.integers(1, 3))
+    return made
+
+
+@given(lives(), st.integers(0, 6), st.sets(st.integers(0, 60)))
+def test_each_mark_is_answered_once_by_weights_that_survive(
+    run: list[tuple[int, int, list[int]]], every: int, missed: set[int]
+) -> None:
+    """Whatever the learners do: at rest the newest mark has exactly one answer along the lineage."""
+    agenda, lineage = Agenda(["mid", "hard"], every), Lineage()
+    played: list[tuple[str, Version]] = []
+    moment = 0
+    for fence, start, grown in run:
+        if fence:
+            lineage = lineage.fork(fence, start)
+        agenda.note(published(start, fence))
+        if played and not lineage.survives(agenda.serving or Version(0, 0)):
+            assert agenda.due() is None
+        step = start
+        for more in (0, *grown):
+            step += more
+            agenda.note(published(step, fence))
+            agenda.note(serving(step, fence=fence))
+            moment += 1
+            if moment in missed:
+                continue
+            for _ in range(3):
+                due = agenda.due()
+                if due is None:
+                    break
+                suite, at = due
+                fact = finished(suite, at, fence)
+                assert at == step
+                assert agenda.wants(fact)
+                played.append((suite, Version(fence, at)))
+                agenda.note(fact)
+                assert not agenda.wants(fact)
+            else:
+                raise AssertionError("the agenda does not come to rest")
+            mark = step - step % every if every else 0
+            for suite in ("mid", "hard"):
+                answers = [
+                    version
+                    for name, version in played
+                    if name == suite and lineage.survives(version) and mark <= version.step <= step
+                ]
+                assert len(answers) == 1
+    assert len(set(played)) == len(played)
+
+
+@given(lives(), st.integers(0, 6), st.randoms(use_true_random=False), st.booleans())
+def test_what_is_known_does_not_depend_on_the_order_of_the_facts(
+    run: list[tuple[int, int, list[int]]], every: int, shuffle: random.Random, from_state: bool
+) -> None:
+    """A later life hears of forks before or after what was evaluated, from the state or from the facts."""
+    forks = [published(start, fence) for fence, start, _ in run]
+    results: list[Message] = [
+        finished("mid", step, fence)
+        for fence, start, grown in run
+        for step in range(start, start + sum(grown) + 1)
+        if step % 3 == 0
+    ][:KEPT]
+    lineage = Lineage()
+    for fence, start, _ in run[1:]:
+        lineage = lineage.fork(fence, start)
+    fence, start, grown = run[-1]
+    now = serving(start + sum(grown), fence=fence)
+    first, later = Agenda(["mid"], every), Agenda(["mid"], every)
+    for fact in (*results, *forks, now):
+        first.note(fact)
+    if from_state:
+        later.settle(lineage)
+    facts = [*results, now]
+    shuffle.shuffle(facts)
+    for fact in facts if from_state else (*forks, *facts):
+        later.note(fact)
+    survivors = set(first._done["mid"])
+    assert survivors == set(later._done["mid"])
+    assert all(lineage.survives(done.low) for done in survivors)
+    assert first.due() == later.due()
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 6))

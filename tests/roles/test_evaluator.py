@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
 from shell_fakes import evaluation
-from test_agenda import serving, trained
+from test_agenda import finished, published, serving, trained
 
 from bus import MemoryBus
 from bus.messages import EvaluationFinished
@@ -20,7 +21,7 @@ from engine.config import Agent, Sampling, Suite
 from engine.config import Evaluator as EvaluatorConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
-from engine.lineage import Version
+from engine.lineage import Lineage, Version
 from engine.records import serving as note
 from roles import work
 from roles.evaluator.role import Evaluator
@@ -137,6 +138,39 @@ async def test_an_evaluation_is_not_repeated_by_the_next_life(tmp_path: Path) ->
         facts = await second.facts(2)
     assert [fact.step for fact in facts] == [0, 10]
     assert len(second.pool.calls) == 8
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["forks in the state", "forks in the facts"])
+async def test_what_abandoned_weights_answered_is_played_again(tmp_path: Path, kept: bool) -> None:
+    """Step 10 was evaluated, then the learner went back to 6; the evaluator hears of it when it starts."""
+    stage = Stage(tmp_path)
+    if kept:
+        await stage.bus.state_put("lineage", msgspec.json.encode(Lineage().fork(1, 6)))
+    await stage.bus.publish_all([finished("both", 0), finished("both", 10), published(6, 1)])
+    stage.pool.version = Version(1, 10).pack()
+    async with stage.at_work():
+        await stage.bus.publish(serving(10, fence=1))
+        fact = (await stage.facts(3))[-1]
+    assert (fact.step, fact.version) == (10, Version(1, 10).pack())
+
+
+async def test_a_fork_in_the_middle_of_an_evaluation_makes_it_start_anew(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.pool.version = Version(0, 10).pack()
+    stage.pool.gate = anyio.Event()
+    async with stage.at_work():
+        await stage.bus.publish_all([finished("both", 0), serving(10)])
+        with anyio.fail_after(5):
+            while not stage.pool.busy:
+                await anyio.lowlevel.checkpoint()
+        await stage.bus.publish_all([published(6, 1), serving(6, fence=1), serving(10, fence=1)])
+        stage.pool.gate.set()
+        with anyio.fail_after(5):
+            while stage.evaluator._agenda.serving != Version(1, 10):
+                await anyio.lowlevel.checkpoint()
+        stage.pool.version = Version(1, 10).pack()
+        _, fact = await stage.facts(2)
+    assert (fact.version, fact.version_high, fact.episodes) == (*[Version(1, 10).pack()] * 2, 8)
 
 
 async def test_new_weights_in_the_middle_are_recorded(tmp_path: Path) -> None:
