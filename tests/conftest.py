@@ -8,12 +8,13 @@ settings.register_profile("spade", deadline=None)
 settings.load_profile("spade")
 
 
-# Files that import TRL, which takes several seconds: one worker has them all.
+# Files that import TRL, or all of transformers, which takes several seconds: one worker has them all.
 TRAINERS = (
+    *("engine/test_tokenizer_class.py", "inference/test_tokens_templates.py"),
     *("roles/test_learner.py", "roles/test_learner_adapters.py", "roles/test_learner_identity.py"),
     *("roles/test_learner_objective.py", "training/test_export.py", "training/test_lora.py"),
     *("training/test_lora_published.py", "training/test_steps.py", "training/test_trainer.py"),
-    "training/test_trl_seams.py",
+    *("training/test_trl_seams.py", "training/test_warmstart.py"),
 )
 
 

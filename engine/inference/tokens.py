@@ -33,6 +33,9 @@ _THIRD = "Ux7 third words"
 _REASONING = re.compile(r"[<\[]\W*(think|thinking|thought|reasoning)\W*[>\]]", re.IGNORECASE)
 _PRIVATE = range(0xE000, 0xF8FF)
 _SURROGATES = re.compile("[\ud800-\udfff]")
+# Names of transformers' class for any tokenizer.json, and the types of models whose files get what they name.
+_PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
+_TRUSTED = ("", "llama")
 
 
 @dataclass(frozen=True)
@@ -240,13 +243,33 @@ def _as_list(value: int | list[int] | None) -> list[int]:
     return [value] if isinstance(value, int) else list(value)
 
 
-def _load(path: Path) -> Any:
+def _class(path: Path) -> Any:
+    """Return what reads the tokenizer: what ``AutoTokenizer`` would choose, itself where that is not plain.
+
+    Its import brings torch, sklearn and pandas: four seconds and 400 MB in every process with a tokenizer.
+    """
+    config = path / "config.json"
+    try:
+        names = json.loads((path / "tokenizer_config.json").read_bytes())
+        model = json.loads(config.read_bytes()) if config.exists() else {"model_type": ""}
+        plain = names["tokenizer_class"] in _PLAIN and "auto_map" not in names
+        plain = plain and model["model_type"] in _TRUSTED
+    except (OSError, ValueError, KeyError, TypeError):
+        plain = False
+    if plain:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
     from transformers import AutoTokenizer
 
+    return AutoTokenizer
+
+
+def _load(path: Path) -> Any:
     if not path.is_dir():
         raise ConfigError("the model directory does not exist", where=f"model.path = {str(path)!r}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer = _class(path).from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no tokenizer can be read: {error}", where=str(path)) from error
     if not getattr(tokenizer, "is_fast", False):
