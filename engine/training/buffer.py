@@ -16,6 +16,7 @@ from bus.messages import Role, RoundClosed, SampleReady
 from engine.config import RoleTraining
 from engine.lineage import Lineage, Version
 from engine.training.ledger import Ledger, LedgerState
+from engine.training.lengths import Lengths
 from engine.training.samples import age, fault, trained_tokens, versions
 
 ROLES: tuple[Role, ...] = ("agent", "designer")
@@ -77,6 +78,7 @@ class Buffer:
         self._dropped = dict(state.dropped)
         self._arrived = Counter(state.arrived)
         self._counts = Counter(state.counts)
+        self._lengths = Lengths(self._counts)
 
     def admit(self, sequence: int, sample: SampleReady) -> str | None:
         """Take one sample of the stream. Returns None when it is held, else the cause why not."""
@@ -93,7 +95,7 @@ class Buffer:
             self._drop(sample.sample, cause)
             return cause
         entry = Held(sequence, sample, trained_tokens(sample), versions(sample))
-        self._length("generated", entry)
+        self._lengths.note("generated", sample.role, entry.tokens)
         held[sample.sample] = entry
         if len(held) > self._capacity:
             spare = self._in_line(sample.role)[-1 if self._by_size(sample.role) else 0]
@@ -129,7 +131,7 @@ class Buffer:
             chosen += self._choose(role, message, current, lineage)
         for entry, _ in chosen:
             del self._held[entry.sample.role][entry.sample.sample]
-            self._length("trained", entry)
+            self._lengths.note("trained", entry.sample.role, entry.tokens)
         dropped, self._dropped = tuple(self._dropped.items()), {}
         trained = tuple(entry.sample for entry, _ in chosen)
         self._counts["trained"] += len(trained)
@@ -152,14 +154,8 @@ class Buffer:
         return gauges | {name: float(count) for name, count in sorted(self._counts.items())} | self.lengths()
 
     def lengths(self) -> dict[str, float]:
-        """Lengths in trained tokens of what was admitted and of what was consumed, by role: means, and counts
-        of samples below each power of two (and not below the one before). Their difference is the bias of
-        discarding."""
-        found = {name: float(count) for name, count in self._counts.items() if "_under_" in name}
-        for kind in (f"{kind}_{role}" for kind in ("generated", "trained") for role in ROLES):
-            if samples := self._counts[f"{kind}_samples"]:
-                found[f"{kind}_mean_tokens"] = self._counts[f"{kind}_tokens"] / samples
-        return found
+        """Return the lengths of what was admitted and of what was consumed."""
+        return self._lengths.report()
 
     def _choose(
         self, role: Role, message: RoundClosed, current: Version, lineage: Lineage
@@ -196,9 +192,3 @@ class Buffer:
             del self._held[role][sample]
         self._dropped[sample] = cause
         self._counts[f"dropped_{cause}"] += 1
-
-    def _length(self, kind: str, entry: Held) -> None:
-        role, tokens = entry.sample.role, entry.tokens
-        self._counts[f"{kind}_{role}_samples"] += 1
-        self._counts[f"{kind}_{role}_tokens"] += tokens
-        self._counts[f"{kind}_{role}_under_{1 << tokens.bit_length()}"] += 1
