@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,6 +124,10 @@ class Actor:
     def statistics(self) -> dict[str, float]:
         """The pool's."""
         return self._pool.statistics()
+
+    def waiting(self, keys: Container[str]) -> int:
+        """The pool's."""
+        return self._pool.waiting(keys)
 
 
 class _Inline:

@@ -10,7 +10,7 @@ acknowledged all of them: had the proof of a version failed, its label would be 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
@@ -207,6 +207,10 @@ class InferencePool:
     def versions(self) -> dict[str, int]:
         """Return server name -> the newest version it is known to serve."""
         return {server.name: server.version for server in self._roster}
+
+    def waiting(self, keys: Container[str]) -> int:
+        """Return how many requests of ``keys`` wait for a place on a server."""
+        return sum(waiter.key in keys for waiter in self._waiters)
 
     def statistics(self) -> dict[str, float]:
         """Gauges and counters: servers, load, limits, queue, rates over the last ten seconds, failures, and

@@ -142,11 +142,13 @@ class _Context:
 class Player:
     """Plays episodes against one inference pool and one sandbox. Holds nothing of a play after it.
 
-    ``stepping`` is how many plays are in a step of their program now, ``replies`` how many replies were had.
+    ``playing`` are the episodes played now, which are also the keys of their requests; ``stepping`` is how
+    many of them are in a step of their program, ``replies`` how many replies were had so far.
     """
 
     def __init__(self, pool: InferencePool, sandbox: SandboxPool, chat: ChatTokens, rules: Rules) -> None:
         self._pool, self._sandbox, self._chat, self.rules = pool, sandbox, chat, rules
+        self.playing: set[str] = set()
         self.stepping = self.replies = 0
 
     async def play(self, request: EpisodeRequest) -> Played:
@@ -155,6 +157,13 @@ class Player:
         Raises the infrastructure errors of the pool and of the sandbox (``InferenceError``,
         ``InfraFailure``) and ``EnvQuarantined``; every other fault is an outcome.
         """
+        self.playing.add(request.episode)
+        try:
+            return await self._play(request)
+        finally:
+            self.playing.discard(request.episode)
+
+    async def _play(self, request: EpisodeRequest) -> Played:
         started = time.monotonic()
         context: _Context | None = None
         try:

@@ -22,8 +22,9 @@ _ROUND_TRIPS = 32.0  # from nothing back to the whole
 
 class Sight(NamedTuple):
     """What an agent sees of its dependencies. ``servers`` are the requests that the serving servers take at
-    once, ``waiting`` those that wait for a place there, whosever they are. ``cuts`` and ``missed`` count
-    since the start: limits cut because a server preempted, queued or stood still, and deadlines missed.
+    once, ``waiting`` those of this agent that wait for a place there: others' queue is none that it could
+    shorten. ``cuts`` and ``missed`` count since the start: limits cut because a server preempted, queued or
+    stood still, and deadlines missed.
     ``sandbox`` is how many instances the sandbox has for this agent, those that it holds included."""
 
     servers: int
@@ -33,13 +34,16 @@ class Sight(NamedTuple):
     sandbox: int
 
     @classmethod
-    def of(cls, pool: Mapping[str, float], sandbox: Mapping[str, float], *, missed: int, held: int) -> Sight:
-        """Read the ``statistics()`` of the inference pool and of the sandbox, while ``held`` are played."""
+    def of(
+        cls, pool: Mapping[str, float], sandbox: Mapping[str, float], *, waiting: int, missed: int, held: int
+    ) -> Sight:
+        """Read the ``statistics()`` of the inference pool and of the sandbox, while ``held`` are played, of
+        which ``waiting`` wait for a server."""
         known = max(1.0, pool.get("servers", 0.0))
         others = max(0.0, sandbox.get("live", 0.0) + sandbox.get("waiting", 0.0) - held)
         return cls(
             servers=int(pool.get("limit", 0.0) * pool.get("serving", 0.0) / known),
-            waiting=int(pool.get("waiting", 0.0)),
+            waiting=waiting,
             cuts=int(pool.get("limit_cuts", 0.0)),
             missed=missed,
             sandbox=int(max(0.0, sandbox["max_live"] - others)),

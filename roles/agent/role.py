@@ -88,6 +88,7 @@ class Agent(Role):
         sight = Sight.of(
             shared["pool"].statistics(),
             shared["sandbox"].statistics(),
+            waiting=shared["pool"].waiting(self._player.playing),
             missed=self._missed,
             held=self._in_hand,
         )

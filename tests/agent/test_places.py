@@ -152,11 +152,12 @@ def test_the_limit_keeps_its_bounds(most: int, looks: list[tuple[Sight, int, int
 def test_what_the_pool_and_the_sandbox_say() -> None:
     pool = {"servers": 2.0, "serving": 1.0, "limit": 64.0, "limit_cuts": 3.0, "waiting": 5.0}
     sandbox = {"live": 20.0, "waiting": 4.0, "max_live": 100.0}
-    assert Sight.of(pool, sandbox, missed=2, held=10) == Sight(32, 5, 3, 2, 86)
+    assert Sight.of(pool, sandbox, waiting=4, missed=2, held=10) == Sight(32, 4, 3, 2, 86)
     alone = {**pool, "servers": 1.0, "limit": 32.0}
-    assert Sight.of(alone, sandbox, missed=0, held=10).servers == 32
-    assert Sight.of({"servers": 0.0}, sandbox, missed=0, held=30).servers == 0
-    assert Sight.of(pool, {"live": 0.0, "waiting": 0.0, "max_live": 8.0}, missed=0, held=30).sandbox == 8
+    assert Sight.of(alone, sandbox, waiting=0, missed=0, held=10).servers == 32
+    assert Sight.of({"servers": 0.0}, sandbox, waiting=0, missed=0, held=30).servers == 0
+    small = {"live": 0.0, "waiting": 0.0, "max_live": 8.0}
+    assert Sight.of(pool, small, waiting=0, missed=0, held=30).sandbox == 8
 
 
 def test_impossible_bounds() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,9 @@ class FakePool:
 
     def statistics(self) -> dict[str, float]:
         return {"servers": 1, "serving": 1, "limit": self.limit, "limit_cuts": 0, "waiting": 0}
+
+    def waiting(self, keys: Container[str]) -> int:
+        return 0
 
     async def generate(
         self,

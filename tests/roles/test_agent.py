@@ -10,14 +10,16 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from fake_vllm import fake_vllm, until
 from role_fakes import FakePool, FakeSandbox, make_config, make_context
 from test_episode import counting, make_request
 
 from bus import MemoryBus
-from bus.messages import EpisodeFailed, EpisodeFinished, Message
+from bus.messages import EpisodeFailed, EpisodeFinished, Message, ServerServing
 from engine.config import Agent as AgentConfig
 from engine.config import Run, Sampling
 from engine.inference.completion import InferenceUnavailable
+from engine.inference.pool import InferencePool
 from roles import work
 from roles.agent.role import Agent
 from sandbox import EnvQuarantined, SandboxUnavailable
@@ -238,6 +240,38 @@ async def test_missed_deadlines_halve_what_is_held(tmp_path: Path) -> None:
             while not stage.agent.statistics()["limit_cuts"]:  # noqa: ASYNC110 - nobody tells a gauge
                 await anyio.sleep(0.005)
     assert stage.agent.slots < 40
+
+
+async def test_who_else_waits_for_the_servers_is_no_congestion(tmp_path: Path) -> None:
+    """The designers' requests queue for a while: the plays that keep the servers full are none too many."""
+    stage = Stage(tmp_path, concurrency=64)
+    pool = InferencePool(max_concurrency=8, request_seconds=20.0)
+    stage.context.shared["pool"] = pool  # type: ignore[index]
+
+    async def design(number: int) -> None:
+        await pool.generate(
+            [1], sampling=Sampling(max_tokens=4), seed=None, key=f"d{number}", stop_token_ids=[2]
+        )
+
+    async with fake_vllm() as fake, pool, anyio.create_task_group() as designers:
+        pool.apply(
+            ServerServing(server="s", epoch="1", url=fake.url, version=0, canary_error=0.0, seconds=0.0)
+        )
+        fake.hold.clear()
+        for number in range(24):
+            designers.start_soon(design, number)
+        await until(lambda: pool.statistics()["waiting"] == 16)
+        async with stage.at_work():
+            await until(lambda: stage.agent.slots == 10)
+            for _ in range(20):
+                stage.agent._look(8)
+            assert (stage.agent.slots, stage.agent.statistics()["limit_cuts"]) == (10, 0)
+            await stage.bus.publish_all([make_request(episode=f"ep{number}") for number in range(9)])
+            await until(lambda: pool.statistics()["waiting"] == 16 + 9)
+            for _ in range(8):
+                stage.agent._look(0)
+            assert stage.agent.statistics()["limit_cuts"] == 1, "its own are"
+        designers.cancel_scope.cancel()
 
 
 async def test_a_step_that_is_cancelled_leaves_no_instance(tmp_path: Path) -> None:
