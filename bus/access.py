@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bus.errors import BusError
 from bus.parts import token
-from bus.subjects import BUCKETS, CONSUMERS, Consumer, Names
+from bus.subjects import BUCKETS, CONSUMERS, PIECES, STREAMS, Consumer, Names
 
 ADMIN = "supervisor"
 
@@ -148,11 +148,10 @@ def _reading(names: Names, access: Access) -> list[str]:
     # From any copy, and from the leader, who alone can say for certain that a message is gone.
     verbs = ("DIRECT.GET", "STREAM.MSG.GET")
     read = [names.stream(kind) for kind in (*access.follows, *access.looks)]
-    subjects = [f"$JS.API.{verb}.{stream}" for stream in read for verb in verbs]
+    subjects = [f"$JS.API.{verb}.{stream}" for stream in read for verb in (*verbs, "STREAM.INFO")]
     for kind in access.follows:
         stream = names.stream(kind)
         subjects += [
-            f"$JS.API.STREAM.INFO.{stream}",
             f"$JS.API.CONSUMER.CREATE.{stream}.*",
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
             f"$JS.API.CONSUMER.DELETE.{stream}.*",
@@ -177,16 +176,16 @@ def _working(names: Names, access: Access) -> list[str]:
 
 def _beside(names: Names, role: str) -> list[str]:
     """Presence, and bodies too large for a message: pieces have random names, anybody may remove them."""
-    blob, presence = names.stream("BLOB"), names.bucket("presence")
+    stores, presence = [names.stream(kind) for kind in PIECES], names.bucket("presence")
     return [
         *(names.subject(f"{head}.{role}.*") for head in ("hello", "bye")),
         names.keys("presence") + f"{role}.*",
-        names.subject("blob.>"),
-        f"$JS.API.STREAM.PURGE.{blob}",
+        *(names.subject(f"{STREAMS[kind].head}.>") for kind in PIECES),
+        *(f"$JS.API.{verb}.{stream}" for verb in ("STREAM.PURGE", "STREAM.MSG.GET") for stream in stores),
         *(
             f"$JS.API.{verb}.{stream}"
             for verb in ("STREAM.INFO", "DIRECT.GET")
-            for stream in (blob, presence)
+            for stream in (*stores, presence)
         ),
     ]
 

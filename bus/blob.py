@@ -1,8 +1,9 @@
 """Bytes that are too large for a message: cut into pieces, put and fetched through a window.
 
-Tails in the BLOB stream: ``blob.data.<id>.<number>`` a piece, ``blob.name.<name>`` the reference of a named
-blob, ``blob.claim.<id>.<owner>.<number>`` who needs it (see ``bus.claims``). Pieces are written before the
-reference to them, so a reference that can be read has all its pieces, unless they were removed.
+Tails, with ``blob`` as an example of the stream's first word: ``blob.data.<id>.<number>`` a piece,
+``blob.name.<name>`` the reference of a named blob, ``blob.claim.<id>.<owner>.<number>`` who needs it (see
+``bus.claims``). Pieces are written before the reference to them, so a reference that can be read has all its
+pieces, unless they were removed or forgotten.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 
 from bus.blobstore import Store
 from bus.codec import BlobRef
-from bus.errors import BusError, NotFound, Undecodable
+from bus.errors import BusError, Incomplete, NotFound, Undecodable
 from bus.face import BlobInfo, Blobs, Source
 
 CHUNK = 1 << 20
@@ -43,9 +44,9 @@ def fresh_id() -> str:
     return secrets.token_hex(10)
 
 
-def open_tail(blob: str) -> str:
-    """Return the tail of the note that a blob is being written."""
-    return f"blob.claim.{blob}.open.0"
+def claim_tail(store: Store, blob: str, owner: str, number: int = 0) -> str:
+    """Return the tail of the note that ``owner`` needs a blob (``open``: it is being written)."""
+    return f"{store.head}.claim.{blob}.{owner}.{number}"
 
 
 def _flat(source: bytes | bytearray | memoryview) -> memoryview:
@@ -88,38 +89,40 @@ class _Cutter:
                 file.close()
 
 
-async def put_pieces(store: Store, blob: str, source: Source, opened: Opened) -> BlobRef:
-    """Store a blob and the note that it is being written; return its reference.
+async def put_pieces(store: Store, blob: str, source: Source, opened: Opened | None) -> BlobRef:
+    """Store a blob and, with ``opened``, the note that it is being written; return its reference.
 
     Memory: one window of the publisher, whatever the size. Raises OSError for a file that cannot be read.
     """
     cutter = _Cutter(source)
 
     async def values() -> AsyncGenerator[tuple[str, bytes], None]:
-        yield open_tail(blob), msgspec.msgpack.encode(opened)
+        if opened is not None:
+            yield claim_tail(store, blob, "open"), msgspec.msgpack.encode(opened)
         number = 0
         async for piece in cutter.pieces():
-            yield f"blob.data.{blob}.{number}", piece
+            yield f"{store.head}.data.{blob}.{number}", piece
             number += 1
 
     source_of = values()
     async with aclosing(source_of):
         await store.write(source_of)
-    return BlobRef(blob, cutter.size, cutter.digest, CHUNK)
+    return BlobRef(blob, cutter.size, cutter.digest, CHUNK, store.kind)
 
 
 async def get_pieces(store: Store, ref: BlobRef) -> AsyncGenerator[bytes, None]:
-    """Yield the pieces of a blob in order. Raises Undecodable when one is missing or the digest differs.
+    """Yield the pieces of a blob in order. Raises Incomplete when one is missing, Undecodable when the digest
+    differs.
 
     The digest is known only at the end: use nothing before. At most eight pieces are in memory.
     """
     digest, size = hashlib.sha256(), 0
-    tails = [f"blob.data.{ref.id}.{number}" for number in range(ref.count)]
+    tails = [f"{store.head}.data.{ref.id}.{number}" for number in range(ref.count)]
     async with aclosing(store.read(tails)) as source:
         number = 0
         async for piece in source:
             if piece is None:
-                raise Undecodable(f"piece {number} of {ref.count} of blob {ref.id} is missing", kind="blob")
+                raise Incomplete(f"piece {number} of {ref.count} of blob {ref.id} is missing", kind="blob")
             await anyio.to_thread.run_sync(digest.update, piece)
             size += len(piece)
             number += 1
@@ -146,8 +149,8 @@ class NamedBlobs(Blobs):
         tail, before = _tail(name), await self._ref(name)
         ref = await put_pieces(self._store, fresh_id(), source, Opened("", name))
         await self._store.note(tail, msgspec.msgpack.encode(ref))
-        await self._store.note(f"blob.claim.{ref.id}.named.0", name.encode())
-        await self._store.drop(open_tail(ref.id))
+        await self._store.note(claim_tail(self._store, ref.id, "named"), name.encode())
+        await self._store.drop(claim_tail(self._store, ref.id, "open"))
         if before is not None:
             await self._release(before.id)
         return _info(name, ref)

@@ -1,7 +1,8 @@
-"""Where pieces of blobs and the notes about them lie: in the BLOB stream, or in memory."""
+"""Where pieces of blobs and the notes about them lie: in the streams of pieces, or in memory."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -17,18 +18,21 @@ from bus.codec import Claim, decode
 from bus.connection import Connection
 from bus.entry import Entry
 from bus.errors import Undecodable
-from bus.face import Record
+from bus.face import Record, StreamInfo
 from bus.fetch import certain, subjects_of, values
 from bus.publish import Publisher
-from bus.subjects import Names, matches
+from bus.subjects import STREAMS, Names, matches
 
-STREAM = "BLOB"
 _AHEAD = 8
 _UNCOLLECTED = 64
 
 
 class Store(ABC):
-    """Values by tail (``blob.…``), the last write wins; and questions about the streams that claim them."""
+    """Values by tail in the stream ``kind``, the last write wins; and questions about who claims them."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.head = kind, STREAMS[kind].head
+        self.forgets = STREAMS[kind].full == "forget"
 
     @abstractmethod
     async def write(self, pieces: AsyncIterator[tuple[str, bytes]]) -> None:
@@ -51,8 +55,12 @@ class Store(ABC):
         """Remove all values in ``pattern``."""
 
     @abstractmethod
-    async def ends(self, stream: str) -> tuple[int, int]:
-        """Return the first and the last sequence of a stream."""
+    async def bound(self) -> float:
+        """Return how many bytes may lie here."""
+
+    @abstractmethod
+    async def state(self, stream: str) -> StreamInfo:
+        """Return the state of a stream of messages. Raises Denied."""
 
     @abstractmethod
     async def holds(self, stream: str, sequence: int) -> bool:
@@ -77,11 +85,12 @@ class Store(ABC):
 
 
 class NatsStore(Store):
-    """Values in the BLOB stream of a run."""
+    """Values in one stream of a run."""
 
-    def __init__(self, connection: Connection, publisher: Publisher, names: Names) -> None:
+    def __init__(self, connection: Connection, publisher: Publisher, names: Names, kind: str) -> None:
+        super().__init__(kind)
         self._connection, self._publisher, self._names = connection, publisher, names
-        self._stream = names.stream(STREAM)
+        self._stream = names.stream(kind)
         self._serial = 0
 
     async def write(self, pieces: AsyncIterator[tuple[str, bytes]]) -> None:
@@ -107,7 +116,12 @@ class NatsStore(Store):
         subjects = [self._names.subject(tail) for tail in tails]
         source = values(self._connection, self._stream, subjects, window=_AHEAD)
         async with aclosing(source):
+            number = 0
             async for message in source:
+                if message is None and self._connection.clustered:
+                    request: dict[str, object] = {"last_by_subj": subjects[number]}
+                    message = await reads.newest(self._connection, self._stream, request, tails[number])
+                number += 1
                 yield None if message is None else message.data
 
     async def age(self, tail: str) -> float | None:
@@ -128,9 +142,11 @@ class NatsStore(Store):
         body = {"filter": self._names.subject(pattern)}
         await self._connection.api(f"STREAM.PURGE.{self._stream}", body)
 
-    async def ends(self, stream: str) -> tuple[int, int]:
-        info = await reads.stream_info(self._connection, self._names, stream)
-        return info.first, info.last
+    async def bound(self) -> float:
+        return float((await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"]["max_bytes"])
+
+    async def state(self, stream: str) -> StreamInfo:
+        return await reads.stream_info(self._connection, self._names, stream)
 
     async def holds(self, stream: str, sequence: int) -> bool:
         name, what = self._names.stream(stream), f"message {sequence} of {stream}"
@@ -139,7 +155,7 @@ class NatsStore(Store):
         return await certain(self._connection, self._names, stream, {"seq": sequence})
 
     async def find(self, stream: str, tail: str, blob: str) -> int | None:
-        last = (await self.ends(stream))[1]
+        last = (await self.state(stream)).last
         found = reads.replay(self._connection, self._names, stream, start=1, tails=[tail], last=last)
         async for record in found:
             if isinstance(record, Record) and isinstance(record.message, Claim):  # noqa: SIM102
@@ -155,11 +171,12 @@ class _Logs(Protocol):
 
 
 class MemoryStore(Store):
-    """Values in the BLOB log of a MemoryBus."""
+    """Values in a log of a MemoryBus."""
 
-    def __init__(self, broker: _Logs) -> None:
+    def __init__(self, broker: _Logs, kind: str) -> None:
+        super().__init__(kind)
         self._broker = broker
-        self._log = broker.log(STREAM)
+        self._log = broker.log(kind)
 
     async def write(self, pieces: AsyncIterator[tuple[str, bytes]]) -> None:
         async for tail, value in pieces:
@@ -187,9 +204,13 @@ class MemoryStore(Store):
         for sequence in [s for s, one in self._log.messages.items() if matches(pattern, one.tail)]:
             del self._log.messages[sequence]
 
-    async def ends(self, stream: str) -> tuple[int, int]:
+    async def bound(self) -> float:
+        return math.inf
+
+    async def state(self, stream: str) -> StreamInfo:
         log = self._broker.log(stream)
-        return log.first(), log.last
+        size = sum(len(stored.frame) for stored in log.messages.values())
+        return StreamInfo(log.first(), log.last, len(log.messages), size)
 
     async def holds(self, stream: str, sequence: int) -> bool:
         return sequence in self._broker.log(stream).messages

@@ -1,8 +1,13 @@
 """Claim check: a message whose body is too large travels as a reference to a blob.
 
-Who needs a blob is written beside it as claims: ``open`` while it is being written, ``named`` for a public
-blob, else the stream and sequence of a stored message. **A blob is removed as soon as it is seen that no
-claim of it holds**: a message's claim holds while the message is stored, ``open`` holds for
+**Bodies follow the retention of the stream that refers to them** (``bus.subjects``). Those of a stream that
+forgets lie in one that forgets, too, the oldest first, and nothing is written down about them. A reader takes
+a message whose body was forgotten for one that was itself: followers skip and count it, ``get`` raises
+Forgotten.
+
+Who needs any other blob is written beside it as claims: ``open`` while it is being written, ``named`` for a
+public blob, else the stream and sequence of a stored message. **A blob is removed as soon as it is seen that
+no claim of it holds**: a message's claim holds while the message is stored, ``open`` holds for
 ``ORPHAN_SECONDS`` (longer than a publisher waits for a full stream), after which the message that it was for
 is searched. It is looked at after an acknowledgement by the client that gave it, after a purge in the stream
 that was purged, and by every client once in ``SWEEP_SECONDS``; one that may not look at a stream takes the
@@ -13,8 +18,9 @@ the blob before its message is removed.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
@@ -22,11 +28,12 @@ import anyio
 import msgspec
 
 from bus import codec
-from bus.blob import NamedBlobs, Opened, fresh_id, get_bytes, open_tail, put_pieces, read_ref
+from bus.blob import NamedBlobs, Opened, claim_tail, fresh_id, get_bytes, put_pieces, read_ref
 from bus.blobstore import Store
 from bus.codec import BlobRef, Claim
-from bus.errors import BusError, Denied, Undecodable
+from bus.errors import BusError, Denied, Forgotten, Incomplete, Undecodable
 from bus.face import Blobs, Delivery, Record, Verdict
+from bus.holding import Holding
 from bus.messages import DeadLetter, Message
 from bus.subjects import STREAMS
 
@@ -41,14 +48,26 @@ _opened = msgspec.msgpack.Decoder(Opened)
 
 
 class Claims:
-    """The bodies that lie in blobs, for one client. Without :meth:`run` blobs are looked at on the spot."""
+    """The bodies that lie in blobs, for one client. Without :meth:`run` blobs are looked at on the spot.
 
-    def __init__(self, store: Store, *, background: bool, orphan_seconds: float = ORPHAN_SECONDS) -> None:
-        self._store, self._background, self._orphan = store, background, orphan_seconds
-        self.blobs: Blobs = NamedBlobs(store, self.release)
+    ``stores`` are one for each stream of pieces.
+    """
+
+    def __init__(
+        self, stores: Iterable[Store], *, background: bool, orphan_seconds: float = ORPHAN_SECONDS
+    ) -> None:
+        self.stores = {store.kind: store for store in stores}
+        self._noted = [store for store in self.stores.values() if not store.forgets]
+        self._background, self._orphan = background, orphan_seconds
+        self._named = self.stores["BLOB"]
+        self.blobs: Blobs = NamedBlobs(self._named, self.release)
+        self._holding = {store.kind: Holding(store) for store in self._noted}
+        self._bounds: dict[str, float] = {}
         self._checks: dict[str, tuple[float, int]] = {}
         self._wake = anyio.Event()
-        self._counts = dict.fromkeys(("put", "put_bytes", "got", "got_bytes", "removed", "unusable"), 0.0)
+        self._counts = dict.fromkeys(
+            ("put", "put_bytes", "got", "got_bytes", "removed", "unusable", "forgotten"), 0.0
+        )
 
     def statistics(self) -> dict[str, float]:
         """Return counters and how many blobs wait to be looked at."""
@@ -58,46 +77,82 @@ class Claims:
     # Messages that travel as a reference.
 
     async def store(self, message: Message) -> BlobRef:
-        """Put the body of ``message`` into a blob. Raises BusError when it is larger than ``LARGEST``."""
+        """Put the body of ``message`` into a blob. Raises BusError when it is larger than ``LARGEST``, or
+        than half of what a stream that forgets may hold."""
         body = codec.encode_body(message)
         if len(body) > LARGEST:
             raise BusError(
                 f"a message of {len(body)} bytes on {message.tail} exceeds {LARGEST} bytes",
                 remedy="Put the bytes under a name (bus.blobs) and send the name.",
             )
-        ref = await put_pieces(self._store, fresh_id(), body, Opened(message.stream, message.tail))
+        store = self.stores[STREAMS[message.stream].bodies]
+        if store.forgets and 2 * len(body) > await self._bound(store):
+            raise BusError(
+                f"a message of {len(body)} bytes on {message.tail} is too large for {store.kind}, which may "
+                f"hold {self._bounds[store.kind]:.0f} bytes",
+                remedy="Raise bus.store_gb.",
+            )
+        opened = None if store.forgets else Opened(message.stream, message.tail)
+        ref = await put_pieces(store, fresh_id(), body, opened)
         self._counts["put"] += 1
         self._counts["put_bytes"] += ref.size
         return ref
 
     async def confirm(self, ref: BlobRef, stream: str, sequence: int) -> None:
-        """Write down that the message ``sequence`` claims a blob."""
-        await self._store.note(_claim(ref.id, stream, sequence))
-        await self._store.drop(open_tail(ref.id))
+        """Write down that the message ``sequence`` claims a blob, where that is written down."""
+        store = self.stores[ref.where]
+        if not store.forgets:
+            await store.note(claim_tail(store, ref.id, stream.lower(), sequence))
+            await store.drop(claim_tail(store, ref.id, "open"))
 
     async def forget(self, ref: BlobRef) -> None:
         """Remove a blob that no message claims, for the message was stored before."""
-        await self._remove(ref.id)
+        await self._remove(self.stores[ref.where], ref.id)
 
-    async def fetch(self, claim: Claim) -> Message:
-        """Return the message whose body is claimed. Raises Undecodable when it cannot be used."""
+    async def fetch(self, claim: Claim, stream: str = "") -> Message:
+        """Return the message of ``stream`` whose body is claimed.
+
+        Raises Forgotten when the body is gone and the stream is one that forgets, else Undecodable.
+        """
         ref = claim.ref
         if ref.size > LARGEST or ref.count > LARGEST >> 10:
             raise Undecodable(f"its body of {ref.size} bytes is too large", kind=claim.envelope.kind)
         try:
-            message = codec.decode_body(claim.envelope.kind, await get_bytes(self._store, ref))
+            message = codec.decode_body(claim.envelope.kind, await get_bytes(self.stores[ref.where], ref))
         except Undecodable as error:
+            if isinstance(error, Incomplete) and stream and STREAMS[stream].full == "forget":
+                raise self._forgotten(claim, stream) from error
             self._counts["unusable"] += 1
             raise Undecodable(error.reason, kind=claim.envelope.kind) from error
         self._counts["got"] += 1
         self._counts["got_bytes"] += ref.size
         return message
 
-    async def open_record(self, record: Record) -> Record:
-        """Return the record with its message. Raises Undecodable."""
+    def _forgotten(self, claim: Claim, stream: str) -> Forgotten:
+        if not self._counts["forgotten"]:
+            log.warning(
+                "%s of %s is forgotten: its body made room for newer ones. Others are only counted "
+                "(blob_forgotten); a larger bus.store_gb keeps more",
+                claim.envelope.id,
+                stream,
+            )
+        self._counts["forgotten"] += 1
+        return Forgotten(f"{stream} has forgotten {claim.envelope.id}", remedy="Raise bus.store_gb.")
+
+    async def _bound(self, store: Store) -> float:
+        """Return what a store may hold; without a bound where we may not ask."""
+        if store.kind not in self._bounds:
+            try:
+                self._bounds[store.kind] = await store.bound()
+            except Denied:
+                return math.inf
+        return self._bounds[store.kind]
+
+    async def open_record(self, record: Record, stream: str) -> Record:
+        """Return the record with its message. Raises Forgotten or Undecodable."""
         if not isinstance(record.message, Claim):
             return record
-        message = await self.fetch(record.message)
+        message = await self.fetch(record.message, stream)
         return msgspec.structs.replace(record, message=message, blob=record.message.ref.size)
 
     async def open_delivery(self, delivery: Delivery) -> bool:
@@ -124,7 +179,7 @@ class Claims:
             finally:
                 one.message = whole
             if verdict != "nak":
-                await self.release(claim.ref.id)
+                await self.release(claim.ref.id)  # wherever an older build has put it
 
         delivery.settle = settle_and_release
         return True
@@ -132,15 +187,15 @@ class Claims:
     async def keep_for_letter(self, letter: DeadLetter, sequence: int) -> None:
         """Let a dead letter claim the blob that its frame refers to."""
         ref = codec.claim_in(letter.frame)
-        if ref is not None:
-            await self._store.note(_claim(ref.id, letter.stream, sequence))
+        if ref is not None and not (store := self.stores[ref.where]).forgets:
+            await store.note(claim_tail(store, ref.id, letter.stream.lower(), sequence))
 
     # What nobody needs any more.
 
     async def release(self, blob: str) -> None:
         """Look soon whether somebody still needs a blob."""
         if not self._background:
-            await self._check(blob)
+            await self._check_all(blob)
             return
         self._checks[blob] = (monotonic() + _CHECK_SECONDS[0], 0)
         if len(self._checks) > _MOST_CHECKS:
@@ -158,58 +213,78 @@ class Claims:
             log.warning("blobs of what was purged from %s stay for now: %s", stream, error)
 
     async def _after_purge(self, stream: str, whole: bool) -> None:
-        first = (await self._store.ends(stream))[0] if whole else 0
-        for tail in await self._store.tails(f"blob.claim.*.{stream.lower()}.*"):
-            blob, number = tail.split(".")[2], tail.split(".")[4]
-            if whole and int(number) >= first:
-                continue
-            await self._check(blob)
+        first = (await self._named.state(stream)).first if whole else 0
+        for store in self._noted:
+            for tail in await store.tails(f"{store.head}.claim.*.{stream.lower()}.*"):
+                blob, number = tail.split(".")[2], tail.split(".")[4]
+                if not whole or int(number) < first:
+                    await self._check(store, blob)
 
     async def sweep(self) -> None:
-        """Look at every blob there is."""
-        claims: dict[str, list[str]] = {}
-        for tail in await self._store.tails("blob.claim.>"):
-            claims.setdefault(tail.split(".")[2], []).append(tail)
-        for blob, tails in claims.items():
-            await self._weigh(blob, tails)
+        """Look at every blob that somebody claims."""
+        for store in self._noted:
+            if (await store.state(store.kind)).messages == 0:
+                continue
+            claims: dict[str, list[str]] = {}
+            for tail in await store.tails(f"{store.head}.claim.>"):
+                claims.setdefault(tail.split(".")[2], []).append(tail)
+            async with self._holding[store.kind].round() as holding:
+                for blob, tails in claims.items():
+                    await self._weigh(store, blob, tails, holding)
+            await self._relieve(store, claims)
 
-    async def _check(self, blob: str) -> bool:
-        return await self._weigh(blob, await self._store.tails(f"blob.claim.{blob}.>"))
+    async def _relieve(self, store: Store, claims: dict[str, list[str]]) -> None:
+        """Let go of the oldest bodies that an older build put here for a stream that forgets, while they keep
+        out half of what may lie here."""
+        old = [
+            (int(tails[0].split(".")[4]), blob)
+            for blob, tails in claims.items()
+            if len(tails) == 1 and tails[0].split(".")[3] == "event"
+        ]
+        for _, blob in sorted(old):
+            if 2 * (await store.state(store.kind)).bytes <= await self._bound(store):
+                return
+            await self._remove(store, blob)
 
-    async def _weigh(self, blob: str, claims: list[str]) -> bool:
+    async def _check(self, store: Store, blob: str) -> bool:
+        return await self._weigh(store, blob, await store.tails(f"{store.head}.claim.{blob}.>"))
+
+    async def _weigh(
+        self, store: Store, blob: str, claims: list[str], holding: Holding | None = None
+    ) -> bool:
         """Remove a blob without a claim that holds; returns whether it is gone."""
-        dead = [tail for tail in claims if not await self._holds(blob, tail)]
+        dead = [tail for tail in claims if not await self._holds(store, blob, tail, holding)]
         if len(dead) < len(claims):
             for tail in dead:
-                await self._store.drop(tail)
+                await store.drop(tail)
             return False
-        if set(await self._store.tails(f"blob.claim.{blob}.>")) - set(claims):
+        if set(await store.tails(f"{store.head}.claim.{blob}.>")) - set(claims):
             return False
-        await self._remove(blob)
+        await self._remove(store, blob)
         return True
 
-    async def _remove(self, blob: str) -> None:
-        await self._store.drop(f"blob.data.{blob}.>")
-        await self._store.drop(f"blob.claim.{blob}.>")
+    async def _remove(self, store: Store, blob: str) -> None:
+        await store.drop(f"{store.head}.data.{blob}.>")
+        await store.drop(f"{store.head}.claim.{blob}.>")
         self._counts["removed"] += 1
 
-    async def _holds(self, blob: str, tail: str) -> bool:
+    async def _holds(self, store: Store, blob: str, tail: str, holding: Holding | None) -> bool:
         """Whether a claim holds; one that this build does not understand, or may not look at, does."""
-        owner, _, number = tail.removeprefix(f"blob.claim.{blob}.").partition(".")
+        owner, _, number = tail.removeprefix(f"{store.head}.claim.{blob}.").partition(".")
         try:
             if owner == "open":
-                return await self._open_holds(blob, tail)
+                return await self._open_holds(store, blob, tail)
             if owner == "named":
-                name = await self._store.value(tail)
+                name = await store.value(tail)
                 return name is not None and await self._is_named(blob, name.decode(errors="replace"))
             if owner.upper() not in STREAMS or not number.isdecimal():
                 return True
-            return await self._store.holds(owner.upper(), int(number))
+            return await (holding or store).holds(owner.upper(), int(number))
         except Denied:
             return True
 
-    async def _open_holds(self, blob: str, tail: str) -> bool:
-        age, value = await self._store.age(tail), await self._store.value(tail)
+    async def _open_holds(self, store: Store, blob: str, tail: str) -> bool:
+        age, value = await store.age(tail), await store.value(tail)
         if age is None or value is None:
             return False
         if age < self._orphan:
@@ -220,15 +295,15 @@ class Claims:
             return True
         if not opened.stream:
             if await self._is_named(blob, opened.tail):
-                await self._store.note(f"blob.claim.{blob}.named.0", opened.tail.encode())
+                await store.note(claim_tail(store, blob, "named"), opened.tail.encode())
             return False
-        sequence = await self._store.find(opened.stream, opened.tail, blob)
+        sequence = await store.find(opened.stream, opened.tail, blob)
         if sequence is not None:
-            await self._store.note(_claim(blob, opened.stream, sequence))
+            await store.note(claim_tail(store, blob, opened.stream.lower(), sequence))
         return False
 
     async def _is_named(self, blob: str, name: str) -> bool:
-        value = await self._store.value(f"blob.name.{name}")
+        value = await self._named.value(f"blob.name.{name}")
         return value is not None and read_ref(value).id == blob
 
     async def run(self) -> None:
@@ -253,12 +328,11 @@ class Claims:
         now = monotonic()
         for blob in [blob for blob, (due, _) in self._checks.items() if due <= now]:
             tries = self._checks.pop(blob)[1] + 1
-            if not await self._check(blob) and tries < len(_CHECK_SECONDS):
+            if not await self._check_all(blob) and tries < len(_CHECK_SECONDS):
                 self._checks[blob] = (monotonic() + _CHECK_SECONDS[tries], tries)
 
-
-def _claim(blob: str, stream: str, sequence: int) -> str:
-    return f"blob.claim.{blob}.{stream.lower()}.{sequence}"
+    async def _check_all(self, blob: str) -> bool:
+        return all([await self._check(store, blob) for store in self._noted])
 
 
 class Openable(Protocol):

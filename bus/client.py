@@ -20,7 +20,7 @@ from bus.claims import INLINE, Claims, Opening
 from bus.codec import BlobRef
 from bus.connection import Connection, open_connection
 from bus.entry import Entry, Limits, PubAck
-from bus.errors import BusError, BusUnavailable, Denied, Undecodable
+from bus.errors import BusError, BusUnavailable, Denied, Forgotten, Undecodable
 from bus.face import (
     Announcement,
     Blobs,
@@ -41,7 +41,7 @@ from bus.presence import NatsPresence, announced, who_is_there
 from bus.publish import Publisher
 from bus.scopes import flat_task_group
 from bus.state import State
-from bus.subjects import CONSUMERS, STREAMS, Consumer, stream_of
+from bus.subjects import CONSUMERS, PIECES, STREAMS, Consumer, stream_of
 from bus.thread import on_own_thread
 from bus.work import Work
 
@@ -82,7 +82,8 @@ class NatsBus(Bus):
         self._streams = {kind: self.names.stream(kind) for kind in STREAMS}
         self._state = State(connection, self.publisher, self.names)
         self._inline = min(inline, connection.client.max_payload - _LETTER_ROOM)
-        self.claims = Claims(NatsStore(connection, self.publisher, self.names), background=True)
+        stores = [NatsStore(connection, self.publisher, self.names, kind) for kind in PIECES]
+        self.claims = Claims(stores, background=True)
         self._presence = NatsPresence(connection, self._state, self.names)
         self._open: dict[str, Work | Reader] = {}
         self._counts = dict.fromkeys(
@@ -230,7 +231,9 @@ class NatsBus(Bus):
 
     async def _open_record(self, stream: str, record: Record) -> Record | None:
         try:
-            return await self.claims.open_record(record)
+            return await self.claims.open_record(record, stream)
+        except Forgotten:
+            return None
         except Undecodable as error:
             log.error("%s %d is skipped: %s", stream, record.sequence, error)
             await self._bury(letter_of(stream, record, error.reason))
@@ -247,7 +250,9 @@ class NatsBus(Bus):
             try:
                 if isinstance(record, Undecodable):
                     raise record
-                opened = await self.claims.open_record(record)
+                opened = await self.claims.open_record(record, stream)
+            except Forgotten:
+                continue
             except Undecodable as error:
                 log.error("replay of %s skips a message: %s", stream, error)
                 continue
@@ -288,18 +293,22 @@ class NatsBus(Bus):
 
     async def get(self, stream: str, sequence: int) -> Message:
         record = await reads.get(self.connection, self.names, stream, sequence)
-        return (await self.claims.open_record(record)).message
+        return (await self.claims.open_record(record, stream)).message
 
     async def last(self, tail: str) -> Record | None:
+        stream = stream_of(tail)
         answer = await reads.newest(
             self.connection,
-            self.names.stream(stream_of(tail)),
+            self.names.stream(stream),
             {"last_by_subj": self.names.subject(tail)},
             f"last message on {tail}",
         )
         if answer is None:
             return None
-        return await self.claims.open_record(reads.record_of(self.names, answer))
+        try:
+            return await self.claims.open_record(reads.record_of(self.names, answer), stream)
+        except Forgotten:
+            return None
 
     async def purge(self, stream: str, *, below: int | None = None, tail: str | None = None) -> int:
         if below is not None and below <= 1:

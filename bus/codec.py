@@ -4,8 +4,8 @@ Wire form: one msgpack array ``[v, kind, id, run, role, instance, ts, attempt, b
 message as a msgpack map. Fields may be appended after ``body``; readers ignore what they do not know.
 ``v`` changes only when a reader must not guess.
 
-A body that is too large to travel lies in the BLOB stream. Its frame has ``body`` nil and one field more,
-the reference ``[id, size, sha256, chunk]``; :func:`decode` gives a :class:`Claim` for it.
+A body that is too large to travel lies in a stream of pieces. Its frame has ``body`` nil and one field more,
+the reference ``[id, size, sha256, chunk, stream]``; :func:`decode` gives a :class:`Claim` for it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import msgspec
 
 from bus import messages
 from bus.errors import Undecodable
+from bus.subjects import PIECES
 
 VERSION = 1
+_FIRST_STORE = "BLOB"
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -38,13 +40,14 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class BlobRef(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes that lie in the BLOB stream: ``size`` bytes in pieces of ``chunk``, ``sha256`` (32 bytes) over
-    all of them."""
+    """Bytes that lie in the stream ``where``: ``size`` bytes in pieces of ``chunk``, ``sha256`` (32 bytes)
+    over all of them. Older builds put all of them into BLOB and do not say so."""
 
     id: str
     size: int
     sha256: bytes
     chunk: int
+    where: str = _FIRST_STORE
 
     @property
     def count(self) -> int:
@@ -122,7 +125,9 @@ def encode_body(message: messages.Message) -> bytes:
 
 def encode_claim(envelope: Envelope, ref: BlobRef) -> bytes:
     """Return the frame of a message whose body lies in the blob ``ref``."""
-    return _encoder.encode((*msgspec.structs.astuple(envelope), None, ref))
+    where = msgspec.structs.astuple(ref)
+    told = where if ref.where != _FIRST_STORE else where[:-1]
+    return _encoder.encode((*msgspec.structs.astuple(envelope), None, told))
 
 
 def decode(data: bytes) -> tuple[Envelope, messages.Message]:
@@ -144,6 +149,8 @@ def decode(data: bytes) -> tuple[Envelope, messages.Message]:
         raise Undecodable("its body lies nowhere: the reference makes no sense", kind=frame.kind)
     if frame.blob.chunk < 1 or frame.blob.size < 0:
         raise Undecodable("the sizes of its reference make no sense", kind=frame.kind)
+    if frame.blob.where not in PIECES:
+        raise Undecodable(f"its body lies in a stream {frame.blob.where!r}", kind=frame.kind)
     return frame.envelope, Claim(envelope=frame.envelope, ref=frame.blob)
 
 

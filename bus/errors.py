@@ -35,6 +35,10 @@ class NotFound(BusError):
     """No such message, stream or consumer."""
 
 
+class Forgotten(NotFound):
+    """The message is stored, its large body is not any more: to a reader both are forgotten."""
+
+
 class Undecodable(BusError):
     """Bytes that are no message of ours, or one of a kind or version this build does not know.
 
@@ -44,6 +48,10 @@ class Undecodable(BusError):
     def __init__(self, reason: str, *, kind: str = "") -> None:
         self.reason, self.kind = reason, kind
         super().__init__(f"undecodable message{f' of kind {kind}' if kind else ''}: {reason}")
+
+
+class Incomplete(Undecodable):
+    """A body of which a piece is missing."""
 
 
 class BusUnavailable(BusError):

@@ -309,8 +309,8 @@ def check_tails(tails: Sequence[str] | None) -> list[str]:
 
 def check_followed(stream: str) -> None:
     """Raise BusError for a stream whose messages are not for reading in order."""
-    if stream == "BLOB":
-        raise BusError("stream BLOB holds pieces, no messages", remedy="Use bus.blobs.")
+    if stream in STREAMS and STREAMS[stream].pieces:
+        raise BusError(f"stream {stream} holds pieces, no messages", remedy="Use bus.blobs.")
     if stream in STREAMS and STREAMS[stream].work:
         raise BusError(f"stream {stream} is a work queue", remedy="Use consume, or replay to look.")
 

@@ -17,7 +17,7 @@ from bus.access import queue_of
 from bus.blobstore import MemoryStore
 from bus.broker import Broker, Log, Right, Stored
 from bus.claims import INLINE, Claims, Opening
-from bus.errors import BusError, BusUnavailable, Conflict, NotFound, Undecodable
+from bus.errors import BusError, BusUnavailable, Conflict, Forgotten, NotFound, Undecodable
 from bus.face import (
     Announcement,
     Blobs,
@@ -37,7 +37,7 @@ from bus.mailbox import Mailbox
 from bus.messages import DeadLetter, Message, RoleHello
 from bus.presence import announced, who_is_there
 from bus.scopes import flat_task_group
-from bus.subjects import STREAMS, Consumer, matches, stream_of
+from bus.subjects import PIECES, STREAMS, Consumer, matches, stream_of
 
 _LISTEN_LIMIT = 4096
 _LOOK_SECONDS = 0.05  # nobody says when a momentary limit rises
@@ -63,7 +63,7 @@ class MemoryBus(Bus):
         super().__init__(run=run, role=role, instance=instance)
         self._broker = broker or Broker(task_limit)
         self._inline = inline
-        self.claims = Claims(MemoryStore(self._broker), background=False)
+        self.claims = Claims([MemoryStore(self._broker, kind) for kind in PIECES], background=False)
         self._counts = dict.fromkeys(
             ("stored", "duplicates", "delivered", "redelivered", "naked", "dead_letters", "undecodable"), 0.0
         )
@@ -138,7 +138,9 @@ class MemoryBus(Bus):
 
     async def _open_record(self, stream: str, record: Record) -> Record | None:
         try:
-            return await self.claims.open_record(record)
+            return await self.claims.open_record(record, stream)
+        except Forgotten:
+            return None
         except Undecodable as error:
             self._counts["undecodable"] += 1
             await self._write_letter(letter_of(stream, record, error.reason))
@@ -202,14 +204,19 @@ class MemoryBus(Bus):
         if stored is None:
             raise NotFound(f"no message {sequence} of {stream}")
         envelope, message = codec.decode(stored.frame)
-        return (await self.claims.open_record(Record(sequence, message, stored.tail, envelope))).message
+        record = Record(sequence, message, stored.tail, envelope)
+        return (await self.claims.open_record(record, stream)).message
 
     async def last(self, tail: str) -> Record | None:
         await anyio.lowlevel.checkpoint()
-        for sequence, stored in reversed(self._broker.log(stream_of(tail)).messages.items()):
+        stream = stream_of(tail)
+        for sequence, stored in reversed(self._broker.log(stream).messages.items()):
             if stored.tail == tail:
                 envelope, message = codec.decode(stored.frame)
-                return await self.claims.open_record(Record(sequence, message, tail, envelope))
+                try:
+                    return await self.claims.open_record(Record(sequence, message, tail, envelope), stream)
+                except Forgotten:
+                    return None
         return None
 
     async def purge(self, stream: str, *, below: int | None = None, tail: str | None = None) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,14 @@ from bus.subjects import (
     stream_config,
 )
 
+log = logging.getLogger("spade.bus")
 _NO_ROOM = 10047
 _NO_STORE = 10049
 _STORE_PAUSES = (0.05, 0.2, 1.0)
 _TOO_FEW = frozenset({10005, 10074})
+# A stream keeps what lies in it, and some room: what is said while it is made smaller must not push it out.
+_FULL, _ROOM = 1.02, 1 << 16
+_ALMOST = 0.99
 # A cluster that has just been started answers for none of its streams at first.
 _PATIENCE_SECONDS = 60.0
 
@@ -47,33 +53,93 @@ async def provision(
 
     ``task_slots`` is how much work all instances of a role may hold, ``store_gb`` what the streams share,
     ``replicas`` on how many servers of a cluster each lies (None: one, or as many as now). A login with a
-    key needs the supervisor's. Raises BusError when the server refuses (a store that is too small, too few
-    servers, an incompatible older stream).
+    key needs the supervisor's. A stream is never made smaller than what lies in it: then the others share
+    what is left. Raises BusError when the server refuses (a store that is too small, too few servers, an
+    incompatible older stream).
     """
     names, store = Names(run), int(store_gb * (1 << 30))
     kept = {} if replicas is None else {"num_replicas": replicas}
     async with open_connection(
         url, name=f"spade.{run}.provision", role=ADMIN, token=token, seed_file=seed_file, tls=tls
     ) as connection:
-        for stream in STREAMS.values():
-            config = stream_config(names, stream, task_slots=task_slots, store_bytes=store)
-            await _stream(connection, {**config, **kept})
-        for bucket in BUCKETS.values():
-            config = bucket_config(names, bucket, store_bytes=store)
-            await _stream(connection, {**config, **kept})
+        configs = [
+            stream_config(names, stream, task_slots=task_slots, store_bytes=store)
+            for stream in STREAMS.values()
+        ]
+        configs += [bucket_config(names, bucket, store_bytes=store) for bucket in BUCKETS.values()]
+        found = {config["name"]: await _look(connection, config["name"]) for config in configs}
+        wanted = {config["name"]: config["max_bytes"] for config in configs}
+        least = {name: _least(info) for name, info in found.items()}
+        bounds = fit(wanted, least, store, {name: _bound(info) for name, info in found.items()})
+        _tell(wanted, bounds)
+        # What becomes smaller makes room for what grows or is new.
+        order = sorted(configs, key=lambda config: bounds[config["name"]] - _bound(found[config["name"]]))
+        for config in order:
+            name = config["name"]
+            await _stream(connection, {**config, "max_bytes": bounds[name], **kept}, found[name])
         for consumer in consumers:
             await _consumer(connection, names, consumer, task_slots)
 
 
-async def _stream(connection: Connection, config: dict[str, Any]) -> None:
-    name = config["name"]
+def fit(
+    wanted: Mapping[str, int], least: Mapping[str, int], store: int, now: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the bound of each stream: what is ``wanted``, and no less than ``least``.
+
+    Where that is more than ``store`` in all, they get less, in proportion to what they have beyond ``least``;
+    as they are ``now`` (0: does not exist) they stay if that was done before.
+
+    Raises BusError when there is nothing left to share.
+    """
+    bounds = {name: max(size, least[name]) for name, size in wanted.items()}
+    most = max(store, sum(wanted.values()))
+    over = sum(bounds.values()) - most
+    if over <= 0:
+        return bounds
+    if all(now.values()) and _ALMOST * most <= sum(now.values()) <= most:
+        return dict(now)
+    free = {name: size - least[name] for name, size in bounds.items()}
+    if over >= sum(free.values()):
+        raise BusError(
+            f"what lies in the streams of the run, {sum(least.values())} bytes, does not fit into {store}",
+            remedy="Raise bus.store_gb.",
+        )
+    part = over / sum(free.values())
+    return {name: size - math.ceil(free[name] * part) for name, size in bounds.items()}
+
+
+def _least(info: dict[str, Any] | None) -> int:
+    """Return how small a stream may become, in bytes: it keeps what lies in it."""
+    return 0 if info is None else min(_bound(info), int(info["state"]["bytes"] * _FULL) + _ROOM)
+
+
+def _bound(info: dict[str, Any] | None) -> int:
+    return 0 if info is None else int(info["config"]["max_bytes"])
+
+
+def _tell(wanted: Mapping[str, int], bounds: Mapping[str, int]) -> None:
+    small = [f"{name} {bounds[name]} of {size} bytes" for name, size in wanted.items() if bounds[name] < size]
+    if small:
+        log.warning(
+            "streams keep what lies in them, so others are smaller than they should be: %s. "
+            "Raise bus.store_gb if one of them gets full",
+            ", ".join(small),
+        )
+
+
+async def _look(connection: Connection, name: str) -> dict[str, Any] | None:
     try:
-        existing = (await connection.api(f"STREAM.INFO.{name}", seconds=_PATIENCE_SECONDS))["config"]
+        return await connection.api(f"STREAM.INFO.{name}", seconds=_PATIENCE_SECONDS)
     except NotFound:
+        return None
+
+
+async def _stream(connection: Connection, config: dict[str, Any], found: dict[str, Any] | None) -> None:
+    name = config["name"]
+    if found is None:
         await _ask(connection, f"STREAM.CREATE.{name}", config, name)
-        return
-    if _differs(existing, config):
-        await _ask(connection, f"STREAM.UPDATE.{name}", {**existing, **config}, name)
+    elif _differs(found["config"], config):
+        await _ask(connection, f"STREAM.UPDATE.{name}", {**found["config"], **config}, name)
 
 
 async def _consumer(connection: Connection, names: Names, consumer: Consumer, task_slots: int) -> None:

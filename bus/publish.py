@@ -18,6 +18,7 @@ import msgspec
 from bus.connection import Connection, status_of
 from bus.entry import ID, Entry, Fault, Limits, PubAck, Window, head_of
 from bus.errors import BusError, BusUnavailable, Conflict, Denied, NotFound
+from bus.fullness import Fullness, remedy
 from bus.lane import Arrival, read_headers
 from bus.reads import find_stored
 
@@ -49,6 +50,7 @@ class Publisher:
         self._wake = anyio.Event()
         self._planned = self._next_diagnosis = 0.0
         self._serial = 0
+        self._fullness = Fullness()
         self._counts = dict.fromkeys(
             ("stored", "duplicates", "retries", "full", "absent", "unanswered", "conflicts", "failed"), 0.0
         )
@@ -447,12 +449,13 @@ class Publisher:
         full = fault.err_code == STORE_FAILED and "maximum" in fault.description
         if full:
             self._counts["full"] += 1
+            self._fullness.tell(entry.stream, fault.description)
             entry.full_since = entry.full_since or now
             if now - entry.full_since <= self.limits.full_seconds:
                 self._later(entry, 0.005, min(0.5, 0.02 * 2 ** min(entry.tries, 5)))
                 return
             error: BusError = BusUnavailable(
-                f"room in stream {entry.stream}", self.limits.full_seconds, remedy="Does its reader run?"
+                f"room in stream {entry.stream}", self.limits.full_seconds, remedy=remedy(entry.stream)
             )
         elif fault.err_code == STORE_FAILED or fault.err_code in UNREADY:
             self._on_absent(entry, f"the server cannot store {entry.subject}: {fault.description}")

@@ -8,6 +8,7 @@ import msgspec
 
 from bus import NatsBus
 from bus.codec import claim_in
+from bus.errors import Forgotten
 from bus.reads import Stored
 from engine.busview.show import View
 
@@ -43,7 +44,10 @@ async def send_again(
     async for stored, seen in messages:
         if claim_in(stored.frame) is not None:
             # Its body lies in a blob: it is put into one of the target's, with the message.
-            await target.publish(await source.get(stream, stored.sequence))
+            try:
+                await target.publish(await source.get(stream, stored.sequence))
+            except Forgotten:
+                continue
             duplicate = False
         else:
             answer = await target.publisher.send(

@@ -14,6 +14,7 @@ from brokers import TOKEN as TOKEN
 from brokers import plain_server as plain_server
 
 from bus import Bus, MemoryBus, NatsBus, connect, provision
+from bus.blobstore import Store
 from bus.subjects import BUCKETS, CONSUMERS, STREAMS, Consumer
 
 
@@ -54,17 +55,25 @@ class World:
         bucket = self.aside.names.bucket("lease")
         await self.aside.connection.api(f"STREAM.MSG.DELETE.{bucket}", {"seq": found[0], "no_erase": True})
 
+    def store(self, tail: str) -> Store:
+        """Return the store of a piece or a note."""
+        head = tail.split(".", 1)[0]
+        return next(store for store in self.aside.claims.stores.values() if store.head == head)
+
     async def write_blob(self, tail: str, value: bytes | None) -> None:
-        """Replace a value in the BLOB stream by another one, or remove it."""
-        store = self.aside.claims._store
+        """Replace a piece or a note by another one, or remove it."""
+        store = self.store(tail)
         if value is None:
             await store.drop(tail)
         else:
             await store.note(tail, value)
 
-    async def blobs(self, pattern: str = "blob.>") -> list[str]:
-        """Return all tails in the BLOB stream."""
-        return await self.aside.claims._store.tails(pattern)
+    async def blobs(self, pattern: str = "") -> list[str]:
+        """Return all tails in ``pattern``, or those of all pieces and notes."""
+        if pattern:
+            return await self.store(pattern).tails(pattern)
+        stores = self.aside.claims.stores.values()
+        return [tail for store in stores for tail in await store.tails(f"{store.head}.>")]
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from bus.messages import DeadLetter
 Worlds = Callable[..., AbstractAsyncContextManager[World]]
 GOLDEN = Path(__file__).parent / "golden"
 CLAIM = GOLDEN / "frames" / "claimed.bin"
+ELSEWHERE = GOLDEN / "frames" / "claimed_elsewhere.bin"
 kinds = pytest.mark.parametrize("kind", sorted(codec.KINDS))
 
 
@@ -64,10 +65,16 @@ def test_the_frame_of_a_body_elsewhere_is_frozen() -> None:
     stored = CLAIM.read_bytes()
     assert codec.encode_claim(envelope, ref) == stored
     assert codec.decode(stored) == (envelope, codec.Claim(envelope=envelope, ref=ref))
-    assert ref.count == 3
+    assert (ref.count, ref.where) == (3, "BLOB")
+    elsewhere = msgspec.structs.replace(ref, where="EVENTBODY")
+    stored = ELSEWHERE.read_bytes()
+    assert codec.encode_claim(envelope, elsewhere) == stored
+    assert codec.claim_in(stored) == elsewhere
     appended = msgspec.msgpack.decode(stored)
     appended[9].append("appended to the reference")
-    assert codec.claim_in(msgspec.msgpack.encode([*appended, "appended to the frame"])) == ref
+    assert codec.claim_in(msgspec.msgpack.encode([*appended, "appended to the frame"])) == elsewhere
+    appended[9][4] = "A STREAM OF TOMORROW"
+    assert codec.claim_in(msgspec.msgpack.encode(appended)) is None
 
 
 def too_new(message: Any, *, claimed: bool = False, envelope: bool = False) -> tuple[str, bytes]:

@@ -169,7 +169,7 @@ async def test_a_message_too_large_for_the_server_is_refused_here(nats_url: str)
 
 async def test_large_messages_flow_without_exceeding_the_bounds(nats_url: str) -> None:
     """60 MB of messages through windows of 16 MB and requests of 32 MB, slowly read."""
-    async with nats_world(nats_url) as w:
+    async with nats_world(nats_url, store_gb=0.5) as w:
         over_nats(w)._inline = 16 << 20
         await w.bus.publish_all(rejected(number, 4 << 20) for number in range(15))
         unread: list[float] = []

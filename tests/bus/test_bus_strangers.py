@@ -22,7 +22,7 @@ from bus_worlds import TOKEN, nats_world, take
 from bus import BusError, Limits, NotFound, connect
 from bus.connection import Connection, status_of
 from bus.lane import Arrival
-from bus.messages import DeadLetter, Message
+from bus.messages import DeadLetter, Message, SampleReady
 
 serving = sys.modules["bus.server"]
 IN_PROCESS = b'{"error":{"code":409,"err_code":10158,"description":"duplicate message id is in process"}}'
@@ -130,7 +130,7 @@ async def test_a_failure_keeps_the_bodies_of_what_was_stored(
 ) -> None:
     async with nats_world(nats_url) as w:
         bus = over_nats(w)
-        real, large = bus.publisher.submit, rejected(1, 2 << 20)
+        real, large = bus.publisher.submit, example(SampleReady, group="g" * (2 << 20))
 
         async def submit(stream: str, subject: str, payload: bytes, *rest: object, message_id: str) -> object:
             if message_id == summary(2).key:
@@ -141,8 +141,8 @@ async def test_a_failure_keeps_the_bodies_of_what_was_stored(
         monkeypatch.setattr(bus.publisher, "submit", submit)
         with pytest.raises(BusError, match="refused"):
             await bus.publish_all([large, summary(2)])
-        assert await bus.get("EVENT", 1) == large
-        assert not [tail for tail in await w.blobs("blob.claim.>") if ".open." in tail]
+        assert await bus.get("SAMPLE", 1) == large
+        assert [".sample.1" in tail for tail in await w.blobs("body.claim.>")] == [True]
 
 
 async def test_what_ended_while_the_socket_was_full_is_not_written_again(
