@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from bus.messages import BatchTrained
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
+from engine.training.branches import BranchesState
 from engine.training.buffer import BufferState
 from engine.training.capsule import Capsule
 from engine.training.supervised import Accepted
@@ -39,7 +40,7 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything but tensors. ``cursor`` is the SAMPLE sequence up to which the stream was consumed;
     ``curriculum`` the EVENT sequence up to which the scorer's snapshot knows, -1 without one; ``announced``
     the last BatchTrained, which may or may not have reached the bus; ``accepted`` the designs
-    that the supervised mix draws from."""
+    that the supervised mix draws from; ``branches`` what abandoned branches trained beyond ``version``."""
 
     version: Version = Version(0, 0)
     lineage: Lineage = Lineage()
@@ -48,6 +49,7 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     curriculum: int = -1
     announced: BatchTrained | None = None
     accepted: tuple[Accepted, ...] = ()
+    branches: BranchesState = BranchesState()
 
     @property
     def needs(self) -> int:

@@ -20,11 +20,13 @@ from engine.errors import ConfigError, SpadeError
 from engine.lineage import Lineage, Version
 from roles.base import Role, RoleContext
 from roles.learner.claim import Claim
+from roles.learner.repeated import branches
 
 if TYPE_CHECKING:
     import torch
 
     from engine.training.batch import Batch, Example
+    from engine.training.branches import Branches
     from engine.training.buffer import Buffer, Selection
     from engine.training.checkpoint import LearnerState
     from engine.training.feed import Feed
@@ -61,6 +63,7 @@ class Learner(Role):
     _session: Session
     _trainer: PolicyTrainer
     _buffer: Buffer
+    _branches: Branches
     _outlet: Outlet
     _keeper: Keeper
 
@@ -208,6 +211,7 @@ class Learner(Role):
         if last is not None and isinstance(last.message, PolicyPublished):
             published = Version.unpack(last.message.version)
         self._version, self._lineage = await self._claim.take(state.version, published, state.lineage)
+        self._branches = await branches(self.bus, self._version, self._lineage, state.branches)
 
     async def _follow(self) -> None:
         """Consume the stream until the drain; a batch in hand is finished first."""
@@ -235,7 +239,7 @@ class Learner(Role):
                 await self.bus.publish(self._announced)
             return
         started = time.perf_counter()
-        selection = self._buffer.close(message, self._version, self._lineage)
+        selection = self._buffer.close(message, self._version, self._branches.ages())
         if selection.missing:
             self.log.warning("learner.samples_missing", round=message.round, missing=selection.missing)
         self._cursor = sequence
@@ -250,6 +254,8 @@ class Learner(Role):
             )
             metrics |= self._buffer.lengths() | {"zero_variance_groups": float(message.zero_variance_groups)}
             self._version = Version(self._version.fence, self._version.step + 1)
+            trained_ids = [sample.sample for sample in selection.samples]
+            self._branches.trained(self._version.step, message.round, trained_ids)
         self._announced = self._summary(message, selection, metrics, time.perf_counter() - started)
         trained = bool(selection.samples)
         due = message.final or (trained and self._version.step % self._settings.checkpoint_every == 0)
@@ -257,7 +263,7 @@ class Learner(Role):
             await self._checkpoint()
         if trained:
             await self._release()
-        await self.bus.publish(self._announced)
+        self._branches.position = await self.bus.publish(self._announced)
         if due:
             await self._purge()
         self._gauges = {**metrics, "round": float(message.round), "round_seconds": self._announced.seconds}
@@ -313,6 +319,7 @@ class Learner(Role):
             buffer=self._buffer.state(),
             announced=self._announced,
             accepted=self._archive.state() if self._archive is not None else (),
+            branches=self._branches.state(),
         )
         metrics = self._announced.metrics if self._announced is not None else {}
         await self._keeper.save(state, self._trainer.capture, metrics, in_thread=self._in_thread)
