@@ -9,6 +9,7 @@ pieces, unless they were removed or forgotten.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -22,7 +23,7 @@ import msgspec
 
 from bus.blobstore import Store
 from bus.codec import BlobRef
-from bus.errors import BusError, Incomplete, NotFound, Undecodable
+from bus.errors import BusError, Denied, Incomplete, NotFound, Undecodable
 from bus.face import BlobInfo, Blobs, Source
 
 CHUNK = 1 << 20
@@ -140,9 +141,9 @@ async def get_bytes(store: Store, ref: BlobRef) -> bytes:
 
 
 class NamedBlobs(Blobs):
-    """The public blobs of a bus. ``release`` looks whether somebody still needs a blob."""
+    """The public blobs of a bus. ``release`` looks whether a blob is still needed, soon or (True) now."""
 
-    def __init__(self, store: Store, release: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, store: Store, release: Callable[[str, bool], Awaitable[None]]) -> None:
         self._store, self._release = store, release
 
     async def put(self, name: str, source: Source) -> BlobInfo:
@@ -152,7 +153,7 @@ class NamedBlobs(Blobs):
         await self._store.note(claim_tail(self._store, ref.id, "named"), name.encode())
         await self._store.drop(claim_tail(self._store, ref.id, "open"))
         if before is not None:
-            await self._release(before.id)
+            await self._release(before.id, False)
         return _info(name, ref)
 
     async def get(self, name: str) -> bytes:
@@ -188,6 +189,12 @@ class NamedBlobs(Blobs):
         finally:
             partial.unlink(missing_ok=True)
 
+    async def bound(self) -> float:
+        try:
+            return await self._store.bound()
+        except Denied:
+            return math.inf
+
     async def info(self, name: str) -> BlobInfo | None:
         ref = await self._ref(name)
         return None if ref is None else _info(name, ref)
@@ -197,7 +204,7 @@ class NamedBlobs(Blobs):
         if ref is None:
             return False
         await self._store.drop(_tail(name))
-        await self._release(ref.id)
+        await self._release(ref.id, True)
         return True
 
     async def _need(self, name: str) -> BlobRef:

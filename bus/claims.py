@@ -192,10 +192,12 @@ class Claims:
 
     # What nobody needs any more.
 
-    async def release(self, blob: str) -> None:
-        """Look soon whether somebody still needs a blob."""
+    async def release(self, blob: str, now: bool = False) -> None:
+        """Look whether somebody still needs a blob: soon, or ``now`` and, if it must be, again."""
         if not self._background:
             await self._check_all(blob)
+            return
+        if now and await self._gone(blob):
             return
         self._checks[blob] = (monotonic() + _CHECK_SECONDS[0], 0)
         if len(self._checks) > _MOST_CHECKS:
@@ -330,6 +332,13 @@ class Claims:
             tries = self._checks.pop(blob)[1] + 1
             if not await self._check_all(blob) and tries < len(_CHECK_SECONDS):
                 self._checks[blob] = (monotonic() + _CHECK_SECONDS[tries], tries)
+
+    async def _gone(self, blob: str) -> bool:
+        try:
+            return await self._check_all(blob)
+        except BusError as error:
+            log.debug("blob %s is looked at later: %s", blob, error)
+            return False
 
     async def _check_all(self, blob: str) -> bool:
         return all([await self._check(store, blob) for store in self._noted])

@@ -143,6 +143,10 @@ class Blobs(ABC):
         disk). Raises NotFound, Undecodable or OSError."""
 
     @abstractmethod
+    async def bound(self) -> float:
+        """Return how many bytes all of them together may have; infinite where nobody says."""
+
+    @abstractmethod
     async def info(self, name: str) -> BlobInfo | None:
         """Return what is stored under ``name``, None when there is nothing."""
 

@@ -183,6 +183,9 @@ class _ThreadBlobs(Blobs):
     async def save(self, name: str, path: Path) -> BlobInfo:
         return await self._bridge.call(lambda: self._far.save(name, path))
 
+    async def bound(self) -> float:
+        return await self._bridge.call(self._far.bound)
+
     async def info(self, name: str) -> BlobInfo | None:
         return await self._bridge.call(lambda: self._far.info(name))
 

@@ -22,6 +22,7 @@ from engine.running.preparation import check_flags, check_start, prepare_model, 
 from engine.running.supervisor import SIGNALS, Ending, Supervisor
 from engine.views import live
 from engine.views.live import View
+from engine.weights import room
 
 
 def plan_text(path: Path, overrides: Sequence[str]) -> str:
@@ -151,6 +152,7 @@ async def _prepare(config: Config, directory: RunDirectory, view: View, start: P
     elif model is None:
         model = await prepare_model(config, directory, view.say)
     await check_flags(config, model)
+    room.check(config, model)
     directory.keep_starting_model(model)
     return model
 

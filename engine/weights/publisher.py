@@ -9,14 +9,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import anyio
 import msgspec
 import numpy as np
 
 from bus import NotFound
 from bus.face import Blobs
 from bus.policies import WeightDelta
+from engine.errors import SpadeError
 from engine.lineage import Version
-from engine.weights import delta, store
+from engine.weights import delta, room, store
 from engine.weights.buspath import SCHEME
 
 if TYPE_CHECKING:
@@ -74,7 +76,8 @@ class Publisher(Outlet):
 
     A whole version goes out (a keyframe) first, after ``keyframe_every`` - 1 deltas, and where deltas save
     nothing: a version that changed too much, or a chain that has grown as large as a whole file. ``keep``
-    whole files stay on the disk; the bus keeps what leads to the last ``keep`` versions.
+    whole files stay on the disk; the bus never holds more than what leads to ``keep`` versions, the one that
+    is put there among them. An upload may take ``seconds``.
     """
 
     def __init__(
@@ -85,11 +88,13 @@ class Publisher(Outlet):
         deltas: bool = False,
         keyframe_every: int = 8,
         keep: int = 3,
+        seconds: float = 3600.0,
         file_name: str = store.FILE_NAME,
         metadata: dict[str, str] | None = None,
     ) -> None:
         self._directory, self._bus, self._keep = directory, bus, max(2, keep)
         self._file_name, self._metadata = file_name, metadata
+        self._seconds = seconds
         self._longest = keyframe_every - 1 if deltas else 0
         self._whole: tuple[Version, store.Published] | None = None
         self._chain: list[_Link] = []
@@ -121,8 +126,24 @@ class Publisher(Outlet):
         return self._on_bus(published) if self._bus else self._on_disk(published)
 
     async def upload(self, blobs: Blobs, release: Release) -> None:
+        """Put on the bus what ``release`` needs. Raises ConfigError when versions of its size have no room
+        there, SpadeError when it takes too long."""
         if not release.uploads:
             return
+        room.require(release.size, self._keep, await blobs.bound())
+        with anyio.move_on_after(self._seconds) as scope:
+            await self._upload(blobs, release)
+        if scope.cancelled_caught:
+            size = sum(file.stat().st_size for _, file in release.uploads)
+            raise SpadeError(
+                f"The upload of {release.uploads[0][0]} ({size} bytes) to the bus did not end within "
+                f"{self._seconds:g} s",
+                where="server.weights",
+                remedy=f"Is {room.STREAM} full (spade bus top)? Then raise bus.store_gb. Else the way to the "
+                "broker is too slow.",
+            )
+
+    async def _upload(self, blobs: Blobs, release: Release) -> None:
         index = self._index or await _read(blobs)
         known = [*index.releases, release.names]
         releases = known[-self._keep :]
@@ -131,6 +152,8 @@ class Publisher(Outlet):
         self._index = _Index(releases=releases, surplus=sorted(surplus - needed))
         # The names are written down first: a learner that is killed leaves no blob that nobody knows.
         await blobs.put(INDEX, msgspec.json.encode(self._index))
+        # Before the new one comes, so that it has room: servers are on their way to what stays.
+        await self.tidy(blobs)
         for name, file in release.uploads:
             await blobs.put(name, file)
 

@@ -1,0 +1,78 @@
+"""Whether the weights that travel by the bus have room there (``server.weights = "bus"``)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from bus.subjects import STREAMS
+from engine.config import Config
+from engine.errors import ConfigError
+from engine.inference.adapters import kept
+from engine.weights import layout
+from engine.weights.store import WeightFault
+
+STREAM = "BLOB"
+_OVERHEAD, _NOTES = (
+    1.01,
+    64 << 10,
+)  # what the broker stores around each megabyte, and what says which there are
+_GB = 1 << 30
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+_WIDTHS = {"bfloat16": 2, "float32": 4}
+
+
+def needed(size: int, keep: int) -> int:
+    """Return the bytes that ``keep`` whole files of ``size`` bytes take on the bus. Old ones make room before
+    a new one comes; deltas and what they start from count as whole files."""
+    return int(size * keep * _OVERHEAD) + _NOTES
+
+
+def require(size: int, keep: int, bound: float) -> None:
+    """Raise ConfigError when ``keep`` whole files of ``size`` bytes do not fit into ``bound`` bytes."""
+    wanted, share = needed(size, keep), STREAMS[STREAM].share
+    if wanted <= bound:
+        return
+    raise ConfigError(
+        f"The bus has room for {bound / _GB:.3g} GB of weights ({share:.0%} of bus.store_gb), and {keep} "
+        f"versions of {size / _GB:.3g} GB each have to lie there",
+        where="server.weights",
+        remedy=f"Set bus.store_gb to {_rounded_up(wanted / share / _GB):g} or more, or server.weights to "
+        '"file" if learner and servers see the same disk.',
+    )
+
+
+def check(config: Config, model: Path) -> None:
+    """Look, before anything starts, whether whole weights of the model in ``model`` fit. Raises ConfigError.
+
+    Adapters are looked at when the first is there: their size follows from their settings.
+    """
+    if config.server.weights == "bus" and not config.adapters and "learner" in config.run.roles:
+        bound = STREAMS[STREAM].share * config.bus.store_gb * _GB
+        require(published_bytes(model, config.model.dtype), kept(config), bound)
+
+
+def published_bytes(model: Path, dtype: str) -> int:
+    """Return about how many bytes the weights of the model in ``model`` have as published in ``dtype``."""
+    return sum(_bytes(path, dtype) for path in model.glob("*.safetensors"))
+
+
+def _bytes(path: Path, dtype: str) -> int:
+    try:
+        entries = layout.read(np.memmap(path, np.uint8, mode="r"), where=str(path)).entries
+    except (WeightFault, ValueError, OSError):
+        return 0  # who loads the model says more about it
+    return sum(math.prod(one.shape) * _width(one.dtype, dtype) for one in entries)
+
+
+def _width(stored: str, published: str) -> int:
+    width = layout.WIDTHS[stored]
+    return _WIDTHS.get(published, width) if stored in _FLOATS else width
+
+
+def _rounded_up(number: float) -> float:
+    """Return ``number``, or a little more, with two digits."""
+    step = 10.0 ** max(-4, math.floor(math.log10(number)) - 1)
+    return round(math.ceil(number / step) * step, 4)
