@@ -74,9 +74,13 @@ def read(message: Arrival) -> tuple[Envelope, Message]:
 class PullSettings:
     """A request stays open for ``expires`` seconds and proves itself alive every ``heartbeat`` seconds.
     Fewer than ``least`` wanted messages wait ``linger`` seconds for company. ``max_bytes`` bounds what
-    one request may bring (0: no bound). ``shrinks``: less may be wanted than before."""
+    one request may bring (0: no bound). ``shrinks``: less may be wanted than before.
 
-    expires: float = 30.0
+    The broker goes on serving open requests of a host that vanished without a word: what it serves in vain
+    has to wait for its lease to end. So ``expires`` is short beside a lease.
+    """
+
+    expires: float = 5.0
     heartbeat: float = 2.0
     linger: float = 0.02
     least: int = 1

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 import anyio
 import anyio.to_thread
@@ -21,6 +22,7 @@ from bus.subjects import CONSUMERS
 
 CHILD = Path(__file__).with_name("agent_child.py")
 RUN = "lost-agent"
+LEASE, SLACK = 4.0, 3.0
 COUNTER = """
 class CounterEnv:
     def reset(self, seed):
@@ -35,7 +37,7 @@ class CounterEnv:
 
 @contextmanager
 def child(url: str, token: str, instance: str, directory: Path, hang: str) -> Iterator[subprocess.Popen[str]]:
-    words = [sys.executable, str(CHILD), url, RUN, instance, str(directory), hang]
+    words = [sys.executable, str(CHILD), url, RUN, instance, str(directory), hang, str(LEASE)]
     environment = {**os.environ, "SPADE_BUS_TOKEN": token, "PYTHONPATH": str(CHILD.parents[2])}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
     try:
@@ -54,6 +56,25 @@ def request(episode: str, seed: int) -> EpisodeRequest:
     )  # fmt: skip
 
 
+@asynccontextmanager
+async def run_of(directory: Path) -> AsyncIterator[tuple[bus.ServerHandle, bus.NatsBus]]:
+    """A broker that takes work back after a short lease, and the bus of the one who gives work."""
+    leases = [replace(consumer, ack_seconds=LEASE) for consumer in CONSUMERS.values()]
+    async with bus.serve(directory / "bus", run=RUN) as handle:
+        await bus.provision(handle.url, run=RUN, token=handle.token, consumers=leases)
+        async with bus.connect(
+            handle.url, run=RUN, role="scorer", instance="s0", token=handle.token
+        ) as scorer:
+            yield handle, scorer
+
+
+async def says(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None
+    with anyio.fail_after(40):
+        said = await anyio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)
+    assert said.strip() == word
+
+
 async def finished(client: bus.Bus) -> EpisodeFinished:
     async with client.follow("EVENT", tails=("event.agent.>",)) as facts:
         async for record in facts:
@@ -62,33 +83,51 @@ async def finished(client: bus.Bus) -> EpisodeFinished:
     raise AssertionError("the stream ended")
 
 
+async def queue(scorer: bus.NatsBus, reached: Callable[[dict[str, int]], bool]) -> None:
+    name = f"CONSUMER.INFO.{scorer.names.stream('TASK')}.agent"
+    with anyio.fail_after(40):
+        while not reached(await scorer.connection.api(name)):  # noqa: ASYNC110 - nobody tells
+            await anyio.sleep(0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("hang", ["playing", "published"])
 async def test_the_same_instance_is_played_by_another_and_counts_once(tmp_path: Path, hang: str) -> None:
-    leases = [replace(consumer, ack_seconds=2.0) for consumer in CONSUMERS.values()]
-    async with bus.serve(tmp_path / "bus", run=RUN) as handle:
-        await bus.provision(handle.url, run=RUN, token=handle.token, consumers=leases)
-        async with bus.connect(
-            handle.url, run=RUN, role="scorer", instance="s0", token=handle.token
-        ) as scorer:
-            with child(handle.url, handle.token, "a0", tmp_path, hang) as first:
-                await scorer.publish(request("e1", 13))
-                assert first.stdout is not None
-                with anyio.fail_after(40):
-                    said = await anyio.to_thread.run_sync(first.stdout.readline, abandon_on_cancel=True)
-                assert said.strip() == hang
-                assert (await scorer.stream_info("TASK")).messages == 1
+    async with run_of(tmp_path) as (handle, scorer):
+        with child(handle.url, handle.token, "a0", tmp_path, hang) as first:
+            await scorer.publish(request("e1", 13))
+            await says(first, hang)
+            assert (await scorer.stream_info("TASK")).messages == 1
+            first.kill()
+            first.wait(10)
+            before = (await scorer.stream_info("EVENT")).messages
+            assert before == (hang == "published")
+            with child(handle.url, handle.token, "a1", tmp_path, "never"), anyio.fail_after(40):
+                fact = await finished(scorer)
+                while (await scorer.stream_info("TASK")).messages:  # noqa: ASYNC110 - nobody tells
+                    await anyio.sleep(0.05)
+        assert (fact.episode, fact.seed, fact.returned) == ("e1", 13, 1.0)
+        assert [turn.action for turn in fact.transcript] == ["3", "4", "5"]
+        facts = [record.message async for record in scorer.replay("EVENT", tails=("event.agent.>",))]
+        assert [msgspec.structs.replace(one, seconds=0.0) for one in facts] == [
+            msgspec.structs.replace(fact, seconds=0.0)
+        ]
+
+
+@pytest.mark.slow
+async def test_an_agent_that_is_there_plays_it_all_within_the_lease_and_a_few_seconds(tmp_path: Path) -> None:
+    held = 8
+    async with run_of(tmp_path) as (handle, scorer):
+        with child(handle.url, handle.token, "a0", tmp_path, "playing") as first:
+            await scorer.publish_all([request(f"e{number}", 13) for number in range(held)])
+            await queue(scorer, lambda info: info["num_ack_pending"] == held and not info["num_waiting"])
+            with child(handle.url, handle.token, "a1", tmp_path, "never"):
+                await queue(scorer, lambda info: info["num_waiting"] > 0)
+                assert (await scorer.stream_info("EVENT")).messages == 0
                 first.kill()
-                first.wait(10)
-                before = (await scorer.stream_info("EVENT")).messages
-                assert before == (hang == "published")
-                with child(handle.url, handle.token, "a1", tmp_path, "never"), anyio.fail_after(40):
-                    fact = await finished(scorer)
-                    while (await scorer.stream_info("TASK")).messages:  # noqa: ASYNC110 - nobody tells
-                        await anyio.sleep(0.05)
-            assert (fact.episode, fact.seed, fact.returned) == ("e1", 13, 1.0)
-            assert [turn.action for turn in fact.transcript] == ["3", "4", "5"]
-            facts = [record.message async for record in scorer.replay("EVENT", tails=("event.agent.>",))]
-            assert [msgspec.structs.replace(one, seconds=0.0) for one in facts] == [
-                msgspec.structs.replace(fact, seconds=0.0)
-            ]
+                killed, seen = monotonic(), set()
+                with anyio.fail_after(40):
+                    async with scorer.follow("EVENT", tails=("event.agent.>",)) as facts:
+                        while len(seen) < held:
+                            seen.add((await anext(facts)).message.episode)
+                assert monotonic() - killed < LEASE + SLACK
