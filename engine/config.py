@@ -401,6 +401,7 @@ class Learner(Table, frozen=True, kw_only=True):
 
     The ``checkpoints_kept`` newest checkpoints stay, and with ``best_by`` the best one: by the win rate on
     the suite of that name, or by ``metric:NAME`` of a batch (the highest; ``metric:-NAME``: the lowest).
+    ``start_over`` lets a learner that finds none of the run's checkpoints begin at the starting model.
 
     ``importance_mode`` says what the weight of a token against the policy that sampled it is: its own ratio
     (``token``), or for all tokens of a segment the product (``sequence``) or the geometric mean
@@ -436,6 +437,7 @@ class Learner(Table, frozen=True, kw_only=True):
     checkpoint_every: int = 1
     checkpoints_kept: int = 2
     best_by: str = ""
+    start_over: bool = False
     step_seconds: float = 3600.0
     report_to: tuple[str, ...] = ()
     launch: tuple[str, ...] = ()

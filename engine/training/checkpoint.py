@@ -141,7 +141,8 @@ def newest(directory: Path) -> Checkpoint | None:
         raise SpadeError(
             f"None of {len(known)} checkpoints is usable",
             where=str(directory),
-            remedy="Move them away to start from the starting model again; trained steps are lost then.",
+            remedy="Move them away and set learner.start_over=true to start from the starting model again; "
+            "trained steps are lost then.",
         )
     return None
 

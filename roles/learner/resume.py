@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
+from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
+
+
+class CheckpointsMissing(SpadeError):
+    """The run has checkpoints, and they are not here. Trying again is of no use."""
+
+    exit_code = 2
+
+    def __init__(self, place: Path, published: Version | None) -> None:
+        reached = f", which has published version {published}," if published else ""
+        super().__init__(
+            f"The learner of this run{reached} has written checkpoints, and none of them is here",
+            where=f"{place} on {socket.gethostname()}",
+            remedy="Mount that directory, or copy it from the host where the learner ran, and start again. "
+            "To begin at the starting model instead, and lose what was trained: learner.start_over=true, "
+            "or another run with run.name=NAME.",
+        )
+
+
+def missing(noted: bool | None, published: Version | None, *, every: int) -> bool:
+    """Whether a learner that finds no checkpoint should have found one.
+
+    ``noted`` says whether the run has one. Where nobody said so, it has one when the newest version that
+    was ``published`` is not explained by a crash before the first checkpoint, at step ``every``.
+    """
+    if noted is None:
+        return published is not None and published.step >= every
+    return noted
 
 
 def resume(

@@ -21,6 +21,7 @@ from engine.lineage import Lineage, Version
 from roles.base import Role, RoleContext
 from roles.learner.claim import Claim
 from roles.learner.repeated import branches
+from roles.learner.resume import CheckpointsMissing, missing
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from engine.training.batch import Batch, Example
     from engine.training.branches import Branches
     from engine.training.buffer import Buffer, Selection
-    from engine.training.checkpoint import LearnerState
     from engine.training.feed import Feed
     from engine.training.ranks import Ranks
     from engine.training.session import Session
@@ -173,7 +173,11 @@ class Learner(Role):
         self._keeper = Keeper(self.config, self.bus, self.context.directory)
         self._canary, self._vocabulary_size = await self._in_thread(self._vocabulary, "start of the trainer")
         checkpoint = await self._in_thread(lambda: newest(self._home / "checkpoints"), "checkpoint search")
+        published = await self._published()
+        if checkpoint is None:
+            await self._may_begin(published)
         state = checkpoint.state if checkpoint else LearnerState()
+        self._claim.checkpoint = checkpoint is not None
         if checkpoint is not None:
             step = state.version.step * self._settings.steps_per_batch  # TRL counts optimiser steps
             path = str(checkpoint.path)
@@ -189,7 +193,8 @@ class Learner(Role):
                 state=state.accepted,
             )
         await self._look_for_a_gap()
-        await self._settle_version(state)
+        self._version, self._lineage = await self._claim.take(state.version, published, state.lineage)
+        self._branches = await branches(self.bus, self._version, self._lineage, state.branches)
         self._outlet = self._open_outlet()
         await self._release()
         if self._announced is not None:
@@ -205,13 +210,22 @@ class Learner(Role):
         if first > self._cursor + 1:
             self.log.error("learner.samples_gone", first=self._cursor + 1, last=first - 1)
 
-    async def _settle_version(self, state: LearnerState) -> None:
+    async def _published(self) -> Version | None:
         last = await self.bus.last("event.learner.published")
-        published = None
-        if last is not None and isinstance(last.message, PolicyPublished):
-            published = Version.unpack(last.message.version)
-        self._version, self._lineage = await self._claim.take(state.version, published, state.lineage)
-        self._branches = await branches(self.bus, self._version, self._lineage, state.branches)
+        if last is None or not isinstance(last.message, PolicyPublished):
+            return None
+        return Version.unpack(last.message.version)
+
+    async def _may_begin(self, published: Version | None) -> None:
+        """Refuse to begin at the starting model where the run has checkpoints: the first one that we wrote
+        would purge the samples that those need. Raises CheckpointsMissing."""
+        note = await self._claim.read()
+        noted = note.checkpoint if note is not None else None
+        if not missing(noted, published, every=self._settings.checkpoint_every):
+            return
+        if not self._settings.start_over:
+            raise CheckpointsMissing(self._home / "checkpoints", published)
+        self.log.warning("learner.starts_over", published=str(published))
 
     async def _follow(self) -> None:
         """Consume the stream until the drain; a batch in hand is finished first."""
@@ -323,6 +337,8 @@ class Learner(Role):
         )
         metrics = self._announced.metrics if self._announced is not None else {}
         await self._keeper.save(state, self._trainer.capture, metrics, in_thread=self._in_thread)
+        self._claim.checkpoint = True
+        await self._claim.renew(self._version)
 
     async def _release(self) -> None:
         """Hand out the current version. Its number is noted first: whoever starts after us may not use it."""
