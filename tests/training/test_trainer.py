@@ -94,9 +94,9 @@ def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path
     """TRL scores four completions of one prompt; we get the same tokens, advantages and log-probs."""
     from datasets import Dataset
     from transformers import AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
 
     from engine.training.feed import Feed
+    from engine.training.trainer import GRPOConfig, GRPOTrainer
     from engine.training.trainer import build as build_ours
 
     chooser = np.random.default_rng(5)
