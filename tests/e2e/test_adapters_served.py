@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import structlog
+from tiny_llama import VOCABULARY, logprobs, tiny, torch
 
 from bus import MemoryBus
 from bus.messages import PolicyPublished, ServerServing
@@ -25,15 +26,12 @@ from engine.weights.adapters import AdapterPublisher
 from roles.base import RoleContext
 from roles.server.role import Server as ServerRole
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from engine.training import lora  # noqa: E402
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-VOCABULARY = 300
 CANARY = tuple(range(3, 51))
 NEAR = 1e-4
 RUN = "adapted"
@@ -45,24 +43,7 @@ class Trained:
     """A random Llama and an adapter that changes from version to version, as peft computes it."""
 
     def __init__(self, directory: Path, table: Lora) -> None:
-        torch.manual_seed(11)
-        torch.set_num_threads(1)
-        config = transformers.LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=0,
-            initializer_range=0.2,
-        )
-        base = transformers.LlamaForCausalLM(config).eval()
-        base.save_pretrained(directory / "model")
+        base = tiny(directory / "model")
         self.model = peft.get_peft_model(base, lora.peft_config(table)).eval()
         self.publisher = AdapterPublisher(directory / "adapters", lora.settings(self.model))
         self.history: dict[int, dict[str, Any]] = {}
@@ -87,20 +68,14 @@ class Trained:
             sha256=release.sha256,
             size=release.size,
             canary_tokens=np.asarray(CANARY, "<i4").tobytes(),
-            canary_logprobs=self.logprobs(list(CANARY)).astype("<f4").tobytes(),
+            canary_logprobs=logprobs(self.model, list(CANARY)).astype("<f4").tobytes(),
             vocabulary=VOCABULARY,
         )
-
-    def logprobs(self, tokens: list[int]) -> np.ndarray:
-        """Log-probs of ``tokens[1:]`` by the adapter that is set, (T - 1,)."""
-        with torch.no_grad():
-            logits = self.model(torch.tensor([tokens])).logits[0, :-1].float()
-        return torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
 
     def error(self, version: int, prompt: list[int], completion: Completion) -> float:
         """The largest distance of a completion's log-probs from those of ``version``."""
         peft.set_peft_model_state_dict(self.model, self.history[version])
-        expected = self.logprobs(prompt + completion.tokens)[len(prompt) - 1 :]
+        expected = logprobs(self.model, prompt + completion.tokens)[len(prompt) - 1 :]
         return float(np.max(np.abs(expected - np.asarray(completion.logprobs))))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_vllm import policy
-from test_vllm import PROMPT, logprobs, tiny
+from test_vllm import PROMPT
+from tiny_llama import logprobs, tiny
 
 from engine.config import Config, Designer, Frozen, Model, Run, Sampling
 from engine.inference.completion import InferenceError

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import structlog
-from test_vllm import logprobs
+from tiny_llama import logprobs
 
 from bus import Bus, connect, provision, serve
 from bus.messages import (

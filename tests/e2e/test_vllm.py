@@ -1,4 +1,4 @@
-"""The real vLLM on a random model of 60,000 parameters: numbers, version spans, updates, faults."""
+"""The real vLLM on a random model of 120,000 parameters: numbers, version spans, updates, faults."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+from tiny_llama import VOCABULARY, logprobs, tiny, torch, transformers
 
 from bus.messages import PolicyPublished
 from engine.config import Config, Model, Run, Sampling
@@ -23,47 +24,11 @@ from engine.lineage import Version
 from engine.weights import store
 from engine.weights.update import UpdateRefused, canary_error, update
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
-VOCABULARY = 300
 CANARY = tuple(range(3, 67))
 TOLERANCE = 1e-3
 PROMPT = [5, 6, 7, 8, 9]
-
-
-def tiny(directory: Path, *, tied: bool) -> transformers.LlamaForCausalLM:
-    """Write and return a random Llama: d 64, 2 layers, 2 heads of 32."""
-    torch.manual_seed(11)
-    torch.set_num_threads(1)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        initializer_range=0.2,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    model.save_pretrained(directory)
-    return model
-
-
-def logprobs(model: transformers.LlamaForCausalLM, tokens: list[int]) -> np.ndarray:
-    """Log-probs of ``tokens[1:]``, (T - 1,)."""
-    with torch.no_grad():
-        logits = model(torch.tensor([tokens])).logits[0, :-1].float()
-    chosen = torch.tensor(tokens[1:])[:, None]
-    return torch.log_softmax(logits, -1).gather(1, chosen)[:, 0].numpy()
 
 
 @dataclass
