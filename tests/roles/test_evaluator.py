@@ -156,19 +156,23 @@ async def test_what_abandoned_weights_answered_is_played_again(tmp_path: Path, k
 
 async def test_a_fork_in_the_middle_of_an_evaluation_makes_it_start_anew(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    stage.pool.version = Version(0, 10).pack()
     stage.pool.gate = anyio.Event()
+
+    def abandoned(text: str, call: int) -> str:
+        stage.pool.version = Version(0 if call < 8 else 1, 10).pack()
+        return guessing(text, call)
+
+    stage.pool.script = abandoned
     async with stage.at_work():
         await stage.bus.publish_all([finished("both", 0), serving(10)])
         with anyio.fail_after(5):
             while not stage.pool.busy:
                 await anyio.lowlevel.checkpoint()
         await stage.bus.publish_all([published(6, 1), serving(6, fence=1), serving(10, fence=1)])
-        stage.pool.gate.set()
         with anyio.fail_after(5):
             while stage.evaluator._agenda.serving != Version(1, 10):
                 await anyio.lowlevel.checkpoint()
-        stage.pool.version = Version(1, 10).pack()
+        stage.pool.gate.set()
         _, fact = await stage.facts(2)
     assert (fact.version, fact.version_high, fact.episodes) == (*[Version(1, 10).pack()] * 2, 8)
 

@@ -90,6 +90,8 @@ def test_the_score_of_abandoned_weights_is_no_score():
     assert not scored(retention, 20, 20, 0.9, [name(20), name(16)]), "its own checkpoint is of a dead branch"
     assert scored(retention, 16, 16, 0.1, [name(20), name(16)])
     assert retention.best == Best(name(16), 0.1, "mid", version=16)
+    assert scored(retention, 19, 19, 0.2, [name(20), name(16)], fence=1), "20 is nearer, and gone"
+    assert retention.best.checkpoint == name(16)
 
 
 def test_the_best_goes_with_the_weights_it_was_judged_by():
