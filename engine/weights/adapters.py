@@ -78,7 +78,7 @@ class AdapterPath(WeightPath):
 
     ``keep`` newest ones stay. An older one goes when the server says that it neither runs nor waits, or
     ``request_seconds`` after a newer one came: until then a request that named it may be on its way. Its copy
-    under ``directory`` goes ``request_seconds`` later.
+    under ``directory`` goes ``request_seconds`` later; so do those of servers that ended or were restarted.
     """
 
     def __init__(
@@ -101,7 +101,10 @@ class AdapterPath(WeightPath):
         """Whether requests may name the adapter of ``policy``: it was loaded before, perhaps by a role that
         died, or by a call whose answer was lost. What another run of the same name loaded does not count."""
         name = adapters.name(self._run, policy.version)
-        root = (await client.adapters()).get(name)
+        await self._start()
+        loaded = await client.adapters()
+        self._reconcile(client, loaded)
+        root = loaded.get(name)
         if root is None or not await anyio.to_thread.run_sync(_is_copy, Path(root), policy):
             return False
         client.adapter = name
@@ -120,9 +123,11 @@ class AdapterPath(WeightPath):
         there already has failed its proof and is loaded again, from another path: vLLM's prefix cache goes by
         name and path."""
         name = adapters.name(self._run, policy.version)
-        if name in await client.adapters():
-            await self._unload(client, name)
         await self._start()
+        loaded = await client.adapters()
+        self._reconcile(client, loaded)
+        if name in loaded:
+            await self._unload(client, name)
         place = await self._localise(policy)
         try:
             await client.load_adapter(name, str(place), deadline=load_seconds)
@@ -140,7 +145,7 @@ class AdapterPath(WeightPath):
             with anyio.CancelScope(shield=True):
                 await self._abandon(client, name, place)
             raise
-        self._shelf[client.url, name] = _Shelved(place)
+        self._hold(client, name, place)
         client.adapter = name
         return 0.0
 
@@ -149,11 +154,40 @@ class AdapterPath(WeightPath):
         if self._started:
             return
         self._started = True
-        left = await anyio.to_thread.run_sync(
-            lambda: list(self._directory.iterdir()) if self._directory.is_dir() else []
-        )
+        home = self._directory.resolve()
+        left = await anyio.to_thread.run_sync(lambda: list(home.iterdir()) if home.is_dir() else [])
         for path in left:
             self._shelf["", path.name] = _Shelved(path, self._clock())
+
+    def statistics(self) -> dict[str, float]:
+        """Copies on the disk, and loaded adapters that a newer one has surpassed."""
+        return {"copies": float(len(self._shelf)), "surpassed": float(len(self._surpassed))}
+
+    def ended(self, client: VllmClient) -> None:
+        """Put away what the server had. One that goes on and is seen again holds its adapters anew."""
+        self._reconcile(client, {})
+
+    def _hold(self, client: VllmClient, name: str, place: Path) -> None:
+        """Keep a copy of ours for as long as the server has it, also one that was put away."""
+        if place.parent == self._directory.resolve():
+            self._shelf = {key: one for key, one in self._shelf.items() if one.directory != place}
+            self._shelf[client.url, name] = _Shelved(place)
+
+    def _reconcile(self, client: VllmClient, loaded: Mapping[str, str]) -> None:
+        """Keep what the server has ``loaded`` (name -> path), put away the rest.
+
+        It may have been started anew, or a former role may have loaded it.
+        """
+        for url, name in [key for key in self._surpassed if key[0] == client.url]:
+            if name not in loaded:
+                del self._surpassed[url, name]
+        for key, shelved in list(self._shelf.items()):
+            if key[0] == client.url and shelved.unloaded_at is None and key[1] not in loaded:
+                del self._shelf[key]
+                self._put_away(client, key[1], shelved.directory)
+        for name, root in loaded.items():
+            if (client.url, name) not in self._shelf:
+                self._hold(client, name, Path(root))
 
     async def reject(self, client: VllmClient, policy: PolicyPublished) -> None:
         """Unload an adapter that failed its proof; nobody else has named it."""
@@ -166,6 +200,7 @@ class AdapterPath(WeightPath):
         now, current = self._clock(), adapters.name(self._run, policy.version)
         try:
             loaded = await client.adapters()
+            self._reconcile(client, loaded)
             names = [name for name in loaded if name != current and adapters.run_of(name) == self._run]
             for name in names:
                 self._surpassed.setdefault((client.url, name), now)

@@ -66,6 +66,9 @@ class WeightPath(ABC):
     async def settled(self, client: VllmClient, policy: PolicyPublished) -> None:  # noqa: B027 - most keep none
         """Let go of what came before ``policy``, which was announced just now."""
 
+    def ended(self, client: VllmClient) -> None:  # noqa: B027 - most keep none
+        """Let go of what was kept for the server behind ``client``, which has ended or is out of sight."""
+
     async def overtaken(self, client: VllmClient, policy: PolicyPublished) -> bool:
         """Whether somebody else has brought a newer version than ``policy`` into the server."""
         return False

@@ -183,7 +183,10 @@ class Server(Role):
             self._lives[index] = life
             try:
                 async with self._open(index, session) as (client, ended):
-                    await life.run(client, ended)
+                    try:
+                        await life.run(client, ended)
+                    finally:
+                        self._path.ended(client)
             except (HandshakeRefused, Unserved):
                 raise
             except (ServerFailed, InferenceError) as failure:

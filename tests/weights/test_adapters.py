@@ -251,13 +251,15 @@ async def test_old_ones_go_when_no_request_uses_them(tmp_path: Path) -> None:
 
 async def test_what_a_former_role_left_is_removed(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
-        await w.serve(1)
+        for step in (1, 2):
+            await w.serve(step)
+        await w.client.unload_adapter(adapters.name(RUN, 1))
         w.path = w.another_role()
-        await w.serve(2)
-        assert w.copies() == 2
+        await w.serve(3)
+        assert w.copies() == 3
         w.now = 10.0
-        await w.path.settled(w.client, policy(2))
-        assert w.copies() == 1
+        await w.path.settled(w.client, policy(3))
+        assert w.copies() == 2, "the server still has the second"
 
 
 async def test_adapters_of_others_are_left_alone(tmp_path: Path) -> None:
@@ -318,3 +320,43 @@ def test_the_newest_note_says_which_adapters_are_in_use() -> None:
     text = in_use("a@0.1", at=5.0) + in_use("a@0.2,a@0.3", "a@0.4", at=7.5) + in_use("a@0.9", at=6.0)
     assert adapters_in_use(text) == {"a@0.2", "a@0.3", "a@0.4"}
     assert adapters_in_use("vllm:lora_requests_info{garbage} x\n") is None
+
+
+@pytest.mark.parametrize("port", ["another", "the same", "the same, unseen"])
+async def test_a_server_that_is_started_anew_leaves_no_copies(tmp_path: Path, port: str) -> None:
+    """Its process is another one, with nothing loaded; whether its port is as well does not matter."""
+    async with world(tmp_path) as w, open_session() as session:
+        copies, step = [], 0
+        for _ in range(4):
+            async with fake_vllm() as fake:
+                if port == "another":
+                    w.fake, w.client = fake, VllmClient(fake.url, session)
+                for _ in range(3):
+                    step += 1
+                    await w.serve(step)
+                    w.now += 11.0
+                if port != "the same, unseen":
+                    w.path.ended(w.client)
+                w.fake.adapters.clear()
+            copies.append(w.copies())
+        assert max(copies) <= 4, copies
+        assert w.path.statistics()["surpassed"] <= 3
+
+
+async def test_a_server_that_goes_on_keeps_the_copy_that_it_samples_with(tmp_path: Path) -> None:
+    """The role lost sight of it for a moment: what was put away then is needed again."""
+    async with world(tmp_path) as w:
+        published = await w.learner.publish(1)
+        await w.push(published)
+        w.path.ended(w.client)
+        w.now = 5.0
+        await w.push(published)
+        assert w.fake.named == [adapters.name(RUN, 1)], "it was there, and was not loaded again"
+        newest = await w.learner.publish(2)
+        await w.push(newest)
+        w.path = w.another_role()
+        await w.push(newest)
+        assert len(w.fake.named) == 2
+        for w.now in (100.0, 200.0):
+            await w.path.settled(w.client, newest)
+        assert w.copies() == 2, "the newest and the one before, which the server has as well"
