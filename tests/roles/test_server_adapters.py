@@ -20,6 +20,7 @@ from engine.config import Server as ServerTable
 from engine.inference import adapters
 from engine.inference.completion import Completion
 from engine.inference.pool import InferencePool
+from engine.weights.adapters import AdapterPath
 from roles.base import RoleContext
 from roles.server.role import Server
 
@@ -177,6 +178,8 @@ async def test_a_server_that_restarts_has_the_newest_adapter_before_it_is_asked(
 
             yield type("Process", (), {"url": fake.url, "wait": staticmethod(wait)})()
 
+    put_away: list[str] = []
+    monkeypatch.setattr(AdapterPath, "ended", lambda _, client: put_away.append(client.url))
     monkeypatch.setattr(server_role, "serve", serve)
     monkeypatch.setattr(server_role.models, "resolve", lambda config, directory: directory)
     monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
@@ -190,6 +193,7 @@ async def test_a_server_that_restarts_has_the_newest_adapter_before_it_is_asked(
         assert fakes[1].named == [adapters.name("t", 2)]
         asked = [body.get("model") for body in fakes[1].bodies if "sampling_params" in body]
         assert set(asked) == {adapters.name("t", 2)}
+        assert put_away == [fakes[0].url], "the copies of its first life"
 
 
 async def test_a_server_that_lost_its_adapters_behind_our_back_is_proved_again(
