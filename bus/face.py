@@ -35,12 +35,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """State of a stream. An empty stream has ``messages`` 0 and ``first`` = ``last`` + 1."""
+    """State of a stream. An empty stream has ``messages`` 0 and ``first`` = ``last`` + 1. ``bound`` is how
+    many bytes it may hold, 0 for as many as it likes."""
 
     first: int
     last: int
     messages: int
     bytes: int
+    bound: int = 0
 
 
 @dataclass(slots=True)

@@ -67,9 +67,14 @@ def record_of(names: Names, message: Msg) -> Record:
 
 async def stream_info(connection: Connection, names: Names, stream: str) -> StreamInfo:
     """Return the state of a stream. Raises NotFound."""
-    state = (await connection.api(f"STREAM.INFO.{names.stream(stream)}"))["state"]
+    info = await connection.api(f"STREAM.INFO.{names.stream(stream)}")
+    state = info["state"]
     return StreamInfo(
-        first=state["first_seq"], last=state["last_seq"], messages=state["messages"], bytes=state["bytes"]
+        first=state["first_seq"],
+        last=state["last_seq"],
+        messages=state["messages"],
+        bytes=state["bytes"],
+        bound=max(0, info["config"]["max_bytes"]),
     )
 
 

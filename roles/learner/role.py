@@ -22,6 +22,7 @@ from roles.base import Role, RoleContext
 from roles.learner.claim import Claim
 from roles.learner.repeated import branches
 from roles.learner.resume import CheckpointsMissing, missing
+from roles.learner.room import NEEDED, Room
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +77,7 @@ class Learner(Role):
         }
         self._version, self._lineage = Version(0, 0), Lineage()
         self._cursor = 0
+        self._room = Room(self.bus)
         self._announced: BatchTrained | None = None
         self._canary: tuple[int, ...] = ()
         self._vocabulary_size, self._tokenizer = 0, ""
@@ -238,6 +240,7 @@ class Learner(Role):
             reading.cancel_scope.cancel()
 
     async def _take(self, record: Record) -> None:
+        self._room.saw(record)
         if isinstance(record.message, SampleReady):
             cause = self._buffer.admit(record.sequence, record.message)
             if cause not in (None, "duplicate"):
@@ -257,30 +260,38 @@ class Learner(Role):
         if selection.missing:
             self.log.warning("learner.samples_missing", round=message.round, missing=selection.missing)
         self._cursor = sequence
-        metrics: dict[str, float] = {}
-        if selection.samples:
-            self._settled = False
-            if self._archive is not None:
-                self._archive.note(selection.samples)
-                self._examples = self._archive.examples()
-            metrics = await self._session.step(
-                lambda: self._batch(selection, message), seconds=self._settings.step_seconds
-            )
-            metrics |= self._buffer.lengths() | {"zero_variance_groups": float(message.zero_variance_groups)}
-            self._version = Version(self._version.fence, self._version.step + 1)
-            trained_ids = [sample.sample for sample in selection.samples]
-            self._branches.trained(self._version.step, message.round, trained_ids)
+        metrics = await self._train(selection, message) if selection.samples else {}
         self._announced = self._summary(message, selection, metrics, time.perf_counter() - started)
         trained = bool(selection.samples)
         due = message.final or (trained and self._version.step % self._settings.checkpoint_every == 0)
+        tight = await self._room.tight()
+        if tight is not None and not due:
+            self.log.warning("learner.checkpoint_early", **tight._asdict(), remedy="Raise bus.store_gb.")
+            due = True
         if due:
             await self._checkpoint()
         if trained:
             await self._release()
         self._branches.position = await self.bus.publish(self._announced)
         if due:
-            await self._purge()
+            await self._purge(NEEDED if tight else None)
         self._gauges = {**metrics, "round": float(message.round), "round_seconds": self._announced.seconds}
+
+    async def _train(self, selection: Selection, message: RoundClosed) -> dict[str, float]:
+        """Take the optimiser steps on a batch, which make a new version. Returns its metrics."""
+        self._settled = False
+        if self._archive is not None:
+            self._archive.note(selection.samples)
+            self._examples = self._archive.examples()
+        metrics = await self._session.step(
+            lambda: self._batch(selection, message), seconds=self._settings.step_seconds
+        )
+        self._version = Version(self._version.fence, self._version.step + 1)
+        trained = [sample.sample for sample in selection.samples]
+        self._branches.trained(self._version.step, message.round, trained)
+        return (
+            metrics | self._buffer.lengths() | {"zero_variance_groups": float(message.zero_variance_groups)}
+        )
 
     def _batch(self, selection: Selection, message: RoundClosed) -> Batch:
         from engine.training.batch import batch_size, build, policy_rows, supervised_rows
@@ -354,10 +365,11 @@ class Learner(Role):
         self._settled = True
         await self._outlet.tidy(self.bus.blobs)
 
-    async def _purge(self) -> None:
+    async def _purge(self, at_most: int | None = None) -> None:
+        """Let go what none of the newest checkpoints needs: of all that are kept, or ``at_most`` so many."""
         from engine.training.checkpoint import needed
 
-        keep = self._settings.checkpoints_kept
+        keep = min(self._settings.checkpoints_kept, at_most or self._settings.checkpoints_kept)
         below = await self._in_thread(
             lambda: needed(self._home / "checkpoints", keep=keep), "look at the checkpoints"
         )
