@@ -46,17 +46,23 @@ POORER = (
     (("nobody", "no-userns", "no-landlock"), 2),
     (("no-userns", "no-landlock"), 2),
 )
+# Each wall that these lack is lacking, beside fewer others or more, on one of the rest.
+BETWEEN = (("nobody", "no-userns"), ("no-userns", "no-landlock"))
+
+
+def _marks(features: tuple[str, ...]) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+    return [*marks, pytest.mark.long] if features in BETWEEN else marks
+
+
 # Parameters of a test or fixture: this host, and poorer ones.
 HOSTS = [
     pytest.param((), id="this-host"),
-    *(
-        pytest.param(
-            features,
-            id="+".join(features),
-            marks=[pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")],
-        )
-        for features, _ in POORER
-    ),
+    *(pytest.param(features, id="+".join(features), marks=_marks(features)) for features, _ in POORER),
+]
+# The poorer ones with the level that is left.
+POORER_HOSTS = [
+    pytest.param(features, level, id=str(features), marks=_marks(features)) for features, level in POORER
 ]
 # Files that attacks try to make.
 _NAMED = (

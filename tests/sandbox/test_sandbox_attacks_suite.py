@@ -13,7 +13,7 @@ import pytest_asyncio
 from attacks import every
 from attacks.inside import LITTER
 from conftest import held_pool
-from sandbox_siege import POORER, Siege, besiege, owned
+from sandbox_siege import POORER_HOSTS, Siege, besiege, owned
 
 from sandbox import SandboxPool, SandboxSettings
 
@@ -86,8 +86,7 @@ def test_the_page_names_real_tests() -> None:
             assert all(word.strip("`") in text for word in words if word.startswith("`")), part
 
 
-@needs_root
-@pytest.mark.parametrize(("features", "level"), POORER, ids=str)
+@pytest.mark.parametrize(("features", "level"), POORER_HOSTS)
 async def test_attacks_on_poorer_hosts(features: tuple[str, ...], level: int) -> None:
     async with SandboxPool(SETTINGS) as _, held_pool(SETTINGS, *features) as pool:
         assert pool.report.level == level
