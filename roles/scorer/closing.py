@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from bus.messages import EnvironmentScored, stable_id
 from engine.config import Config
 from roles.scorer import work
-from roles.scorer.credit import Group, close, grade, settle, standing, summarise, worth_sending
+from roles.scorer.credit import settle, worth_sending
+from roles.scorer.grading import Group, grade
 from roles.scorer.rewards import Own
 from roles.scorer.state import (
     Cohort,
@@ -20,6 +21,7 @@ from roles.scorer.state import (
     State,
     Tally,
 )
+from roles.scorer.telling import close, standing, summarise
 
 
 def close_round(config: Config, state: State, round_: int, *, last: bool, own: Own | None) -> list[Command]:

@@ -7,7 +7,7 @@ import math
 from bus.messages import EpisodeFailed, EpisodeFinished
 from engine.config import Config
 from roles.scorer import work
-from roles.scorer.credit import Group, grade
+from roles.scorer.grading import Group, grade
 from roles.scorer.leaks import told
 from roles.scorer.state import Command, Play, Publish, State, Status
 

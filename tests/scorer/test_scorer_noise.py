@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from engine.config import Reward
-from roles.scorer.credit import paid
+from roles.scorer.played import paid
 from roles.scorer.rewards import regret_credit
 from roles.scorer.window import Statistics, Window, measure
 
