@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from scorer_world import QUIET, World, finished, ready
 
 from bus.messages import DesignTicket, EpisodeRequest
@@ -26,7 +27,7 @@ def design_all(world: World, machine: Curriculum, **fields: Any) -> list[DesignT
     tickets = list(world.tickets.values())
     world.tickets.clear()
     for part in (part for ticket in tickets for part in ticket.parts()):
-        world.tell(machine, ready(part, **fields))
+        world.tell(machine, msgspec.structs.replace(ready(part), **fields))
     return tickets
 
 

@@ -118,6 +118,8 @@ def test_truncated_plays_can_be_masked() -> None:
         world.tell(machine, finished(first, 0.0, outcome="truncated"))
         world.tell(machine, finished(second, 1.0))
         assert world.closed[0].agent_samples == sent
+        (group,) = world.groups.values()
+        assert (len(group.plays), group.members) == (sent, 2), "it was compared with the one left out"
 
 
 def test_hinted_plays_can_be_trained_as_groups_of_their_own() -> None:
@@ -132,6 +134,7 @@ def test_hinted_plays_can_be_trained_as_groups_of_their_own() -> None:
     sizes = sorted(abs(play.advantage) for group in world.groups.values() for play in group.plays)
     assert sizes == pytest.approx([0.5, 0.5, 1.0, 1.0])
     assert (world.closed[0].plays, world.closed[0].groups) == (4, 2)
+    assert world.summaries[0].gradient_share == 1.0, "of the plain plays"
 
 
 def test_invalid_attempts_are_part_of_their_skills_mean() -> None:
@@ -213,3 +216,23 @@ def test_a_program_that_ends_most_of_its_plays_is_degenerate() -> None:
     assert world.scored[one].state == "degenerate"
     assert world.scored[one].reward == 0.0
     assert world.scored[two].state == "frontier"
+
+
+@pytest.mark.parametrize(
+    ("won", "state", "in_band"),
+    [(0, "intractable", 0.0), (1, "frontier", 1.0), (2, "frontier", 1.0), (3, "mastered", 0.0)],
+)
+def test_the_edges_of_the_band_are_in_it_and_the_ends_of_the_ramps_are_out(
+    won: int, state: str, in_band: float
+) -> None:
+    recipe = config(
+        steps=1,
+        curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1, "plays_per_round": 4},
+        reward={"variant": "solve_rate", "low": 0.25, "high": 0.5, "ramp": 0.25},
+    )
+    world, machine = start(recipe)
+    (ticket,) = design_all(world, machine)
+    play_all(world, machine, lambda request: float(request.index < won))
+    score = world.scored[ticket.design]
+    assert (score.state, score.reward, score.plateau) == (state, in_band, in_band)
+    assert world.summaries[0].in_band == in_band
