@@ -11,7 +11,7 @@ import pytest
 from fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
 
 from bus import MemoryBus
-from bus.messages import ServerLost, ServerServing
+from bus.messages import Message, ServerLost, ServerServing
 from engine.config import Sampling
 from engine.inference import keeper
 from engine.inference.completion import Completion, InferenceUnavailable
@@ -47,104 +47,135 @@ async def spread(pool: InferencePool, count: int = 6) -> None:
             tasks.start_soon(ask, pool, f"{uuid.uuid4()}-{index}")
 
 
+def apply(pool: InferencePool, *facts: Message) -> None:
+    for fact in facts:
+        pool.apply(fact)
+
+
+@pytest.fixture
+async def a() -> AsyncIterator[FakeVllm]:
+    async with fake_vllm() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def b() -> AsyncIterator[FakeVllm]:
+    async with fake_vllm() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[InferencePool]:
+    async with new_pool() as made:
+        yield made
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(run="t", role="agent", instance="agent-0")
+
+
 @asynccontextmanager
-async def watched(pool: InferencePool, bus: MemoryBus) -> AsyncIterator[None]:
+async def watched(pool: InferencePool, bus: MemoryBus, *facts: Message) -> AsyncIterator[None]:
+    """The pool follows the bus, then ``facts`` come."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pool.watch, bus)
+        await bus.publish_all(facts)
         yield
         tasks.cancel_scope.cancel()
 
 
-def bus_of_tests() -> MemoryBus:
-    return MemoryBus(run="t", role="agent", instance="agent-0")
+@asynccontextmanager
+async def held_back(pool: InferencePool) -> AsyncIterator[list[Completion]]:
+    """A completion whose version is not proved yet; at the end of the context it is in the list."""
+    found: list[Completion] = []
+
+    async def one() -> None:
+        found.append(await ask(pool))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one)
+        await until(lambda: pool.statistics()["unproved"] == 1)
+        yield found
 
 
-async def test_a_restarted_server_gets_nothing_before_the_current_version() -> None:
-    async with fake_vllm() as a, fake_vllm() as b, new_pool() as pool:
-        for fact in (policy(1), serving(a, "a", 1), serving(b, "b", 1)):
-            pool.apply(fact)
-        pool.apply(ServerLost(server="a", epoch="1", reason="killed"))
-        for fact in (policy(2), serving(b, "b", 2), serving(a, "a", 1, epoch="2")):
-            pool.apply(fact)
-        await spread(pool)
-        assert a.calls[GENERATE] == 0
-        assert pool.statistics()["serving"] == 1
-        pool.apply(policy(3))
-        pool.apply(serving(a, "a", 2, epoch="2"))
-        await spread(pool)
-        assert a.calls[GENERATE] == 0, "what it serves was current when it began to load"
-        pool.apply(serving(a, "a", 3, epoch="2"))
-        await spread(pool)
-        assert a.calls[GENERATE] > 0
+async def test_a_restarted_server_gets_nothing_before_the_current_version(
+    a: FakeVllm, b: FakeVllm, pool: InferencePool
+) -> None:
+    apply(pool, policy(1), serving(a, "a", 1), serving(b, "b", 1))
+    apply(pool, ServerLost(server="a", epoch="1", reason="killed"))
+    apply(pool, policy(2), serving(b, "b", 2), serving(a, "a", 1, epoch="2"))
+    await spread(pool)
+    assert a.calls[GENERATE] == 0
+    assert pool.statistics()["serving"] == 1
+    apply(pool, policy(3), serving(a, "a", 2, epoch="2"))
+    await spread(pool)
+    assert a.calls[GENERATE] == 0, "what it serves was current when it began to load"
+    apply(pool, serving(a, "a", 3, epoch="2"))
+    await spread(pool)
+    assert a.calls[GENERATE] > 0
 
 
-async def test_a_server_whose_update_is_on_its_way_goes_on() -> None:
-    async with fake_vllm() as a, new_pool() as pool:
-        for fact in (policy(1), serving(a, "a", 1), policy(2)):
-            pool.apply(fact)
-        completion = await ask(pool)
-        assert completion.spans[0].version == 1
-        assert pool.statistics()["a.lag"] == 1
+async def test_a_server_whose_update_is_on_its_way_goes_on(a: FakeVllm, pool: InferencePool) -> None:
+    apply(pool, policy(1), serving(a, "a", 1), policy(2))
+    completion = await ask(pool)
+    assert completion.spans[0].version == 1
+    assert pool.statistics()["a.lag"] == 1
 
 
-async def test_a_server_that_falls_too_far_behind_gets_nothing() -> None:
-    async with fake_vllm() as a, new_pool(max_lag=2) as pool:
-        for fact in (policy(1), serving(a, "a", 1), policy(2), policy(3)):
-            pool.apply(fact)
+async def test_a_server_that_falls_too_far_behind_gets_nothing(a: FakeVllm) -> None:
+    async with new_pool(max_lag=2) as pool:
+        apply(pool, policy(1), serving(a, "a", 1), policy(2), policy(3))
         await ask(pool)
-        pool.apply(policy(4))
+        apply(pool, policy(4))
         assert pool.statistics()["a.lag"] == 3
         with pytest.raises(InferenceUnavailable, match="0 of 1"):
             await ask(pool, deadline=0.05)
-        pool.apply(serving(a, "a", 2))
+        apply(pool, serving(a, "a", 2))
         await ask(pool)
 
 
-async def test_a_learner_that_went_back_is_followed() -> None:
+async def test_a_learner_that_went_back_is_followed(a: FakeVllm, b: FakeVllm, pool: InferencePool) -> None:
     """Version 5 of the first learner is abandoned; 3 of the second one is newer."""
     second = 1 << 32
-    async with fake_vllm() as a, fake_vllm() as b, new_pool() as pool:
-        for fact in (policy(5), serving(a, "a", 5), policy(second | 3, step=3)):
-            pool.apply(fact)
-        assert pool.statistics()["a.lag"] == 2, "down to the fork at step 3"
-        pool.apply(serving(b, "b", 5))
-        assert pool.statistics()["b.usable"] == 0
-        pool.apply(serving(b, "b", second | 3))
-        assert pool.statistics()["b.usable"] == 1
+    apply(pool, policy(5), serving(a, "a", 5), policy(second | 3, step=3))
+    assert pool.statistics()["a.lag"] == 2, "down to the fork at step 3"
+    apply(pool, serving(b, "b", 5))
+    assert pool.statistics()["b.usable"] == 0
+    apply(pool, serving(b, "b", second | 3))
+    assert pool.statistics()["b.usable"] == 1
 
 
-async def test_who_waits_is_served_when_the_learner_goes_back_near_enough() -> None:
+async def test_who_waits_is_served_when_the_learner_goes_back_near_enough(a: FakeVllm) -> None:
     second = 1 << 32
-    async with fake_vllm() as a, new_pool(max_lag=2) as pool:
-        for fact in (policy(2), serving(a, "a", 2), policy(5)):
-            pool.apply(fact)
+    async with new_pool(max_lag=2) as pool:
+        apply(pool, policy(2), serving(a, "a", 2), policy(5))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, pool)
             await until(lambda: pool.statistics()["waiting"] == 1)
-            pool.apply(policy(second | 3, step=3))
+            apply(pool, policy(second | 3, step=3))
         assert pool.statistics()["a.answers"] == 1
 
 
-async def test_a_pool_that_starts_late_knows_the_current_version() -> None:
-    bus = bus_of_tests()
-    async with fake_vllm() as a, fake_vllm() as b:
-        facts = (policy(1), serving(a, "a", 1), serving(b, "b", 1), policy(2), serving(b, "b", 2))
-        await bus.publish_all(facts)
-        pool = new_pool()
-        async with watched(pool, bus):
-            await pool.ready(5.0)
-            await until(lambda: len(pool.versions()) == 2)
-            await spread(pool)
-            assert a.calls[GENERATE] == 0
-            await bus.publish(serving(a, "a", 2))
-            await until(lambda: pool.statistics()["serving"] == 2)
+async def test_a_pool_that_starts_late_knows_the_current_version(
+    a: FakeVllm, b: FakeVllm, pool: InferencePool, bus: MemoryBus
+) -> None:
+    facts = (policy(1), serving(a, "a", 1), serving(b, "b", 1), policy(2), serving(b, "b", 2))
+    await bus.publish_all(facts)
+    async with watched(pool, bus):
+        await pool.ready(5.0)
+        await until(lambda: len(pool.versions()) == 2)
+        await spread(pool)
+        assert a.calls[GENERATE] == 0
+        await bus.publish(serving(a, "a", 2))
+        await until(lambda: pool.statistics()["serving"] == 2)
 
 
-async def test_a_recovered_server_must_serve_the_current_version() -> None:
+async def test_a_recovered_server_must_serve_the_current_version(
+    a: FakeVllm, pool: InferencePool, bus: MemoryBus
+) -> None:
     """Its breaker opened; versions went by; a probe shows life, and the old label: that is not enough."""
-    bus, pool = bus_of_tests(), new_pool()
-    async with fake_vllm() as a, watched(pool, bus):
-        await bus.publish_all([policy(1), serving(a, "a", 1)])
+    async with watched(pool, bus, policy(1), serving(a, "a", 1)):
         await pool.ready(5.0)
         a.faults[GENERATE] = [500] * 3
         for _ in range(3):
@@ -161,10 +192,10 @@ async def test_a_recovered_server_must_serve_the_current_version() -> None:
         await ask(pool)
 
 
-async def test_a_recovered_server_is_tried_with_one_request() -> None:
-    bus, pool = bus_of_tests(), new_pool()
-    async with fake_vllm() as a, watched(pool, bus):
-        await bus.publish_all([policy(1), serving(a, "a", 1)])
+async def test_a_recovered_server_is_tried_with_one_request(
+    a: FakeVllm, pool: InferencePool, bus: MemoryBus
+) -> None:
+    async with watched(pool, bus, policy(1), serving(a, "a", 1)):
         await pool.ready(5.0)
         a.faults[GENERATE] = [500] * 3
         a.pace = 0.04
@@ -180,10 +211,10 @@ async def test_a_recovered_server_is_tried_with_one_request() -> None:
         assert pool.statistics()["a.answers"] == 12
 
 
-async def test_a_server_started_anew_behind_our_back_is_left_at_once() -> None:
-    bus, pool = bus_of_tests(), new_pool()
-    async with fake_vllm() as a, fake_vllm() as b, watched(pool, bus):
-        await bus.publish_all([policy(1), serving(a, "a", 1), serving(b, "b", 1)])
+async def test_a_server_started_anew_behind_our_back_is_left_at_once(
+    a: FakeVllm, b: FakeVllm, pool: InferencePool, bus: MemoryBus
+) -> None:
+    async with watched(pool, bus, policy(1), serving(a, "a", 1), serving(b, "b", 1)):
         await until(lambda: pool.statistics()["serving"] == 2)
         a.version = "default"
         await spread(pool)
@@ -196,84 +227,60 @@ async def test_a_server_started_anew_behind_our_back_is_left_at_once() -> None:
         assert pool.statistics()["a.answers"] == 0
 
 
-async def test_tokens_are_held_until_their_version_is_acknowledged() -> None:
-    async with fake_vllm() as a, new_pool() as pool:
-        for fact in (policy(1), serving(a, "a", 1), policy(2)):
-            pool.apply(fact)
-        a.version = a.loaded = "2"  # loaded, not proved
-        found: list[Completion] = []
-
-        async def one() -> None:
-            found.append(await ask(pool))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(one)
-            await until(lambda: pool.statistics()["unproved"] == 1)
-            await anyio.wait_all_tasks_blocked()
-            assert not found
-            pool.apply(announced(a, "a", 2))
-        assert found[0].spans[0].version == 2
+async def test_tokens_are_held_until_their_version_is_acknowledged(a: FakeVllm, pool: InferencePool) -> None:
+    apply(pool, policy(1), serving(a, "a", 1), policy(2))
+    a.version = a.loaded = "2"  # loaded, not proved
+    async with held_back(pool) as found:
+        await anyio.wait_all_tasks_blocked()
+        assert not found
+        apply(pool, announced(a, "a", 2))
+    assert found[0].spans[0].version == 2
 
 
-async def test_tokens_whose_version_is_never_acknowledged_are_thrown_away() -> None:
+async def test_tokens_whose_version_is_never_acknowledged_are_thrown_away(
+    a: FakeVllm, b: FakeVllm, pool: InferencePool
+) -> None:
     """The proof failed: the server is announced as lost, or again under another epoch."""
-    async with fake_vllm() as a, fake_vllm() as b, new_pool() as pool:
-        for fact in (policy(1), serving(a, "a", 1), policy(2)):
-            pool.apply(fact)
-        a.version, a.loaded = "2", "1"  # the label moved, the weights did not
-        found: list[Completion] = []
-
-        async def one() -> None:
-            found.append(await ask(pool))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(one)
-            await until(lambda: pool.statistics()["unproved"] == 1)
-            pool.apply(ServerLost(server="a", epoch="1", reason="canary"))
-            pool.apply(serving(b, "b", 2))
-        assert b.calls[GENERATE] == 1
-        assert pool.statistics()["moved"] == 1
-        assert found[0].spans[0].version == 2
+    apply(pool, policy(1), serving(a, "a", 1), policy(2))
+    a.version, a.loaded = "2", "1"  # the label moved, the weights did not
+    async with held_back(pool) as found:
+        apply(pool, ServerLost(server="a", epoch="1", reason="canary"), serving(b, "b", 2))
+    assert b.calls[GENERATE] == 1
+    assert pool.statistics()["moved"] == 1
+    assert found[0].spans[0].version == 2
 
 
-async def test_a_newer_proof_does_not_vouch_for_a_version_that_was_passed_over() -> None:
+async def test_a_newer_proof_does_not_vouch_for_a_version_that_was_passed_over(
+    a: FakeVllm, pool: InferencePool
+) -> None:
     """Version 2 was in the server, but nobody proved it before 3 came."""
-    async with fake_vllm() as a, new_pool() as pool:
-        for fact in (policy(1), serving(a, "a", 1), policy(2), policy(3)):
-            pool.apply(fact)
-        a.version = "2"
-        found: list[Completion] = []
-
-        async def one() -> None:
-            found.append(await ask(pool))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(one)
-            await until(lambda: pool.statistics()["unproved"] == 1)
-            pool.apply(serving(a, "a", 3))
-        assert [span.version for span in found[0].spans] == [3]
-        assert a.calls[GENERATE] == 2
-        assert (pool.statistics()["moved"], pool.statistics()["a.failures"]) == (1, 0), "no fault of its own"
+    apply(pool, policy(1), serving(a, "a", 1), policy(2), policy(3))
+    a.version = "2"
+    async with held_back(pool) as found:
+        apply(pool, serving(a, "a", 3))
+    assert [span.version for span in found[0].spans] == [3]
+    assert a.calls[GENERATE] == 2
+    assert (pool.statistics()["moved"], pool.statistics()["a.failures"]) == (1, 0), "no fault of its own"
 
 
-async def test_a_version_that_is_not_acknowledged_in_time_ends_at_the_deadline() -> None:
-    async with fake_vllm() as a, new_pool() as pool:
-        pool.apply(serving(a, "a", 1))
-        a.version = "2"
-        with anyio.fail_after(5), pytest.raises(InferenceUnavailable, match="not acknowledged"):
-            await ask(pool, deadline=0.2)
-        assert pool.statistics()["in_flight"] == 0
-        assert pool.statistics()["limit_cuts"] == 0, "the server answered in time"
+async def test_a_version_that_is_not_acknowledged_in_time_ends_at_the_deadline(
+    a: FakeVllm, pool: InferencePool
+) -> None:
+    apply(pool, serving(a, "a", 1))
+    a.version = "2"
+    with anyio.fail_after(5), pytest.raises(InferenceUnavailable, match="not acknowledged"):
+        await ask(pool, deadline=0.2)
+    assert pool.statistics()["in_flight"] == 0
+    assert pool.statistics()["limit_cuts"] == 0, "the server answered in time"
 
 
 async def test_a_long_load_is_forgiven_while_newer_weights_are_there(
-    monkeypatch: pytest.MonkeyPatch,
+    a: FakeVllm, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it loads, a server may not even be able to say that it is paused."""
     monkeypatch.setattr(keeper, "_WATCH_SECONDS", 0.02)
-    bus, pool = bus_of_tests(), new_pool(stuck_seconds=0.05)
-    async with fake_vllm() as a, watched(pool, bus):
-        await bus.publish_all([policy(1), serving(a, "a", 1), policy(2)])
+    pool = new_pool(stuck_seconds=0.05)
+    async with watched(pool, bus, policy(1), serving(a, "a", 1), policy(2)):
         await until(lambda: pool.versions() == {"a": 1})
         await until(lambda: pool.statistics()["a.lag"] == 1)
         a.hold.clear()
