@@ -11,6 +11,7 @@ from bus.codec import claim_in
 from bus.errors import Forgotten
 from bus.reads import Stored
 from engine.busview.show import View
+from engine.running import orders
 
 
 class Sent(msgspec.Struct, kw_only=True):
@@ -37,11 +38,14 @@ async def send_again(
     told: Callable[[Sent], None],
 ) -> None:
     """Publish ``messages`` of ``stream`` one after the other, each acknowledged, so that their order is
-    kept and an interruption leaves no gap. ``sent`` counts as it goes.
+    kept and an interruption leaves no gap. ``sent`` counts as it goes. Orders are left out: a drain of then
+    is none of now.
 
     Raises BusError when the target refuses one, or has no room for it.
     """
     async for stored, seen in messages:
+        if stored.tail == orders.TAIL:
+            continue
         if claim_in(stored.frame) is not None:
             # Its body lies in a blob: it is put into one of the target's, with the message.
             try:

@@ -13,14 +13,14 @@ from typing import ClassVar
 import anyio
 import pytest
 import structlog
-from shell_fakes import FakeRole, RememberingView, config, with_roles
+from shell_fakes import FakeRole, RememberingView, config, serving, with_roles
 from test_supervisor import supervise
 
-from bus import MemoryBus, connect, provision, serve
-from bus.client import NatsBus
-from bus.messages import Heartbeat
-from bus.server import ServerHandle
+from bus import MemoryBus, NatsBus, ServerHandle, codec, connect, provision, serve
+from bus.messages import Heartbeat, RunOrdered
+from bus.reads import Stored
 from engine import telemetry
+from engine.busview import resend, show
 from engine.context import RoleContext
 from engine.run import RunDirectory
 from engine.running import hosting, orders
@@ -104,6 +104,23 @@ async def test_who_starts_while_the_run_drains_takes_no_work_and_resuming_clears
             await anext(beats)
             await orders.give(far.bus, "drain")
     assert CountedRole.begun == 1
+
+
+async def test_an_order_is_not_given_again_with_the_events_around_it(tmp_path: Path) -> None:
+    async with far_run(tmp_path) as far:
+        old = RunOrdered(command="drain", at=7, closing=True)
+        facts = [old, serving(1)]
+
+        async def stored() -> AsyncIterator[tuple[Stored, show.View]]:
+            for number, fact in enumerate(facts):
+                frame = codec.encode(fact, run="toy", role="supervisor", instance="s")
+                one = Stored(number + 1, fact.tail, frame, "", 0.0)
+                yield one, show.view("EVENT", one)
+
+        await orders.give(far.bus, "resume")
+        sent = resend.Sent()
+        await resend.send_again(stored(), far.bus, far.bus, "EVENT", sent, lambda _: None)
+        assert (sent.stored, (await orders.standing(far.bus)).drains) == (1, False)
 
 
 async def test_a_role_that_runs_drains_in_its_own_turn() -> None:
