@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,14 @@ def position(connection: sqlite3.Connection) -> int:
     """Return the sequence of the last event that was applied, 0 before the first."""
     row = connection.execute("SELECT sequence FROM position").fetchone()
     return int(row[0]) if row else 0
+
+
+def last_trained(path: Path) -> int:
+    """Return the last round that a batch was trained for, on whatever branch; -1 before the first. Raises
+    sqlite3.Error."""
+    with closing(open_for_reading(path)) as connection:
+        (found,) = connection.execute("SELECT MAX(round) FROM batches").fetchone()
+    return -1 if found is None else int(found)
 
 
 def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> int:

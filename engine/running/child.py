@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO
@@ -33,18 +33,27 @@ _OURS = {GUARDED: "1", "PYTHONSAFEPATH": "1"}
 
 
 class Budget:
-    """Counts crashes: more than ``crashes`` within ``seconds`` are too many. Pure but for the times given."""
+    """Counts crashes: more than ``crashes`` within ``seconds`` are too many, and so are more than ``crashes``
+    in a row, however far apart, at each of which the child had not got beyond where it was at one before.
+    Pure but for the times given."""
 
     def __init__(self, crashes: int = 3, seconds: float = 600.0) -> None:
         self._allowed, self._seconds = crashes, seconds
         self._crashes: deque[float] = deque()
+        self._furthest: int | None = None
+        self.in_place = 0  # crashes in a row without progress
 
-    def crashed(self, now: float) -> float | None:
-        """Note a crash at ``now``; return the seconds to wait before a restart, None when spent."""
+    def crashed(self, now: float, point: int | None = None) -> float | None:
+        """Note a crash at ``now``, when the child had got as far as ``point`` (None: nobody knows); return
+        the seconds to wait before a restart, None when the budget is spent."""
         self._crashes.append(now)
         while self._crashes[0] < now - self._seconds:
             self._crashes.popleft()
-        if len(self._crashes) > self._allowed:
+        if point is not None:
+            further = self._furthest is None or point > self._furthest
+            self.in_place = 1 if further else self.in_place + 1
+            self._furthest = point if further else self._furthest
+        if max(len(self._crashes), self.in_place) > self._allowed:
             return None
         return float(2 ** (len(self._crashes) - 1))
 
@@ -106,11 +115,13 @@ async def keep_running(
     draining: anyio.Event,
     environment: Mapping[str, str] | None = None,
     budget: Budget | None = None,
+    progress: Callable[[], Awaitable[int]] | None = None,
 ) -> None:
     """Run ``command`` until it ends with status 0, or ends in any way after ``draining`` was set.
 
-    A crash starts it again, after a growing pause, as long as the ``budget`` lasts. Raises SpadeError with
-    the last lines of its output when the budget is spent or when the child calls its input bad.
+    A crash starts it again, after a growing pause, as long as the ``budget`` lasts; ``progress`` says how
+    far the child has got, in rounds. Raises SpadeError with the last lines of its output when the budget is
+    spent or when the child calls its input bad.
     """
     budget = budget or Budget()
     while True:
@@ -121,18 +132,23 @@ async def keep_running(
             tell = logger.warning if status else logger.info
             tell("child.ended", child=name, status=status, log=str(log))
             return
-        pause = None if status == BAD_INPUT else budget.crashed(time.monotonic())
-        logger.warning("child.crashed", child=name, status=status, restart_in=pause)
+        point = await progress() if progress is not None else None
+        pause = None if status == BAD_INPUT else budget.crashed(time.monotonic(), point)
+        logger.warning("child.crashed", child=name, status=status, restart_in=pause, after_round=point)
         if pause is None:
-            raise died(name, status, log)
+            raise died(name, status, log, point=point, times=budget.in_place)
         with anyio.move_on_after(pause):
             await draining.wait()
             return
 
 
-def died(name: str, status: int, log: Path) -> SpadeError:
-    """Explain a child that will not run, with the last lines of its output."""
+def died(name: str, status: int, log: Path, *, point: int | None = None, times: int = 0) -> SpadeError:
+    """Explain a child that will not run, with the last lines of its output. It had got as far as the round
+    ``point``, and ended so many ``times`` in a row without getting further."""
     how = f"was ended by signal {status - 128}" if status > 128 else f"ended with status {status}"
+    if times > 1 and point is not None:
+        where = f"after round {point}" if point >= 0 else "before its first round"
+        how += f", {times} times in a row {where},"
     error = SpadeError(
         f"The process {name} {how} and is not started again. Its last lines:\n{tail(log)}",
         remedy=f"\nAll of its output is in {log}. When the cause is mended, run the same command again: "

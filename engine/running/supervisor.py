@@ -262,8 +262,13 @@ class Supervisor:
             logger=self.log,
             draining=self._draining[name],
             environment=address.environment(),
+            progress=self._trained if name == "learner" else None,
         )
         self._note_end(name)
+
+    async def _trained(self) -> int:
+        """Return the last round that was ever trained, -1 before the first."""
+        return await anyio.to_thread.run_sync(history.last_trained, self.directory.database)
 
     def _note_end(self, name: str) -> None:
         """A role may be drained alone, to go on elsewhere; that the run is without it must be seen."""

@@ -33,6 +33,46 @@ def test_old_crashes_are_forgiven() -> None:
     assert [budget.crashed(at) for at in (0, 150, 300)] == [1, 1, 1]
 
 
+def test_crashes_at_the_same_place_spend_it_however_far_apart() -> None:
+    budget = Budget(crashes=3, seconds=100)
+    assert [budget.crashed(1000 * at, 19) for at in range(4)] == [1, 1, 1, None]
+    assert budget.in_place == 4
+
+
+def test_who_falls_back_has_to_get_beyond_where_it_was() -> None:
+    budget = Budget(crashes=3, seconds=100)
+    assert [budget.crashed(1000 * at, point) for at, point in enumerate((19, 16, 18, 19))] == [1, 1, 1, None]
+
+
+def test_progress_is_forgiven() -> None:
+    budget = Budget(crashes=2, seconds=100)
+    points = (-1, -1, 0, 0, 1, None, 1)
+    assert [budget.crashed(1000 * at, point) for at, point in enumerate(points)] == [1] * len(points)
+    assert budget.crashed(9000, 1) is None
+
+
+async def test_a_child_that_fails_at_the_same_round_is_reported_with_it(tmp_path: Path) -> None:
+    """Each attempt may take as long as it likes: here no crash counts as recent."""
+
+    async def trained() -> int:
+        return 7
+
+    with pytest.raises(SpadeError) as caught:
+        await keep_running(
+            "learner",
+            python("print('The gradient of step 9 is not finite'); raise SystemExit(1)"),
+            log=tmp_path / "out",
+            logger=LOG,
+            draining=anyio.Event(),
+            budget=Budget(crashes=1, seconds=0.0),
+            progress=trained,
+        )
+    assert "ended with status 1, 2 times in a row after round 7, and is not started again" in str(
+        caught.value
+    )
+    assert "The gradient of step 9 is not finite" in str(caught.value)
+
+
 async def test_the_end_of_the_context_is_the_end_of_the_child(tmp_path: Path) -> None:
     log = tmp_path / "child.out"
     command = python("import os, time; print(os.getpid(), flush=True); time.sleep(60)")

@@ -130,6 +130,15 @@ def test_what_a_dead_learner_published_beyond_its_checkpoint_does_not_count(
     assert (state.step, state.agent_samples_trained, state.version_published_label) == (2, 4, "2@1")
 
 
+def test_the_last_round_that_was_ever_trained_counts_abandoned_branches_too(
+    database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    assert history.last_trained(tmp_path / "run.db") == -1
+    history.apply(database, events([policy(1), batch(0, 1), policy(2), batch(1, 2)]))
+    history.apply(database, events([policy(1, fence=1), batch(0, 1, fence=1)], start=5))
+    assert history.last_trained(tmp_path / "run.db") == 1
+
+
 def test_what_a_dead_learner_s_weights_answered_does_not_stand_for_the_surviving_ones(
     database: sqlite3.Connection,
 ) -> None:
