@@ -113,6 +113,7 @@ def test_the_estimate_is_what_is_paid(estimate: str, less: bool) -> None:
     assert score.noise_floor is not None
     assert score.regret_low is not None
     assert score.regret_low < 0.5 < score.regret_high
+    assert score.regret_paid > score.regret_low, "its bound has one side, the interval two"
 
 
 def test_shrinking_looks_at_the_whole_cohort() -> None:

@@ -30,6 +30,12 @@ def test_regret_is_paired_by_round_and_index() -> None:
     assert found.regret_low <= 0.5 <= found.regret_high
 
 
+def test_rounds_without_a_plain_outcome_are_left_out() -> None:
+    found = Window(plain={4: {1: 0.0, 0: 1.0}, 3: {}, 2: {0: 0.5}}, hinted={})
+    assert found.by_round == {2: [0.5], 4: [1.0, 0.0]}
+    assert found.returns == [0.5, 1.0, 0.0]
+
+
 def test_pairs_are_pooled_over_the_rounds_with_hints() -> None:
     both = Window(
         plain={3: {0: 0.0, 1: 1.0}, 4: {0: 0.0, 1: 0.0}, 5: {0: 1.0}},
@@ -64,6 +70,8 @@ def test_noise_floor_is_the_standard_error_without_an_effect() -> None:
     lost = measure(window({3: dict.fromkeys(range(8), 0.0)}, dict.fromkeys(range(8), 1.0)), seed=1)
     assert lost.noise_floor is not None
     assert 0.05 < lost.noise_floor < 0.2, "eight losses do not prove that no play is ever won"
+    wide = measure(window({3: {0: -1.0, 1: 1.0}}, {0: -1.0, 1: 1.0}), seed=1, lowest=-1.0)
+    assert wide.noise_floor == pytest.approx(math.sqrt(2 * 1.0 / 2)), "twice the range, twice the noise"
 
 
 @given(st.lists(RETURNS, min_size=1, max_size=40), st.sampled_from([0.0, -1.0]))

@@ -73,6 +73,22 @@ def test_each_variant(variant: Any, expected: float) -> None:
     assert reward(Reward(variant=variant)) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("variant", "rounds"),
+    [("regret", BAND), ("micro_lp", {0: [1.0], 1: [0.0]}), ("frontier", {0: [1.0, 1.0]})],
+)
+def test_no_variant_falls_below_zero_on_its_own(variant: Any, rounds: dict[int, list[float]]) -> None:
+    settings = Reward(variant=variant, degenerate_reward=-0.5)
+    assert reward(settings, rounds=rounds, regret=-0.3) == 0.0
+
+
+def test_progress_is_clipped_within_a_blend() -> None:
+    only = Reward(plateau_weight=0.0, regret_weight=0.0, micro_lp_weight=1.0, degenerate_reward=-2.0)
+    assert reward(only, rounds={0: [0.0], 1: [1.0]}) == 1.0
+    assert reward(only, rounds={0: [1.0], 1: [0.0]}) == -1.0
+    assert reward(only, rounds={0: [0.5], 1: [0.55]}) == pytest.approx(0.5)
+
+
 def test_learning_potential_is_the_distance_to_a_mean_that_remembers() -> None:
     settings, tracker = Reward(variant="learning_potential"), Tracker()
     first = Evidence(skill="Logic", rounds={0: [0.2]})
@@ -101,6 +117,10 @@ def test_plateau_is_one_inside_and_falls_on_both_sides(
     assert (value == 1.0) == (low <= win <= high) or math.isclose(value, 1.0)
     assert plateau(low - ramp, low, high, ramp) == pytest.approx(0.0, abs=1e-9)
     assert plateau(high + ramp / 2, low, high, ramp) == pytest.approx(0.5)
+
+
+def test_a_plateau_without_ramps_is_a_step() -> None:
+    assert [plateau(win, 0.4, 0.6, 0.0) for win in (0.39, 0.4, 0.6, 0.61)] == [0.0, 1.0, 1.0, 0.0]
 
 
 def test_regret_credit_is_clipped() -> None:
