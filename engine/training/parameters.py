@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -102,7 +102,7 @@ def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool = True
     ranks (collective when sharded)."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = [
-        {**_settings(group), "params": [names[parameter] for parameter in group["params"]]}
+        {**settings_of(group), "params": [names[parameter] for parameter in group["params"]]}
         for group in optimizer.param_groups
     ]
     state = {
@@ -125,21 +125,28 @@ def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str
     parameters = dict(model.named_parameters())
     names = {parameter: name for name, parameter in parameters.items()}
     order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-    known = [name for group in saved["groups"] for name in group["params"]]
-    if saved["kind"] != _kind(optimizer) or known != order:
-        raise SpadeError(
-            f"The checkpoint holds the state of {saved['kind']}, this run has {_kind(optimizer)}",
-            remedy="Go back to the learner.optimizer and learner.lora that the run was started with.",
-        )
+    require_fitting(saved, _kind(optimizer), order)
     index = {name: number for number, name in enumerate(order)}
     state = {
         index[name]: {key: _placed(value, parameters[name]) for key, value in values.items()}
         for name, values in saved["state"].items()
     }
     groups = [
-        {**_settings(group), "params": [index[name] for name in group["params"]]} for group in saved["groups"]
+        {**settings_of(group), "params": [index[name] for name in group["params"]]}
+        for group in saved["groups"]
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def require_fitting(saved: Mapping[str, Any], kind: str, order: Sequence[str]) -> None:
+    """Look whether the state in ``saved`` is one of an optimiser of this ``kind`` for the parameters in
+    ``order``. Raises SpadeError."""
+    known = [name for group in saved["groups"] for name in group["params"]]
+    if saved["kind"] != kind or known != list(order):
+        raise SpadeError(
+            f"The checkpoint holds the state of {saved['kind']}, this run has {kind}",
+            remedy="Go back to the learner.optimizer and learner.lora that the run was started with.",
+        )
 
 
 def _placed(value: Any, parameter: torch.Tensor) -> Any:
@@ -148,7 +155,8 @@ def _placed(value: Any, parameter: torch.Tensor) -> Any:
     return value
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group of an optimiser without its parameters."""
     return {key: value for key, value in group.items() if key != "params"}
 
 

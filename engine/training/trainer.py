@@ -34,7 +34,7 @@ from trl import import_utils as trl_imports
 from engine import memory
 from engine.config import Learner
 from engine.errors import ConfigError, SpadeError
-from engine.training import adapted, checkpoint, extras, lora
+from engine.training import adapted, checkpoint, extras, lora, zero
 from engine.training.batch import Batch, MicroBatch
 from engine.training.capsule import Capsule
 from engine.training.feed import Closed, Feed
@@ -242,8 +242,10 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._together("capture")
         keep = self._ranks.leads
         model = {name: whole(tensor, keep=keep) for name, tensor in kept(self.model).items()}
-        optimizer = None  # DeepSpeed's own format does not go into one file; its moments begin anew
-        if not self.is_deepspeed_enabled:
+        if self.is_deepspeed_enabled:
+            model |= zero.masters(self.model, self.optimizer, keep=keep)
+            optimizer = zero.optimizer_state(self.model, self.optimizer, keep=keep)
+        else:
             optimizer = optimizer_state(self.model, self.optimizer, keep=keep)
         generators: dict[str, Any] = {
             "torch": torch.get_rng_state(),
@@ -262,7 +264,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """Put back what :meth:`capture` returned at ``step``. Raises SpadeError when it does not fit."""
         put(kept(self.model), capsule.model)
         if self.is_deepspeed_enabled:
-            self.deepspeed.optimizer.refresh_fp32_params()
+            zero.restore(self.model, self.optimizer, capsule.model, capsule.extra["optimizer"])
         else:
             restore_optimizer(self.model, self.optimizer, capsule.extra["optimizer"])
         self.state.global_step = self._globalstep_last_logged = step
@@ -321,6 +323,8 @@ class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported
         broken = not all(
             torch.isfinite(local(gradient)).all() for gradient in gradients if gradient is not None
         )
+        # DeepSpeed has taken the step by now, or left it out, and has no gradients any more.
+        broken |= context["optimizer"].step_was_skipped
         if self._ranks.total(torch.tensor(float(broken))):
             raise SpadeError(
                 f"The gradient of step {state.global_step + 1} is not finite",
@@ -343,10 +347,12 @@ def arguments(learner: Learner, output: Path, *, seed: int) -> GRPOConfig:
     Raises ConfigError for a key of ``learner.trl`` that we set, that our loss would not heed, or that TRL
     does not know.
     """
-    optimizer = learner.optimizer
+    optimizer, gpu = learner.optimizer, torch.cuda.is_available()
     ours: dict[str, Any] = {
         "output_dir": str(output),
-        "use_cpu": not torch.cuda.is_available(),
+        # with use_cpu accelerate leaves DeepSpeed out
+        "use_cpu": not (gpu or zero.launched()),
+        "ddp_backend": "gloo" if zero.launched() and not gpu else None,
         "bf16": learner.precision == "bf16",
         "gradient_checkpointing": learner.gradient_checkpointing,
         "ddp_find_unused_parameters": False,
@@ -380,6 +386,11 @@ def arguments(learner: Learner, output: Path, *, seed: int) -> GRPOConfig:
         return GRPOConfig(**ours, **learner.trl)
     except TypeError as error:
         raise ConfigError(f"learner.trl: {error}", remedy="Use fields of trl.GRPOConfig.") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"The trainer refuses its settings: {error}",
+            remedy="Change what it names: learner.precision, learner.trl, learner.launch.",
+        ) from error
 
 
 def build(
@@ -398,8 +409,12 @@ def build(
     """
     ranks = ranks or Ranks()
     extras.require(learner)
+    if zero.launched():
+        zero.prepare()
     transformers_logging.disable_progress_bar()
     settings = arguments(learner, output, seed=seed)
+    if settings.deepspeed_plugin is not None:
+        zero.require_stage(settings.deepspeed_plugin)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
         policy = AutoModelForCausalLM.from_pretrained(
@@ -435,21 +450,17 @@ def _require_what_was_launched(trainer: PolicyTrainer, ranks: Ranks) -> None:
             remedy="Launch with torchrun, or with accelerate launch --multi_gpu.",
         )
     for name, wanted, got in (
-        ("FSDP2", "ACCELERATE_USE_FSDP", trainer.accelerator.is_fsdp2),
-        ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED", trainer.is_deepspeed_enabled),
+        ("FSDP2", os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true", trainer.accelerator.is_fsdp2),
+        ("DeepSpeed", zero.launched(), trainer.is_deepspeed_enabled),
     ):
-        if os.environ.get(wanted, "").lower() == "true" and not got:
+        if wanted and not got:
             raise ConfigError(
                 f"learner.launch asks for {name}, and accelerate works with {how.value} here",
                 where="learner.launch",
                 remedy="It needs GPUs (and --fsdp_version 2); without it every rank holds all weights.",
             )
-    if trainer.is_deepspeed_enabled and trainer.accelerator.state.deepspeed_plugin.zero_stage > 2:
-        raise ConfigError(
-            "learner.launch asks for ZeRO stage 3, whose weights no rank has whole",
-            where="learner.launch",
-            remedy="Take --zero_stage 2, or FSDP2 (docs/learner.md).",
-        )
+    if trainer.is_deepspeed_enabled:
+        zero.require_agreement(trainer.accelerator.state.deepspeed_plugin)
 
 
 def _no_reward(**_: Any) -> list[float]:
