@@ -9,6 +9,8 @@ PYTEST_ARGS ?=
 TORCH_INDEX ?=
 UV ?=
 BIN := .venv/bin
+# Collecting all tests takes seconds: the few marked so are looked for in the files that name the mark.
+marked = $(sort $(shell grep -rlE 'mark\.($(1))\b' tests --include='test_*.py'))
 # Hundreds of processes are started by the tests: without bytecode each would compile the whole project again.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -32,19 +34,19 @@ test-fast: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadgroup --ignore tests/e2e -m "not e2e and not slow and not long and not chaos and not fuzz" $(PYTEST_ARGS)
 
 test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/e2e -m "slow and not long" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --ignore tests/e2e -m "slow and not long" $(PYTEST_ARGS)
 
 test-e2e: setup
-	$(BIN)/python -m pytest -m "e2e and not long and not chaos and not fuzz" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "e2e and not long and not chaos and not fuzz" $(call marked,e2e) $(PYTEST_ARGS)
 
 test-long: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 test-chaos: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/e2e -m chaos $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos $(call marked,chaos) $(PYTEST_ARGS)
 
 test-fuzz: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz tests/sandbox tests/scorer $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz $(call marked,fuzz) $(PYTEST_ARGS)
 
 test: lint test-fast test-slow test-e2e test-chaos test-fuzz
 

@@ -1,5 +1,9 @@
 """Settings of all tests."""
 
+import re
+from functools import cache
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
@@ -8,14 +12,16 @@ settings.register_profile("spade", deadline=None)
 settings.load_profile("spade")
 
 
-# Files that import TRL, or all of transformers, which takes several seconds: one worker has them all.
-TRAINERS = (
-    *("engine/test_tokenizer_class.py", "inference/test_tokens_templates.py"),
-    *("roles/test_learner.py", "roles/test_learner_adapters.py", "roles/test_learner_identity.py"),
-    *("roles/test_learner_objective.py", "training/test_export.py", "training/test_lora.py"),
-    *("training/test_lora_published.py", "training/test_steps.py", "training/test_trainer.py"),
-    *("training/test_trl_seams.py", "training/test_warmstart.py"),
+# TRL, or all of transformers, takes seconds to import: one worker has the files that do, by these words.
+HEAVY = re.compile(
+    r"roles\.learner\.role|training\.(trainer|export)|training import .*(trainer|export)|template_models"
+    r"|AutoTokenizer|AutoModel|ForCausalLM|(from|import) (trl|accelerate|peft)\b"
 )
+
+
+@cache
+def heavy(path: Path) -> bool:
+    return HEAVY.search(path.read_text()) is not None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The first of those pays for the import, which takes half a minute where others are busy."""
     for item in items:
-        trains = item.path.as_posix().endswith(tuple(f"tests/{name}" for name in TRAINERS))
+        trains = heavy(item.path)
         if trains and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(150))
         item.add_marker(pytest.mark.xdist_group("trl" if trains else item.nodeid.split("::")[0]))

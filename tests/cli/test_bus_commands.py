@@ -236,6 +236,7 @@ def test_top_does_without_clients_where_the_server_does_not_tell(
     assert top["streams"]
 
 
+@pytest.mark.slow
 def test_top_goes_on_until_a_signal_and_hears_heartbeats(toy: Toy) -> None:
     command = [sys.executable, "-m", "engine.cli", "bus", "top", "--json", "--interval", "0.1"]
     with subprocess.Popen(
@@ -253,6 +254,7 @@ def test_top_goes_on_until_a_signal_and_hears_heartbeats(toy: Toy) -> None:
         assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_the_supervisors_key_opens_everything(spade: Spade, tmp_path: Path) -> None:
     with secured(tmp_path / "broker", "keyed", tls=True) as running:
         url, keys, ca = running.url, running.seed().parent, str(running.ca)
@@ -311,6 +313,7 @@ def test_tail_bears_what_it_cannot_read(spade: Spade, toy: Toy) -> None:
     assert spade("dlq", "list").stdout == "There are no dead letters.\n"
 
 
+@pytest.mark.slow
 def test_tail_follows_what_comes(toy: Toy) -> None:
     toy.publish(finished("e0"))
     command = [
@@ -333,6 +336,7 @@ def test_tail_follows_what_comes(toy: Toy) -> None:
         assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_they_go_on_when_the_server_comes_back(tmp_path: Path) -> None:
     with secured(tmp_path / "broker", "again") as running:
         url, seed = running.url, str(running.seed())
@@ -369,6 +373,7 @@ def test_they_go_on_when_the_server_comes_back(tmp_path: Path) -> None:
                 assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_quietly(toy: Toy) -> None:
     toy.publish(*(finished(f"e{number}") for number in range(2000)))
     command = f"{sys.executable} -m engine.cli bus replay EVENT --json --run {toy.directory.root} | head -n 1"
@@ -617,6 +622,7 @@ def servers_of(directory: Path) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+@pytest.mark.slow
 def test_two_may_look_into_a_run_that_rests(rested: Toy) -> None:
     command = [sys.executable, "-m", "engine.cli", "bus", "tail", "--run", str(rested.directory.root)]
     with subprocess.Popen([*command, "--follow"], stdout=subprocess.PIPE, text=True) as first:

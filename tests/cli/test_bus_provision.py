@@ -65,6 +65,7 @@ def test_streams_on_a_broker_that_runs_and_again(tmp_path: Path) -> None:
         assert sorted(anyio.run(look)) == ["agent", "designer", "judge"]
 
 
+@pytest.mark.slow
 async def test_a_role_in_a_process_of_its_own_logs_in_with_its_key(tmp_path: Path) -> None:
     recipe = config(tmp_path)
     run = recipe.run.name

@@ -219,6 +219,7 @@ def test_an_unknown_role_is_one_paragraph(spade: Spade, tmp_path: Path, model: P
     refused(result, "juggler", "agent, designer")
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_model_is_prepared_ends_cleanly(tmp_path: Path, model: Path) -> None:
     """The signal comes before the supervisor is there, and a second one while it drains."""
     toy = config(tmp_path / "runs")

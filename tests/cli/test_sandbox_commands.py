@@ -342,6 +342,7 @@ class SteersEnv:
 """
 
 
+@pytest.mark.slow
 def test_a_program_cannot_steer_the_terminal(spade: Spade) -> None:
     file = written("steers.py", STEERS)
     played = spade("sandbox", "run", file, stdin="go\n:tools\nraise\nend\n")
@@ -353,6 +354,7 @@ def test_a_program_cannot_steer_the_terminal(spade: Spade) -> None:
     assert "title" in judged.out
 
 
+@pytest.mark.slow
 def test_what_validates_can_be_played(spade: Spade) -> None:
     """A constructor that wants its turns gets them, by hand as by the validator."""
     Path("env.py").write_text(

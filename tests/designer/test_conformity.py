@@ -201,6 +201,7 @@ async def test_probes_end_with_the_program_and_hand_on_faults_of_the_sandbox() -
     assert len(seen.answers.alone) > 1
 
 
+@pytest.mark.slow
 def test_a_long_document_suits_no_program_better_for_its_length() -> None:
     """Programs of random words: whatever the length of their document, half of the others suit as well."""
     rng = Random(3)
@@ -381,6 +382,7 @@ def test_what_nothing_reads_is_of_no_use(source: str, idle: bool) -> None:
     assert ("a" in unused(source).names) is idle
 
 
+@pytest.mark.slow
 def test_a_large_program_of_no_use_is_read_in_time() -> None:
     lines = [f"w{number} = '\u2600'; v{number} = w{number}" for number in range(4000)]
     idle = unused("\n".join(lines))

@@ -316,6 +316,7 @@ def killed(directory: Path, at: int) -> None:
             child.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [7, 60])
 async def test_memory_after_a_kill_equals_memory_before(tmp_path: Path, at: int) -> None:
     """Golden: a designer that saves after every fact is killed while it does; the next life's memory is what

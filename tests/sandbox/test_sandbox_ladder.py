@@ -77,6 +77,7 @@ async def check_attacks(pool: SandboxPool, denied: Mapping[str, str]) -> None:
             assert (await instance.step("go")).observation.startswith("denied:"), name
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.parametrize(
     ("features", "level"),
@@ -133,6 +134,7 @@ return made
 """
 
 
+@pytest.mark.slow
 @needs_root
 async def test_orphans_of_programs_do_not_end_a_zygote_without_a_filter() -> None:
     """Without a filter programs can fork; what their children leave comes to the zygote as pid 1."""
@@ -161,6 +163,7 @@ async def test_report_of_this_host() -> None:
     require(report, SandboxSettings(min_level=5, allow_unsafe=True))
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.parametrize(("feature", "level"), [("no-userns", 3), ("no-seccomp", 1)])
 async def test_a_zygote_that_comes_back_weaker(tmp_path: Path, feature: str, level: int) -> None:

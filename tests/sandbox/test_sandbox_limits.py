@@ -78,6 +78,7 @@ async def test_sleep_of_the_language_costs_nothing(pool: SandboxPool) -> None:
         assert float((await instance.step("go")).observation) == pytest.approx(3600.0, abs=1)
 
 
+@pytest.mark.slow
 async def test_starved_programs_are_not_blamed() -> None:
     settings = SandboxSettings(cpu_call_seconds=3.0, wall_call_seconds=0.3, wall_hard_seconds=30.0, nice=0)
     work = "total = 0\nfor i in range(2_000_000): total += i\nreturn total"
@@ -88,6 +89,7 @@ async def test_starved_programs_are_not_blamed() -> None:
         await asyncio.gather(*(instance.close() for instance in crowd))
 
 
+@pytest.mark.slow
 async def test_cpu_of_a_whole_life_is_bounded() -> None:
     settings = SandboxSettings(cpu_life_seconds=1, cpu_call_seconds=60.0, nice=0)
     async with held_pool(settings) as pool:

@@ -22,6 +22,7 @@ from engine.errors import SpadeError
 from sandbox import SandboxPool, Validator, host
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", HOSTS)
 async def test_figures_stay_in_their_order_of_magnitude(features: tuple[str, ...]) -> None:
     async with SandboxPool(launcher=emulated(*features)) as pool:

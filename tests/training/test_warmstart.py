@@ -76,6 +76,7 @@ def test_it_builds_tells_its_progress_and_learns(built: tuple[Path, list[Progres
     assert record["families"] == [family.name for family in seeds.families()]
 
 
+@pytest.mark.slow
 def test_a_second_call_finds_it_and_a_half_built_one_is_rebuilt(
     built: tuple[Path, list[Progress]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
