@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence, Set
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, Protocol
@@ -61,6 +61,10 @@ class Store(ABC):
     @abstractmethod
     async def state(self, stream: str) -> StreamInfo:
         """Return the state of a stream of messages. Raises Denied."""
+
+    @abstractmethod
+    async def holes(self, stream: str) -> Set[int]:
+        """Return the sequences between the first and the last message of a stream that are not stored."""
 
     @abstractmethod
     async def holds(self, stream: str, sequence: int) -> bool:
@@ -148,6 +152,11 @@ class NatsStore(Store):
     async def state(self, stream: str) -> StreamInfo:
         return await reads.stream_info(self._connection, self._names, stream)
 
+    async def holes(self, stream: str) -> Set[int]:
+        asked = {"deleted_details": True}
+        answer = await self._connection.api(f"STREAM.INFO.{self._names.stream(stream)}", asked)
+        return set(answer["state"].get("deleted") or ())
+
     async def holds(self, stream: str, sequence: int) -> bool:
         name, what = self._names.stream(stream), f"message {sequence} of {stream}"
         if await reads.direct(self._connection, name, {"seq": sequence}, what) is not None:
@@ -211,6 +220,11 @@ class MemoryStore(Store):
         log = self._broker.log(stream)
         size = sum(len(stored.frame) for stored in log.messages.values())
         return StreamInfo(log.first(), log.last, len(log.messages), size)
+
+    async def holes(self, stream: str) -> Set[int]:
+        log = self._broker.log(stream)
+        missing: Set[int] = set(range(log.first(), log.last + 1)) - log.messages.keys()
+        return missing
 
     async def holds(self, stream: str, sequence: int) -> bool:
         return sequence in self._broker.log(stream).messages

@@ -61,7 +61,7 @@ class Claims:
         self._background, self._orphan = background, orphan_seconds
         self._named = self.stores["BLOB"]
         self.blobs: Blobs = NamedBlobs(self._named, self.release)
-        self._holding = {store.kind: Holding(store) for store in self._noted}
+        self._denied: dict[str, Denied] = {}
         self._bounds: dict[str, float] = {}
         self._checks: dict[str, tuple[float, int]] = {}
         self._wake = anyio.Event()
@@ -230,9 +230,9 @@ class Claims:
             claims: dict[str, list[str]] = {}
             for tail in await store.tails(f"{store.head}.claim.>"):
                 claims.setdefault(tail.split(".")[2], []).append(tail)
-            async with self._holding[store.kind].round() as holding:
-                for blob, tails in claims.items():
-                    await self._weigh(store, blob, tails, holding)
+            holding = Holding(store, self._denied)
+            for blob, tails in claims.items():
+                await self._weigh(store, blob, tails, holding)
             await self._relieve(store, claims)
 
     async def _relieve(self, store: Store, claims: dict[str, list[str]]) -> None:
