@@ -9,8 +9,11 @@ PYTEST_ARGS ?=
 TORCH_INDEX ?=
 UV ?=
 BIN := .venv/bin
-# Collecting all tests takes seconds: the few marked so are looked for in the files that name the mark.
-marked = $(sort $(shell grep -rlE 'mark\.($(1))\b' tests --include='test_*.py'))
+# Collecting all tests takes seconds in each worker: only files that may have some of a mark are looked into.
+TESTS := grep -rlE --include='test_*.py'
+marked = $(sort $(shell $(TESTS) 'mark\.($(1))\b' tests))
+SLOW = $(sort $(call marked,slow) $(shell $(TESTS) sandbox_siege tests))
+NEVER_FAST = $(addprefix --ignore=,$(shell $(TESTS) '^pytestmark = .*mark\.(slow|fuzz)\b' tests))
 # Hundreds of processes are started by the tests: without bytecode each would compile the whole project again.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -31,10 +34,10 @@ lint: setup
 	$(BIN)/lint-imports
 
 test-fast: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadgroup --ignore tests/e2e -m "not e2e and not slow and not long and not chaos and not fuzz" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadgroup --ignore tests/e2e $(NEVER_FAST) -m "not e2e and not slow and not long and not chaos and not fuzz" $(PYTEST_ARGS)
 
 test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --ignore tests/e2e -m "slow and not long" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m "slow and not long" $(SLOW) $(PYTEST_ARGS)
 
 test-e2e: setup
 	$(BIN)/python -m pytest -m "e2e and not long and not chaos and not fuzz" $(call marked,e2e) $(PYTEST_ARGS)

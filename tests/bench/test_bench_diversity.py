@@ -109,6 +109,7 @@ def test_each_run_has_its_own_name_and_only_one_arm_the_change(
     assert report.compared == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_the_command_with_its_last_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ async def test_a_short_soak_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert "messages of 4000 bytes" in soak.text(result)
 
 
+@pytest.mark.slow
 async def test_a_client_that_dies_is_told(tmp_path: Path) -> None:
     with pytest.raises(SpadeError, match=r"(?s)producer of the soak test ended early.*MemoryError"):
         await soak.measure(tmp_path, seconds=3.0, rate=100, size=1 << 62, warm_up=-9.0)

@@ -23,6 +23,7 @@ SHAPE = {
 }
 
 
+@pytest.mark.slow
 def test_simulated_layers_are_moved_by_the_optimiser_a_little(tmp_path: Path) -> None:
     found = weights_model.simulate(tmp_path, layers=1, hidden=8)
     assert found.parameters == pytest.approx(4.02e9, rel=0.01)

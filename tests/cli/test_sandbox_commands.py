@@ -265,6 +265,7 @@ class TestRun:
         assert "The program is gone" in result.err
         assert "cpu time" in result.err
 
+    @pytest.mark.slow
     def test_a_reply_a_file_and_a_broken_program(self, spade: Spade) -> None:
         assert "levers" in self.play(spade, REPLY).out
         path = written("env.py", LEVERS)
@@ -298,6 +299,7 @@ class TestValidate:
         for part in ("levers.py: accepted", "LeverEnv, max_turns 4", "wins", "random", "degenerate  no"):
             assert part in result.out
 
+    @pytest.mark.slow
     def test_several_in_json(self, spade: Spade) -> None:
         files = [
             written("a.py", LEVERS),
@@ -313,6 +315,7 @@ class TestValidate:
         assert [row["rung"] for row in rows] == ["accepted", "accepted", "reset", "extract"]
         assert "ZeroDivisionError" in rows[2]["reason"]
 
+    @pytest.mark.slow
     def test_strict_refuses_what_pays_for_anything(self, spade: Spade) -> None:
         path = written("pays.py", PAYS)
         result = spade("sandbox", "validate", path)

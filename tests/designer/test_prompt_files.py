@@ -60,6 +60,7 @@ def test_a_variable_that_is_missing_is_named(name: str) -> None:
         prompts.render(name, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_turns", [4, 25])
 @pytest.mark.parametrize("name", DESIGNS)
 async def test_every_program_in_a_prompt_is_accepted(name: str, max_turns: int) -> None:

@@ -37,6 +37,7 @@ def read(path: Path) -> tuple[dict[str, str], str]:
     return header, "".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 async def test_program_ends_on_its_rung(pair: SandboxPool, path: Path) -> None:
@@ -53,6 +54,7 @@ async def test_program_ends_on_its_rung(pair: SandboxPool, path: Path) -> None:
         assert found.hack
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_examples_of_the_documentation_are_good(pair: SandboxPool) -> None:
     page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()

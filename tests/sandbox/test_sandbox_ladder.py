@@ -102,6 +102,7 @@ async def test_poorer_hosts_contain_the_same_attacks(features: tuple[str, ...], 
                     await instance.step(name)
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.parametrize(
     ("features", "level"),
