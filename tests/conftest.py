@@ -15,7 +15,7 @@ settings.load_profile("spade")
 # TRL, or all of transformers, takes seconds to import: one worker has the files that do, by these words.
 HEAVY = re.compile(
     r"roles\.learner\.role|training\.(trainer|export)|training import .*(trainer|export)|template_models"
-    r"|AutoTokenizer|AutoModel|ForCausalLM|(from|import) (trl|accelerate|peft)\b"
+    r"|AutoTokenizer|AutoModel|ForCausalLM|from test_learner import|(from|import) (trl|accelerate|peft)\b"
 )
 
 
