@@ -32,14 +32,28 @@ FIXED = (
     "run.seed",
     "model",
     "warmstart",
+    # which tickets there are, and whose designs are trained
     "designer.skills",
+    "designer.skills_per_cohort",
+    "designer.designs_per_ticket",
+    "designer.kind",
+    "designer.invalid",
+    # both arms of a pair play by the same rules, although one may be played after the resume
+    "agent.max_turns",
+    "agent.context_tokens",
+    "agent.sampling",
+    "agent.prompt",
+    "agent.truncated",
     "curriculum",
     "reward",
     "learner.agent",
     "learner.designer",
+    "learner.train_hinted",
+    "learner.hinted_weight",
     "learner.lora",
 )
-"""What a resumed run may not change: the curriculum is replayed from its events under these settings."""
+"""What a resumed run may not change: the curriculum is replayed from its events under these settings, and
+what is under way when a run stops belongs with what comes after."""
 
 
 class RunDirectory:

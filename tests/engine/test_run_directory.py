@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,9 @@ import msgspec
 import pytest
 from shell_fakes import config
 
-from engine.config import Run
+from engine.config import Config, Run
 from engine.errors import ConfigError, SpadeError
-from engine.run import RunDirectory, find, free_mb, newest_first
+from engine.run import FIXED, RunDirectory, find, free_mb, newest_first
 
 HOLD = "import sys; from pathlib import Path; from engine.run import RunDirectory\n" + (
     "with RunDirectory(Path(sys.argv[1])).locked(): print('held', flush=True); sys.stdin.read()"
@@ -57,6 +59,76 @@ def test_a_resume_may_raise_the_steps_but_not_change_the_curriculum(tmp_path: Pa
         with pytest.raises(ConfigError, match=r"curriculum\.environments was 4, is 8"):
             directory.adopt(other)
     assert directory.config() == longer
+
+
+def changed(first: Config, setting: str, value: object) -> Config:
+    """``first`` with another value of ``setting``, named as in a recipe."""
+    *tables, key = setting.split(".")
+    path = [first]
+    for table in tables:
+        path.append(getattr(path[-1], table))
+    found = msgspec.structs.replace(path.pop(), **{key: value})
+    for table in reversed(tables):
+        found = msgspec.structs.replace(path.pop(), **{table: found})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("agent.max_turns", 7),
+        ("agent.context_tokens", 77),
+        ("agent.sampling.max_tokens", 7),
+        ("agent.prompt", "tools"),
+        ("agent.truncated", "mask"),
+        ("designer.kind", "frozen"),
+        ("designer.invalid", "drop"),
+        ("designer.designs_per_ticket", 2),
+        ("designer.skills_per_cohort", 1),
+        ("learner.train_hinted", True),
+        ("learner.hinted_weight", 0.25),
+        ("learner.agent.max_staleness", 9),
+        ("reward.low", 0.3),
+    ],
+)
+def test_what_the_curriculum_reads_stays(tmp_path: Path, setting: str, value: object) -> None:
+    first = config(tmp_path)
+    directory = RunDirectory.of(first)
+    with directory.locked():
+        directory.adopt(first)
+    with pytest.raises(ConfigError, match=rf"{re.escape(setting)} was .*, is {re.escape(json.dumps(value))}"):
+        directory.require_same(changed(first, setting, value))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("agent.concurrency", 7),
+        ("agent.episode_seconds", 7.0),
+        ("designer.attempts", 7),
+        ("designer.target", 0.7),
+        ("designer.memory", False),
+        ("designer.hint_train", True),
+        ("learner.kl", 0.7),
+        ("learner.entropy", 0.7),
+        ("learner.optimizer.learning_rate", 0.7),
+        ("learner.checkpoint_every", 7),
+        ("server.request_seconds", 7.0),
+    ],
+)
+def test_what_is_harmless_may_change(tmp_path: Path, setting: str, value: object) -> None:
+    first = config(tmp_path)
+    directory = RunDirectory.of(first)
+    with directory.locked():
+        directory.adopt(first)
+    assert directory.require_same(changed(first, setting, value))
+
+
+def test_every_fixed_setting_exists(tmp_path: Path) -> None:
+    for setting in FIXED:
+        found: object = config(tmp_path)
+        for name in setting.split("."):
+            found = getattr(found, name)
 
 
 def test_a_full_disk_is_refused(tmp_path: Path) -> None:
