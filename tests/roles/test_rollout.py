@@ -71,6 +71,40 @@ def test_patience_follows_the_slowest_update() -> None:
     assert order(serving("a", 1, seconds=30.0), serving("a", 2, seconds=2.0)).patience == 120.0
 
 
+async def test_nobody_waits_for_a_server_that_refused() -> None:
+    rollout = Rollout(rolling=True)
+    for fact in (serving("a", 1), serving("b", 1)):
+        rollout.note(fact)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(rollout.turn, "b", 2)
+            await anyio.wait_all_tasks_blocked()
+            rollout.refused("a")
+        rollout.refused("who does not serve")
+    assert rollout.passed == 0
+
+
+async def test_whether_others_carry_a_version_is_known_as_soon_as_it_is_decided() -> None:
+    rollout = Rollout(rolling=True)
+    with anyio.fail_after(5):
+        assert not await rollout.others_carry(2, beside="a", seconds=60), "there is nobody else"
+        for fact in (serving("a", 2), serving("b", 1)):
+            rollout.note(fact)
+        assert not await rollout.others_carry(2, beside="a", seconds=0.01), "not in time"
+        found: list[bool] = []
+
+        async def ask() -> None:
+            found.append(await rollout.others_carry(2, beside="a", seconds=60))
+
+        for fact in (serving("b", 3), lost("b", epoch="2")):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                await anyio.wait_all_tasks_blocked()
+                rollout.note(fact)
+            rollout.note(serving("b", 1, epoch="2"))
+    assert found == [True, False]
+
+
 @given(st.integers(2, 5), st.integers(0, 2**32 - 1))
 def test_at_most_one_loads_whatever_each_has_heard_so_far(count: int, seed: int) -> None:
     """Each role has heard a prefix of the stream of its own length, and its own words at once."""
