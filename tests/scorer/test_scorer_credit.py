@@ -137,6 +137,22 @@ def test_hinted_plays_can_be_trained_as_groups_of_their_own() -> None:
     assert world.summaries[0].gradient_share == 1.0, "of the plain plays"
 
 
+@pytest.mark.parametrize("scope", ["skill", "global"])
+def test_arms_are_never_compared_with_each_other(scope: str) -> None:
+    """Hinted plays always win, plain ones never: within an arm nothing differs."""
+    recipe = config(
+        steps=1,
+        curriculum={"environments": 2, "rounds_per_window": 1, "delay": 1},
+        learner={"train_hinted": True, "agent": {"scope": scope}},
+    )
+    world, machine = start(recipe)
+    design_all(world, machine)
+    play_all(world, machine, lambda request: float(request.arm == "hinted"))
+    advantages = [play.advantage for group in world.groups.values() for play in group.plays]
+    assert advantages == [0.0] * 8
+    assert world.closed[0].zero_variance_groups == 4
+
+
 def test_invalid_attempts_are_part_of_their_skills_mean() -> None:
     recipe = config(
         steps=1,

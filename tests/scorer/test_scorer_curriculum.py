@@ -202,6 +202,17 @@ def test_an_extended_run_starts_its_schedule_anew() -> None:
     assert cohorts == set(range(len(cohorts)))
 
 
+def test_a_finished_run_has_nothing_left_to_do() -> None:
+    world, machine = start(config(steps=2))
+    while not machine.finished:
+        step(world, machine)
+    for steps in (1, 2):
+        again = Curriculum.restore(config(steps=steps), machine.snapshot(), flushed=world.flushed)
+        assert again.finished
+        assert again.settled
+        assert again.start() == []
+
+
 def test_a_cohort_without_environments_does_not_block() -> None:
     world, machine = start(config(steps=3))
     while not machine.finished:
@@ -249,6 +260,8 @@ def test_lowering_the_steps_ends_the_run_where_it_stands() -> None:
     world, machine = start(config(steps=6, curriculum={"lead": 0}))
     for _ in range(3):
         step(world, machine)
+    admitted = machine.state.admitted
+    assert admitted > machine.state.closed, "a round is in flight"
     shorter = config(steps=2, curriculum={"lead": 0})
     machine = Curriculum.restore(shorter, machine.snapshot())
     world.config = shorter
@@ -257,6 +270,8 @@ def test_lowering_the_steps_ends_the_run_where_it_stands() -> None:
         step(world, machine)
     assert world.closed[-1].final
     assert world.flushed == (len(world.closed) - 1,)
+    assert [closed.final for closed in world.closed] == [False] * (admitted + 1) + [True]
+    assert world.closed[admitted].plays > 0
 
 
 def test_skills_rotate() -> None:

@@ -13,7 +13,9 @@ from scorer_world import World, config, finished, lost
 from bus.messages import EpisodeRequest, Turn
 from engine.lineage import Version
 from roles.scorer.curriculum import Curriculum
-from roles.scorer.leaks import told
+from roles.scorer.leaks import leaks, told
+from roles.scorer.state import Play, Status
+from roles.scorer.work import episode
 
 ONE = {"environments": 1, "rounds_per_window": 1, "delay": 1, "plays_per_round": 4, "hinted_plays": 4}
 
@@ -161,6 +163,48 @@ def test_an_action_that_stands_in_the_hint_is_told(
     assert told(hint, [turn]) == expected
     assert not told(hint, [turn, turn]), "a play of two turns is more than an answer"
     assert not told(hint, [])
+
+
+@pytest.mark.parametrize(
+    ("won_by_telling", "won", "lost_by_telling", "leak"),
+    [(2, 0, 0, True), (1, 0, 0, False), (9, 1, 0, True), (9, 0, 1, True), (8, 2, 0, False), (8, 0, 2, False)],
+)
+def test_nearly_all_of_at_least_two_plays(
+    won_by_telling: int, won: int, lost_by_telling: int, leak: bool
+) -> None:
+    plays = [Play(status=Status.DONE, returned=1.0, told=True)] * won_by_telling
+    plays += [Play(status=Status.DONE, returned=1.0)] * won
+    plays += [Play(status=Status.DONE)] * lost_by_telling
+    plays += [Play(status=Status.LOST), Play()]
+    assert leaks(plays) == leak
+
+
+def test_an_action_that_lost_was_no_answer() -> None:
+    """Of ten plays nine are won, and the answer stands in nine actions: one of them lost."""
+    world, machine, name = one(curriculum={"hinted_plays": 10})
+    for request in list(world.requests.values()):
+        del world.requests[request.episode]
+        value = float(request.index > 0)
+        turn = Turn("Guess a number.", "", "8" if request.index == 1 else "7", value)
+        world.tell(machine, msgspec.structs.replace(finished(request, value), transcript=(turn,)))
+    assert not world.scored[name].leak
+
+
+def test_a_return_beyond_the_range_is_cut() -> None:
+    world, machine, name = one(curriculum={"hinted_plays": 0})
+    play_all(world, machine, lambda r: (-7.0, 9.0, 9.0, -0.5)[r.index])
+    assert world.scored[name].win == pytest.approx((-1.0 + 1.0 + 1.0 - 0.5) / 4)
+
+
+def test_a_play_that_was_never_asked_for_is_no_outcome() -> None:
+    world, machine, _ = one()
+    request = next(r for r in world.requests.values() if r.index == 3)
+    for index in (-1, 4):
+        name = episode(world.config, request.design, request.round, request.arm, index, 0)
+        stray = msgspec.structs.replace(finished(request, 1.0), episode=name, index=index)
+        world.tell(machine, stray)
+    assert machine.state.late == 2
+    assert request.episode in {work.episode for work in machine.outstanding()}
 
 
 @pytest.mark.parametrize("mode", ["flag", "floor"])

@@ -131,6 +131,12 @@ def test_the_bounds_are_in_order(differences: list[float], seed: int) -> None:
     assert mean - 1e-12 <= found.high <= 1.0
 
 
+def test_the_lower_bound_has_one_side() -> None:
+    found = doubt([1.0, 0.0, 0.0, 1.0, -1.0, 1.0], 1.0, 7, confidence=0.975)
+    assert found is not None
+    assert found.lower == pytest.approx(found.low)
+
+
 def test_the_interval_covers_what_it_says() -> None:
     """Of 400 experiments with eight pairs, the 95 % interval misses the truth in few."""
     import random
