@@ -123,7 +123,7 @@ async def test_a_refused_program_is_quarantined_at_once(tmp_path: Path) -> None:
 
 
 async def test_an_episode_has_a_deadline(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, episode_seconds=0.05)
+    stage = Stage(tmp_path, episode_seconds=0.4)  # a busy machine takes a while to open an instance
     stage.pool.gate = anyio.Event()
     await stage.bus.publish(make_request())
     async with stage.at_work():
