@@ -24,6 +24,9 @@ from bus.connection import Connection, open_connection
 from bus.errors import Forgotten, NotFound
 from bus.messages import DesignRejected, SampleReady
 from bus.subjects import STREAMS, Names, Stream, stream_config
+from engine.busview import reading
+from engine.busview.reading import Filter
+from engine.busview.resend import Sent, send_again
 
 Worlds = Callable[..., AbstractAsyncContextManager[World]]
 LARGE = int(1.9 * (1 << 20))
@@ -207,3 +210,18 @@ async def test_a_full_stream_is_named_once_with_what_to_do(
     assert len(told) == 1
     assert f"stream BODY_{run} is full (maximum bytes exceeded; its part is 16 % of bus.store_gb)" in told[0]
     assert "raise bus.store_gb" in told[0]
+
+
+async def test_a_copy_of_a_stream_leaves_out_what_was_forgotten(nats_url: str) -> None:
+    async with nats_world(nats_url, inline=SMALL) as w, nats_world(nats_url) as other:
+        source, target, sent = w.aside, other.aside, Sent()
+        assert isinstance(source, NatsBus)
+        assert isinstance(target, NatsBus)
+        await source.publish_all([fact(1, 3 * SMALL), fact(2, 3 * SMALL), summary(3)])
+        (lost, _) = sorted(await w.blobs())
+        await w.write_blob(lost, None)
+        there = [record.message async for record in source.replay("EVENT")]
+        messages = reading.between(source, Filter("EVENT"), 1, 3)
+        await send_again(messages, source, target, "EVENT", sent, lambda _: None)
+        assert [record.message async for record in target.replay("EVENT")] == there
+        assert (sent.stored, sent.last, len(there)) == (2, 3, 2)
