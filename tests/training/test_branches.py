@@ -16,6 +16,7 @@ from engine.config import RoleTraining
 from engine.lineage import Lineage, Version
 from engine.training.branches import Ages, Branches, BranchesState
 from engine.training.buffer import Buffer, BufferState, Selection
+from engine.training.checkpoint import LearnerState
 
 
 def fact(version: Version, round_: int, ids: Sequence[str]) -> BatchTrained:
@@ -264,3 +265,12 @@ def test_ages_travel_nowhere():
     ages = Branches(Version(1, 16), Lineage().fork(1, 16)).ages()
     assert isinstance(ages, Ages)
     assert msgspec.json.encode(Lineage(ages.forks)) == b'{"forks":[[0,0],[1,16]]}'
+
+
+def test_older_checkpoints_have_nothing_to_say():
+    old = {"version": (0, 3), "cursor": 9}
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=LearnerState)
+    assert state.branches == BranchesState()
+    branches = Branches(Version(1, 3), Lineage().fork(1, 3), state.branches, branch(0, 1, 5))
+    repeat(branches, 4, 5)
+    assert branches.ages().shared == {0: 5}
