@@ -13,6 +13,15 @@ from sandbox import SandboxPool, SandboxSettings
 _EMULATE = str(Path(__file__).parent / "sandbox" / "sandbox_emulate.py")
 
 
+def alive(pid: int) -> bool:
+    """Whether ``pid`` is a process that has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in ("Z", "X")
+
+
 def emulated(*features: str) -> tuple[str, ...]:
     """A launcher prefix that takes ``features`` away from the zygote."""
     return (sys.executable, "-P", _EMULATE, *features, "--") if features else ()

@@ -2,23 +2,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_pools import emulated as emulated
-from sandbox_pools import held_pool as held_pool
+from sandbox_pools import held_pool
 
 from sandbox import SandboxPool, SandboxSettings
-
-
-def alive(pid: int) -> bool:
-    """Whether ``pid`` is a process that has not ended."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in ("Z", "X")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

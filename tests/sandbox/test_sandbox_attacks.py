@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from conftest import alive, held_pool
+from sandbox_pools import alive, held_pool
 from sandbox_programs import ECHO, attack
 
 from sandbox import EnvMemory, EnvViolation, SandboxPool, SandboxSettings

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from attacks import every
 from attacks.inside import LITTER
-from conftest import held_pool
+from sandbox_pools import held_pool
 from sandbox_siege import POORER_HOSTS, Siege, besiege, owned
 
 from sandbox import SandboxPool, SandboxSettings

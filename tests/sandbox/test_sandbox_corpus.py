@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from conftest import held_pool
+from sandbox_pools import held_pool
 
 from sandbox import RUNGS, SandboxPool, SandboxSettings, Validator
 

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 import pytest_asyncio
-from conftest import alive, emulated
+from sandbox_pools import alive, emulated
 from sandbox_programs import ECHO, PEAK
 from sandbox_siege import POORER, belongings, family, until_dead
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from conftest import emulated, held_pool
+from sandbox_pools import emulated, held_pool
 from sandbox_programs import ECHO, attack
 from test_sandbox_attacks import DENIED, KILLED
 

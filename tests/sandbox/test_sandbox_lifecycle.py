@@ -15,7 +15,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from conftest import alive, held_pool
+from sandbox_pools import alive, held_pool
 from sandbox_programs import ECHO, PEAK
 from sandbox_siege import family, until_dead
 

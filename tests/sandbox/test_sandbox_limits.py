@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from conftest import alive, held_pool
+from sandbox_pools import alive, held_pool
 from sandbox_programs import ECHO, attack
 
 from sandbox import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import emulated
+from sandbox_pools import emulated
 from sandbox_programs import ECHO, PEAK
 from sandbox_siege import HOSTS
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from conftest import held_pool
+from sandbox_pools import held_pool
 
 from sandbox import SandboxPool, SandboxSettings, Validator
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from conftest import held_pool
+from sandbox_pools import held_pool
 from sandbox_programs import ECHO, LEVERS, PEAK
 
 from sandbox import (
