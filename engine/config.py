@@ -343,15 +343,15 @@ ImportanceMode = Literal[
 
 class RoleTraining(Table, frozen=True, kw_only=True):
     """How one role's samples enter the loss. ``quota`` 0 takes all that is there; where it takes a part,
-    ``priority`` says which: the ``oldest``, or those with the ``largest`` advantage. ``advantage_scale``
-    multiplies the normalised advantage; ``weight`` multiplies the role's share of the loss. Clip range, cap
+    ``priority`` says which: those of the ``oldest`` rounds, of the ``newest``, or with the ``largest``
+    advantage. ``advantage_scale`` multiplies the normalised advantage; ``weight`` multiplies the role's share of the loss. Clip range, cap
     and mode of the importance weight are those of ``[learner]`` where they are 0 or empty here."""
 
     quota: int = 0
     max_staleness: int = 4
     normalise: Literal["zscore", "centre"] = "zscore"
     scope: Literal["group", "skill", "global"] = "group"
-    priority: Literal["oldest", "largest"] = "oldest"
+    priority: Literal["oldest", "newest", "largest"] = "oldest"
     advantage_scale: float = 1.0
     weight: float = 1.0
     clip_low: float = 0.0

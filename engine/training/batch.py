@@ -75,14 +75,22 @@ class Batch:
         return 1.0 - self.tokens / self.padded if self.padded else 0.0
 
 
-def batch_size(plays: int, designs: int, nominal_plays: int) -> int:
+def batch_size(plays: float, designs: float, nominal_plays: int) -> float:
     """Return B of a round. A batch of designs alone (the last of a run) counts the plays of a usual round,
     so that its designs weigh no more than those of any other batch."""
     return (plays or nominal_plays) + designs
 
 
+def share(quota: int, sent: int) -> float:
+    """Return what share of a round a ``quota`` takes when ``sent`` samples of the role came from it.
+
+    The plays or designs that B counts shrink alike, so that a quota takes no weight from the role.
+    """
+    return min(1.0, quota / sent) if quota and sent else 1.0
+
+
 def policy_rows(
-    samples: Sequence[SampleReady], training: Mapping[Role, RoleTraining], size: int
+    samples: Sequence[SampleReady], training: Mapping[Role, RoleTraining], size: float
 ) -> list[Row]:
     """Return one row a segment with a sampled token.
 

@@ -98,7 +98,7 @@ class Buffer:
         self._lengths.note("generated", sample.role, entry.tokens)
         held[sample.sample] = entry
         if len(held) > self._capacity:
-            spare = self._in_line(sample.role)[-1 if self._by_size(sample.role) else 0]
+            spare = self._in_line(sample.role)[0 if self._limits[sample.role].priority == "oldest" else -1]
             self._drop(spare.sample.sample, "quota", sample.role)
         return None
 
@@ -178,10 +178,12 @@ class Buffer:
     def _in_line(self, role: Role) -> list[Held]:
         """Who comes first. Ids are hashes: as a tie break they favour neither short nor early samples."""
         line = sorted(self._held[role].values(), key=lambda entry: (entry.sample.round, entry.sample.sample))
-        return sorted(line, key=lambda entry: -abs(entry.sample.advantage)) if self._by_size(role) else line
-
-    def _by_size(self, role: Role) -> bool:
-        return self._limits[role].priority == "largest"
+        match self._limits[role].priority:
+            case "largest":
+                line.sort(key=lambda entry: -abs(entry.sample.advantage))
+            case "newest":
+                line.sort(key=lambda entry: -entry.sample.round)
+        return line
 
     def _all(self) -> Iterator[Held]:
         for role in ROLES:

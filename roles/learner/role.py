@@ -294,13 +294,17 @@ class Learner(Role):
         )
 
     def _batch(self, selection: Selection, message: RoundClosed) -> Batch:
-        from engine.training.batch import batch_size, build, policy_rows, supervised_rows
+        from engine.training.batch import batch_size, build, policy_rows, share, supervised_rows
         from engine.training.supervised import draw
         from engine.training.trainer import padding_id
 
         settings = self._settings
         table = self.config.curriculum
-        size = batch_size(message.plays, message.designs, table.environments * table.plays_per_round)
+        size = batch_size(
+            message.plays * share(settings.agent.quota, message.agent_samples),
+            message.designs * share(settings.designer.quota, message.designer_samples),
+            table.environments * table.plays_per_round,
+        )
         rows = policy_rows(selection.samples, self._training, size)
         if self._examples:
             seed, step = self.config.run.seed, self._version.step
