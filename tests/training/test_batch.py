@@ -93,6 +93,15 @@ def test_packing_keeps_every_row_and_the_bound(lengths: list[int], bound: int):
     assert batch.waste == pytest.approx(padding / batch.padded)
 
 
+def test_a_micro_batch_may_be_full():
+    rows = policy_rows([sample(f"s{index}", tokens=4) for index in range(5)], TRAINING, 5)
+    length = len(rows[0].tokens)
+    full = build(rows, micro_batch_tokens=5 * length, padding=0)
+    assert [len(micro["input_ids"]) for micro in full.micro_batches] == [5]
+    less = build(rows, micro_batch_tokens=5 * length - 1, padding=0)
+    assert [len(micro["input_ids"]) for micro in less.micro_batches] == [4, 1]
+
+
 @given(st.integers(2, 5), st.integers(1, 60))
 def test_minibatches_divide_no_sample(steps: int, bound: int):
     parts = [segment([index, 2, 3], [0, 1, 1]) for index in range(20)]

@@ -103,6 +103,9 @@ def test_the_final_round_leaves_nothing_behind():
     assert names(selection) == ["a"]
     assert selection.dropped == (("b", "quota"),)
     assert buffer.state().kept == ()
+    ahead = make()
+    ahead.admit(1, sample("a", round_=7))
+    assert names(ahead.close(round_closed(3, final=True), Version(0, 0), Lineage())) == ["a"]
 
 
 def test_repeated_deliveries_change_nothing():
@@ -129,6 +132,22 @@ def test_missing_samples_are_counted():
     buffer.admit(1, sample("a"))
     buffer.admit(2, sample("b", segments=[segment([1, 2], [0, 0])]))
     assert buffer.close(round_closed(0, agents=3), Version(0, 0), Lineage()).missing == 1
+    assert buffer.state().arrived == {}
+    buffer.admit(3, sample("c", round_=1))
+    buffer.admit(4, sample("d", round_=1))
+    assert buffer.close(round_closed(1, agents=1), Version(0, 0), Lineage()).missing == 0
+    assert buffer.statistics()["missing"] == 1
+
+
+def test_what_arrived_before_a_restart_is_not_missing():
+    before = make()
+    before.admit(1, sample("a"))
+    before.admit(2, sample("b"))
+    after = make(before.state())
+    after.restore(1, "a", sample("a"))
+    after.restore(2, "b", sample("b"))
+    selection = after.close(round_closed(0, agents=3), Version(0, 0), Lineage())
+    assert (names(selection), selection.missing) == (["a", "b"], 1)
 
 
 def test_capacity_drops_the_oldest_round():
@@ -148,12 +167,13 @@ def test_a_closed_round_is_not_formed_again():
 
 
 def test_what_the_stream_lost_is_said():
-    buffer = make(BufferState(kept=((4, "a"), (5, "b"))))
+    buffer = make(BufferState(kept=((4, "a"), (5, "b"), (6, "c"))))
     buffer.restore(4, "a", sample("a"))
     buffer.restore(5, "b", None)
+    buffer.restore(6, "c", sample("another"))
     selection = buffer.close(round_closed(0), Version(0, 0), Lineage())
     assert names(selection) == ["a"]
-    assert selection.dropped == (("b", "lost"),)
+    assert selection.dropped == (("b", "lost"), ("c", "lost"))
 
 
 def test_lengths_generated_and_trained_are_compared():
@@ -168,6 +188,14 @@ def test_lengths_generated_and_trained_are_compared():
     assert gauges["trained_agent_mean_tokens"] == 11
     assert gauges["generated_agent_under_64"] == 1
     assert "trained_agent_under_64" not in gauges
+
+
+def test_a_power_of_two_is_not_below_itself():
+    buffer = make()
+    for sequence, tokens in enumerate((31, 32), start=1):
+        buffer.admit(sequence, sample(str(tokens), tokens=tokens))
+    gauges = buffer.lengths()
+    assert (gauges["generated_agent_under_32"], gauges["generated_agent_under_64"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
