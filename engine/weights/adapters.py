@@ -49,10 +49,23 @@ log = structlog.get_logger("spade.weights")
 class AdapterPublisher(Publisher):
     """Writes adapters, each into a directory that PEFT loads; ``settings`` is their adapter_config.json."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any], *, bus: bool = False, keep: int = 3):
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, Any],
+        *,
+        bus: bool = False,
+        keep: int = 3,
+        seconds: float = 3600.0,
+    ) -> None:
         self._settings = json.dumps(settings, sort_keys=True)
         super().__init__(
-            directory, bus=bus, keep=keep, file_name=FILE_NAME, metadata={_METADATA: self._settings}
+            directory,
+            bus=bus,
+            keep=keep,
+            seconds=seconds,
+            file_name=FILE_NAME,
+            metadata={_METADATA: self._settings},
         )
 
     def release(
