@@ -344,8 +344,9 @@ ImportanceMode = Literal[
 class RoleTraining(Table, frozen=True, kw_only=True):
     """How one role's samples enter the loss. ``quota`` 0 takes all that is there; where it takes a part,
     ``priority`` says which: those of the ``oldest`` rounds, of the ``newest``, or with the ``largest``
-    advantage. ``advantage_scale`` multiplies the normalised advantage; ``weight`` multiplies the role's share of the loss. Clip range, cap
-    and mode of the importance weight are those of ``[learner]`` where they are 0 or empty here."""
+    advantage. ``advantage_scale`` multiplies the normalised advantage; ``weight`` multiplies the role's share
+    of the loss. Clip range, cap and mode of the importance weight are those of ``[learner]`` where they are 0
+    or empty here."""
 
     quota: int = 0
     max_staleness: int = 4

@@ -94,3 +94,10 @@ def test_the_supervised_mix_draws_from_its_examples(tmp_path: Path) -> None:
     made = batch(learner, both(2, 0))
     assert made.rows == 2 + 3
     assert weight(made, "supervised") == pytest.approx(0.25)
+
+
+def test_a_quota_takes_no_weight_from_its_role(tmp_path: Path):
+    """Half of the plays that were sent: half of those that B counts."""
+    whole = batch(role(tmp_path), both(8, 0), plays=16, designs=0, agents=8)
+    half = batch(role(tmp_path, agent=RoleTraining(quota=4)), both(4, 0), plays=16, designs=0, agents=8)
+    assert weight(half, "agent") == pytest.approx(weight(whole, "agent")) == pytest.approx(0.5)
