@@ -17,7 +17,7 @@ from bus import reads
 from bus.codec import Claim, decode
 from bus.connection import Connection
 from bus.entry import Entry
-from bus.errors import Undecodable
+from bus.errors import NotFound, Undecodable
 from bus.face import Record, StreamInfo
 from bus.fetch import certain, subjects_of, values
 from bus.publish import Publisher
@@ -139,7 +139,10 @@ class NatsStore(Store):
 
     async def tails(self, pattern: str) -> list[str]:
         subject = self._names.subject(pattern)
-        found = await subjects_of(self._connection, self._stream, subject)
+        try:
+            found = await subjects_of(self._connection, self._stream, subject)
+        except NotFound:  # a run that an older build provisioned
+            return []
         return [self._names.tail(one) for one in found]
 
     async def drop(self, pattern: str) -> None:

@@ -21,6 +21,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
@@ -225,15 +226,20 @@ class Claims:
     async def sweep(self) -> None:
         """Look at every blob that somebody claims."""
         for store in self._noted:
-            if (await store.state(store.kind)).messages == 0:
-                continue
             claims: dict[str, list[str]] = {}
             for tail in await store.tails(f"{store.head}.claim.>"):
                 claims.setdefault(tail.split(".")[2], []).append(tail)
-            holding = Holding(store, self._denied)
+            named = await self._named_now() if store is self._named else set()
+            holding = Holding(store, self._denied, named)
             for blob, tails in claims.items():
                 await self._weigh(store, blob, tails, holding)
             await self._relieve(store, claims)
+
+    async def _named_now(self) -> set[str]:
+        """Return the blobs that have a name."""
+        tails = await self._named.tails("blob.name.>")
+        async with aclosing(self._named.read(tails)) as source:
+            return {read_ref(value).id async for value in source if value is not None}
 
     async def _relieve(self, store: Store, claims: dict[str, list[str]]) -> None:
         """Let go of the oldest bodies that an older build put here for a stream that forgets, while they keep
@@ -276,6 +282,8 @@ class Claims:
         try:
             if owner == "open":
                 return await self._open_holds(store, blob, tail)
+            if owner == "named" and holding is not None and blob in holding.named:
+                return True
             if owner == "named":
                 name = await store.value(tail)
                 return name is not None and await self._is_named(blob, name.decode(errors="replace"))

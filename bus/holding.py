@@ -17,11 +17,11 @@ class Holding:
 
     The state of a stream tells of most messages. Where it has holes, a few are asked for by themselves; for
     more the stream is asked where its holes are. ``denied`` are the streams that we may not ask about: they
-    are not asked again.
+    are not asked again. ``named`` are the blobs that have a name.
     """
 
-    def __init__(self, store: Store, denied: dict[str, Denied]) -> None:
-        self._store, self._denied = store, denied
+    def __init__(self, store: Store, denied: dict[str, Denied], named: Set[str] = frozenset()) -> None:
+        self._store, self._denied, self.named = store, denied, named
         self._states: dict[str, StreamInfo] = {}
         self._holes: dict[str, Set[int]] = {}
         self._asked: Counter[str] = Counter()

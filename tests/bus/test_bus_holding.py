@@ -70,20 +70,37 @@ async def test_a_sweep_asks_for_streams_not_for_messages(
         asked = Asked(monkeypatch)
         claims = w.aside.claims
         await claims.sweep()
-        # BODY, BLOB, and the stream of those who claim what lies in BODY.
-        assert asked.take() == (0, 3)
+        assert asked.take() == (0, 1), "the stream of those who claim what lies in BODY"
         before = set(await w.blobs("body.claim.>"))
         await remove(w, tail=sample(4).tail)
         await claims.sweep()
         assert set(await w.blobs("body.claim.>")) == before - {
             claim for claim in before if claim.endswith(".5")
         }
-        assert asked.take() == (8, 3), "a few by themselves, the others by where the holes are"
+        assert asked.take() == (8, 1), "a few by themselves, the others by where the holes are"
         await remove(w, below=4)
         await remove(w, tail=sample(11).tail)  # the last one is no hole
         await claims.sweep()
         left = [claim.rsplit(".", 1)[1] for claim in await w.blobs("body.claim.>")]
         assert sorted(left, key=int) == ["4", "6", "7", "8", "9", "10", "11"]
+
+
+async def test_names_are_read_together(plain_world: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with plain_world() as w:
+        for number in range(4):
+            await w.bus.blobs.put(f"name.{number}", b"x")
+        claims, looked = w.aside.claims, list[str]()
+        is_named = claims._is_named
+
+        async def counted(blob: str, name: str) -> bool:
+            looked.append(name)
+            return await is_named(blob, name)
+
+        monkeypatch.setattr(claims, "_is_named", counted)
+        await w.write_blob("blob.name.name.3", None)
+        await claims.sweep()
+        assert looked == ["name.3"]
+        assert len(await w.blobs("blob.data.>")) == 3
 
 
 async def test_what_is_denied_is_asked_once() -> None:
