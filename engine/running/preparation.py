@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.streams.text import TextReceiveStream
@@ -23,6 +24,9 @@ from engine.inference import frozen, launch
 from engine.run import RunDirectory
 from engine.running.child import guarded, tail
 from engine.running.hosting import available, load, login
+
+if TYPE_CHECKING:
+    from engine.training.pretrain import Progress
 
 TELL_SECONDS = 5.0
 MODEL_MARK = "model: "
@@ -173,7 +177,6 @@ def resolve_with_progress(config: Config, directory: Path, say: Callable[[str], 
     """Resolve the model in this process, telling about a warm start as it goes. Raises ConfigError."""
     if config.model.path.startswith(models.WARMSTART):
         from engine.training import warmstart
-        from engine.training.pretrain import Progress
 
         told = time.monotonic()
 

@@ -19,20 +19,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import torch
 
 from engine import seeds
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.seeds import corpus
 from engine.seeds.corpus import Example
-from engine.training import pretrain
 from engine.training import tokenizer as tokenizers
-from engine.training.pretrain import Progress, Schedule, Tokens
+
+# torch is imported where a model is built: every start of a run asks for one that is built already.
+if TYPE_CHECKING:
+    from engine.training.pretrain import Progress, Tokens
 
 # Grows with every change of the recipe that neither the table nor the corpus shows.
 RECIPE = 1
@@ -128,10 +129,14 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _build(config: Config, key: str, work: Path, progress: Callable[[Progress], None] | None) -> None:
+    import torch
+
+    from engine.training import pretrain
+
     warm = config.warmstart
     threads_before = torch.get_num_threads()
     started = time.monotonic()
-    schedule = Schedule(
+    schedule = pretrain.Schedule(
         steps=warm.steps,
         rows=max(1, round(warm.tokens_per_step / pretrain.ROW)),
         muon_learning_rate=warm.muon_learning_rate,
@@ -203,6 +208,9 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Any, *, design_weight: float) -> None:
+        from engine.training.pretrain import Tokens
+
+        self._tokens = Tokens
         self._tokenizer = tokenizer
         self._design_weight = design_weight
         self._ids: dict[str, list[int]] = {}
@@ -223,7 +231,7 @@ class Encoder:
             weights += self._design(content, item.decisive) if item.kind == "design" else [1.0] * len(ids)
             tokens.append(self._end)
             weights.append(1.0)
-        return Tokens(np.asarray(tokens, np.int32), np.asarray(weights, np.float32))
+        return self._tokens(np.asarray(tokens, np.int32), np.asarray(weights, np.float32))
 
     def _encode(self, text: str) -> list[int]:
         known = self._ids.get(text)
@@ -240,6 +248,7 @@ class Encoder:
 
 
 def _model(config: Config, tokenizer: Any) -> Any:
+    import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     warm = config.warmstart
