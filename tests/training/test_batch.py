@@ -65,6 +65,13 @@ def test_tensors_are_aligned_with_the_token_they_predict():
     assert micro["weights"][0].tolist() == [1.0, 0.0, 1.0, 0.0, 0.0]
 
 
+def test_what_was_not_sampled_has_no_log_prob():
+    """Nobody promises a number there, and one that is none would spoil the loss of the whole micro-batch."""
+    one = sample("a", segments=[segment([9, 8, 7], [0, 0, 1], [0.0, float("nan"), -1.0])])
+    (micro,) = build(policy_rows([one], TRAINING, 1), micro_batch_tokens=100, padding=0).micro_batches
+    assert micro["behaviour"][0].tolist() == [0.0, -1.0]
+
+
 def test_supervised_rows_are_a_mean_of_token_means():
     examples = [
         Example(np.arange(4, dtype=np.int32), np.array([False, True, True, True])),
@@ -116,3 +123,16 @@ def test_minibatches_divide_no_sample(steps: int, bound: int):
     assert len(firsts) == steps
     assert sorted(first for step in firsts for first in step) == list(range(20))
     assert all((first ^ 1) in step for step in firsts for first in step)
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_each_minibatch_has_its_share_of_every_kind(steps: int):
+    samples = random_samples(6, seed=1) + random_samples(12, seed=2, role="designer")
+    examples = [
+        Example(np.arange(3, dtype=np.int32), np.array([False, True, True])) for _ in range(6 * steps)
+    ]
+    rows = policy_rows(samples, TRAINING, 18) + supervised_rows(examples, 0.5)
+    batch = build(rows, micro_batch_tokens=60, padding=0, steps=steps, minibatches=True)
+    for step in batch.schedule:
+        kinds = torch.cat([batch.micro_batches[index]["kind"] for index in step])
+        assert torch.bincount(kinds, minlength=3).tolist() == [6 // steps, 12 // steps, 6]
