@@ -116,7 +116,8 @@ def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool = True
 
 
 def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any] | None) -> None:
-    """Put back what :func:`optimizer_state` returned. Raises SpadeError for that of another."""
+    """Put back the moments that :func:`optimizer_state` returned; learning rate, betas and weight decay stay
+    those of ``optimizer``, which come from the recipe. Raises SpadeError for the state of another."""
     if saved is None:
         raise SpadeError(
             "The checkpoint was written under DeepSpeed and has no state of the optimiser",
@@ -132,8 +133,8 @@ def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str
         for name, values in saved["state"].items()
     }
     groups = [
-        {**settings_of(group), "params": [index[name] for name in group["params"]]}
-        for group in saved["groups"]
+        {**settings_of(group), "params": [index[names[parameter]] for parameter in group["params"]]}
+        for group in optimizer.param_groups
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

@@ -134,7 +134,7 @@ def restore(
                     _cut(value, parameter, into=values[key])
         if values:
             state[index] = values
-    settings = [{**settings_of(group), "params": [index]} for index, group in enumerate(saved["groups"])]
+    settings = [{**settings_of(group), "params": [index]} for index, group in enumerate(base.param_groups)]
     base.load_state_dict({"state": state, "param_groups": settings})
 
 

@@ -270,6 +270,27 @@ def test_a_restored_trainer_goes_on_to_the_same_bits(start: Callable[..., Any]):
     assert "lm_head.weight" not in expected
 
 
+def test_a_resume_takes_the_moments_from_the_checkpoint_and_the_settings_from_the_recipe(
+    start: Callable[..., Any],
+):
+    first, second = batch_of(random_samples(4, seed=1)), batch_of(random_samples(4, seed=2))
+    with start(Learner(optimizer=Optimizer(learning_rate=1e-3))) as running:
+        running.step(first)
+        capsule = copy.deepcopy(running.call(running.trainer.capture))
+    other = Optimizer(learning_rate=5e-4, beta1=0.8, beta2=0.95, weight_decay=0.0)
+    with start(Learner(optimizer=other)) as running:
+        running.call(lambda: running.trainer.restore(capsule, 1))
+        groups = running.trainer.optimizer.param_groups
+        kept = running.call(running.trainer.capture).extra["optimizer"]["state"]
+        saved = capsule.extra["optimizer"]["state"]
+        assert all(torch.equal(kept[name]["exp_avg"], saved[name]["exp_avg"]) for name in saved)
+        for _ in range(2):
+            assert {group["lr"] for group in groups} == {5e-4}
+            assert {group["betas"] for group in groups} == {(0.8, 0.95)}
+            assert {group["weight_decay"] for group in groups} == {0.0}
+            assert running.step(second)["learning_rate"] == 5e-4
+
+
 def test_a_checkpoint_of_another_model_is_refused(start: Callable[..., Any]):
     from engine.training.capsule import Capsule
 
