@@ -417,6 +417,7 @@ class Learner(Role):
                 self._trainer.adapter_settings(),
                 bus=server.weights == "bus",
                 keep=kept(self.config),
+                seconds=self._settings.step_seconds,
             )
         from engine.weights.publisher import Publisher
 
@@ -427,6 +428,7 @@ class Learner(Role):
             keyframe_every=server.keyframe_every,
             # A server may be behind by as many versions as rounds are played ahead, and be fetching one.
             keep=max(3, self.config.curriculum.lead + 2),
+            seconds=self._settings.step_seconds,
         )
 
     def _dtype(self) -> torch.dtype | None:
