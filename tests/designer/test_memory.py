@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bus.messages import EnvironmentReady, EnvironmentScored, Message, RoundSummary, Standing
@@ -210,7 +210,6 @@ def test_the_same_program_again_replaces_its_record() -> None:
     assert view["state"] == "mastered"
 
 
-@settings(max_examples=200)
 @given(histories(), st.integers(0, 99))
 @example(
     [ready(1, program=1), scored(1, program=1, state="mastered"), ready(2, program=1), scored(2, program=1)],
