@@ -258,12 +258,14 @@ class Designer(Table, frozen=True, kw_only=True):
 
 class Agent(Table, frozen=True, kw_only=True):
     """The agent role: episodes in, outcomes and segments out. ``concurrency`` is the most it holds; it holds
-    no more than keeps the servers full, and than the sandbox takes (``docs/rollout.md``)."""
+    no more than keeps the servers full, and than the sandbox takes. ``play_tokens`` bounds all replies of a
+    play (0: ``context_tokens``), ``episode_seconds`` how long it is without any (``docs/rollout.md``)."""
 
     concurrency: int = 288
     sampling: Sampling = Sampling(max_tokens=64)
     max_turns: int = 25
     context_tokens: int = 1024
+    play_tokens: int = 0
     episode_seconds: float = 300.0
     truncated: Literal["zero", "mask"] = "zero"
     prompt: str = "full"
@@ -372,9 +374,8 @@ class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
 
 
 class Optimizer(Table, frozen=True, kw_only=True):
-    """AdamW. ``kind`` "adamw_8bit" keeps the moments in eight bits, "paged_adamw_8bit" lets them move to the
-    host's memory as well; both need bitsandbytes and a GPU. The kind must stay as it is when a run is
-    resumed."""
+    """AdamW. A resumed run keeps the ``kind``: "adamw_8bit" has moments of eight bits, "paged_adamw_8bit" lets
+    them move to the host's memory as well; both need bitsandbytes and a GPU."""
 
     kind: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     learning_rate: float = 1e-6

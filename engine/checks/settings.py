@@ -24,6 +24,7 @@ _CORPORA = ("seeds:", "jsonl:", "dir:", "pydoc:", "botocore:", "hf:")
 _DESIGN_PROMPTS = ("nano", "full", "tools")
 _LEVELS = ("seeds:easy", "seeds:mid", "seeds:hard")
 _LARGEST_SEED = 2**32 - 1
+_SECONDS_A_TOKEN = 0.2  # slower than that a server is of no use
 _REWARDS = ("blend", "regret", "solve_rate", "learning_potential", "micro_lp", "frontier")
 _OWN_REWARD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -235,6 +236,11 @@ def _agent(config: Config) -> Iterator[Problem]:
     yield from _trained_sampling("agent.sampling", agent.sampling)
     yield from _least("agent.concurrency", agent.concurrency, 1)
     yield from _positive("agent.episode_seconds", agent.episode_seconds)
+    yield from _least("agent.play_tokens", agent.play_tokens, 0)
+    # What misses its deadline is drawn again: where long replies do, only short ones are trained.
+    patience = max(config.server.request_seconds, agent.sampling.max_tokens * _SECONDS_A_TOKEN)
+    yield from _least("server.request_seconds", config.server.request_seconds, patience)
+    yield from _least("agent.episode_seconds", agent.episode_seconds, patience)
     if agent.max_turns < config.designer.max_turns:
         yield "agent.max_turns", f"must be at least designer.max_turns = {config.designer.max_turns}"
     if agent.prompt not in ("nano", "full"):

@@ -13,10 +13,14 @@ what happened                          outcome     failure   return
 =====================================  ==========  ========  ==========================
 the program ended the play             terminated  none      last reward, clipped
 the program cut the play               truncated   none      0
-turns, context or reply length ran out truncated   policy    0
+turns, context, reply or all replies   truncated   policy    0
+too long
 no action in the reply                 failed      policy    0
 the program raised, hung, crashed, ... failed      env       0
 =====================================  ==========  ========  ==========================
+
+How long a play takes is no outcome: that depends on what else the servers do. What the policy can do to
+make it long is bounded in tokens and turns, the same for both arms.
 
 Infrastructure faults (server gone, sandbox gone) are not outcomes: they propagate.
 """
@@ -29,6 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -54,16 +59,22 @@ _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
 
 
+def _nothing() -> None:
+    """What nobody wants to know."""
+
+
 @dataclass(frozen=True)
 class Rules:
-    """What bounds a play. ``context_tokens`` counts prompt and replies of one context; ``prompt`` names
-    the template family; ``mask_truncated`` leaves a truncated play out of training."""
+    """What bounds a play. ``context_tokens`` counts prompt and replies of one context, ``play_tokens`` all
+    replies of the play (0: without a bound of its own); ``prompt`` names the template family;
+    ``mask_truncated`` leaves a truncated play out of training."""
 
     sampling: Sampling
     max_turns: int
     context_tokens: int
     prompt: str
     mask_truncated: bool = False
+    play_tokens: int = 0
 
     @classmethod
     def of(cls, config: Config, *, sampling: Sampling | None = None) -> Rules:
@@ -73,6 +84,7 @@ class Rules:
             sampling=sampling or agent.sampling,
             max_turns=agent.max_turns,
             context_tokens=min(agent.context_tokens, config.model.max_model_len),
+            play_tokens=agent.play_tokens or agent.context_tokens,
             prompt=agent.prompt,
             mask_truncated=agent.truncated == "mask",
         )
@@ -136,6 +148,7 @@ class _Context:
     segments: SegmentBuilder
     messages: list[str]
     last_token: int = -1
+    sampled: int = 0
     transcript: list[Turn] = field(default_factory=list)
 
 
@@ -151,19 +164,31 @@ class Player:
         self.playing: set[str] = set()
         self.stepping = self.replies = 0
 
-    async def play(self, request: EpisodeRequest) -> Played:
-        """Play ``request`` to its end.
+    async def play_on(self, request: EpisodeRequest, seconds: float) -> Played | None:
+        """Play ``request`` for as long as it goes on; None when nothing happened for ``seconds``. Raises what
+        :meth:`play` raises."""
+        with anyio.move_on_after(seconds) as patience:
+
+            def progress() -> None:
+                patience.deadline = anyio.current_time() + seconds
+
+            return await self.play(request, progress)
+        return None
+
+    async def play(self, request: EpisodeRequest, progress: Callable[[], None] = _nothing) -> Played:
+        """Play ``request`` to its end; ``progress`` is called when it has come further: the instance is
+        there, a reply came, a step was done.
 
         Raises the infrastructure errors of the pool and of the sandbox (``InferenceError``,
         ``InfraFailure``) and ``EnvQuarantined``; every other fault is an outcome.
         """
         self.playing.add(request.episode)
         try:
-            return await self._play(request)
+            return await self._play(request, progress)
         finally:
             self.playing.discard(request.episode)
 
-    async def _play(self, request: EpisodeRequest) -> Played:
+    async def _play(self, request: EpisodeRequest, progress: Callable[[], None]) -> Played:
         started = time.monotonic()
         context: _Context | None = None
         try:
@@ -178,9 +203,10 @@ class Player:
         except EnvFailure as error:
             ending = _env_failure(error)
         else:
+            progress()
             try:
                 context = await self._open(request, instance.first)
-                ending = await self._turns(request, instance, context)
+                ending = await self._turns(request, instance, context, progress)
             finally:
                 await instance.close()
         return Played(
@@ -200,7 +226,9 @@ class Player:
         segments.prompt(await _encoded(self._chat.first, content))
         return _Context(segments=segments, messages=[content])
 
-    async def _turns(self, request: EpisodeRequest, instance: Instance, context: _Context) -> Ending:
+    async def _turns(
+        self, request: EpisodeRequest, instance: Instance, context: _Context, progress: Callable[[], None]
+    ) -> Ending:
         for turn in range(self._turn_budget(request)):
             if turn:
                 await self._append(context)
@@ -209,8 +237,14 @@ class Player:
                 if turn == 0:
                     return Ending("failed", "env", "the first observation does not fit the context")
                 return Ending("truncated", "policy", "context full")
+            if self.rules.play_tokens:
+                room = min(room, self.rules.play_tokens - context.sampled)
+                if room <= 0:
+                    return Ending("truncated", "policy", "token budget spent")
             reply, finish = await self._reply(request, turn, context, room)
+            progress()
             ending = await self._act(instance, context, reply, finish)
+            progress()
             if ending is not None:
                 return ending
         return Ending("truncated", "policy", "turn budget spent")
@@ -230,6 +264,7 @@ class Player:
         )
         self.replies += 1
         context.segments.completion(completion)
+        context.sampled += len(completion.tokens)
         context.last_token = completion.tokens[-1] if completion.tokens else -1
         long = len(completion.tokens) > _LONG_REPLY
         return await _apart(self._chat.decode, completion.tokens, long=long), completion.finish

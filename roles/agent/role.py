@@ -9,7 +9,7 @@ import anyio
 from bus import Delivery
 from bus.messages import EpisodeFailed, EpisodeRequest, FailureKind
 from engine.inference.completion import InferenceUnavailable
-from roles.agent.episode import Played, Player, Rules
+from roles.agent.episode import Player, Rules
 from roles.agent.places import Places, Sight
 from roles.base import Role, RoleContext
 from roles.work import (
@@ -30,8 +30,9 @@ class Agent(Role):
     more than keeps the servers full (:class:`roles.agent.places.Places`).
 
     An infrastructure fault hands the episode back with a growing delay and becomes ``EpisodeFailed`` after
-    ``roles.work.ATTEMPTS`` deliveries; an episode that takes longer than ``agent.episode_seconds`` becomes
-    one at once, because the scorer may reissue it. What the policy or its program caused is an outcome.
+    ``roles.work.ATTEMPTS`` deliveries; an episode without a reply or a step for ``agent.episode_seconds``
+    becomes one at once, because the scorer may reissue it. One that goes on is not cut, however long it
+    takes. What the policy or its program caused is an outcome.
     """
 
     name = "agent"
@@ -107,10 +108,8 @@ class Agent(Role):
 
     async def _play(self, request: EpisodeRequest, delivery: Delivery) -> None:
         seconds = self.config.agent.episode_seconds
-        played: Played | None = None
         try:
-            with anyio.move_on_after(seconds):
-                played = await self._player.play(request)
+            played = await self._player.play_on(request, seconds)
         except EnvQuarantined as error:
             await self._fail(request, delivery, "quarantined", str(error))
             return
@@ -122,7 +121,7 @@ class Agent(Role):
             return
         if played is None:
             self._missed += 1
-            await self._fail(request, delivery, "infra", f"no outcome after {seconds:.0f} s")
+            await self._fail(request, delivery, "infra", f"no reply and no step for {seconds:.0f} s")
             return
         await self.bus.publish(played.finished(request, mask_truncated=self._player.rules.mask_truncated))
         await delivery.ack()

@@ -171,8 +171,8 @@ class Evaluator(Role):
         """Play one episode; None when it has no outcome after ATTEMPTS tries."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                with anyio.move_on_after(self.config.agent.episode_seconds):
-                    played = await self._player.play(item.request)
+                played = await self._player.play_on(item.request, self.config.agent.episode_seconds)
+                if played is not None:
                     return Result(item.family, played.ending.returned, played.versions)
             except EnvQuarantined:
                 break

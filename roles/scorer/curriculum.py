@@ -113,6 +113,7 @@ class Curriculum:
             "environments": sum(design.status == "ready" for design in state.designs.values()),
             "open_tickets": sum(cohort.asked for cohort in state.cohorts.values()),
             "open_plays": sum(tally.pending for tally in state.tallies.values()),
+            "awaited_plays": state.tallies[state.closed + 1].pending if state.closed < state.admitted else 0,
             "held_designs": len(state.held),
             "servers": len(state.progress.servers),
             "reissued": state.reissued,

@@ -122,7 +122,25 @@ async def test_a_refused_program_is_quarantined_at_once(tmp_path: Path) -> None:
     assert fact.failure == "quarantined"
 
 
-async def test_an_episode_has_a_deadline(tmp_path: Path) -> None:
+async def test_a_slow_play_that_goes_on_has_its_outcome(tmp_path: Path) -> None:
+    """Three replies and steps, each in time, together longer than a play may be without any."""
+    stage = Stage(tmp_path, episode_seconds=1.0)
+    answer = stage.pool.generate
+
+    async def slow(*given: Any, **more: Any) -> Any:
+        await anyio.sleep(0.4)
+        return await answer(*given, **more)
+
+    stage.pool.generate = slow  # type: ignore[method-assign]
+    await stage.bus.publish(make_request())
+    async with stage.at_work():
+        (fact,) = await stage.facts(1)
+    assert isinstance(fact, EpisodeFinished), fact
+    assert fact.turns * 0.4 > 1.0
+    assert fact.seconds > 1.0
+
+
+async def test_an_episode_without_progress_has_a_deadline(tmp_path: Path) -> None:
     stage = Stage(tmp_path, episode_seconds=0.4)  # a busy machine takes a while to open an instance
     stage.pool.gate = anyio.Event()
     await stage.bus.publish(make_request())

@@ -15,7 +15,7 @@ from engine.inference.completion import InferenceUnavailable
 from engine.lineage import Version
 from roles.agent import episode
 from roles.agent.actions import find_action
-from roles.agent.episode import Player, Rules, terminal_return
+from roles.agent.episode import Ending, Player, Rules, terminal_return
 from sandbox import EnvCrashed, EnvMemory, EnvQuarantined, EnvTimeout, EnvViolation, SandboxUnavailable
 
 HINT = "say the start, then one more each turn"
@@ -67,6 +67,33 @@ def arrays(segment: Segment) -> tuple[list[int], list[int], list[float]]:
         np.frombuffer(segment.mask, np.uint8).tolist(),
         np.frombuffer(segment.logprobs, "<f4").tolist(),
     )
+
+
+def wordy(_: str, call: int) -> str:
+    return "hm " * 10 + f"\\boxed{{{2 + call}}}"
+
+
+@pytest.mark.parametrize("arm", ["plain", "hinted"])
+async def test_what_the_policy_may_say_in_a_play_is_bounded(arm: Any) -> None:
+    """Each reply has 40 tokens and is forgotten by the template: the context never fills up."""
+    each = len(wordy("", 0)) + 1
+    player, pool = make_player(wordy, chat=FakeChat(rewrites=True), play_tokens=2 * each + 5)
+    played = await player.play(make_request(arm=arm, hint=HINT if arm == "hinted" else None))
+    assert [call["sampling"].max_tokens for call in pool.calls] == [64, each + 5, 5]
+    assert played.ending == Ending("truncated", "policy", "reply cut at its length limit")
+    assert sum(arrays(segment)[1].count(1) for segment in played.segments) == 2 * each + 5
+    assert played.finished(make_request()).segments == played.segments, "it stays, with its value"
+    player, pool = make_player(wordy, chat=FakeChat(rewrites=True), play_tokens=2 * each)
+    played = await player.play(make_request(arm=arm, hint=HINT if arm == "hinted" else None))
+    assert played.ending == Ending("truncated", "policy", "token budget spent")
+    assert len(pool.calls) == 2
+
+
+async def test_progress_is_told_at_the_start_and_after_each_reply_and_step() -> None:
+    told = []
+    player, pool = make_player()
+    played = await player.play(make_request(), lambda: told.append(len(pool.calls)))
+    assert told == [0, *(turn for turn in range(1, len(played.transcript) + 1) for _ in range(2))]
 
 
 async def test_a_play_that_is_won() -> None:
