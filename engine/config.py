@@ -374,8 +374,8 @@ class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
 
 
 class Optimizer(Table, frozen=True, kw_only=True):
-    """AdamW. A resumed run keeps the ``kind``: "adamw_8bit" has moments of eight bits, "paged_adamw_8bit" lets
-    them move to the host's memory as well; both need bitsandbytes and a GPU."""
+    """AdamW. A resumed run keeps the ``kind``: "adamw_8bit" has moments of eight bits, "paged_adamw_8bit" may
+    move them to the host's memory as well; both need bitsandbytes and a GPU."""
 
     kind: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     learning_rate: float = 1e-6
