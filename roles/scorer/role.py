@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import anyio
@@ -42,13 +42,16 @@ _SNAPSHOT_EVENTS = 256
 _QUIET_SECONDS = 2.0
 _LOOKUPS = 32
 _BARREN_ROUNDS = 2
+_MEND_SECONDS = 60.0
 
 
 class _Step(NamedTuple):
-    """What one event led to; ``snapshot`` is the state after it, to be kept once ``commands`` are done."""
+    """What one event led to; ``snapshot`` is the state after it, to be kept once ``commands`` are done, when
+    ``done`` is set."""
 
     commands: list[Command]
-    snapshot: Snapshot | None
+    snapshot: Snapshot | None = None
+    done: anyio.Event | None = None
 
 
 class Scorer(Role):
@@ -70,6 +73,7 @@ class Scorer(Role):
         self._newest = ""
         self._barren = 0
         self._leading = False
+        self._gap, self._taken = anyio.Event(), anyio.Event()
         self._patience: anyio.CancelScope | None = None
 
     @classmethod
@@ -135,6 +139,7 @@ class Scorer(Role):
                 readers.start_soon(self._pump, caught_up + 1, inbox)
                 readers.start_soon(self._bury)
                 readers.start_soon(self._mourn)
+                readers.start_soon(self._mend, outbox)
                 async with records:
                     await self._feed(records, outbox)
                     await self._hand_over(outbox, [], keep=True)
@@ -177,7 +182,7 @@ class Scorer(Role):
             commands, last = await self._replay()
         machine = self._machine
         await self._outbox.execute(commands)
-        unqueued, fresh = await self._unqueued(), list[Command]()
+        unqueued, fresh = await self._unqueued(machine.outstanding()), list[Command]()
         async for record in self.bus.replay("EVENT", start=last + 1):
             last = record.sequence
             self._remember(record)
@@ -209,9 +214,8 @@ class Scorer(Role):
         rounds = [number for number in range(max(0, closed - _LOOKUPS), closed + 1) if not trained(number)]
         return [number for number in rounds if await self.bus.last(f"sample.round.all.{number}") is None]
 
-    async def _unqueued(self) -> list[Message]:
-        """Return the outstanding work that is in no queue."""
-        work = self._machine.outstanding()
+    async def _unqueued(self, work: Sequence[Message]) -> list[Message]:
+        """Return what of ``work`` is in no queue."""
         queued: set[str] = set()
         limit = anyio.CapacityLimiter(_LOOKUPS)
 
@@ -226,9 +230,35 @@ class Scorer(Role):
         return [message for message in work if message.tail not in queued]
 
     async def _pump(self, start: int, inbox: MemoryObjectSendStream[Record]) -> None:
+        expected = start
         async with inbox, self.bus.follow("EVENT", start=start) as records:
             async for record in records:
                 await inbox.send(record)
+                if record.sequence > expected:
+                    self._gap.set()
+                expected = record.sequence + 1
+
+    async def _mend(self, outbox: MemoryObjectSendStream[_Step]) -> None:
+        """Say that work came to nothing whose outcome the bus forgot before it was read: no round waits.
+
+        An outcome is stored before its task leaves the queue: what was published, is in no queue, and is
+        still open when all that was stored by then is taken in, has none any more.
+        """
+        while True:
+            await self._gap.wait()
+            self._gap = anyio.Event()
+            asked, done = self._machine.outstanding(), anyio.Event()
+            await outbox.send(_Step([], done=done))
+            await done.wait()
+            gone = {message.tail for message in await self._unqueued(asked)}
+            last = (await self.bus.stream_info("EVENT")).last
+            with anyio.move_on_after(_MEND_SECONDS):  # the last one may be forgotten, too
+                while self._machine.state.position < last:
+                    await self._taken.wait()
+            lost = [message for message in self._machine.outstanding() if message.tail in gone]
+            self.log.warning("scorer.facts_forgotten", outcomes_lost=len(lost))
+            reason = "its outcome was forgotten before it was read"
+            await self.bus.publish_all([one for work in lost for one in _failures(work, reason)])
 
     async def _feed(
         self, records: MemoryObjectReceiveStream[Record], outbox: MemoryObjectSendStream[_Step]
@@ -251,6 +281,8 @@ class Scorer(Role):
                 continue
             self._remember(record)
             commands = self._machine.apply(record.sequence, record.message)
+            self._taken.set()
+            self._taken = anyio.Event()
             await self._hand_over(outbox, commands)
             self._stop_when_barren(commands)
 
@@ -311,17 +343,25 @@ class Scorer(Role):
                 kept = [one.snapshot for one in batch if one.snapshot is not None]
                 if kept:
                     await self._snapshots.save(kept[-1])
+                for one in batch:
+                    if one.done is not None:
+                        one.done.set()
 
     async def _bury(self) -> None:
         """Work that its queue gave up on has failed: say so, so that no round waits for it."""
+        old, wanted = (await self.bus.stream_info("DLQ")).last, self._wanted()
         async with self.bus.follow("DLQ", tails=["dlq.task"]) as letters:
             async for record in letters:
                 letter = record.message
                 if isinstance(letter, DeadLetter):
-                    lost = {work.tail: work for work in self._machine.outstanding()}.get(letter.subject)
+                    # What lay there at the start, up to 30 days of it, is about work that was known then.
+                    lost = (wanted if record.sequence <= old else self._wanted()).get(letter.subject)
                     if lost is not None:
                         reason = f"given up by its queue: {letter.reason}"
                         await self.bus.publish_all(_failures(lost, reason))
+
+    def _wanted(self) -> dict[str, Message]:
+        return {work.tail: work for work in self._machine.outstanding()}
 
     async def _mourn(self) -> None:
         """Announce the loss of servers whose role has gone silent: nobody else would."""

@@ -1,0 +1,61 @@
+"""Outcomes that the bus has forgotten before the scorer read them: no round waits for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+from scorer_cast import Cast, scorer, segment
+from scorer_world import config, finished
+
+from bus import MemoryBus, codec
+from bus.messages import EpisodeFailed, EpisodeRequest, RoundSummary
+
+RECIPE = config(steps=4, curriculum={"lead": 1}, learner={"train_hinted": True})
+
+
+class Forgetful(Cast):
+    """The body of every seventh outcome is forgotten before anybody reads it."""
+
+    plays = 0
+
+    async def _agent(self) -> None:
+        assert isinstance(self.bus, MemoryBus)
+        async with self.bus.consume("agent", limit=8) as deliveries:
+            async for delivery in deliveries:
+                request = delivery.message
+                assert isinstance(request, EpisodeRequest)
+                tokens = segment(
+                    f"{request.design}/{request.round}/{request.arm}/{request.index}", self.version
+                )
+                outcome = finished(
+                    request, float(self._luck("won", request.episode) < 0.5), segments=(tokens,)
+                )
+                self.plays += 1
+                if self.plays % 7 == 0:
+                    frame = codec.encode(outcome, run="test", role="agent", instance="0")
+                    ref = codec.BlobRef("a" * 20, 4 << 20, bytes(32), 1 << 20, "EVENTBODY")
+                    self.bus.inject(
+                        "EVENT", outcome.tail, codec.encode_claim(codec.envelope_of(frame), ref), outcome.key
+                    )
+                else:
+                    await self.bus.publish(outcome)
+                await delivery.ack()
+
+
+async def test_no_round_waits_for_what_was_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roles.scorer.role._MEND_SECONDS", 0.2, raising=False)
+    bus = MemoryBus(run="test", role="test", instance="0")
+    cast, draining = Forgetful(RECIPE, bus.peer("cast", "0")), anyio.Event()
+    with anyio.fail_after(40):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cast.run)
+            tasks.start_soon(scorer(RECIPE, bus.peer("scorer", "0"), tmp_path, draining).run)
+            await cast.over.wait()
+            draining.set()
+    facts = [record.message async for record in bus.replay("EVENT")]
+    lost = [fact for fact in facts if isinstance(fact, EpisodeFailed)]
+    assert len({fact.episode for fact in lost}) == len(lost) >= cast.plays // 7 - 2
+    assert {fact.failure for fact in lost} == {"infra"}
+    assert len([fact for fact in facts if isinstance(fact, RoundSummary)]) == RECIPE.run.steps
