@@ -17,7 +17,7 @@ NEVER_FAST = $(addprefix --ignore=,$(shell $(TESTS) '^pytestmark = .*mark\.(slow
 # Hundreds of processes are started by the tests: without bytecode each would compile the whole project again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test model test-fast test-slow test-e2e test-long test-chaos test-fuzz lint format setup clean
+.PHONY: run test ahead test-fast test-slow test-e2e test-long test-chaos test-fuzz lint format setup clean
 .DEFAULT_GOAL := run
 .NOTPARALLEL:
 
@@ -51,12 +51,14 @@ test-chaos: setup
 test-fuzz: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz $(call marked,fuzz) $(PYTEST_ARGS)
 
-# End-to-end tests begin with the nano model, two minutes of work that is done where tests before them leave
-# a core idle. The first of them that needs it waits for the rest, or builds it and says what is wrong.
-model: setup
+# While mypy has one core the other collects the tests once, so that no worker has to compile them all, and
+# builds the nano model with which end-to-end tests begin. That takes two minutes, wherever a core is idle; the
+# first test that needs it waits for the rest, or builds it and says what is wrong.
+ahead: setup
+	@$(BIN)/python -m pytest --collect-only -q -p no:cacheprovider </dev/null >/dev/null 2>&1 &
 	@OMP_NUM_THREADS=1 nice -n 19 $(BIN)/spade warmstart configs/nano.toml warmstart.threads=1 </dev/null >/dev/null 2>&1 &
 
-test: model lint test-fast test-slow test-e2e test-chaos test-fuzz
+test: ahead lint test-fast test-slow test-e2e test-chaos test-fuzz
 
 format: setup
 	$(BIN)/ruff check --fix .
