@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 from engine.lineage import Version
 from roles.scorer import plan
 from roles.scorer.curriculum import Curriculum
-from roles.scorer.state import MarkFlushed, Publish
+from roles.scorer.state import MarkFlushed, Publish, PurgeHeld
 
 
 def test_epoch_renews_all_environments_together() -> None:
@@ -211,6 +211,20 @@ def test_a_finished_run_has_nothing_left_to_do() -> None:
         assert again.finished
         assert again.settled
         assert again.start() == []
+
+
+def test_held_designs_are_dropped_and_with_the_next_ones_once_more() -> None:
+    table = {"rounds_per_window": 1, "delay": 1, "schedule": "epoch", "lead": 0, "design_ahead": 0}
+    world, machine = start(config(steps=4, curriculum=table))
+    while not machine.finished or world.trained < len(world.closed):
+        step(world, machine)
+    purged = [
+        [command.tail for command in commands if isinstance(command, PurgeHeld)]
+        for commands in world.given.values()
+    ]
+    first, second, third, fourth = (f"design.{cohort}.>" for cohort in range(4))
+    last = [second, third, fourth]
+    assert [tails for tails in purged if tails] == [[first], [first, second], last]
 
 
 def test_a_cohort_without_environments_does_not_block() -> None:
