@@ -28,6 +28,8 @@ from roles.agent.role import Agent
 from roles.designer.role import Designer
 from sandbox import EnvQuarantined, SandboxPool, SandboxSettings
 
+pytestmark = pytest.mark.slow
+
 CRASHER = """
 import os
 class CrashEnv:

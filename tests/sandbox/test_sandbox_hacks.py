@@ -13,7 +13,7 @@ from sandbox_pools import held_pool
 
 from sandbox import SandboxPool, SandboxSettings, Validator, ValidatorSettings, Verdict
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
