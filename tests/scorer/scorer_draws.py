@@ -39,7 +39,7 @@ def recipes(draw: st.DrawFn, *, tight: bool = True) -> Config:
     oldest = (delay or window - 1) + ahead + lead
     reward = draw(rewards())
     quota = st.sampled_from([0, 0, 2] if tight else [0])
-    priority = st.sampled_from(["oldest", "largest"])
+    priority = st.sampled_from(["oldest", "newest", "largest"])
     wider = st.integers(0, 1) if tight else st.just(64)
     normalise = st.sampled_from(["zscore", "centre"])
     return config(
