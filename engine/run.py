@@ -41,6 +41,7 @@ FIXED = (
     # both arms of a pair play by the same rules, although one may be played after the resume
     "agent.max_turns",
     "agent.context_tokens",
+    "agent.play_tokens",
     "agent.sampling",
     "agent.prompt",
     "agent.truncated",

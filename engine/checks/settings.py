@@ -238,9 +238,12 @@ def _agent(config: Config) -> Iterator[Problem]:
     yield from _positive("agent.episode_seconds", agent.episode_seconds)
     yield from _least("agent.play_tokens", agent.play_tokens, 0)
     # What misses its deadline is drawn again: where long replies do, only short ones are trained.
-    patience = max(config.server.request_seconds, agent.sampling.max_tokens * _SECONDS_A_TOKEN)
-    yield from _least("server.request_seconds", config.server.request_seconds, patience)
-    yield from _least("agent.episode_seconds", agent.episode_seconds, patience)
+    replies = [agent.sampling]
+    if config.designer.kind == "policy":
+        replies += [config.designer.sampling, config.designer.hint_sampling]
+    longest = max(sampling.max_tokens for sampling in replies) * _SECONDS_A_TOKEN
+    yield from _least("server.request_seconds", config.server.request_seconds, longest)
+    yield from _least("agent.episode_seconds", agent.episode_seconds, config.server.request_seconds)
     if agent.max_turns < config.designer.max_turns:
         yield "agent.max_turns", f"must be at least designer.max_turns = {config.designer.max_turns}"
     if agent.prompt not in ("nano", "full"):

@@ -303,11 +303,11 @@ async def serve_role(
     known = login(name, token=secret, credentials=credentials, ca=ca)
     own_thread = role_class.own_process  # what shares no loop may block its own
     async with connect(url, run=run, role=name, instance=instance, own_thread=own_thread, **known) as bus:
+        standing = await orders.standing(bus)
         origin = await get_origin(bus)
         config = origin.local_config()
         place = directory or _directory(origin, run)
         log = telemetry.configure(place / "logs", token(instance)).bind(role=name, instance=instance)
-        standing = await orders.standing(bus)
         if standing.drains:
             log.warning("role.not_started", why="the run drains or is over", remedy="Resume it first.")
             return

@@ -47,12 +47,14 @@ async def give(bus: Bus, command: Command, roles: Sequence[str] = (), *, closing
 async def standing(bus: Bus) -> Standing:
     """Return what holds for a role that starts now. That roles were drained alone, to go on elsewhere, holds
     for nobody who starts. Raises BusError."""
-    last = await bus.last(TAIL)
-    if last is None:
-        return Standing(drains=False, start=1)
-    order = last.message
-    drains = isinstance(order, RunOrdered) and order.command == "drain" and order.closing
-    return Standing(drains, last.sequence + 1)
+    held = Standing(drains=False, start=1)
+    async for record in bus.replay("EVENT", tails=(TAIL,)):
+        order, start = record.message, record.sequence + 1
+        if isinstance(order, RunOrdered) and (order.closing or order.command == "resume"):
+            held = Standing(order.command == "drain", start)
+        else:
+            held = Standing(held.drains, start)
+    return held
 
 
 def drains(message: Message, role: str) -> bool:

@@ -175,9 +175,9 @@ class Supervisor:
             yield bus
 
     async def _on_bus(self, bus: Bus, address: Address) -> None:
-        resumed = await orders.give(bus, "resume")
         origin = Origin(self.config, socket.gethostname(), str(self.directory.root), str(self._model))
         await hosting.put_origin(bus, origin)
+        resumed = await orders.give(bus, "resume")  # who starts on it finds the recipe of now
         _write_private(self.directory.root / "bus.json", msgspec.json.encode(address))
         self.log.info("bus.ready", url=address.url)
         recorder = Recorder(bus, self.directory.database)

@@ -15,20 +15,28 @@ from collections.abc import Iterable
 import msgspec
 
 from bus.messages import BatchTrained
+from engine.config import Learner
 from engine.lineage import Lineage, Version
 
 _DIGEST_BYTES = 16
 _AMBIGUOUS = b""  # equals no digest
+_SHAPING = (
+    *("agent", "designer", "optimizer", "lora", "clip_low", "clip_high", "importance_cap", "importance_mode"),
+    *("steps_per_batch", "minibatches", "kl", "entropy", "supervised_mix", "supervised_samples"),
+    *("supervised_source", "precision", "trl"),
+)
 
 
 class BranchesState(msgspec.Struct, frozen=True):
     """What a checkpoint keeps. ``shared``: the last step that each older fence's path has in common with
     ours. ``facts``: digests of the batches beyond our step, by fence and step, while a branch is repeated.
-    ``position``: the EVENT sequence up to which BatchTrained was read."""
+    ``position``: the EVENT sequence up to which BatchTrained was read. ``settings``: what a step was made
+    by, a digest."""
 
     shared: dict[int, int] = {}
     facts: dict[int, dict[int, bytes]] = {}
     position: int = 0
+    settings: bytes = b""
 
 
 class Ages(Lineage, frozen=True):
@@ -51,7 +59,8 @@ class Branches:
     ``own`` is the version at which it starts, ``lineage`` the forks up to it, ``state`` what its checkpoint
     kept, ``facts`` what was published since, which it may also be told by :meth:`heard`. A batch is the same
     when round, step and the set of its samples are. A path is followed as long as every batch is the same;
-    from the first one that differs, or that nobody has told of, it stays where it is for good.
+    from the first one that differs, or that nobody has told of, it stays where it is for good. Under other
+    ``settings`` than the checkpoint's (:func:`shaping`) no batch is the same.
     """
 
     def __init__(
@@ -60,8 +69,12 @@ class Branches:
         lineage: Lineage,
         state: BranchesState | None = None,
         facts: Iterable[BatchTrained] = (),
+        *,
+        settings: bytes = b"",
     ) -> None:
         state = state or BranchesState()
+        self._settings = settings
+        self._alike = state.settings in (b"", settings)
         self._forks = dict(lineage.forks)
         self._step = own.step
         self.position = state.position
@@ -103,7 +116,7 @@ class Branches:
     def state(self) -> BranchesState:
         """Return what a checkpoint keeps."""
         facts = {fence: dict(batches) for fence, batches in self._facts.items() if batches}
-        return BranchesState(dict(self._shared), facts, self.position)
+        return BranchesState(dict(self._shared), facts, self.position, self._settings)
 
     def _meet(self, fence: int) -> int:
         """Return where the path of ``fence`` left the newest one, by the forks."""
@@ -111,7 +124,9 @@ class Branches:
 
     def _learn(self, version: Version, digest: bytes) -> None:
         batches = self._facts.get(version.fence)
-        if batches is None or version.step <= max(self._step, self._forks[version.fence]):
+        if batches is None or not self._alike:
+            return
+        if version.step <= max(self._step, self._forks[version.fence]):
             return
         before = batches.setdefault(version.step, digest)
         if before != digest:
@@ -130,6 +145,13 @@ class Branches:
         for fence, batches in self._facts.items():
             later = {step: digest for step, digest in batches.items() if live and step > self._step}
             self._facts[fence] = later
+
+
+def shaping(learner: Learner) -> bytes:
+    """Return a digest of the settings that a step on the same batch depends on."""
+    table = msgspec.structs.asdict(learner)
+    frame = msgspec.json.encode([table[name] for name in _SHAPING], order="sorted")
+    return hashlib.blake2b(frame, digest_size=_DIGEST_BYTES).digest()
 
 
 def _digest(round_: int, samples: Iterable[str]) -> bytes:

@@ -10,10 +10,12 @@ from engine.training.branches import Branches, BranchesState
 _TRAINED = "event.learner.trained"
 
 
-async def branches(bus: Bus, own: Version, lineage: Lineage, state: BranchesState) -> Branches:
-    """Return how far older branches are shared with the one that starts at ``own``. ``lineage`` leads there,
-    ``state`` is its checkpoint's; what was trained since is read from the bus."""
-    found = Branches(own, lineage, state)
+async def branches(
+    bus: Bus, own: Version, lineage: Lineage, state: BranchesState, *, settings: bytes = b""
+) -> Branches:
+    """Return how far older branches are shared with the one that starts at ``own`` under ``settings``.
+    ``lineage`` leads there, ``state`` is its checkpoint's; what was trained since is read from the bus."""
+    found = Branches(own, lineage, state, settings=settings)
     if len(lineage.forks) > 1:  # the first life has nothing to repeat
         start = min(state.position, (await bus.stream_info("EVENT")).last) + 1
         async for record in bus.replay("EVENT", start=start, tails=(_TRAINED,)):

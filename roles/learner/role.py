@@ -196,7 +196,11 @@ class Learner(Role):
             )
         await self._look_for_a_gap()
         self._version, self._lineage = await self._claim.take(state.version, published, state.lineage)
-        self._branches = await branches(self.bus, self._version, self._lineage, state.branches)
+        from engine.training.branches import shaping
+
+        self._branches = await branches(
+            self.bus, self._version, self._lineage, state.branches, settings=shaping(self._settings)
+        )
         self._outlet = self._open_outlet()
         await self._release()
         if self._announced is not None:

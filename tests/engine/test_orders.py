@@ -140,6 +140,16 @@ async def _heed(bus: MemoryBus, draining: anyio.Event) -> None:
     await orders.heed(bus.peer("learner", "0"), "learner", draining, start=1, log=LOG)
 
 
+async def test_roles_drained_alone_do_not_bring_a_drained_run_back() -> None:
+    bus = MemoryBus(run="toy", role="supervisor", instance="s")
+    await orders.give(bus, "drain")
+    last = await orders.give(bus, "drain", ("agent",))
+    assert await orders.standing(bus) == orders.Standing(drains=True, start=last + 1)
+    await orders.give(bus, "resume")
+    last = await orders.give(bus, "drain", ("agent",))
+    assert await orders.standing(bus) == orders.Standing(drains=False, start=last + 1)
+
+
 async def test_a_drain_that_somebody_orders_stops_the_run(tmp_path: Path) -> None:
     view, recipe = RememberingView(), with_roles(config(tmp_path), "fake")
 

@@ -77,6 +77,7 @@ def changed(first: Config, setting: str, value: object) -> Config:
     ("setting", "value"),
     [
         ("agent.max_turns", 7),
+        ("agent.play_tokens", 512),
         ("agent.context_tokens", 77),
         ("agent.sampling.max_tokens", 7),
         ("agent.prompt", "tools"),

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from learner_fakes import START, round_closed, sample
 
 from bus.messages import BatchTrained
-from engine.config import RoleTraining
+from engine.config import Learner, Optimizer, RoleTraining
 from engine.lineage import Lineage, Version
-from engine.training.branches import Ages, Branches, BranchesState
+from engine.training.branches import Ages, Branches, BranchesState, shaping
 from engine.training.buffer import Buffer, BufferState, Selection
 from engine.training.checkpoint import LearnerState
 
@@ -70,6 +70,18 @@ def test_from_the_first_other_batch_on_it_is_another_branch():
     assert branches.ages().age(Version(1, 24), Version(0, 20)) == 5 + 1
     assert branches.ages().age(Version(1, 24), Version(0, 30)) == 5 + 11
     assert branches.state().facts == {}
+
+
+def test_under_other_settings_no_batch_is_the_same():
+    slow, fast = (shaping(Learner(optimizer=Optimizer(learning_rate=rate))) for rate in (1e-6, 1e-5))
+    assert slow == shaping(Learner(report_to=("tensorboard",)))
+    kept = Branches(START, Lineage(), settings=slow).state()
+    for settings, age in ((slow, 2), (fast, 18)):
+        lineage = Lineage().fork(1, 16)
+        branches = Branches(Version(1, 16), lineage, kept, branch(0, 1, 32), settings=settings)
+        repeat(branches, 17, 24)
+        assert branches.ages().age(Version(1, 24), Version(0, 26)) == age
+        assert branches.state().settings == settings
 
 
 @pytest.mark.parametrize(
