@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import anyio
 import msgspec
+import structlog
 
 from bus import Bus, NotFound
 from bus.messages import EpisodeFinished, HeldDesign, Message, RoundClosed, SampleReady, Segment
@@ -26,12 +27,15 @@ from roles.scorer.state import (
 _FETCHES = 32
 _CACHE_BYTES = 64 << 20
 
+log = structlog.get_logger("spade.scorer")
+
 
 class Outbox:
     """Commands in, messages out. Samples are acknowledged before the message that closes their round.
 
     Segments of plays are kept in memory (64 MiB) until their round closes; others are fetched from EVENT, at
-    most 32 at a time.
+    most 32 at a time. A play whose tokens EVENT has forgotten is sent without any: the learner drops it as
+    ``empty``, so its id has an end, and what closes the round counts what was sent, however often it is said.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -39,6 +43,7 @@ class Outbox:
         self._limit = anyio.CapacityLimiter(_FETCHES)
         self._segments: OrderedDict[int, tuple[Segment, ...]] = OrderedDict()
         self._rounds: dict[int, set[int]] = {}
+        self._forgotten: Counter[int] = Counter()
         self._bytes = 0
         self._counts: Counter[str] = Counter()
 
@@ -50,6 +55,17 @@ class Outbox:
         while self._bytes > _CACHE_BYTES:
             self._bytes -= _size(self._segments.popitem(last=False)[1])
 
+    def _warn(self, round_: int) -> None:
+        """Say once a round how much of it cannot be trained."""
+        if samples := self._forgotten.pop(round_, 0):
+            log.warning(
+                "scorer.samples_forgotten",
+                round=round_,
+                samples=samples,
+                reason="the bus forgot their tokens before their group was graded",
+                remedy="Raise bus.store_gb; what is forgotten is not trained.",
+            )
+
     def _forget(self, round_: int) -> None:
         """Drop what the groups of closed rounds did not ask for: hinted plays, groups without variance."""
         for number in [number for number in self._rounds if number <= round_]:
@@ -59,7 +75,7 @@ class Outbox:
     async def execute(self, commands: Sequence[Command]) -> None:
         """Carry out ``commands``; returns when everything is stored.
 
-        Raises SpadeError when an outcome that must be trained is gone from EVENT, BusUnavailable.
+        Raises SpadeError when something else lies in EVENT where an outcome was, BusUnavailable.
         """
         chunk: list[Command] = []
         for command in commands:
@@ -69,6 +85,7 @@ class Outbox:
                 chunk = []
             match command:
                 case Publish(RoundClosed(round=round_)):
+                    self._warn(round_)
                     self._forget(round_)
                     chunk.append(command)
                 case PurgeHeld(tail):
@@ -80,7 +97,7 @@ class Outbox:
         await self._publish(chunk)
 
     def statistics(self) -> dict[str, float]:
-        """Counts of what was published, fetched, missing; size of the cache."""
+        """Counts of what was published, fetched, missing, forgotten; size of the cache."""
         return {"cached_bytes": self._bytes, "cached_plays": len(self._segments), **self._counts}
 
     async def _publish(self, commands: Sequence[Command]) -> None:
@@ -105,6 +122,9 @@ class Outbox:
         async with anyio.create_task_group() as tasks:
             for play in group.plays:
                 tasks.start_soon(self._fetch_play, play, found)
+        if lost := len(group.plays) - len(found):
+            self._counts["samples_forgotten"] += lost
+            self._forgotten[group.round] += lost
         result += [
             SampleReady(
                 sample=play.sample,
@@ -114,7 +134,7 @@ class Outbox:
                 round=group.round,
                 reward=play.reward,
                 advantage=play.advantage,
-                segments=found[play.sequence],
+                segments=found.get(play.sequence, ()),
                 members=group.members,
             )
             for play in group.plays
@@ -129,10 +149,14 @@ class Outbox:
         async with self._limit:
             try:
                 outcome = await self._bus.get("EVENT", play.sequence)
-            except NotFound as error:
-                raise _gone(play.sequence) from error
+            except NotFound:
+                return
         if not isinstance(outcome, EpisodeFinished):
-            raise _gone(play.sequence)
+            raise SpadeError(
+                f"sequence {play.sequence} of EVENT is no outcome of a play any more",
+                where="scorer",
+                remedy="The broker lost facts of the run: start a new run.",
+            )
         self._counts["fetched"] += 1
         found[play.sequence] = outcome.segments
 
@@ -171,11 +195,3 @@ class Outbox:
 
 def _size(segments: tuple[Segment, ...]) -> int:
     return sum(len(part.tokens) + len(part.mask) + len(part.logprobs) for part in segments)
-
-
-def _gone(sequence: int) -> SpadeError:
-    return SpadeError(
-        f"the outcome at sequence {sequence} of EVENT is gone, but its group is not trained yet",
-        where="scorer",
-        remedy="Raise bus.store_gb, or start a new run.",
-    )
