@@ -77,7 +77,8 @@ class Publisher(Outlet):
     A whole version goes out (a keyframe) first, after ``keyframe_every`` - 1 deltas, and where deltas save
     nothing: a version that changed too much, or a chain that has grown as large as a whole file. ``keep``
     whole files stay on the disk; the bus never holds more than what leads to ``keep`` versions, the one that
-    is put there among them. An upload may take ``seconds``.
+    is put there among them: as much as ``keep`` whole files, or one more with deltas. An upload may take
+    ``seconds``.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Publisher(Outlet):
         there, SpadeError when it takes too long."""
         if not release.uploads:
             return
-        room.require(release.size, self._keep, await blobs.bound())
+        room.require(release.size, self._keep, await blobs.bound(), deltas=self._longest > 0)
         with anyio.move_on_after(self._seconds) as scope:
             await self._upload(blobs, release)
         if scope.cancelled_caught:

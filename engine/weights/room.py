@@ -24,20 +24,25 @@ _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 _WIDTHS = {"bfloat16": 2, "float32": 4}
 
 
-def needed(size: int, keep: int) -> int:
-    """Return the bytes that ``keep`` whole files of ``size`` bytes take on the bus. Old ones make room before
-    a new one comes; deltas and what they start from count as whole files."""
-    return int(size * keep * _OVERHEAD) + _NOTES
+def needed(size: int, keep: int, *, deltas: bool = False) -> int:
+    """Return the most bytes that what leads to ``keep`` versions of ``size`` bytes takes on the bus. Old ones
+    make room before a new one comes.
+
+    With ``deltas`` it is one file more: even the last version of a chain needs all of it, which is less than
+    two files (the deltas of a chain are smaller than a whole), and each version after it adds at most one.
+    """
+    return int(size * (keep + deltas) * _OVERHEAD) + _NOTES
 
 
-def require(size: int, keep: int, bound: float) -> None:
-    """Raise ConfigError when ``keep`` whole files of ``size`` bytes do not fit into ``bound`` bytes."""
-    wanted, share = needed(size, keep), STREAMS[STREAM].share
+def require(size: int, keep: int, bound: float, *, deltas: bool = False) -> None:
+    """Raise ConfigError when what leads to ``keep`` versions of ``size`` bytes may not fit into ``bound``
+    bytes."""
+    wanted, share = needed(size, keep, deltas=deltas), STREAMS[STREAM].share
     if wanted <= bound:
         return
     raise ConfigError(
         f"The bus has room for {bound / _GB:.3g} GB of weights ({share:.0%} of bus.store_gb), and {keep} "
-        f"versions of {size / _GB:.3g} GB each have to lie there",
+        f"versions of {size / _GB:.3g} GB each{' and their deltas' * deltas} have to lie there",
         where="server.weights",
         remedy=f"Set bus.store_gb to {_rounded_up(wanted / share / _GB):g} or more, or server.weights to "
         '"file" if learner and servers see the same disk.',
@@ -49,9 +54,11 @@ def check(config: Config, model: Path) -> None:
 
     Adapters are looked at when the first is there: their size follows from their settings.
     """
-    if config.server.weights == "bus" and not config.adapters and "learner" in config.run.roles:
+    server = config.server
+    if server.weights == "bus" and not config.adapters and "learner" in config.run.roles:
         bound = STREAMS[STREAM].share * config.bus.store_gb * _GB
-        require(published_bytes(model, config.model.dtype), kept(config), bound)
+        deltas = server.deltas and server.keyframe_every > 1
+        require(published_bytes(model, config.model.dtype), kept(config), bound, deltas=deltas)
 
 
 def published_bytes(model: Path, dtype: str) -> int:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from bus import NatsBus, connect, provision, serve
+from bus import MemoryBus, NatsBus, connect, provision, serve
 from engine.config import Bus, Config, Model, Run, Server
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
@@ -46,7 +46,7 @@ async def test_as_many_versions_as_are_kept_are_enough_room(tmp_path: Path, delt
         publisher = Publisher(tmp_path / "learner", bus=True, keep=3, deltas=deltas, keyframe_every=2)
         announced: list[tuple[str, ...]] = []
         for step in range(7):
-            release = publisher.release(Version(0, step), weights(step, 3))
+            release = publisher.release(Version(0, step), weights(step, 2 if deltas else 3))
             with anyio.fail_after(20):
                 await publisher.upload(bus.blobs, release)
             for names in [*announced[-2:], release.names]:
@@ -56,6 +56,24 @@ async def test_as_many_versions_as_are_kept_are_enough_room(tmp_path: Path, delt
         assert bus.statistics()["publish_full"] == 0
         if not deltas:
             assert await bus.blobs.info(announced[0][0]) is None
+
+
+async def test_with_deltas_one_chain_takes_up_to_one_file_more(tmp_path: Path) -> None:
+    """The last version of a long chain needs all of it, and whole files may follow one another."""
+    bus = MemoryBus(run="room", role="learner", instance="0")
+    publisher = Publisher(tmp_path, bus=True, keep=3, deltas=True)
+    draw = torch.Generator().manual_seed(0)
+    values, sizes = torch.randn(1 << 19, generator=draw).bfloat16(), []
+    for step, changed in enumerate([1.0, 0.3, 0.3, 1.0, 1.0]):
+        others = torch.randn(values.shape, generator=draw).bfloat16()
+        values = torch.where(torch.rand(values.shape, generator=draw) < changed, others, values)
+        release = publisher.release(Version(0, step), {"layer": values})
+        await publisher.upload(bus.blobs, release)
+        sizes.append((await bus.stream_info("BLOB")).bytes)
+        await publisher.tidy(bus.blobs)
+    assert room.needed(release.size, 3) < max(sizes) <= room.needed(release.size, 3, deltas=True)
+    with pytest.raises(ConfigError, match=r"3 versions of .* GB each and their deltas"):
+        room.require(release.size, 3, room.needed(release.size, 3), deltas=True)
 
 
 async def test_versions_that_do_not_fit_are_refused_before_the_first_is_put(tmp_path: Path) -> None:
@@ -87,11 +105,12 @@ def recipe(
     weights: Literal["file", "bus"] = "bus",
     store_gb: float = STORE_GB,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    deltas: bool = False,
+    keyframe_every: int = 8,
 ) -> Config:
     model = Model(path=str(path), dtype=dtype)
-    return Config(
-        run=Run(name="room"), model=model, server=Server(weights=weights), bus=Bus(store_gb=store_gb)
-    )
+    server = Server(weights=weights, deltas=deltas, keyframe_every=keyframe_every)
+    return Config(run=Run(name="room"), model=model, server=server, bus=Bus(store_gb=store_gb))
 
 
 def test_a_run_whose_weights_do_not_fit_does_not_start(tmp_path: Path) -> None:
@@ -107,6 +126,15 @@ def test_a_run_whose_weights_do_not_fit_does_not_start(tmp_path: Path) -> None:
     room.check(recipe(tmp_path, store_gb=float(enough[1])), tmp_path)
     room.check(recipe(tmp_path, dtype="bfloat16"), tmp_path)
     room.check(recipe(tmp_path, weights="file"), tmp_path)
+
+
+def test_deltas_are_looked_at_before_the_start(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(3 << 18)}, tmp_path / "model.safetensors")
+    room.check(recipe(tmp_path), tmp_path)
+    room.check(recipe(tmp_path, deltas=True, keyframe_every=1), tmp_path)
+    with pytest.raises(ConfigError, match=r"bus\.store_gb to 0\.12 or more"):
+        room.check(recipe(tmp_path, deltas=True), tmp_path)
+    room.check(recipe(tmp_path, deltas=True, store_gb=0.12), tmp_path)
 
 
 @given(st.integers(1, 1 << 40), st.integers(2, 20))
