@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 import structlog
 
-from bus import Bus
+from bus import Bus, BusError
 from bus.messages import Message, PolicyPublished, ServerLost, ServerServing
 from engine.config import Config
 from engine.errors import SpadeError
@@ -24,6 +24,7 @@ from engine.weights.paths import LearnerPath, WeightPath
 from engine.weights.update import FetchFailed, UpdateRefused, update
 from roles.server.rollout import Rollout
 
+PUBLISHED = "event.learner.published"
 PROBE_SECONDS = 15.0
 ADOPTED_SECONDS = 2.0
 _HEALTH_SECONDS = 5.0
@@ -57,6 +58,7 @@ class Newest:
 
     def __init__(self) -> None:
         self._policy: PolicyPublished | None = None
+        self._sequence = 0
         self._changed = anyio.Event()
 
     @property
@@ -64,15 +66,22 @@ class Newest:
         """The newest policy, None before the first."""
         return self._policy
 
-    def offer(self, message: Message) -> None:
-        """Take in what the stream says. Of one learner later means newer, whatever the number; a learner that
-        was replaced has nothing to say any more."""
+    def offer(self, message: Message, sequence: int = 0) -> None:
+        """Take in what the stream says at ``sequence``, 0 for right now. Of one learner later means newer,
+        whatever the number; a learner that was replaced has nothing to say any more."""
         if isinstance(message, PolicyPublished):
-            if self._policy is not None and _fence(message) < _fence(self._policy):
+            fence, known = _fence(message), -1 if self._policy is None else _fence(self._policy)
+            if fence < known or (fence == known and 0 < sequence <= self._sequence):
                 return
-            self._policy = message
+            self._policy, self._sequence = message, sequence or self._sequence
             changed, self._changed = self._changed, anyio.Event()
             changed.set()
+
+    async def ask(self, bus: Bus) -> None:
+        """Take in what was published last: after an outage the stream may be behind. Raises BusError."""
+        last = await bus.last(PUBLISHED)
+        if last is not None:
+            self.offer(last.message, last.sequence)
 
     async def other_than(self, policy: PolicyPublished | None) -> PolicyPublished:
         """Return the newest policy as soon as it is not ``policy``."""
@@ -208,24 +217,33 @@ class Life:
             delay = min(2 * delay, longest)
 
     async def _news(self, policy: PolicyPublished, seconds: float, refusal: UpdateRefused) -> PolicyPublished:
-        """Return the newest policy after ``seconds``, or as soon as it is not ``policy``. Raises ``refusal``
-        as soon as another server carries ``policy``: then the fault is this server's."""
-        version, carried = policy.version, False
+        """Return the newest policy: at once where it is not ``policy``, else after ``seconds``, or as soon as
+        it is another or a server took ``policy``. Raises ``refusal`` where another server serves ``policy``
+        already and nothing newer was published: then the fault is this server's."""
+        try:
+            await self._newest.ask(self._bus)
+        except BusError as error:
+            self._log.warning("newest_unknown", reason=str(error))
+        else:
+            if self._newest.policy == policy and self._rollout.serves(policy.version, beside=self.name):
+                raise refusal
+        if self._newest.policy == policy:
+            await self._pause(policy, seconds)
+        return self._newest.policy or policy
+
+    async def _pause(self, policy: PolicyPublished, seconds: float) -> None:
+        """Return after ``seconds``, or as soon as ``policy`` is not the newest or another server takes it."""
+        before = self._rollout.serves(policy.version, beside=self.name)
 
         async def wait_for_others() -> None:
-            nonlocal carried
-            await self._rollout.until(lambda: self._rollout.carried(version, beside=self.name))
-            carried = True
+            await self._rollout.until(lambda: self._rollout.serves(policy.version, beside=self.name) > before)
             tasks.cancel_scope.cancel()
 
         with anyio.move_on_after(seconds):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait_for_others)
-                policy = await self._newest.other_than(policy)
+                await self._newest.other_than(policy)
                 tasks.cancel_scope.cancel()
-        if carried:
-            raise refusal
-        return policy
 
     async def _bring(self, client: VllmClient, policy: PolicyPublished) -> None:
         """Load, prove and announce one version."""

@@ -28,12 +28,11 @@ from engine.weights.buspath import BusPath
 from engine.weights.paths import FilePath, LearnerPath, WeightPath
 from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
-from roles.server.life import Ended, Life, Newest, Unserved, adopted_end, main_fault
+from roles.server.life import PUBLISHED, Ended, Life, Newest, Unserved, adopted_end, main_fault
 from roles.server.rollout import Rollout
 
 _LOST = "event.server.lost"
 _TAILS = ("event.server.serving", _LOST)
-_PUBLISHED = "event.learner.published"
 _FAILED_STARTS = 5
 _REST_SECONDS = 600.0
 LONGEST_BACKOFF = 60.0
@@ -136,13 +135,13 @@ class Server(Role):
     async def _follow(self, heard: int) -> None:
         """Keep the newest published policy, the last in the stream, whatever its number; contradict who
         takes a server of ours for lost. Facts of servers are known up to sequence ``heard``."""
-        last = await self.bus.last(_PUBLISHED)
+        last = await self.bus.last(PUBLISHED)
         start = min(last.sequence, heard + 1) if last is not None else 1
-        async with self.bus.follow("EVENT", start=start, tails=(_PUBLISHED, *_TAILS)) as records:
+        async with self.bus.follow("EVENT", start=start, tails=(PUBLISHED, *_TAILS)) as records:
             async for record in records:
                 if isinstance(record.message, PolicyPublished):
                     if last is None or record.sequence >= last.sequence:
-                        self._newest.offer(record.message)
+                        self._newest.offer(record.message, record.sequence)
                 elif record.sequence > heard:
                     self._rollout.note(record.message)
                 if isinstance(record.message, ServerLost):

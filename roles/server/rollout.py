@@ -78,6 +78,12 @@ class Order:
             name != beside and standing.version >= version for name, standing in self._standings.items()
         )
 
+    def serves(self, version: int, *, beside: str) -> bool:
+        """Whether a server beside ``beside`` serves exactly ``version``."""
+        return any(
+            name != beside and standing.version == version for name, standing in self._standings.items()
+        )
+
     @property
     def patience(self) -> float:
         """Seconds to wait for one server."""
@@ -110,6 +116,10 @@ class Rollout:
     def carried(self, version: int, *, beside: str) -> bool:
         """Whether a server beside ``beside``, of any role instance, serves ``version`` or a later one."""
         return self._order.carried(version, beside=beside)
+
+    def serves(self, version: int, *, beside: str) -> bool:
+        """Whether a server beside ``beside``, of any role instance, serves exactly ``version``."""
+        return self._order.serves(version, beside=beside)
 
     async def others_carry(self, version: int, *, beside: str, seconds: float) -> bool:
         """Whether a server beside ``beside`` serves ``version`` or a later one within ``seconds``; those that

@@ -12,9 +12,11 @@ from fake_vllm import fake_vllm, policy, until
 from test_server import Nursery, Stage, on_stage, owned
 
 import roles.server.role as server_role
-from bus.messages import Message, ServerServing
+from bus.messages import Message, PolicyPublished, ServerServing
 from engine.inference.pool import InferencePool
-from engine.weights.update import ServerBroken
+from engine.inference.vllm import VllmClient
+from engine.weights.paths import FilePath
+from engine.weights.update import ServerBroken, UpdateRefused
 from roles.server.life import Unserved
 
 __all__ = ["owned"]
@@ -123,3 +125,39 @@ async def test_a_version_that_no_server_takes_ends_the_role_with_a_remedy(tmp_pa
             tasks.cancel_scope.cancel()
         assert "run the same command again" in caught.value.remedy
         assert [served(stage.facts, f"server-0-{index}") for index in (0, 1)] == [[1], [1]]
+
+
+class PrunedPath(FilePath):
+    """The server at ``url`` is so slow with ``version`` that it is gone when it gets there."""
+
+    def __init__(self, url: str, version: int) -> None:
+        super().__init__()
+        self.slow = (url, version)
+        self.begun, self.gone = anyio.Event(), anyio.Event()
+
+    async def bring(self, client: VllmClient, policy: PolicyPublished, **settings) -> float:
+        if (client.url, policy.version) == self.slow:
+            self.begun.set()
+            await self.gone.wait()
+            raise UpdateRefused("the weights are not on the bus any more", where=client.url)
+        return await super().bring(client, policy, **settings)
+
+
+async def test_a_server_whose_version_was_pruned_takes_the_newest_and_is_not_restarted(
+    tmp_path: Path,
+) -> None:
+    async with fake_vllm() as fast, fake_vllm() as slow:
+        stage = Stage(tmp_path, (fast.url, slow.url), start_seconds=60.0, rollout="together")
+        stage.role._path = path = PrunedPath(slow.url, 2)
+        async with on_stage(stage):
+            await stage.bus.publish(policy(1))
+            await stage.until(lambda facts: len(facts) == 2)
+            await stage.bus.publish(policy(2))
+            await path.begun.wait()
+            await stage.served(2)
+            await stage.bus.publish(policy(3))
+            await stage.served(3)
+            path.gone.set()
+            await stage.until(lambda facts: len(facts) > 4)
+            assert [served(stage.facts, f"server-0-{index}") for index in (0, 1)] == [[1, 2, 3], [1, 3]]
+            assert (stage.lost(), stage.role.statistics()["restarts"]) == ([], 0)
