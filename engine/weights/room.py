@@ -34,18 +34,28 @@ def needed(size: int, keep: int, *, deltas: bool = False) -> int:
     return int(size * (keep + deltas) * _OVERHEAD) + _NOTES
 
 
-def require(size: int, keep: int, bound: float, *, deltas: bool = False) -> None:
+def require(
+    size: int, keep: int, bound: float, *, deltas: bool = False, store_gb: float | None = None
+) -> None:
     """Raise ConfigError when what leads to ``keep`` versions of ``size`` bytes may not fit into ``bound``
-    bytes."""
-    wanted, share = needed(size, keep, deltas=deltas), STREAMS[STREAM].share
+    bytes, the part of ``store_gb`` that weights have; None: of a store whose size is not known here.
+
+    They may have less than their share: a stream of an older build keeps what lies in it. In a larger store
+    their part grows at least as much, so what is asked for is always enough.
+    """
+    wanted = needed(size, keep, deltas=deltas)
     if wanted <= bound:
         return
+    times = wanted / max(1.0, bound)
+    if store_gb is None:
+        remedy = f"Make bus.store_gb {_rounded_up(times):g} times as large"
+    else:
+        remedy = f"Set bus.store_gb to {_rounded_up(store_gb * times):g} or more"
     raise ConfigError(
-        f"The bus has room for {bound / _GB:.3g} GB of weights ({share:.0%} of bus.store_gb), and {keep} "
-        f"versions of {size / _GB:.3g} GB each{' and their deltas' * deltas} have to lie there",
+        f"The bus has room for {bound / _GB:.3g} GB of weights, and {keep} versions of {size / _GB:.3g} GB "
+        f"each{' and their deltas' * deltas} have to lie there",
         where="server.weights",
-        remedy=f"Set bus.store_gb to {_rounded_up(wanted / share / _GB):g} or more, or server.weights to "
-        '"file" if learner and servers see the same disk.',
+        remedy=f'{remedy}, or set server.weights to "file" if learner and servers see the same disk.',
     )
 
 
@@ -56,9 +66,10 @@ def check(config: Config, model: Path) -> None:
     """
     server = config.server
     if server.weights == "bus" and not config.adapters and "learner" in config.run.roles:
-        bound = STREAMS[STREAM].share * config.bus.store_gb * _GB
+        size, store_gb = published_bytes(model, config.model.dtype), config.bus.store_gb
         deltas = server.deltas and server.keyframe_every > 1
-        require(published_bytes(model, config.model.dtype), kept(config), bound, deltas=deltas)
+        bound = STREAMS[STREAM].share * store_gb * _GB
+        require(size, kept(config), bound, deltas=deltas, store_gb=store_gb)
 
 
 def published_bytes(model: Path, dtype: str) -> int:

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from bus import MemoryBus, NatsBus, connect, provision, serve
+from bus.provision import fit
+from bus.subjects import STREAMS
 from engine.config import Bus, Config, Model, Run, Server
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
@@ -24,6 +26,7 @@ from engine.weights.publisher import Publisher
 
 STORE_GB = 0.1  # a tenth of it is for what has a name: 10.7 MB
 SHARE = 0.1
+GB = 1 << 30
 
 
 @asynccontextmanager
@@ -83,7 +86,7 @@ async def test_versions_that_do_not_fit_are_refused_before_the_first_is_put(tmp_
         with pytest.raises(ConfigError, match=r"3 versions of 0\.00391 GB each") as caught:
             await publisher.upload(bus.blobs, release)
         assert (await bus.stream_info("BLOB")).messages == 0
-        assert f"bus.store_gb to {0.12:g} or more" in str(caught.value)
+        assert "Make bus.store_gb 1.2 times as large" in str(caught.value)
 
 
 async def test_an_upload_that_finds_no_room_ends_and_says_which(tmp_path: Path) -> None:
@@ -137,12 +140,44 @@ def test_deltas_are_looked_at_before_the_start(tmp_path: Path) -> None:
     room.check(recipe(tmp_path, deltas=True, store_gb=0.12), tmp_path)
 
 
-@given(st.integers(1, 1 << 40), st.integers(2, 20))
-def test_what_the_error_asks_for_is_enough_and_not_much_more(size: int, keep: int) -> None:
+@given(st.integers(1, 1 << 40), st.integers(2, 20), st.booleans(), st.floats(0.1, 1.0))
+def test_what_the_error_asks_for_is_enough_and_not_much_more(
+    size: int, keep: int, deltas: bool, part: float
+) -> None:
+    """A store that is ``part`` of what would do, of which weights have less than their share."""
+    wanted = room.needed(size, keep, deltas=deltas)
+    bound = part * wanted * 0.999
+    store_gb = bound / (0.8 * SHARE) / GB
     with pytest.raises(ConfigError) as caught:
-        room.require(size, keep, 0.0)
+        room.require(size, keep, bound, deltas=deltas, store_gb=store_gb)
     told = re.search(r"bus.store_gb to (\S+) or", str(caught.value))
     assert told is not None
-    enough = float(told[1]) * (1 << 30) * SHARE
-    room.require(size, keep, enough)
-    assert enough <= room.needed(size, keep) * 1.11 + SHARE * (1 << 30) * 1e-4
+    enough = float(told[1]) / store_gb * bound
+    room.require(size, keep, enough, deltas=deltas, store_gb=float(told[1]))
+    assert enough <= wanted * 1.11 + GB * 1e-4
+    with pytest.raises(ConfigError) as caught:
+        room.require(size, keep, bound, deltas=deltas)
+    told = re.search(r"bus.store_gb (\S+) times as large", str(caught.value))
+    assert told is not None
+    assert wanted <= float(told[1]) * bound <= wanted * 1.11
+
+
+def test_weights_whose_part_an_older_build_has_made_smaller() -> None:
+    """A full EVENT of an older build leaves the others less; the remedy is enough all the same."""
+    store_gb, size = 4.0, 130 << 20
+    shares = {name: stream.share for name, stream in STREAMS.items()}
+
+    def bound(store: float, before: dict[str, int]) -> int:
+        wanted = {name: int(share * store * GB) for name, share in shares.items()}
+        least = dict.fromkeys(wanted, 0) | {"EVENT": int(0.32 * store_gb * GB)}
+        before.update(fit(wanted, least, int(store * GB), before or dict.fromkeys(wanted, 0)))
+        return before["BLOB"]
+
+    stands: dict[str, int] = {}
+    with pytest.raises(ConfigError) as caught:
+        room.require(size, 3, bound(store_gb, stands))
+    assert "10%" not in str(caught.value)
+    told = re.search(r"bus.store_gb (\S+) times as large", str(caught.value))
+    assert told is not None
+    assert float(told[1]) > 1
+    room.require(size, 3, bound(float(told[1]) * store_gb, stands))
