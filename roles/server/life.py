@@ -190,46 +190,72 @@ class Life:
         """Bring ``policy``, or the newest meanwhile where it is refused or cannot be fetched; return which.
 
         A server that serves goes on with its old weights for as long as that lasts. Raises FetchFailed for
-        one that has nothing to serve, after ``[server] start_seconds``; UpdateRefused as soon as another
-        server carries what this one refuses, and after as many seconds when none does.
+        one that has nothing to serve, after ``[server] start_seconds``; for refusals see :meth:`_news`. The
+        time of either starts anew with the other.
         """
-        seconds = self._config.server.start_seconds
-        end, (delay, longest) = time.monotonic() + seconds, _FETCH_SECONDS
+        seconds, (delay, longest) = self._config.server.start_seconds, _FETCH_SECONDS
+        end = time.monotonic() + seconds
+        since: float | None = None  # the first refusal of this policy
         while True:
+            before = policy
             try:
                 await self._bring(client, policy)
             except FetchFailed as error:
                 self._log.warning("fetch_failed", version=policy.version, reason=str(error), again_in=delay)
                 if time.monotonic() > end and self.serving is None:
                     raise
+                since = None
                 with anyio.move_on_after(delay):
                     policy = await self._newest.other_than(policy)
             except UpdateRefused as error:
                 # A fault of this server, or pruned meanwhile, or the last of a former learner, or bad.
                 self._log.warning("update_refused", version=policy.version, reason=str(error))
                 self._rollout.refused(self.name)
-                if time.monotonic() > end:
-                    raise Unserved.after(seconds, policy, error) from error
-                pause = min(_REFUSED * delay, max(0.0, end - time.monotonic()))
-                policy = await self._news(policy, pause, error)
+                end = time.monotonic() + seconds
+                told = await self._hear()
+                since = (time.monotonic() if since is None else since) if told else None
+                policy = await self._news(policy, error, since, _REFUSED * delay)
             else:
                 return policy
+            since = since if policy == before else None
             delay = min(2 * delay, longest)
 
-    async def _news(self, policy: PolicyPublished, seconds: float, refusal: UpdateRefused) -> PolicyPublished:
-        """Return the newest policy: at once where it is not ``policy``, else after ``seconds``, or as soon as
-        it is another or a server took ``policy``. Raises ``refusal`` where another server serves ``policy``
-        already and nothing newer was published: then the fault is this server's."""
+    async def _hear(self) -> bool:
+        """Hear of the newest policy; False when the bus does not say."""
         try:
             await self._newest.ask(self._bus)
         except BusError as error:
             self._log.warning("newest_unknown", reason=str(error))
-        else:
-            if self._newest.policy == policy and self._rollout.serves(policy.version, beside=self.name):
-                raise refusal
+            return False
+        return True
+
+    async def _news(
+        self, policy: PolicyPublished, refusal: UpdateRefused, since: float | None, pause: float
+    ) -> PolicyPublished:
+        """Return what to bring after ``policy`` was refused, the first time at ``since``: the newest policy,
+        at once where it is not ``policy``, else after ``pause`` seconds or as soon as there is something new.
+
+        Unless ``since`` is None (nobody knows what is newest) raises ``refusal`` where another server serves
+        ``policy``: then the fault is this server's; and Unserved when none took it for ``[server]
+        start_seconds`` and as long as others wait for their turn.
+        """
         if self._newest.policy == policy:
-            await self._pause(policy, seconds)
+            if since is not None:
+                pause = min(pause, self._time_left(policy, refusal, since))
+            await self._pause(policy, pause)
         return self._newest.policy or policy
+
+    def _time_left(self, policy: PolicyPublished, refusal: UpdateRefused, since: float) -> float:
+        """Return for how many seconds ``policy``, which is the newest, may still be refused (see above)."""
+        if self._rollout.serves(policy.version, beside=self.name):
+            raise refusal
+        seconds = self._config.server.start_seconds + self._rollout.detour(self.name, policy.version)
+        left = since + seconds - time.monotonic()
+        if left > 0:
+            return left
+        if self._rollout.carried(policy.version, beside=self.name):
+            raise refusal
+        raise Unserved.after(seconds, policy, refusal) from refusal
 
     async def _pause(self, policy: PolicyPublished, seconds: float) -> None:
         """Return after ``seconds``, or as soon as ``policy`` is not the newest or another server takes it."""

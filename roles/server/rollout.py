@@ -84,6 +84,16 @@ class Order:
             name != beside and standing.version == version for name, standing in self._standings.items()
         )
 
+    def detour(self, server: str, version: int) -> float:
+        """Seconds after which at the latest another server's turn to load ``version`` has come, when nobody
+        told them that ``server`` does not take it: each waits for those before it (``patience``)."""
+        waiting = [
+            name
+            for name, standing in self._standings.items()
+            if name != server and standing.version < version and self._slow.get(name) != standing
+        ]
+        return self.patience * len(waiting)
+
     @property
     def patience(self) -> float:
         """Seconds to wait for one server."""
@@ -109,7 +119,8 @@ class Rollout:
         return self._order.before(server, version) != front
 
     def refused(self, server: str) -> None:
-        """``server`` refused the new weights: the others need not wait for it."""
+        """``server`` refused the new weights: the others of this role need not wait for it. Those of other
+        roles do not know and have ``patience`` (see ``detour``)."""
         self._order.overstayed(server)
         self._announce()
 
@@ -120,6 +131,11 @@ class Rollout:
     def serves(self, version: int, *, beside: str) -> bool:
         """Whether a server beside ``beside``, of any role instance, serves exactly ``version``."""
         return self._order.serves(version, beside=beside)
+
+    def detour(self, server: str, version: int) -> float:
+        """Seconds after which at the latest another server's turn to load ``version`` has come, when nobody
+        told them that ``server`` does not take it."""
+        return self._order.detour(server, version) if self._rolling else 0.0
 
     async def others_carry(self, version: int, *, beside: str, seconds: float) -> bool:
         """Whether a server beside ``beside`` serves ``version`` or a later one within ``seconds``; those that

@@ -71,6 +71,25 @@ def test_patience_follows_the_slowest_update() -> None:
     assert order(serving("a", 1, seconds=30.0), serving("a", 2, seconds=2.0)).patience == 120.0
 
 
+def test_the_turn_of_others_has_come_after_the_patience_with_each_that_has_not_loaded() -> None:
+    made = order(serving("a", 1), serving("b", 1), serving("c", 2), serving("d", 1, seconds=5.0))
+    assert [made.detour(name, 2) for name in "abcd"] == [40.0, 40.0, 60.0, 40.0]
+    made.overstayed("b")
+    assert made.detour("a", 2) == 20.0
+    made.note(serving("d", 2))
+    assert made.detour("a", 2) == 0.0
+    made.note(serving("b", 1, epoch="2"))
+    assert made.detour("a", 2) == 20.0
+
+
+async def test_who_loads_without_a_turn_needs_no_detour() -> None:
+    for rolling, seconds in ((True, module.LEAST_PATIENCE), (False, 0.0)):
+        rollout = Rollout(rolling=rolling)
+        for fact in (serving("a", 1), serving("b", 1)):
+            rollout.note(fact)
+        assert rollout.detour("a", 2) == seconds
+
+
 async def test_nobody_waits_for_a_server_that_refused() -> None:
     rollout = Rollout(rolling=True)
     for fact in (serving("a", 1), serving("b", 1)):
