@@ -143,7 +143,7 @@ async def get_bytes(store: Store, ref: BlobRef) -> bytes:
 class NamedBlobs(Blobs):
     """The public blobs of a bus. ``release`` looks whether a blob is still needed, soon or (True) now."""
 
-    def __init__(self, store: Store, release: Callable[[str, bool], Awaitable[None]]) -> None:
+    def __init__(self, store: Store, release: Callable[[Store, str, bool], Awaitable[None]]) -> None:
         self._store, self._release = store, release
 
     async def put(self, name: str, source: Source) -> BlobInfo:
@@ -153,7 +153,7 @@ class NamedBlobs(Blobs):
         await self._store.note(claim_tail(self._store, ref.id, "named"), name.encode())
         await self._store.drop(claim_tail(self._store, ref.id, "open"))
         if before is not None:
-            await self._release(before.id, False)
+            await self._release(self._store, before.id, False)
         return _info(name, ref)
 
     async def get(self, name: str) -> bytes:
@@ -204,7 +204,7 @@ class NamedBlobs(Blobs):
         if ref is None:
             return False
         await self._store.drop(_tail(name))
-        await self._release(ref.id, True)
+        await self._release(self._store, ref.id, True)
         return True
 
     async def _need(self, name: str) -> BlobRef:

@@ -64,7 +64,7 @@ class Claims:
         self.blobs: Blobs = NamedBlobs(self._named, self.release)
         self._denied: dict[str, Denied] = {}
         self._bounds: dict[str, float] = {}
-        self._checks: dict[str, tuple[float, int]] = {}
+        self._checks: dict[tuple[Store, str], tuple[float, int]] = {}
         self._wake = anyio.Event()
         self._counts = dict.fromkeys(
             ("put", "put_bytes", "got", "got_bytes", "removed", "unusable", "forgotten"), 0.0
@@ -180,7 +180,7 @@ class Claims:
             finally:
                 one.message = whole
             if verdict != "nak":
-                await self.release(claim.ref.id)  # wherever an older build has put it
+                await self.release(self.stores[claim.ref.where], claim.ref.id)
 
         delivery.settle = settle_and_release
         return True
@@ -193,14 +193,16 @@ class Claims:
 
     # What nobody needs any more.
 
-    async def release(self, blob: str, now: bool = False) -> None:
+    async def release(self, store: Store, blob: str, now: bool = False) -> None:
         """Look whether somebody still needs a blob: soon, or ``now`` and, if it must be, again."""
+        if store.forgets:
+            return
         if not self._background:
-            await self._check_all(blob)
+            await self._check(store, blob)
             return
-        if now and await self._gone(blob):
+        if now and await self._gone(store, blob):
             return
-        self._checks[blob] = (monotonic() + _CHECK_SECONDS[0], 0)
+        self._checks[store, blob] = (monotonic() + _CHECK_SECONDS[0], 0)
         if len(self._checks) > _MOST_CHECKS:
             del self._checks[next(iter(self._checks))]
         self._wake.set()
@@ -260,7 +262,9 @@ class Claims:
     async def _weigh(
         self, store: Store, blob: str, claims: list[str], holding: Holding | None = None
     ) -> bool:
-        """Remove a blob without a claim that holds; returns whether it is gone."""
+        """Remove a blob without a claim that holds; returns whether it is gone, as it is without any."""
+        if not claims:
+            return True
         dead = [tail for tail in claims if not await self._holds(store, blob, tail, holding)]
         if len(dead) < len(claims):
             for tail in dead:
@@ -336,20 +340,17 @@ class Claims:
 
     async def _check_due(self) -> None:
         now = monotonic()
-        for blob in [blob for blob, (due, _) in self._checks.items() if due <= now]:
-            tries = self._checks.pop(blob)[1] + 1
-            if not await self._check_all(blob) and tries < len(_CHECK_SECONDS):
-                self._checks[blob] = (monotonic() + _CHECK_SECONDS[tries], tries)
+        for store, blob in [one for one, (due, _) in self._checks.items() if due <= now]:
+            tries = self._checks.pop((store, blob))[1] + 1
+            if not await self._check(store, blob) and tries < len(_CHECK_SECONDS):
+                self._checks[store, blob] = (monotonic() + _CHECK_SECONDS[tries], tries)
 
-    async def _gone(self, blob: str) -> bool:
+    async def _gone(self, store: Store, blob: str) -> bool:
         try:
-            return await self._check_all(blob)
+            return await self._check(store, blob)
         except BusError as error:
             log.debug("blob %s is looked at later: %s", blob, error)
             return False
-
-    async def _check_all(self, blob: str) -> bool:
-        return all([await self._check(store, blob) for store in self._noted])
 
 
 class Openable(Protocol):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
+import msgspec
 import pytest
-from bus_examples import example, summary
+from bus_examples import example, summary, ticket
 from bus_trouble import until
 from bus_worlds import TOKEN, World, nats_world, take
 from hypothesis import given
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 
 from bus import BusError, BusUnavailable, Limits, NatsBus, codec, connect, provision, serve
 from bus.blob import Opened, fresh_id, put_pieces
+from bus.blobstore import MemoryStore, NatsStore, Store
 from bus.connection import Connection, open_connection
 from bus.errors import Forgotten, NotFound
 from bus.messages import DesignRejected, SampleReady
@@ -74,6 +77,34 @@ async def test_a_fact_without_its_body_is_one_that_was_forgotten(world: Worlds) 
         assert (await w.bus.stream_info("DLQ")).messages == 0
         figures = w.bus.statistics()
         assert (figures["blob_forgotten"], figures["blob_unusable"]) == (4, 0)
+
+
+async def test_a_body_that_nobody_needs_is_removed_once(
+    world: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is: what never lay in a stream of bodies is not purged from it. What is gone stays gone."""
+    dropped: list[str] = []
+    for kind in (NatsStore, MemoryStore):
+        monkeypatch.setattr(kind, "drop", noting(kind.drop, dropped))
+    async with world(inline=SMALL) as w, w.peer("tester", "two") as other:
+        await w.bus.publish(msgspec.structs.replace(ticket(1), skill="x" * 3 * SMALL))
+        async with other.consume("designer", limit=1) as source:
+            dropped.clear()
+            (delivery,) = await take(source, 1)
+            await delivery.ack()
+        await until(lambda: other.statistics()["blob_removed"] > 0, "the body is removed")
+        await until(lambda: other.statistics()["blob_checks_waiting"] == 0, "nothing waits")
+        assert other.statistics()["blob_removed"] == 1
+        assert [tail.split(".")[:2] for tail in dropped] == [["body", "data"], ["body", "claim"]]
+        assert await w.blobs() == []
+
+
+def noting(drop: Callable[[Any, str], Awaitable[None]], dropped: list[str]) -> object:
+    async def noted(self: Store, pattern: str) -> None:
+        dropped.append(pattern)
+        await drop(self, pattern)
+
+    return noted
 
 
 async def test_a_fact_that_would_push_itself_out_is_refused(nats_url: str) -> None:
