@@ -33,7 +33,7 @@ async def test_the_other_server_goes_on_and_the_refused_one_comes_back(
     monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
     monkeypatch.setattr(server_role, "_REST_SECONDS", 0.05)
     async with fake_vllm() as good, fake_vllm() as bad:
-        stage, pool = Stage(tmp_path, (good.url, bad.url), start_seconds=0.5), None
+        stage = Stage(tmp_path, (good.url, bad.url), start_seconds=60.0)
         pool = InferencePool(max_concurrency=8, request_seconds=20.0)
         async with on_stage(stage), anyio.create_task_group() as tasks:
             tasks.start_soon(pool.watch, stage.bus.peer("agent", "agent-0"))
@@ -91,7 +91,7 @@ async def test_the_last_one_that_serves_is_not_left_out(
     owned: Callable[..., Nursery],
 ) -> None:
     nursery = owned()
-    stage = Stage(tmp_path, (), start_seconds=0.3)
+    stage = Stage(tmp_path, ())
     await stage.bus.publish(policy(1))
 
     async def spoil() -> None:
@@ -109,7 +109,7 @@ async def test_the_last_one_that_serves_is_not_left_out(
 
 async def test_a_version_that_no_server_takes_ends_the_role_with_a_remedy(tmp_path: Path) -> None:
     async with fake_vllm() as first, fake_vllm() as second:
-        stage = Stage(tmp_path, (first.url, second.url), start_seconds=0.5)
+        stage = Stage(tmp_path, (first.url, second.url), start_seconds=1.0)
         await stage.bus.publish(policy(1))
 
         async def spoil() -> None:
@@ -120,7 +120,7 @@ async def test_a_version_that_no_server_takes_ends_the_role_with_a_remedy(tmp_pa
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stage.record)
             tasks.start_soon(spoil)
-            with pytest.raises(Unserved, match=rf"no server took version .* within 0 s: .*{DISK}") as caught:
+            with pytest.raises(Unserved, match=rf"no server took version .* within 1 s: .*{DISK}") as caught:
                 await stage.role.run()
             tasks.cancel_scope.cancel()
         assert "run the same command again" in caught.value.remedy
