@@ -222,5 +222,5 @@ async def drop(bus: NatsBus, letter: Letter) -> bool:
         raise
     body = codec.claim_in(letter.frame)
     if body is not None:
-        await bus.claims.release(body.id)
+        await bus.claims.release(bus.claims.stores[body.where], body.id)
     return True

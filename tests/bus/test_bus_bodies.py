@@ -15,7 +15,7 @@ import anyio
 import msgspec
 import pytest
 from bus_examples import example, summary, ticket
-from bus_trouble import until
+from bus_trouble import over_nats, until
 from bus_worlds import TOKEN, World, nats_world, take
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ from bus.connection import Connection, open_connection
 from bus.errors import Forgotten, NotFound
 from bus.messages import DesignRejected, SampleReady
 from bus.subjects import STREAMS, Names, Stream, stream_config
-from engine.busview import reading
+from engine.busview import letters, reading
 from engine.busview.reading import Filter
 from engine.busview.resend import Sent, send_again
 
@@ -105,6 +105,22 @@ def noting(drop: Callable[[Any, str], Awaitable[None]], dropped: list[str]) -> o
         await drop(self, pattern)
 
     return noted
+
+
+async def test_a_letter_that_is_dropped_takes_its_body_with_it(nats_url: str) -> None:
+    async with nats_world(nats_url, inline=SMALL) as w:
+        await w.bus.publish(msgspec.structs.replace(ticket(1), skill="x" * 3 * SMALL))
+        async with w.bus.consume("designer", limit=1) as source:
+            (delivery,) = await take(source, 1)
+            await delivery.term("useless")
+        bus = over_nats(w)
+        async with bus.follow("DLQ") as letters_there:
+            (record,) = await take(letters_there, 1)
+        await until(lambda: bus.statistics()["blob_checks_waiting"] == 0, "the body is looked for")
+        assert await w.blobs() != []
+        assert await letters.drop(bus, await letters.find(bus, record.sequence))
+        await until(lambda: bus.statistics()["blob_removed"] == 1, "the body is removed")
+        assert await w.blobs() == []
 
 
 async def test_a_fact_that_would_push_itself_out_is_refused(nats_url: str) -> None:
