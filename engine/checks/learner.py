@@ -1,4 +1,4 @@
-"""Rules of a recipe about checkpoints, adapters and how the learner is launched."""
+"""Rules of a recipe about checkpoints, adapters, how the learner is launched, and what it is fed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from engine.config import Config
 
 Problem = tuple[str, str]
 LARGEST_RANK = 512
+_SECONDS_A_TOKEN = 0.2  # slower than that a server is of no use
 
 
 def learners(config: Config) -> Iterator[Problem]:
@@ -56,3 +57,14 @@ def _published(config: Config) -> Iterator[Problem]:
             "server.deltas",
             'must be off with learner.lora.publish = "adapter": an adapter is small as it is',
         )
+
+
+def longest_reply(config: Config) -> float:
+    """Return the seconds that the longest reply which is trained may take.
+
+    What misses its deadline is drawn again: where long replies do, only short ones would be trained.
+    """
+    replies = [config.agent.sampling]
+    if config.designer.kind == "policy":
+        replies += [config.designer.sampling, config.designer.hint_sampling]
+    return max(sampling.max_tokens for sampling in replies) * _SECONDS_A_TOKEN

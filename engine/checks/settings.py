@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine.checks.designers import designers
-from engine.checks.learner import learners
+from engine.checks.learner import learners, longest_reply
 from engine.config import Config, Designer, Sampling
 
 Problem = tuple[str, str]
@@ -24,7 +24,6 @@ _CORPORA = ("seeds:", "jsonl:", "dir:", "pydoc:", "botocore:", "hf:")
 _DESIGN_PROMPTS = ("nano", "full", "tools")
 _LEVELS = ("seeds:easy", "seeds:mid", "seeds:hard")
 _LARGEST_SEED = 2**32 - 1
-_SECONDS_A_TOKEN = 0.2  # slower than that a server is of no use
 _REWARDS = ("blend", "regret", "solve_rate", "learning_potential", "micro_lp", "frontier")
 _OWN_REWARD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -237,12 +236,7 @@ def _agent(config: Config) -> Iterator[Problem]:
     yield from _least("agent.concurrency", agent.concurrency, 1)
     yield from _positive("agent.episode_seconds", agent.episode_seconds)
     yield from _least("agent.play_tokens", agent.play_tokens, 0)
-    # What misses its deadline is drawn again: where long replies do, only short ones are trained.
-    replies = [agent.sampling]
-    if config.designer.kind == "policy":
-        replies += [config.designer.sampling, config.designer.hint_sampling]
-    longest = max(sampling.max_tokens for sampling in replies) * _SECONDS_A_TOKEN
-    yield from _least("server.request_seconds", config.server.request_seconds, longest)
+    yield from _least("server.request_seconds", config.server.request_seconds, longest_reply(config))
     yield from _least("agent.episode_seconds", agent.episode_seconds, config.server.request_seconds)
     if agent.max_turns < config.designer.max_turns:
         yield "agent.max_turns", f"must be at least designer.max_turns = {config.designer.max_turns}"
