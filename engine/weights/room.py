@@ -15,10 +15,8 @@ from engine.weights import layout
 from engine.weights.store import WeightFault
 
 STREAM = "BLOB"
-_OVERHEAD, _NOTES = (
-    1.01,
-    64 << 10,
-)  # what the broker stores around each megabyte, and what says which there are
+_OVERHEAD = 1.01  # what the broker stores around each megabyte
+_NOTES = 64 << 10  # what says which versions there are
 _GB = 1 << 30
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 _WIDTHS = {"bfloat16": 2, "float32": 4}

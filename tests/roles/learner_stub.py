@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 import structlog
 import torch
+from learner_scene import Scene
 
-from bus import MemoryBus
-from bus.messages import BatchTrained, Message, PolicyPublished
-from bus.scopes import flat_task_group
 from engine.config import Config, Learner, Model, Run
 from engine.context import RoleContext
 from engine.training import checkpoint
@@ -23,10 +18,6 @@ from engine.training.batch import Batch
 from engine.training.capsule import Capsule
 from engine.training.feed import Closed, Feed
 from roles.learner.role import Learner as LearnerRole
-
-
-class Killed(Exception):
-    """Stands for the end of the process."""
 
 
 class StubTrainer:
@@ -81,13 +72,12 @@ def without_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("engine.inference.identity.tokenizer_digest", lambda _: "digest")
 
 
-class StubWorld:
+class StubWorld(Scene):
     """One bus and one run directory, and learners that come and go on them."""
 
     def __init__(self, directory: Path, bus: Any = None, **learner: Any) -> None:
-        self.directory, self.learner = directory, learner
-        self.bus = bus or MemoryBus(run="test", role="scorer", instance="0")
-        self.scenes = 0
+        super().__init__(directory, bus)
+        self.learner = learner
 
     def config(self, **learner: Any) -> Config:
         settings = Learner(**{"step_seconds": 100.0, **self.learner, **learner})
@@ -106,37 +96,3 @@ class StubWorld:
         )
         role.noise = noise
         return role
-
-    @asynccontextmanager
-    async def running(self, role: LearnerRole) -> AsyncIterator[LearnerRole]:
-        with anyio.fail_after(100):
-            async with flat_task_group() as tasks:
-                tasks.start_soon(role.run)
-                yield role
-                role.context.draining.set()
-
-    async def interrupted(self, role: LearnerRole, until: Callable[[], Awaitable[Any]]) -> None:
-        """Run ``role`` and end it without a drain once ``until`` returns."""
-        with pytest.raises(Killed):  # noqa: PT012
-            async with self.running(role):
-                await until()
-                raise Killed
-
-    async def send(self, *messages: Message) -> None:
-        await self.bus.publish_all(messages)
-
-    async def events(self, kind: type[Any]) -> list[Any]:
-        return [
-            record.message async for record in self.bus.replay("EVENT") if isinstance(record.message, kind)
-        ]
-
-    async def until(self, done: Callable[[Any], bool], kind: type[Any] = BatchTrained) -> Any:
-        async with self.bus.follow("EVENT") as records:
-            async for record in records:
-                if isinstance(record.message, kind) and done(record.message):
-                    return record.message
-        raise AssertionError
-
-    async def newest(self) -> PolicyPublished:
-        policy: PolicyPublished = (await self.events(PolicyPublished))[-1]
-        return policy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import structlog
 from learner_fakes import make_policy, random_samples, round_closed, sample, segment
+from learner_scene import Killed, Scene
 from structlog.testing import capture_logs
 
-from bus import MemoryBus
-from bus.messages import BatchTrained, EvaluationFinished, Message, PolicyPublished
-from bus.scopes import flat_task_group
+from bus.messages import BatchTrained, EvaluationFinished, PolicyPublished
 from engine.config import Config, Evaluator, Learner, Model, Optimizer, RoleTraining, Run, Server, Suite
 from engine.context import RoleContext
 from engine.errors import SpadeError
@@ -29,17 +28,12 @@ from roles.learner.role import Learner as LearnerRole
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"), pytest.mark.timeout(120)]
 
 
-class Killed(Exception):
-    """Stands for the end of the process."""
-
-
-class World:
+class World(Scene):
     """One bus and one run directory, and learners that come and go on them."""
 
     def __init__(self, policy: Path, directory: Path) -> None:
-        self.policy, self.directory = policy, directory
-        self.bus = MemoryBus(run="test", role="scorer", instance="0")
-        self.scenes = 0
+        super().__init__(directory)
+        self.policy = policy
 
     def config(self, **learner: Any) -> Config:
         optimizer = Optimizer(learning_rate=1e-3, weight_decay=0.0)
@@ -61,14 +55,6 @@ class World:
             )
         )
 
-    @asynccontextmanager
-    async def running(self, role: LearnerRole) -> AsyncIterator[LearnerRole]:
-        with anyio.fail_after(100):
-            async with flat_task_group() as tasks:
-                tasks.start_soon(role.run)
-                yield role
-                role.context.draining.set()
-
     async def killed(self, role: LearnerRole, step: str) -> None:
         """Run ``role`` until it calls its method ``step`` for a trained version, and end it there."""
         real = getattr(role, step)
@@ -83,32 +69,10 @@ class World:
             async with self.running(role):
                 await anyio.sleep_forever()
 
-    async def interrupted(self, role: LearnerRole, until: Callable[[], Awaitable[Any]]) -> None:
-        """Run ``role`` and end it without a drain once ``until`` returns."""
-        with pytest.raises(Killed):  # noqa: PT012
-            async with self.running(role):
-                await until()
-                raise Killed
-
-    async def send(self, *messages: Message) -> None:
-        await self.bus.publish_all(messages)
-
     async def round(self, number: int, *, agents: int = 4, designers: int = 0, **closed: Any) -> None:
         samples = random_samples(agents, seed=number, round_=number)
         samples += random_samples(designers, seed=100 + number, role="designer", round_=number)
         await self.send(*samples, round_closed(number, agents=agents, designers=designers, **closed))
-
-    async def events(self, kind: type[Any]) -> list[Any]:
-        return [
-            record.message async for record in self.bus.replay("EVENT") if isinstance(record.message, kind)
-        ]
-
-    async def until(self, done: Callable[[Any], bool], kind: type[Any] = BatchTrained) -> Any:
-        async with self.bus.follow("EVENT") as records:
-            async for record in records:
-                if isinstance(record.message, kind) and done(record.message):
-                    return record.message
-        raise AssertionError
 
     async def surviving(self) -> list[BatchTrained]:
         """The batches on the path to the newest weights, each round once."""
@@ -121,10 +85,6 @@ class World:
             if lineage.survives(Version.unpack(batch.version))
         }
         return [batches[round_] for round_ in sorted(batches)]
-
-    async def newest(self) -> PolicyPublished:
-        policy: PolicyPublished = (await self.events(PolicyPublished))[-1]
-        return policy
 
     def weights(self, policy: PolicyPublished) -> dict[str, Any]:
         from safetensors.numpy import load_file

@@ -8,7 +8,8 @@ from typing import Any
 import anyio
 import pytest
 from learner_fakes import random_samples, round_closed
-from learner_stub import Killed, StubLearner, StubWorld, without_model
+from learner_scene import Killed
+from learner_stub import StubLearner, StubWorld, without_model
 
 from bus.messages import BatchTrained, PolicyPublished
 from engine.errors import SpadeError
