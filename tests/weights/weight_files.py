@@ -77,22 +77,6 @@ def described(path: Path, base: str, whole: str) -> WeightDelta:
 
 def tied_model(directory: Path) -> torch.nn.Module:
     """Write and return a random Llama of two layers whose head is its embedding."""
-    import transformers
+    from tiny_llama import tiny
 
-    torch.manual_seed(11)
-    torch.set_num_threads(1)
-    config = transformers.LlamaConfig(
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    model.save_pretrained(directory)
-    return model
+    return tiny(directory, tied=True)
