@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bus.errors import BusError
-from bus.parts import token
+from bus.message_types import token
 from bus.subjects import BUCKETS, CONSUMERS, PIECES, STREAMS, Consumer, Names
 
 ADMIN = "supervisor"
@@ -85,7 +85,8 @@ class Permissions:
 
 def access_of(role: str) -> Access:
     """Return the allow-list of a role. One that is not built in may read all facts, publish its own
-    (``event.ROLE.>``), keep state under ``ROLE.>`` and pull the durable that bears its name."""
+    (``event.ROLE.>``), keep state under ``ROLE.>`` and pull the durable that bears its name.
+    """
     return ROLES.get(role) or Access(
         publishes=(f"event.{role}.>",), follows=("EVENT",), works=(role,), keys=(f"{role}.>",)
     )
@@ -98,7 +99,8 @@ def consumer_of(role: str) -> Consumer:
 
 def queue_of(consumer: str, role: str, known: Mapping[str, Consumer] = CONSUMERS) -> Consumer:
     """Return the durable that a client of ``role`` may name ``consumer``: a built-in one, or that of its own
-    role. Raises BusError."""
+    role. Raises BusError.
+    """
     if consumer in known:
         return known[consumer]
     if consumer != role or token(role) != role:

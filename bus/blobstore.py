@@ -18,8 +18,8 @@ from bus.codec import Claim, decode
 from bus.connection import Connection
 from bus.entry import Entry
 from bus.errors import NotFound, Undecodable
-from bus.face import Record, StreamInfo
 from bus.fetch import certain, subjects_of, values
+from bus.interface import Record, StreamInfo
 from bus.publish import Publisher
 from bus.subjects import STREAMS, Names, matches
 

@@ -245,7 +245,8 @@ class _Held(Generic[T]):
 
 class Channel(Generic[T]):
     """Items from a far iterator, in order, for readers at home. Not more than ``capacity`` (by ``weight``)
-    lie between the two, or one item that is heavier."""
+    lie between the two, or one item that is heavier.
+    """
 
     def __init__(self, bridge: Bridge, capacity: int, weight: Callable[[T], int] = lambda item: 1) -> None:
         self._bridge, self._capacity, self._weight = bridge, capacity, weight

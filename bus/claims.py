@@ -33,8 +33,8 @@ from bus.blob import NamedBlobs, Opened, claim_tail, fresh_id, get_bytes, put_pi
 from bus.blobstore import Store
 from bus.codec import BlobRef, Claim
 from bus.errors import BusError, Denied, Forgotten, Incomplete, Undecodable
-from bus.face import Blobs, Delivery, Record, Verdict
 from bus.holding import Holding
+from bus.interface import Blobs, Delivery, Record, Verdict
 from bus.messages import DeadLetter, Message
 from bus.subjects import STREAMS
 
@@ -79,7 +79,8 @@ class Claims:
 
     async def store(self, message: Message) -> BlobRef:
         """Put the body of ``message`` into a blob. Raises BusError when it is larger than ``LARGEST``, or
-        than half of what a stream that forgets may hold."""
+        than half of what a stream that forgets may hold.
+        """
         body = codec.encode_body(message)
         if len(body) > LARGEST:
             raise BusError(
@@ -245,7 +246,8 @@ class Claims:
 
     async def _relieve(self, store: Store, claims: dict[str, list[str]]) -> None:
         """Let go of the oldest bodies that an older build put here for a stream that forgets, while they keep
-        out half of what may lie here."""
+        out half of what may lie here.
+        """
         old = [
             (int(tails[0].split(".")[4]), blob)
             for blob, tails in claims.items()

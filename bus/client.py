@@ -21,7 +21,8 @@ from bus.codec import BlobRef
 from bus.connection import Connection, open_connection
 from bus.entry import Entry, Limits, PubAck
 from bus.errors import BusError, BusUnavailable, Denied, Forgotten, Undecodable
-from bus.face import (
+from bus.follow import Reader, check_position
+from bus.interface import (
     Announcement,
     Blobs,
     Bus,
@@ -34,7 +35,6 @@ from bus.face import (
     check_tails,
     letter_of,
 )
-from bus.follow import Reader, check_position
 from bus.mailbox import Mailbox
 from bus.messages import DeadLetter, Message, RoleHello
 from bus.presence import NatsPresence, announced, who_is_there

@@ -27,7 +27,8 @@ _FIRST_STORE = "BLOB"
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Who said it and when. ``ts`` is the wall clock in ns at creation, ``attempt`` the producer's
-    attempt (0 when it does not count), ``id`` the message's deterministic key."""
+    attempt (0 when it does not count), ``id`` the message's deterministic key.
+    """
 
     v: int
     kind: str
@@ -41,7 +42,8 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 class BlobRef(msgspec.Struct, frozen=True, array_like=True):
     """Bytes that lie in the stream ``where``: ``size`` bytes in pieces of ``chunk``, ``sha256`` (32 bytes)
-    over all of them. Older builds put all of them into BLOB and do not say so."""
+    over all of them. Older builds put all of them into BLOB and do not say so.
+    """
 
     id: str
     size: int

@@ -27,7 +27,7 @@ from nats.js.api import Header
 
 from bus.credentials import read_seed, trust
 from bus.errors import BusError, BusUnavailable, Denied, NotFound
-from bus.parts import token as subject_token
+from bus.message_types import token as subject_token
 from bus.scopes import flat_task_group
 from bus.wire import Wire
 
@@ -56,7 +56,8 @@ class ApiError(BusError):
 
 def status_of(message: Msg) -> str:
     """Return the status of a control message (``"100"``, ``"404"`` ...), empty for a real one, and for a
-    stored one that only looks like it: whoever published it wrote its headers."""
+    stored one that only looks like it: whoever published it wrote its headers.
+    """
     if message.data:
         return ""
     headers = message.headers or {}
@@ -71,7 +72,8 @@ def description_of(message: Msg) -> str:
 @dataclass(frozen=True)
 class Login:
     """How a client proves who it is and whom it trusts: a ``token`` or the ``seed`` of its nkey, and the
-    TLS context ``tls`` (None: TLS with the system's certificates where the URL or the server wants it)."""
+    TLS context ``tls`` (None: TLS with the system's certificates where the URL or the server wants it).
+    """
 
     token: str = field(default="", repr=False)
     seed: str = field(default="", repr=False)
@@ -358,7 +360,8 @@ class Connection(Wire):
 
     async def watchdog(self) -> None:
         """Revive what nats-py lets die in silence: its loops and its reconnect task; and notice an event
-        loop that was blocked for so long that leases of work may have ended."""
+        loop that was blocked for so long that leases of work may have ended.
+        """
         while not self.closed:
             before = monotonic()
             await anyio.sleep(_WATCHDOG_SECONDS)

@@ -18,7 +18,8 @@ ID = "Nats-Msg-Id"
 class Limits:
     """``window`` messages and ``window_bytes`` may be unacknowledged per stream. A message is written
     again after ``ack_seconds`` without an answer; ``unanswered`` such times in a row while the server is
-    there, or ``absent_seconds`` without a stream, are an error. ``full_seconds`` bounds back-pressure."""
+    there, or ``absent_seconds`` without a stream, are an error. ``full_seconds`` bounds back-pressure.
+    """
 
     window: int = 256
     window_bytes: int = 16 << 20
@@ -47,7 +48,8 @@ class PubAck(msgspec.Struct, gc=False):
 @dataclass(slots=True)
 class Window:
     """How much of one stream is on its way, and who waits for room. ``floor`` is the highest sequence that
-    was acknowledged."""
+    was acknowledged.
+    """
 
     messages: int = 0
     bytes: int = 0

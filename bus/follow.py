@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 
 from bus.connection import Connection
 from bus.errors import BusError, BusUnavailable, Undecodable
-from bus.face import Record
+from bus.interface import Record
 from bus.lane import Arrival
 from bus.mailbox import Mailbox
 from bus.messages import DeadLetter
@@ -116,7 +116,8 @@ class Reader:
 
     async def _create_somewhere(self) -> str:
         """Make a consumer and return its name. A cluster may give it to a server that has just died: nobody
-        answers then, and another name finds another server."""
+        answers then, and another name finds another server.
+        """
         await self._connection.wait_connected(f"connection to follow {self._stream}")
         deadline = monotonic() + _CREATE_SECONDS
         while True:

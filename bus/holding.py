@@ -7,7 +7,7 @@ from collections.abc import Set
 
 from bus.blobstore import Store
 from bus.errors import Denied
-from bus.face import StreamInfo
+from bus.interface import StreamInfo
 
 _FEW = 8
 

@@ -33,7 +33,8 @@ _LONGEST_LINE = 1 << 20
 
 class Arrival(msgspec.Struct, gc=False, eq=False):
     """A message that has arrived. ``head`` is its block of headers, empty when it has none; ``headers``
-    is that block as a dictionary, or None."""
+    is that block as a dictionary, or None.
+    """
 
     subject: str
     reply: str
@@ -114,7 +115,8 @@ class Lane:
 
 class _Transport(TcpTransport):  # type: ignore[misc]
     """Reads what there is, not 32 KiB at a time: a large message is one piece more often. Leaves nothing of
-    a connection behind when another one is made in its place."""
+    a connection behind when another one is made in its place.
+    """
 
     def __init__(self, client: Client) -> None:
         super().__init__()
@@ -164,7 +166,8 @@ class _Transport(TcpTransport):  # type: ignore[misc]
 
 class _Parser(Parser):  # type: ignore[misc]
     """Reads what the server sends. Messages of ``handlers`` are handed over at once; everything else goes
-    nats-py's own way, one line at a time."""
+    nats-py's own way, one line at a time.
+    """
 
     def __init__(self, client: Client, handlers: dict[str, Callable[[Any], None]]) -> None:
         self._handlers = handlers

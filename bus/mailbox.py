@@ -14,7 +14,8 @@ _TURN = 64
 
 class Mailbox(Generic[T]):
     """Items in order, then perhaps an end. The writer keeps the bound (it asks only for what fits); with
-    ``limit`` the oldest items are dropped and counted instead."""
+    ``limit`` the oldest items are dropped and counted instead.
+    """
 
     def __init__(self, *, limit: int = 0) -> None:
         self._items: deque[T] = deque(maxlen=limit or None)
@@ -53,7 +54,8 @@ class Mailbox(Generic[T]):
 
     def take(self) -> T | None:
         """Remove and return the next item if the reader need not wait; None when it must, or when it has had
-        so many that others should have their turn."""
+        so many that others should have their turn.
+        """
         if not self._items or (self._taken + 1) % _TURN == 0:
             return None
         self._taken += 1

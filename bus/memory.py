@@ -18,7 +18,8 @@ from bus.blobstore import MemoryStore
 from bus.broker import Broker, Log, Right, Stored
 from bus.claims import INLINE, Claims, Opening
 from bus.errors import BusError, BusUnavailable, Conflict, Forgotten, NotFound, Undecodable
-from bus.face import (
+from bus.follow import check_position
+from bus.interface import (
     Announcement,
     Blobs,
     Bus,
@@ -32,7 +33,6 @@ from bus.face import (
     check_tails,
     letter_of,
 )
-from bus.follow import check_position
 from bus.mailbox import Mailbox
 from bus.messages import DeadLetter, Message, RoleHello
 from bus.presence import announced, who_is_there

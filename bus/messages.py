@@ -4,7 +4,7 @@ Evolution is append-only: a field, once released, keeps its name, type and meani
 a default. The wire tag (``kind``) carries the schema version; a reader that does not know a tag sends
 the message to the dead-letter stream.
 
-The parts that several of them share are in ``bus.parts``.
+The parts that several of them share are in ``bus.message_types``.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from bus.parts import Finding as Finding
-from bus.parts import Flag as Flag
-from bus.parts import Message as Message
-from bus.parts import Segment as Segment
-from bus.parts import Span as Span
-from bus.parts import Standing as Standing
-from bus.parts import State as State
-from bus.parts import Turn as Turn
-from bus.parts import stable_id as stable_id
-from bus.parts import token as token
-from bus.policies import EvaluationFinished as EvaluationFinished
-from bus.policies import PolicyPublished as PolicyPublished
-from bus.policies import ServerLost as ServerLost
-from bus.policies import ServerServing as ServerServing
-from bus.policies import WeightDelta as WeightDelta
-from bus.signals import Control as Control
-from bus.signals import DeadLetter as DeadLetter
-from bus.signals import Heartbeat as Heartbeat
-from bus.signals import RoleBye as RoleBye
-from bus.signals import RoleHello as RoleHello
-from bus.signals import RunOrdered as RunOrdered
+from bus.control_messages import Control as Control
+from bus.control_messages import DeadLetter as DeadLetter
+from bus.control_messages import Heartbeat as Heartbeat
+from bus.control_messages import RoleBye as RoleBye
+from bus.control_messages import RoleHello as RoleHello
+from bus.control_messages import RunOrdered as RunOrdered
+from bus.message_types import Finding as Finding
+from bus.message_types import Flag as Flag
+from bus.message_types import Message as Message
+from bus.message_types import Segment as Segment
+from bus.message_types import Span as Span
+from bus.message_types import Standing as Standing
+from bus.message_types import State as State
+from bus.message_types import Turn as Turn
+from bus.message_types import stable_id as stable_id
+from bus.message_types import token as token
+from bus.policy_messages import EvaluationFinished as EvaluationFinished
+from bus.policy_messages import PolicyPublished as PolicyPublished
+from bus.policy_messages import ServerLost as ServerLost
+from bus.policy_messages import ServerServing as ServerServing
+from bus.policy_messages import WeightDelta as WeightDelta
 
 Role = Literal["agent", "designer"]
 Arm = Literal["plain", "hinted"]
@@ -330,7 +330,8 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
 
 class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
     """What the learner trains on. ``advantage`` is normalised and scaled for its role, among the ``members``
-    of its group. ``accepted``: these are the tokens of a program that passed the validator."""
+    of its group. ``accepted``: these are the tokens of a program that passed the validator.
+    """
 
     stream: ClassVar[str] = "SAMPLE"
     sample: str

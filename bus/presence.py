@@ -19,8 +19,8 @@ import msgspec
 from bus import codec
 from bus.connection import Connection
 from bus.errors import BusError, Undecodable
-from bus.face import Announcement, Bus, Present
 from bus.fetch import subjects_of, values
+from bus.interface import Announcement, Bus, Present
 from bus.messages import RoleBye, RoleHello, token
 from bus.scopes import flat_task_group
 from bus.state import State
@@ -125,7 +125,7 @@ class Beating(Announcement):
 
 @asynccontextmanager
 async def announced(bus: Bus, presence: Presence, hello: RoleHello) -> AsyncIterator[Announcement]:
-    """Keep an entry while the context is open. See :meth:`bus.face.Bus.announce`."""
+    """Keep an entry while the context is open. See :meth:`bus.interface.Bus.announce`."""
     beating = Beating(bus, presence, hello)
     await beating.write(hello, BEAT_SECONDS, EXPIRY_SECONDS)
     await bus.publish(hello)

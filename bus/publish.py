@@ -313,7 +313,8 @@ class Publisher:
 
     def _check_patience(self, entry: Entry, now: float) -> None:
         """Fail what waits for a server that has been away for longer than the patience; how long an
-        entry had waited before, in a full stream for instance, does not count."""
+        entry had waited before, in a full stream for instance, does not count.
+        """
         away, patience = self._connection.away_since, self._connection.patience
         if away is not None and now - away > patience:
             self._fail(entry, BusUnavailable(f"PubAck of {entry.subject}", patience))

@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from bus import codec
 from bus.connection import Connection, status_of
 from bus.errors import BusError, BusUnavailable, Denied, NotFound, Undecodable
-from bus.face import Record, StreamInfo
+from bus.interface import Record, StreamInfo
 from bus.lane import Arrival
 from bus.mailbox import Mailbox
 from bus.subjects import Names
@@ -37,7 +37,8 @@ _BATCH_BYTES = 16 << 20
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A message as it lies in a stream, read or not: its bytes, the id it was stored under (empty when
-    it had none), and when, in seconds since the epoch."""
+    it had none), and when, in seconds since the epoch.
+    """
 
     sequence: int
     tail: str
@@ -93,7 +94,8 @@ async def direct(connection: Connection, stream: str, request: dict[str, object]
 
 async def newest(connection: Connection, stream: str, request: dict[str, object], what: str) -> Msg | None:
     """Ask as :func:`direct` does, but a cluster's leader: any copy answers a direct request, also one that
-    does not have the newest messages yet. Keys of an older provision may not ask the leader."""
+    does not have the newest messages yet. Keys of an older provision may not ask the leader.
+    """
     if not connection.clustered:
         return await direct(connection, stream, request, what)
     try:
@@ -179,7 +181,8 @@ class _Source:
 
     async def _is_behind(self) -> bool:
         """Whether the leader holds more than the copy that answered: any server of a cluster answers a
-        direct request, also one that does not have the newest messages yet."""
+        direct request, also one that does not have the newest messages yet.
+        """
         request = {"seq": self._position, "next_by_subj": self._subject}
         try:
             answer = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", request)

@@ -11,7 +11,7 @@ import anyio
 
 from bus.connection import Connection
 from bus.errors import BusError, BusUnavailable, Conflict
-from bus.face import Lease
+from bus.interface import Lease
 from bus.publish import Publisher
 from bus.reads import newest
 from bus.scopes import flat_task_group
@@ -80,7 +80,7 @@ class State:
 
     @asynccontextmanager
     async def lease(self, name: str, holder: str, *, ttl: float, wait: float) -> AsyncIterator[Lease]:
-        """Hold ``name``. See :meth:`bus.face.Bus.lease`."""
+        """Hold ``name``. See :meth:`bus.interface.Bus.lease`."""
         if ttl < _LEAST_TTL:
             raise BusError(f"lease {name}: ttl {ttl:g} s is below the server's {_LEAST_TTL:g} s")
         sent, revision = await self._acquire(name, holder, ttl, wait)

@@ -220,7 +220,8 @@ def bucket_config(names: Names, bucket: Bucket, *, store_bytes: int) -> dict[str
 
 def consumer_config(names: Names, consumer: Consumer, *, task_slots: int) -> dict[str, Any]:
     """Return the server's configuration of a durable. The bus itself counts attempts: a message that
-    the server stopped delivering would stay in a work queue for ever."""
+    the server stopped delivering would stay in a work queue for ever.
+    """
     return {
         "name": consumer.name,
         "durable_name": consumer.name,

@@ -15,7 +15,7 @@ from anyio.lowlevel import checkpoint
 
 from bus.blob import CHUNK
 from bus.bridge import Bridge, Channel, FarThread, tell
-from bus.face import (
+from bus.interface import (
     Announcement,
     BlobInfo,
     Blobs,

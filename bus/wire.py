@@ -49,7 +49,8 @@ class Wire:
 
     def election_time(self, seconds: float) -> float:
         """Return for how long a stream or a consumer may be missing that one server would have back within
-        ``seconds``: in a cluster its leader may have died, and a busy one takes its time to elect another."""
+        ``seconds``: in a cluster its leader may have died, and a busy one takes its time to elect another.
+        """
         return seconds * (_ELECTION_FACTOR if self.clustered else 1)
 
     @property
@@ -86,7 +87,8 @@ class Wire:
 
     def write(self, subject: str, payload: bytes, reply: str, head: bytes = b"") -> bool:
         """Put one message in line without waiting; False when there is no server. ``head`` are headers as
-        :func:`bus.lane.headers_block` makes them. Writers of many messages heed :attr:`crowded`."""
+        :func:`bus.lane.headers_block` makes them. Writers of many messages heed :attr:`crowded`.
+        """
         if not self.connected:
             return False
         self.lane.write(subject, payload, reply, head)
@@ -115,7 +117,8 @@ class Wire:
 
     async def barrier(self) -> bool:
         """Return True when the server has read all that was written before and we have all that it sent
-        before; False when the connection changed meanwhile. May be cancelled at any time."""
+        before; False when the connection changed meanwhile. May be cancelled at any time.
+        """
         await self._written()
         if not self.connected:
             return False
@@ -137,7 +140,6 @@ class Wire:
 
         Raises BusUnavailable when the connection is closed.
         """
-
         self.check_open(f"subscription to {subject}")
         # Before the subscription is written: its first message may arrive before we go on here.
         number = self.client._sid + 1

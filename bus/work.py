@@ -14,7 +14,7 @@ import msgspec
 from bus import codec
 from bus.connection import Connection
 from bus.errors import Undecodable
-from bus.face import Delivery, Verdict
+from bus.interface import Delivery, Verdict
 from bus.lane import Arrival
 from bus.mailbox import Mailbox
 from bus.messages import DeadLetter

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.config import Config, Designer
+from engine.config import Config, DesignerConfig
 from engine.errors import ConfigError
 
-GAMES = Designer().skills
+GAMES = DesignerConfig().skills
 TWO = ("Mathematical Reasoning", "Pattern Recognition")
 TOOLS = (
     "API Orchestration",

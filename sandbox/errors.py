@@ -80,7 +80,8 @@ class SpawnRefused(InfraFailure):
 
 class InstanceClosed(InfraFailure):
     """The instance was closed: by its user, by a cancelled call, after a long idle time, or because the
-    host was short of memory."""
+    host was short of memory.
+    """
 
 
 class SandboxUnavailable(InfraFailure):

@@ -26,7 +26,8 @@ class Malformed(ValueError):
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the loaded program is: class name, its ``max_turns``, the methods that may be called, whether
-    it is a tool environment, and as JSON what it declares about itself ("" for nothing)."""
+    it is a tool environment, and as JSON what it declares about itself ("" for nothing).
+    """
 
     cls: str
     turns: int | None

@@ -33,8 +33,8 @@ from sandbox.errors import (
 from sandbox.frames import ResetResult, StepResult
 
 if TYPE_CHECKING:
-    from sandbox.keeper import Keeper
     from sandbox.pool import SandboxPool
+    from sandbox.zygote_client import Keeper
 
 UNCONFINED = 99
 _READ = 1 << 16

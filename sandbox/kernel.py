@@ -61,7 +61,7 @@ def syscall(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | N
 
 
 def prctl(option: int, *arguments: int) -> int:
-    """Call prctl(2) with up to four more integers."""
+    """Make the system call of that name with up to four more integers."""
     padded = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4]]
     return _checked(_libc.prctl(ctypes.c_int(option), *padded), f"prctl({option})")
 

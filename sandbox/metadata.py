@@ -102,7 +102,7 @@ def _number(text: str) -> object:
 
 
 def _plain(message: str) -> str:
-    """msgspec's words, with the names of fields instead of paths."""
+    """Msgspec's words, with the names of fields instead of paths."""
     if " - at `$." not in message:
         return message
     what, _, where = message.partition(" - at `$.")

@@ -30,9 +30,9 @@ from sandbox.errors import (
     SpawnRefused,
 )
 from sandbox.instance import Instance, plain
-from sandbox.keeper import Keeper
 from sandbox.protection import ProtectionReport
 from sandbox.settings import SandboxSettings
+from sandbox.zygote_client import Keeper
 
 _FIRST_DELAY, _LAST_DELAY, _HEALTHY = 0.1, 5.0, 60.0
 _WATCH_SECONDS = 1.0

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sandbox.calls import MAX_CALLS
 from sandbox.errors import EnvError
 from sandbox.frames import StepResult
+from sandbox.tool_calls import MAX_CALLS
 
 if TYPE_CHECKING:
     from sandbox.instance import Instance
@@ -115,7 +115,8 @@ async def play(instance: Instance, first: str, actions: Iterator[str]) -> Transc
 
 def plausible(observation: str) -> tuple[str, ...]:
     """Return at most 64 actions that the text suggests: its examples, ranges, numbers and words, then small
-    numbers."""
+    numbers.
+    """
     found = [example.strip() for example in _BOXED.findall(observation)][:_MAX_EXAMPLES]
     for match in itertools.islice(_RANGE.finditer(observation), _MAX_RANGES):
         low, high = int(match[1]), int(match[2])
@@ -133,7 +134,8 @@ def plausible(observation: str) -> tuple[str, ...]:
 
 def literals(source: str) -> tuple[str, ...]:
     """Return at most 32 short texts and numbers that ``source`` holds, what it compares with first: one of
-    them may be a word that always wins."""
+    them may be a word that always wins.
+    """
     found = [next(filter(None, groups)) for groups in _COMPARED.findall(source) if any(groups)]
     found += [next(filter(None, groups)) for groups in _LITERAL.findall(source) if any(groups)]
     return tuple(dict.fromkeys(found))[:_MAX_LITERALS]

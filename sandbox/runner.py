@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from sandbox import contract, determinism, lint, state, tools
+from sandbox import contract, determinism, lint, state_digest, tools
 
 CHANNEL = 3
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -183,7 +183,7 @@ class Runner:
 
     def _state(self, request: dict[str, Any]) -> dict[str, Any]:
         with _faults("call"):
-            return {"o": state.digest(self.env, request["seed"])}
+            return {"o": state_digest.digest(self.env, request["seed"])}
 
     def _method(self, name: str) -> Callable[..., Any]:
         """What the engine calls by ``name``: of a tool environment the base class's own."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from sandbox import calls, schema
+from sandbox import schema, tool_calls
 from sandbox.contract import ContractError, exact_bool
 
 OWNED = ("reset", "step", "get_tools", "execute_tool", "criteria_met", "solution")
@@ -78,7 +78,8 @@ class ToolEnv:
 
     def __init__(self, max_turns: int | None = None, *, show_tools: bool = True, **_: Any) -> None:
         """``max_turns`` can only lower the design's own; ``show_tools`` False leaves the tools to a
-        template of the model's own."""
+        template of the model's own.
+        """
         if type(self.max_turns) is not int or self.max_turns < 1:
             raise ContractError(f"max_turns must be a whole number of at least 1, not {self.max_turns!r}")
         if max_turns is not None:
@@ -96,7 +97,8 @@ class ToolEnv:
 
     def plan(self) -> Iterable[Any]:
         """Return the calls that fulfil all instructions: pairs (name, arguments), or lists of such pairs
-        for several calls in one turn."""
+        for several calls in one turn.
+        """
         raise ContractError("a tool environment needs plan(): the calls that fulfil its instructions")
 
     def answer(self) -> str | int | float | None:
@@ -127,8 +129,8 @@ class ToolEnv:
         before = self.__done
         given: str | None = None
         try:
-            turn = calls.parse(action)
-        except calls.Unreadable as error:
+            turn = tool_calls.parse(action)
+        except tool_calls.Unreadable as error:
             lines = [f"Error: {error}"]
         else:
             lines = [self.__run(call) for call in turn.calls]
@@ -160,7 +162,7 @@ class ToolEnv:
 
     def execute_tool(self, name: str, arguments: dict[str, Any] | None = None) -> str:
         """Carry out one call and return its text. Counts no turn and never ends the episode."""
-        return self.__run(calls.Call(name, {} if arguments is None else arguments))
+        return self.__run(tool_calls.Call(name, {} if arguments is None else arguments))
 
     def criteria_met(self) -> list[bool]:
         """Evaluate every predicate on the present state, in order."""
@@ -199,7 +201,7 @@ class ToolEnv:
             raise ContractError(f"{len(found)} methods {PREFIX}*; a tool environment has 1 to {MAX_TOOLS}")
         return found
 
-    def __run(self, call: calls.Call) -> str:
+    def __run(self, call: tool_calls.Call) -> str:
         tools = self.__tools or {}
         tool = tools.get(call.name)
         if tool is None:
@@ -229,7 +231,7 @@ class ToolEnv:
         if self.__show_tools:
             lines = [f"- {tool.signature()}: {tool.description}" for tool in (self.__tools or {}).values()]
             parts.append("\n".join(["Tools:", *lines]))
-            parts.append(calls.HOW)
+            parts.append(tool_calls.HOW)
         parts.append(f"There are {self.max_turns} turns.")
         return "\n\n".join(part for part in parts if part)
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from sandbox import blind, criteria, leak, metadata, probes, variation
-from sandbox.climb import Climb, tell
+from sandbox import answer_leak, criteria, metadata, probes, seed_variation, trivial_policies
 from sandbox.errors import EnvError, EnvFailure, InfraFailure
 from sandbox.probes import Transcript
+from sandbox.validation_context import Climb, tell
 from sandbox.verdict import BLIND, RUNGS, Episode, Rejected, ValidatorSettings, Verdict
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ class Validator:
             if climb.instance.tools:
                 await criteria.examine(climb)
             await _garbage(climb)
-            await blind.play_policies(climb)
+            await trivial_policies.play_policies(climb)
             self._usable(climb)
-            await variation.vary(climb)
+            await seed_variation.vary(climb)
         except EnvFailure as error:
             raise Rejected("step", f"{climb.instance.class_name}: {tell(error)}") from None
         if not climb.varies and self.settings.variation == "require":
@@ -163,7 +163,8 @@ class Validator:
         self, climb: Climb, chosen: list[tuple[int, Transcript]]
     ) -> AsyncIterator[Instance | None]:
         """Another instance, begun as the first of ``chosen`` in a process that has seen nothing yet; None
-        when nothing is to be replayed."""
+        when nothing is to be replayed.
+        """
         if not chosen:
             yield None
             return
@@ -282,16 +283,16 @@ async def _same_plan(climb: Climb, plan: list[str]) -> None:
         if not played.won:
             return
     climb.blind.append(_BY_HEART)
-    climb.hack = blind.paid(climb, _BY_HEART, f"{_BY_HEART} {plan[:4]}")
+    climb.hack = trivial_policies.paid(climb, _BY_HEART, f"{_BY_HEART} {plan[:4]}")
 
 
 async def _leak(climb: Climb) -> None:
     """The first observation must not give the winning action away."""
     solved = climb.played.get("solution", {}).values()
-    if solved and all(leak.said(played.first, played.actions[-1]) for played in solved):
+    if solved and all(answer_leak.said(played.first, played.actions[-1]) for played in solved):
         raise Rejected("leak", "the first observation gives the answer away")
     try:
-        place = await leak.copy_wins(climb)
+        place = await answer_leak.copy_wins(climb)
     except EnvFailure as error:
         raise Rejected("step", tell(error)) from None
     if place:
@@ -310,7 +311,7 @@ def _verdict(climb: Climb, rung: str, reason: str) -> Verdict:
         rung=rung,
         reason=reason[:600],
         trivial_win_rate=won / played if played else 0.0,
-        trivial_interval=blind.interval(won, played),
+        trivial_interval=trivial_policies.interval(won, played),
         degenerate=rung in ("accepted", "trivial", "judge") and bool(climb.hack),
         hack=climb.hack,
         first_observations=tuple(climb.first.values())[:3],

@@ -40,10 +40,10 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     skill, difficulty and max_turns declared. ``require_end`` rejects programs that never end an episode by
     themselves. ``degenerate_rate`` is the win rate of a blind policy from which a program counts as
     degenerate; ``coin_seeds`` bounds the instances on which a suspected coin is tossed and ``coin_rate`` is
-    the win rate that no blind action may surely exceed (see :mod:`sandbox.blind`). ``degenerate`` says what
-    follows from it. ``judge_seconds`` bounds the caller's own check, ``seconds`` all that goes before: a
-    program that waits in every step must not hold its judge for hours. ``salt`` and the program's text
-    decide which instances are played.
+    the win rate that no blind action may surely exceed (see :mod:`sandbox.trivial_policies`). ``degenerate``
+    says what follows from it. ``judge_seconds`` bounds the caller's own check, ``seconds`` all that goes
+    before: a program that waits in every step must not hold its judge for hours. ``salt`` and the
+    program's text decide which instances are played.
     """
 
     seeds: int = 6

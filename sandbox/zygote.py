@@ -20,7 +20,7 @@ def _ignore(**_: object) -> None:
 def main() -> None:
     """Serve the engine at the descriptor of the first argument."""
     os.register_at_fork = _ignore
-    nursery = importlib.import_module("sandbox.nursery")
+    nursery = importlib.import_module("sandbox.fork_server")
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     nursery.run(control, json.loads(sys.argv[2]))

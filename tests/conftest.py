@@ -27,7 +27,8 @@ def heavy(path: Path) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tell `--dist loadgroup` which tests share a worker: those of a file, and those that import TRL.
 
-    The first of those pays for the import, which takes half a minute where others are busy."""
+    The first of those pays for the import, which takes half a minute where others are busy.
+    """
     for item in items:
         trains = heavy(item.path)
         if trains and item.get_closest_marker("timeout") is None:

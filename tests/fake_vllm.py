@@ -39,7 +39,8 @@ class FakeVllm:
     ``pace`` is the seconds that a token takes: between two of them the server may be paused and loaded; a
     load takes ``load_seconds``, and scoring a prompt ``score_seconds``. ``journal`` (url, route) may be
     shared. ``named`` are the names of all adapters that were ever loaded, ``claims`` is the one that answers
-    say, if any."""
+    say, if any.
+    """
 
     url: str = ""
     version: str = "default"

@@ -13,7 +13,7 @@ import pytest
 from bus import MemoryBus
 from bus.messages import BatchTrained, Message, PolicyPublished
 from bus.scopes import flat_task_group
-from roles.learner.role import Learner as LearnerRole
+from roles.learner.role import LearnerRole as LearnerRole
 
 
 class Killed(Exception):

@@ -26,7 +26,16 @@ from bus.messages import (
     Span,
     Turn,
 )
-from engine.config import Agent, Config, Curriculum, Evaluator, Model, Run, Suite, Ui
+from engine.config import (
+    AgentConfig,
+    Config,
+    CurriculumConfig,
+    EvaluatorConfig,
+    ModelConfig,
+    RunConfig,
+    SuiteConfig,
+    UiConfig,
+)
 from engine.context import RoleContext
 from engine.lineage import Version
 from engine.records.history import Event
@@ -38,14 +47,14 @@ SOURCE = "class CountEnv:\n    def reset(self, seed=None):\n        return '<b>c
 def config(directory: object = "runs", **tables: object) -> Config:
     """A recipe small enough for the fakes."""
     values: dict[str, object] = {
-        "run": Run(name="toy", directory=str(directory), steps=1, drain_seconds=5.0),
-        "model": Model(path="model"),
-        "agent": Agent(max_turns=25),
-        "curriculum": Curriculum(
+        "run": RunConfig(name="toy", directory=str(directory), steps=1, drain_seconds=5.0),
+        "model": ModelConfig(path="model"),
+        "agent": AgentConfig(max_turns=25),
+        "curriculum": CurriculumConfig(
             environments=4, rounds_per_window=2, delay=2, plays_per_round=2, hinted_plays=2
         ),
-        "evaluator": Evaluator(suites=(Suite(name="mid", source="seeds:mid", episodes=8),)),
-        "ui": Ui(live="off"),
+        "evaluator": EvaluatorConfig(suites=(SuiteConfig(name="mid", source="seeds:mid", episodes=8),)),
+        "ui": UiConfig(live="off"),
     }
     return Config(**(values | tables))  # type: ignore[arg-type]
 

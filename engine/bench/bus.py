@@ -50,7 +50,8 @@ _LINE_BYTES = 64 << 20
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure. ``seconds`` is the length of a case; ``paths`` (ours, beside the headline) and
-    ``peers`` None take all there are."""
+    ``peers`` None take all there are.
+    """
 
     seconds: float = 2.0
     repeat: int = 5
@@ -418,7 +419,8 @@ def _efficiency(ours: Measured, ceiling: dict[str, Figure]) -> dict[str, float]:
 
 def _ahead(ours: Measured, peers: dict[str, Measured]) -> dict[str, bool]:
     """Return whether our path carries more than Redis does, by its kind and the size of messages; empty
-    when Redis was not measured. ``once`` makes the promise of ours: what is sent again is stored once."""
+    when Redis was not measured. ``once`` makes the promise of ours: what is sent again is stored once.
+    """
     found: dict[str, bool] = {}
     for name, size in product(("redis_everysec", "redis_everysec_once"), ("1k_per_s", "36k_mb_per_s")):
         mine = getattr(ours, f"acked_{size}")

@@ -35,7 +35,8 @@ Setup = Callable[[], AbstractAsyncContextManager[Where]]
 class Transport:
     """One way from the producer to the consumer. ``needs`` are Python modules, ``program`` an executable;
     ``accepts`` is whether its producer learns that a message is stored, ``huge`` whether messages of 1 and
-    2 MB are measured, too."""
+    2 MB are measured, too.
+    """
 
     name: str
     kind: str

@@ -25,7 +25,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 class Outcome(msgspec.Struct, kw_only=True):
     """What one side saw. Times are of the system's monotonic clock, ``cpu`` is CPU seconds of its process
-    between them, ``milliseconds`` are latencies."""
+    between them, ``milliseconds`` are latencies.
+    """
 
     messages: int = 0
     bytes: int = 0

@@ -127,7 +127,8 @@ def _redis(where: dict[str, Any]) -> Any:
 
 class RedisProducer:
     """XADD in pipelines of a window, which ends when the server has answered all of them. With ``once``
-    a message that is sent again is not stored again."""
+    a message that is sent again is not stored again.
+    """
 
     def __init__(self, where: dict[str, Any]) -> None:
         self._client = _redis(where)
@@ -176,7 +177,8 @@ class RedisConsumer:
 
 class FilesProducer:
     """A file a message, renamed into place. With ``sync`` each file is forced to disk before, and the
-    directory after each window."""
+    directory after each window.
+    """
 
     def __init__(self, where: dict[str, Any]) -> None:
         self._directory, self._sync = Path(where["directory"]), bool(where["sync"])

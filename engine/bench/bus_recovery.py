@@ -25,7 +25,8 @@ _WAIT_SECONDS = 60.0
 
 class Recovery(msgspec.Struct, frozen=True):
     """Milliseconds from the kill to the first acknowledgement of a message that was written after it, and
-    to that message's delivery; how many of all messages were lost, or delivered twice."""
+    to that message's delivery; how many of all messages were lost, or delivered twice.
+    """
 
     ack_ms: float
     delivery_ms: float

@@ -51,7 +51,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     ``vendi_within`` the mean over skills of each skill's score in it, ``vendi_round`` the mean over rounds of
     the environments then in play. ``vendi_weighed`` is ``vendi`` by TF-IDF whose terms weigh by how rare they
     are in all runs compared: what all programs share (most of a small policy's program) then counts for
-    little. Shares are of the sample, or means over rounds."""
+    little. Shares are of the sample, or means over rounds.
+    """
 
     run: str
     seed: int
@@ -79,7 +80,8 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """``arms`` has the runs of each arm, ``figures`` the spread of each figure by arm and, under
-    ``difference``, that of changed - base seed by seed."""
+    ``difference``, that of changed - base seed by seed.
+    """
 
     recipe: str
     changes: tuple[str, ...]

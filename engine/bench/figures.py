@@ -13,7 +13,8 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def slope(seconds: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
     """Return the Theil-Sen slope of ``values`` a minute and its 95 % interval, rounded to 0.001; ``seconds``
-    says when each was measured. All 0 of fewer than three points."""
+    says when each was measured. All 0 of fewer than three points.
+    """
     from scipy.stats import theilslopes
 
     if len(seconds) < 3:

@@ -37,7 +37,7 @@ from engine.bench.rollout_stage import (
     requests,
     tail_of,
 )
-from engine.config import Agent, Config, Model, Run, Sampling, Server
+from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.errors import SpadeError
 from engine.inference.pool import InferencePool
 from engine.inference.process import serve
@@ -62,7 +62,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """``concurrency`` conversations at a time with ``tokens`` a reply on average, up to ``spread`` (a share)
     more or less, the same on both sides; ``repeat`` phases of each side, about
     ``seconds`` each; plays of one turn, and of ``turns`` turns. First prompts have about ``words`` numbers.
-    ``crowd`` plays at once meet a server that answers after ``delay`` seconds on average."""
+    ``crowd`` plays at once meet a server that answers after ``delay`` seconds on average.
+    """
 
     concurrency: int = 64
     tokens: int = 64
@@ -79,7 +80,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled tokens a second of both sides while the server was full (without each phase's first and last
     plays); ``ratio`` is the median of the neighbouring phases' ``ratios``.
-    The ``*_cpu`` are CPU milliseconds of each process in the phases of one side, for 1,000 tokens."""
+    The ``*_cpu`` are CPU milliseconds of each process in the phases of one side, for 1,000 tokens.
+    """
 
     engine_tok_per_s: float
     raw_tok_per_s: float
@@ -94,7 +96,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 class Crowd(msgspec.Struct, frozen=True, kw_only=True):
     """``episodes`` were played, at most ``together`` at once. Lag is how late the event loop woke a sleeper,
     from the first request to the last fact; ``own_lag`` counts of it what the loop's thread spent computing,
-    not what it waited for a core that others had. ``loop_cpu`` is the cores that its process took."""
+    not what it waited for a core that others had. ``loop_cpu`` is the cores that its process took.
+    """
 
     episodes: int
     together: int
@@ -111,7 +114,8 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """``engine_tok_per_s``, ``raw_tok_per_s`` and ``ratio`` are those of plays of a single turn, without a
-    sandbox; ``multi_turn`` has the real sandbox in the loop."""
+    sandbox; ``multi_turn`` has the real sandbox in the loop.
+    """
 
     engine_tok_per_s: float
     raw_tok_per_s: float
@@ -129,7 +133,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 class Processes:
     """CPU seconds of this process, of named ones with their descendants, and of the sandbox: all other
-    descendants of this one."""
+    descendants of this one.
+    """
 
     def __init__(self, **pids: int) -> None:
         self.pids = pids
@@ -226,18 +231,20 @@ def _model(scratch: Path, model: str) -> Path:
         return rollout_model.build(scratch / "model", context=_CONTEXT)
     from engine.models import resolve
 
-    return resolve(Config(run=Run(name=_RUN), model=Model(path=model, max_model_len=_CONTEXT)), scratch)
+    return resolve(
+        Config(run=RunConfig(name=_RUN), model=ModelConfig(path=model, max_model_len=_CONTEXT)), scratch
+    )
 
 
 def _config(directory: Path, work: Work, *, concurrency: int, turns: int) -> Config:
     """Return a recipe whose server takes ``concurrency`` requests at once, and no more."""
     return Config(
-        run=Run(name=_RUN, drain_seconds=10.0),
-        model=Model(path=str(directory), max_model_len=_CONTEXT),
-        server=Server(max_concurrency=concurrency),
-        agent=Agent(
+        run=RunConfig(name=_RUN, drain_seconds=10.0),
+        model=ModelConfig(path=str(directory), max_model_len=_CONTEXT),
+        server=ServerConfig(max_concurrency=concurrency),
+        agent=AgentConfig(
             concurrency=2 * concurrency,
-            sampling=Sampling(max_tokens=work.tokens),
+            sampling=SamplingConfig(max_tokens=work.tokens),
             max_turns=turns,
             context_tokens=_CONTEXT,
             prompt="nano",
@@ -331,7 +338,8 @@ async def _alternate(
     work: Work, stage: _Stage, bare: Bare, processes: Processes, turns: int, say: Say
 ) -> Rate:
     """Measure both sides in turn; a first short pair that warms up, and says how long a play takes, is not
-    counted."""
+    counted.
+    """
     pairs: list[tuple[float, float]] = []
     sampled = 0
     spent = {"engine": Processes(**processes.pids), "raw": Processes(**processes.pids)}

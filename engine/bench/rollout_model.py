@@ -48,7 +48,8 @@ def build(directory: Path, *, context: int) -> Path:
 
 def publish(model: Path, directory: Path) -> PolicyPublished:
     """Write the weights of ``model`` where a server fetches them and return their announcement as version 0:
-    a token whose weights were never pushed carries no version, and the pool does not take it."""
+    a token whose weights were never pushed carries no version, and the pool does not take it.
+    """
     import torch
 
     trained = weights_model.Trained(model)

@@ -18,13 +18,13 @@ import structlog
 
 from bus import Bus
 from bus.messages import EpisodeFailed, EpisodeFinished, EpisodeRequest
-from engine.config import Config, Sampling
+from engine.config import Config, SamplingConfig
 from engine.context import RoleContext
 from engine.errors import SpadeError
-from engine.inference import wire
+from engine.inference import vllm_schema
 from engine.inference.completion import Completion
 from engine.inference.pool import InferencePool
-from engine.running import hosting
+from engine.running import role_host
 from sandbox import StepResult
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Actor:
         self,
         prompt: Sequence[int],
         *,
-        sampling: Sampling,
+        sampling: SamplingConfig,
         seed: int | None,
         key: str,
         stop_token_ids: Sequence[int],
@@ -148,7 +148,8 @@ class _Inline:
 
 class Inline:
     """Stands for the sandbox where it shall not be measured: runs the benchmark's own program, and no other,
-    in this process."""
+    in this process.
+    """
 
     max_live = 1 << 20
 
@@ -207,7 +208,7 @@ async def agent_at_work(
         log=structlog.get_logger("spade.bench"),
         shared={"pool": pool, "sandbox": sandbox},
     )
-    role = hosting.load("agent")(context)
+    role = role_host.load("agent")(context)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(role.run)
         yield role
@@ -284,8 +285,8 @@ class Bare:
                 if turn:
                     before = script[turn - 1]
                     context += prompt[len(before.prompt) + before.tokens :]
-                sampling = Sampling(max_tokens=tokens)
-                body = wire.generate_body(context, sampling, seed=None, stop_token_ids=(), salt="bare")
+                sampling = SamplingConfig(max_tokens=tokens)
+                body = vllm_schema.generate_body(context, sampling, seed=None, stop_token_ids=(), salt="bare")
                 async with self._session.post(self._url, data=body, timeout=self._timeout) as response:
                     response.raise_for_status()
                     said = _answers.decode(await response.read()).choices[0].token_ids

@@ -40,7 +40,8 @@ _DEADLINE = 0.25
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured: spawns and steps one after another, seconds of each throughput, live instances,
-    kills of each kind, spawns of each peer (ten times as many of the peers without processes)."""
+    kills of each kind, spawns of each peer (ten times as many of the peers without processes).
+    """
 
     spawns: int = 300
     steps: int = 1000
@@ -207,7 +208,7 @@ _ECHO = """class EchoEnv:
 
 
 async def _step_times(pool: SandboxPool, work: Work) -> tuple[list[float], float]:
-    """return round trips one after another, and steps a second with up to 64 instances at once."""
+    """Return round trips one after another, and steps a second with up to 64 instances at once."""
     times = []
     async with await pool.spawn(_ECHO) as instance:
         for _ in range(work.steps):

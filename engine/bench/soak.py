@@ -31,7 +31,7 @@ from engine.bench.machine import Load, Machine, Meter, describe
 from engine.bench.soak_client import Ready, Received, Report, Sent, Settings
 from engine.errors import SpadeError
 from engine.running.child import guarded, tail
-from engine.running.hosting import TOKEN
+from engine.running.role_host import TOKEN
 
 TARGET_MB_PER_MINUTE = 1.0
 WARM_UP_SECONDS = 150.0
@@ -49,7 +49,8 @@ T = TypeVar("T", Ready, Sent, Received)
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of one process in MB after the warm-up, and its growth in MB a minute with the
-    borders of its 95 % confidence interval."""
+    borders of its 95 % confidence interval.
+    """
 
     first: float
     last: float
@@ -62,7 +63,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 class Soak(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome. ``lost`` counts acknowledged messages that were not read, ``gaps`` breaks in the
     sequence; ages are ms from encoding to decoding. ``within_target`` says that nothing was lost and no
-    memory grew faster than ``target_mb_per_minute``."""
+    memory grew faster than ``target_mb_per_minute``.
+    """
 
     seconds: float
     warm_up_seconds: float
@@ -178,7 +180,8 @@ async def measure(
     directory: Path, *, seconds: float, rate: float, size: int, warm_up: float | None = None
 ) -> Soak:
     """Run the soak in ``directory`` (must be empty) for ``seconds`` with ``rate`` messages/s of ``size``
-    bytes. Raises SpadeError when a client fails, BusError when the server does."""
+    bytes. Raises SpadeError when a client fails, BusError when the server does.
+    """
     settled = warm_up_of(seconds, warm_up)
     if not (0 < rate < math.inf and size > 0):
         raise SpadeError(

@@ -49,7 +49,8 @@ class Sent(msgspec.Struct, frozen=True, tag="sent"):
 
 class Received(msgspec.Struct, frozen=True, tag="received"):
     """What the consumer read. ``gaps`` counts breaks in the stream's sequence; ages are ms from encoding
-    to decoding (percentiles of a histogram with 2 % wide classes)."""
+    to decoding (percentiles of a histogram with 2 % wide classes).
+    """
 
     messages: int
     gaps: int
@@ -81,7 +82,8 @@ class Histogram:
 
     def quantile(self, share: float) -> float:
         """Return the upper edge of the class in which the share ``share`` of all values is reached; 0.0
-        when there are none."""
+        when there are none.
+        """
         wanted, seen = share * self.total, 0
         for place, count in enumerate(self._counts):
             seen += count

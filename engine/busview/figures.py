@@ -28,7 +28,8 @@ class StreamSample(msgspec.Struct, frozen=True, kw_only=True):
 class ConsumerSample(msgspec.Struct, frozen=True, kw_only=True):
     """State of one consumer; ``delivered`` counts deliveries, ``oldest_at`` is when the oldest message
     was stored that it has not finished, ``client`` the connection that reads through it (empty for a
-    durable, which many may share)."""
+    durable, which many may share).
+    """
 
     stream: str
     consumer: str
@@ -71,7 +72,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 class PresentFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Who says to be there: ``up_s`` seconds since its start, ``age_s`` since it said so. ``version`` is the
-    packed policy version, None when it works with none."""
+    packed policy version, None when it works with none.
+    """
 
     role: str
     instance: str
@@ -116,7 +118,8 @@ class StreamFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 class ConsumerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """A ``queue`` is a durable whose work is acknowledged, a ``reader`` follows a stream
-    for one ``client`` (role/instance, empty when it does not say)."""
+    for one ``client`` (role/instance, empty when it does not say).
+    """
 
     stream: str
     consumer: str

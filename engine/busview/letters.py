@@ -29,7 +29,8 @@ _VARYING = re.compile(r"[0-9a-f]{8,}|\d+")
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
     """One dead letter. ``number`` is its sequence in the DLQ; ``damaged`` says why the letter itself
-    cannot be read, ``kind`` and ``id`` are those of the message in it (empty when nobody can tell)."""
+    cannot be read, ``kind`` and ``id`` are those of the message in it (empty when nobody can tell).
+    """
 
     number: int
     at: float

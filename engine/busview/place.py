@@ -13,11 +13,11 @@ from typing import Any
 from bus import BusError, BusUnavailable, Limits, NatsBus, NotFound, connect, serve
 from bus.access import ADMIN
 from engine.checks.settings import is_bus_url
-from engine.config import Bus as BusTable
+from engine.config import BusConfig as BusTable
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.run import RunDirectory, find
-from engine.running import hosting
+from engine.running import role_host
 from engine.running.supervisor import Address, read_address
 
 CONNECT_SECONDS = 5.0
@@ -42,7 +42,7 @@ class Place:
 
     def login(self) -> dict[str, Any]:
         """Return what :func:`bus.connect` takes to prove who we are. Raises BusError: no such key."""
-        return hosting.login(ADMIN, token=self.token, credentials=self.credentials, ca=self.ca)
+        return role_host.login(ADMIN, token=self.token, credentials=self.credentials, ca=self.ca)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ async def _there(place: Place) -> AsyncIterator[NatsBus]:
             remedy="Example: nats://127.0.0.1:4222. Those of a private broker stand in runs/NAME/bus.json.",
         )
     try:
-        run = place.run or await hosting.only_run(
+        run = place.run or await role_host.only_run(
             place.url, place.token, role=ADMIN, credentials=place.credentials, ca=place.ca
         )
     except BusUnavailable as error:

@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 
 from bus import NatsBus, NotFound, reads
 from bus.connection import status_of
-from bus.face import Present
+from bus.interface import Present
 from bus.mailbox import Mailbox
 from bus.messages import Heartbeat
 from bus.subjects import STREAMS
@@ -126,7 +126,8 @@ class Probe:
 
     async def _clients(self) -> tuple[ClientSample, ...] | None:
         """Return the other connections of this run, None when the server does not tell (it is asked
-        again later)."""
+        again later).
+        """
         if anyio.current_time() < self._silent_until:
             return None
         try:

@@ -14,7 +14,7 @@ import anyio
 
 from bus import BusError, NatsBus, NotFound, reads
 from bus.codec import KINDS
-from bus.face import check_tails
+from bus.interface import check_tails
 from bus.messages import Message
 from bus.reads import Stored
 from bus.subjects import STREAMS, stream_of

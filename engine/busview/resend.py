@@ -11,12 +11,13 @@ from bus.codec import claim_in
 from bus.errors import Forgotten
 from bus.reads import Stored
 from engine.busview.show import View
-from engine.running import orders
+from engine.running import drain_commands
 
 
 class Sent(msgspec.Struct, kw_only=True):
     """``stored`` are new at the target, ``known`` it had already; ``last`` is the last source sequence
-    that is safely there."""
+    that is safely there.
+    """
 
     stored: int = 0
     known: int = 0
@@ -44,7 +45,7 @@ async def send_again(
     Raises BusError when the target refuses one, or has no room for it.
     """
     async for stored, seen in messages:
-        if stored.tail == orders.TAIL:
+        if stored.tail == drain_commands.TAIL:
             continue
         if claim_in(stored.frame) is not None:
             # Its body lies in a blob: it is put into one of the target's, with the message.

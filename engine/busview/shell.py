@@ -167,7 +167,8 @@ async def replay(place: Place, wanted: Filter, span: Span, *, as_json: bool, fra
 
 async def resend(place: Place, wanted: Filter, span: Span, target: Place | None, *, really: bool) -> None:
     """Publish what is stored again: on the bus ``target``, on its own when None. Without ``really`` only
-    say how much that is."""
+    say how much that is.
+    """
     async with AsyncExitStack() as stack:
         source = (await stack.enter_async_context(opened(place))).bus
         goal = source

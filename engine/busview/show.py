@@ -57,7 +57,8 @@ _REASON = 120
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """A message taken apart. ``error`` says why this build cannot use it, ``body`` is None when nothing
-    of it can be read. ``time`` is when its author made it (when it was stored, if nobody can tell)."""
+    of it can be read. ``time`` is when its author made it (when it was stored, if nobody can tell).
+    """
 
     stream: str
     sequence: int

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from urllib.parse import urlsplit
 
 from engine.ablations import GAMES, TOOLS
-from engine.config import Config, Endpoint
+from engine.config import Config, EndpointConfig
 
 Problem = tuple[str, str]
 _POOLS = ("dir:", "reasoning_gym:", "gem:")
@@ -61,7 +61,7 @@ def _skills(config: Config) -> Iterator[Problem]:
             )
 
 
-def _endpoint(endpoint: Endpoint, sampling: str, reply: int) -> Iterator[Problem]:
+def _endpoint(endpoint: EndpointConfig, sampling: str, reply: int) -> Iterator[Problem]:
     key = "designer.external"
     if not _is_url(endpoint.base_url):
         yield f"{key}.base_url", 'must start with "http://" or "https://", such as https://api.openai.com/v1'

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.checks.designers import designers
 from engine.checks.learner import learners, longest_reply
-from engine.config import Config, Designer, Sampling
+from engine.config import Config, DesignerConfig, SamplingConfig
 
 Problem = tuple[str, str]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
@@ -36,7 +36,8 @@ def check(config: Config) -> list[Problem]:
 
 def is_bus_url(url: str) -> bool:
     """Whether ``url`` names a host, and a port if any, in a scheme that the bus speaks; or, separated by
-    commas, several servers of a cluster."""
+    commas, several servers of a cluster.
+    """
     return all(_is_server_url(part.strip()) for part in url.split(","))
 
 
@@ -155,7 +156,7 @@ def _sandbox(config: Config) -> Iterator[Problem]:
         yield from _positive(f"sandbox.{name}", getattr(sandbox, name))
 
 
-def _trained_sampling(key: str, sampling: Sampling) -> Iterator[Problem]:
+def _trained_sampling(key: str, sampling: SamplingConfig) -> Iterator[Problem]:
     """The loss divides by the behaviour policy at T = 1 without truncation, and by nothing else."""
     why = "the trainer cannot correct tokens sampled in another way"
     if sampling.temperature != 1.0:
@@ -212,7 +213,7 @@ def _designer(config: Config) -> Iterator[Problem]:
             yield "designer.hint_train", 'only the policy\'s own hints are trained: hint_writer = "self"'
 
 
-def _corpus(designer: Designer) -> Iterator[Problem]:
+def _corpus(designer: DesignerConfig) -> Iterator[Problem]:
     known = f"{', '.join(_CORPORA[:-1])} or {_CORPORA[-1]}"
     if isinstance(designer.corpus, str):
         if designer.corpus and not designer.corpus.startswith(_CORPORA):

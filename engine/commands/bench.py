@@ -94,7 +94,8 @@ def rollout(
     model: Annotated[str, typer.Option(help="Model path as in a recipe; default: random weights.")] = "",
 ) -> None:
     """Measure how much of vLLM's speed the engine passes on to plays, and its loop with a thousand of them.
-    Status 1 when a target is missed."""
+    Status 1 when a target is missed.
+    """
     import sys
 
     import anyio

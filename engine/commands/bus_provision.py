@@ -146,10 +146,10 @@ def _write(deployment: Deployment, directory: Path) -> None:
 def _login(directory: Path | None, token: str, ca: str) -> dict[str, Any]:
     from bus.access import ADMIN
     from bus.deployment import SEEDS
-    from engine.running import hosting
+    from engine.running import role_host
 
     place = directory / SEEDS if directory is not None and not token else None
-    return hosting.login(ADMIN, token=token, credentials=str(place or ""), ca=ca)
+    return role_host.login(ADMIN, token=token, credentials=str(place or ""), ca=ca)
 
 
 def _create(

@@ -16,7 +16,8 @@ def credit(
     everything: Annotated[bool, typer.Option("--all", help="Print equal ones too.")] = False,
 ) -> None:
     """Compute the designer's advantages of a file's cases in reference mode and print them beside the
-    expected ones. Exits with 1 when one differs by more than 1e-9."""
+    expected ones. Exits with 1 when one differs by more than 1e-9.
+    """
     found = _check(parity)
     wrong = [one for one in found if not one.equal]
     worst = max(

@@ -38,7 +38,7 @@ def export(
     if kind not in _TYPES:
         raise SpadeError(f"--dtype {dtype!r} is not known", remedy=f"Known: {', '.join(_TYPES)}.")
 
-    from engine.running.preparation import MODEL_MARK
+    from engine.running.preflight import MODEL_MARK
     from engine.training import checkpoint as checkpoints
     from engine.training import export as exports
 

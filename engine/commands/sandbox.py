@@ -15,7 +15,7 @@ from engine.errors import ConfigError, SpadeError
 if TYPE_CHECKING:
     import msgspec
 
-    from engine.config import Sandbox
+    from engine.config import SandboxConfig
     from sandbox import ProtectionReport, SandboxSettings, Verdict
 
 app = typer.Typer(
@@ -211,7 +211,7 @@ def _settings(recipe: Path | None) -> SandboxSettings:
         return SandboxSettings()
     from engine import recipe as recipes
 
-    table: Sandbox = recipes.load(recipe, []).config.sandbox
+    table: SandboxConfig = recipes.load(recipe, []).config.sandbox
     return SandboxSettings(**msgspec.structs.asdict(table))
 
 

@@ -64,7 +64,8 @@ def terms(text: str) -> list[str]:
 
 class HashedTfidf:
     """Hashed TF-IDF. ``background`` are texts that tell how common each term is; without them only what all
-    environments share counts as common, so vectors do not depend on what else is embedded."""
+    environments share counts as common, so vectors do not depend on what else is embedded.
+    """
 
     name = "hashed"
     near = 0.97

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from engine.evals import foreign
+from engine.evals import external_benchmarks
 
 _SUFFIXES = {".txt", ".json", ".jsonl", ".csv", ".gz", ".flf", ".tlf"}
 # Imported by a function only for some problems.
@@ -112,7 +112,7 @@ def _hold_gem() -> None:
     nltk = importlib.import_module("nltk")
     vars(nltk)["download"] = lambda *_, **__: True
     for identifier, spec in registration.ENV_REGISTRY.items():
-        if identifier.startswith("game:") and foreign.THREADED not in identifier:
+        if identifier.startswith("game:") and external_benchmarks.THREADED not in identifier:
             module = importlib.import_module(spec.entry_point.partition(":")[0])
             _replace(module, {"words": words})
             with contextlib.suppress(Exception):

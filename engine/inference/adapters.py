@@ -17,7 +17,8 @@ def kept(config: Config) -> int:
 
 def name(run: str, version: int) -> str:
     """Return the name of the adapter of a packed version. A learner that does not go on exactly where the
-    last one ended has a fence of its own: no name is ever given to other weights."""
+    last one ended has a fence of its own: no name is ever given to other weights.
+    """
     unpacked = Version.unpack(version)
     return f"{run}@{unpacked.fence}.{unpacked.step}"
 

@@ -117,7 +117,8 @@ class Breaker:
 
     def trip(self, now: float) -> bool:
         """Open at once, or prolong the cool-down of one that was not closed. Returns whether it let requests
-        through until now."""
+        through until now.
+        """
         let_through = self._retry_at is None
         if self._half_open or not let_through:
             self._cooldown = min(self._longest, 2 * self._cooldown)

@@ -22,8 +22,8 @@ import msgspec
 import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
-from engine.config import Endpoint as Settings
-from engine.config import Sampling
+from engine.config import EndpointConfig as Settings
+from engine.config import SamplingConfig
 from engine.errors import ConfigError, SpadeError
 from engine.inference.completion import InferenceError, InferenceUnavailable
 from engine.inference.spending import Bill, Ledger, Purse
@@ -135,7 +135,8 @@ class Pace:
 
 class Endpoint:
     """One endpoint; whoever asks it in a process shares it, with its pace and its purse. Use
-    :func:`open_endpoint`."""
+    :func:`open_endpoint`.
+    """
 
     def __init__(self, settings: Settings, key: str, session: aiohttp.ClientSession, purse: Purse) -> None:
         self._settings, self._session, self._purse = settings, session, purse
@@ -147,7 +148,12 @@ class Endpoint:
         self._seconds = 0.0
 
     async def write(
-        self, turns: Sequence[str], *, sampling: Sampling, system: str | None = None, seed: int | None = None
+        self,
+        turns: Sequence[str],
+        *,
+        sampling: SamplingConfig,
+        system: str | None = None,
+        seed: int | None = None,
     ) -> Answer:
         """Continue a conversation; ``turns`` are what the user and the model said in turn, the user last.
 
@@ -197,7 +203,7 @@ class Endpoint:
         log.info("endpoint_asked_again", url=self._url, attempt=state.attempt_number, why=str(why))
 
     def _body(
-        self, turns: Sequence[str], sampling: Sampling, system: str | None, seed: int | None
+        self, turns: Sequence[str], sampling: SamplingConfig, system: str | None, seed: int | None
     ) -> dict[str, Any]:
         roles = ("user", "assistant")
         messages = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(turns)]
@@ -293,7 +299,8 @@ class Endpoint:
 @asynccontextmanager
 async def open_endpoint(settings: Settings, ledger: Ledger | None = None) -> AsyncIterator[Endpoint]:
     """Yield the endpoint of ``settings`` with a session of its own. ``ledger`` keeps what its answers cost,
-    for ``max_cost``; None: only this process counts. Raises ConfigError without its key."""
+    for ``max_cost``; None: only this process counts. Raises ConfigError without its key.
+    """
     headers = {"Content-Type": "application/json"}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, headers=headers, trust_env=True) as session:

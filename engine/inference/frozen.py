@@ -21,9 +21,9 @@ import structlog
 
 from bus.scopes import flat_task_group
 from engine import models
-from engine.config import Config, Sampling
+from engine.config import Config, SamplingConfig
 from engine.errors import SpadeError
-from engine.inference import wire
+from engine.inference import vllm_schema
 from engine.inference.completion import (
     Completion,
     InferenceError,
@@ -93,7 +93,7 @@ class FrozenServer:
         self,
         prompt: Sequence[int],
         *,
-        sampling: Sampling,
+        sampling: SamplingConfig,
         seed: int | None,
         key: str,
         stop_token_ids: Sequence[int],
@@ -168,7 +168,7 @@ class FrozenServer:
         self,
         client: VllmClient,
         prompt: Sequence[int],
-        sampling: Sampling,
+        sampling: SamplingConfig,
         stop_token_ids: Sequence[int],
         seconds: float,
     ) -> Completion:
@@ -179,7 +179,7 @@ class FrozenServer:
         return completion
 
     def _checked(self, completion: Completion) -> Completion:
-        if any(span.version != wire.UNLABELLED for span in completion.spans):
+        if any(span.version != vllm_schema.UNLABELLED for span in completion.spans):
             raise Thawed(
                 "the frozen server answers with weights that were pushed into it",
                 where="designer.frozen.url",

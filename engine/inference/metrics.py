@@ -27,7 +27,8 @@ def congestion(text: str) -> tuple[float, float]:
 
 def adapters_in_use(text: str) -> set[str] | None:
     """Return the names of the adapters of requests that run or wait, as of the newest of vLLM's notes; None
-    without one."""
+    without one.
+    """
     newest, names = 0.0, None
     for line in text.splitlines():
         if line.startswith(_ADAPTERS):

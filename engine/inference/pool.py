@@ -1,10 +1,10 @@
 """One pool over many vLLM servers.
 
 Requests of one episode go to the server that holds their prefix, else to the least loaded one. A server
-gets traffic only while it serves a version that is recent enough (``engine.inference.roster``). When it fails
-or makes no progress, its requests move to another. The version of a token comes from the spans of its
-completion and from nowhere else (invariant I2), and a completion is held back until its server has
-acknowledged all of them: had the proof of a version failed, its label would be a lie.
+gets traffic only while it serves a version that is recent enough (``engine.inference.server_set``).
+When it fails or makes no progress, its requests move to another. The version of a token comes from
+the spans of its completion and from nowhere else (invariant I2), and a completion is held back until its
+server has acknowledged all of them: had the proof of a version failed, its label would be a lie.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from bus.messages import Message, PolicyPublished, ServerLost, ServerServing
-from engine.config import Sampling
+from engine.config import SamplingConfig
 from engine.inference.adapters import name as adapter_name
 from engine.inference.completion import (
     Completion,
@@ -32,11 +32,11 @@ from engine.inference.completion import (
     ServerStuck,
 )
 from engine.inference.concurrency import Rate
+from engine.inference.health_prober import Keeper
 from engine.inference.hedging import Hedging
-from engine.inference.keeper import Keeper
-from engine.inference.roster import Roster, Server
+from engine.inference.server_set import Roster, Server
 from engine.inference.vllm import VllmClient, open_session
-from engine.records import serving
+from engine.records import served_versions
 
 if TYPE_CHECKING:
     from bus import Bus
@@ -52,7 +52,7 @@ log = structlog.get_logger("spade.inference")
 @dataclass(frozen=True)
 class _Request:
     prompt: Sequence[int]
-    sampling: Sampling
+    sampling: SamplingConfig
     seed: int | None
     stop_token_ids: Sequence[int]
     key: str
@@ -127,7 +127,7 @@ class InferencePool:
         """Follow the servers' facts on the bus and keep an eye on each server, for ever."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.close)
-            known = await serving.read(bus)
+            known = await served_versions.read(bus)
             newest = await bus.last(PUBLISHED)
             records = await stack.enter_async_context(
                 bus.follow("EVENT", start=known.position + 1, tails=_TAILS)
@@ -173,7 +173,7 @@ class InferencePool:
         self,
         prompt: Sequence[int],
         *,
-        sampling: Sampling,
+        sampling: SamplingConfig,
         seed: int | None,
         key: str,
         stop_token_ids: Sequence[int],
@@ -215,7 +215,8 @@ class InferencePool:
     def statistics(self) -> dict[str, float]:
         """Gauges and counters: servers, load, limits, queue, rates over the last ten seconds, failures, and
         for each server NAME: ``NAME.in_flight``, ``.limit``, ``.lag`` (versions behind), ``.usable``,
-        ``.answers``, ``.failures``, ``.opened`` (times that its breaker opened), ``.cuts`` (of its limit)."""
+        ``.answers``, ``.failures``, ``.opened`` (times that its breaker opened), ``.cuts`` (of its limit).
+        """
         now = anyio.current_time()
         servers = list(self._roster)
         figures = {
@@ -330,7 +331,8 @@ class InferencePool:
 
     async def _acknowledged(self, server: Server, completion: Completion, end: float) -> bool:
         """Return whether the server has proved all versions that sampled ``completion``, as soon as the
-        newest of them is decided; one that was passed over will never be."""
+        newest of them is decided; one that was passed over will never be.
+        """
         versions = {span.version for span in completion.spans}
         if any(version < 0 for version in versions):
             raise _Unlabelled("its weights carry no version: they were never pushed", where=server.url)

@@ -30,7 +30,7 @@ _TAIL_BYTES = 64 * 1024
 _CAUSE_BYTES = 256 * 1024
 _EXCEPTION = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w+(?:Error|Exception): .+)$", re.MULTILINE)
 _HARMLESS = re.compile(r"\) (WARNING|INFO) ")
-_GUARDIAN = Path(__file__).with_name("guardian.py")
+_GUARDIAN = Path(__file__).with_name("subprocess_guard.py")
 
 log = structlog.get_logger("spade.inference")
 
@@ -99,7 +99,8 @@ async def serve(
 
 def reachable_host(config: Config) -> str:
     """Return the host in the URL of a server that is started here: the one that it listens on, or, where it
-    listens on all, the address from which this host reaches the recipe's bus."""
+    listens on all, the address from which this host reaches the recipe's bus.
+    """
     host = str(config.server.args.get("host", LOOPBACK))
     if host not in ("0.0.0.0", "::"):
         return host

@@ -19,7 +19,7 @@ from engine.errors import SpadeError
 
 if TYPE_CHECKING:
     from bus import Bus
-    from engine.config import Endpoint as Settings
+    from engine.config import EndpointConfig as Settings
 
 # Code and prose take three to four bytes a token; what a request reserves is more than that.
 _BYTES_RESERVED, _BYTES_COUNTED = 2, 3
@@ -75,7 +75,8 @@ class OnBus:
 
 class Bill:
     """One request: what was reserved for it, and what it came to. An answer that was not seen may have been
-    made and charged all the same, so it counts like the others."""
+    made and charged all the same, so it counts like the others.
+    """
 
     def __init__(self, reserved: float) -> None:
         self.reserved = reserved
@@ -118,7 +119,8 @@ class Purse:
 
     def statistics(self) -> dict[str, float]:
         """``cost`` of the answers of this process, ``cost_unseen`` of those that never came; with a limit,
-        ``spent`` by the whole run and what is ``left``."""
+        ``spent`` by the whole run and what is ``left``.
+        """
         found = {"cost": self._cost, "cost_unseen": self._unseen}
         if self._settings.max_cost:
             found |= {"spent": self._spent, "left": max(0.0, self._settings.max_cost - self._spent)}

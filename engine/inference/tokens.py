@@ -41,7 +41,8 @@ _TRUSTED = ("", "llama")
 @dataclass(frozen=True)
 class Bridge:
     """``stop`` is the id that ends a reply. What follows it up to the next reply is what the template
-    renders after ``before``: a known first turn, its reply and the stop token."""
+    renders after ``before``: a known first turn, its reply and the stop token.
+    """
 
     stop: int
     before: str

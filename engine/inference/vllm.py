@@ -15,8 +15,8 @@ import aiohttp
 import anyio
 import anyio.to_thread
 
-from engine.config import Sampling
-from engine.inference import wire
+from engine.config import SamplingConfig
+from engine.inference import vllm_schema
 from engine.inference.adapters import run_of, version_of
 from engine.inference.completion import (
     Completion,
@@ -50,7 +50,8 @@ def open_session() -> aiohttp.ClientSession:
 
 class VllmClient:
     """One server's face: ``url`` is its root, such as ``http://127.0.0.1:8000``. ``adapter`` is the name of
-    the LoRA adapter by which its requests are sampled and scored, "" for the model itself."""
+    the LoRA adapter by which its requests are sampled and scored, "" for the model itself.
+    """
 
     def __init__(self, url: str, session: aiohttp.ClientSession, *, adapter: str = "") -> None:
         self.url, self.adapter = url.rstrip("/"), adapter
@@ -59,7 +60,7 @@ class VllmClient:
     async def generate(
         self,
         prompt: Sequence[int],
-        sampling: Sampling,
+        sampling: SamplingConfig,
         *,
         deadline: float,
         seed: int | None = None,
@@ -71,7 +72,7 @@ class VllmClient:
         Raises ServerGone, ServerStuck or ServerRefused.
         """
         adapter = self.adapter
-        body = wire.generate_body(
+        body = vllm_schema.generate_body(
             prompt, sampling, seed=seed, stop_token_ids=stop_token_ids, salt=salt, adapter=adapter
         )
         try:
@@ -81,7 +82,7 @@ class VllmClient:
                 # Unloaded on its way there, or a server that was started anew: not the request's own fault.
                 raise ServerGone(f"it does not know the adapter {adapter}", where=self.url) from error
             raise
-        return wire.completion(payload, self.url, longest=sampling.max_tokens, adapter=adapter)
+        return vllm_schema.completion(payload, self.url, longest=sampling.max_tokens, adapter=adapter)
 
     async def prompt_logprobs(self, tokens: Sequence[int], *, deadline: float) -> list[float]:
         """Return the log-probs of ``tokens[1:]`` given their prefixes, at temperature 1 (len - 1,).
@@ -98,20 +99,22 @@ class VllmClient:
         self, tokens: Sequence[int], *, count: int, deadline: float
     ) -> list[dict[int, float]]:
         """Return for each of ``tokens[1:]`` the log-probs of itself and the ``count`` likeliest tokens at
-        its place (-1: all)."""
+        its place (-1: all).
+        """
         if self.adapter:
             return await self._token_by_token(tokens, whole=count == -1, deadline=deadline)
-        body = wire.prompt_logprobs_body(tokens, count)
+        body = vllm_schema.prompt_logprobs_body(tokens, count)
         payload = await self._post(_GENERATE, body, deadline, "prompt log-probs")
         if count:  # whole vocabularies are tens of megabytes
-            return await anyio.to_thread.run_sync(wire.prompt_logprobs, payload, self.url)
-        return wire.prompt_logprobs(payload, self.url)
+            return await anyio.to_thread.run_sync(vllm_schema.prompt_logprobs, payload, self.url)
+        return vllm_schema.prompt_logprobs(payload, self.url)
 
     async def _token_by_token(
         self, tokens: Sequence[int], *, whole: bool, deadline: float
     ) -> list[dict[int, float]]:
         """Score a prompt by one request for each prefix: vLLM's CPU build dies of prompt log-probs with an
-        adapter. A salt of its own keeps all that was computed before out of it."""
+        adapter. A salt of its own keeps all that was computed before out of it.
+        """
         rows: list[dict[int, float]] = [{} for _ in tokens[1:]]
         adapter, salt = self.adapter, uuid.uuid4().hex
         places = anyio.CapacityLimiter(_SCORED_AT_ONCE)
@@ -119,13 +122,13 @@ class VllmClient:
         faults: list[InferenceError] = []
 
         async def score(place: int) -> None:
-            body = wire.next_logprobs_body(
+            body = vllm_schema.next_logprobs_body(
                 tokens[: place + 1], tokens[place + 1], whole=whole, salt=salt, adapter=adapter
             )
             try:
                 async with places:
                     payload = await self._post(_GENERATE, body, deadline, "log-probs")
-                rows[place] = wire.next_logprobs(payload, self.url)
+                rows[place] = vllm_schema.next_logprobs(payload, self.url)
             except InferenceError as error:
                 faults.append(error)
                 tasks.cancel_scope.cancel()
@@ -139,7 +142,7 @@ class VllmClient:
 
     async def probe(self, *, deadline: float) -> int:
         """Sample one token, the proof that the engine makes progress, and return its version."""
-        completion = await self.generate([0], Sampling(max_tokens=1), deadline=deadline)
+        completion = await self.generate([0], SamplingConfig(max_tokens=1), deadline=deadline)
         return completion.spans[-1].version
 
     async def healthy(self, *, deadline: float) -> bool:
@@ -165,12 +168,13 @@ class VllmClient:
 
     async def version(self, *, deadline: float = CONTROL_SECONDS) -> int:
         """Return the version label of the weights (``wire.UNLABELLED`` before the first push), or the version
-        of the adapter while the server has it."""
+        of the adapter while the server has it.
+        """
         if self.adapter:
             known = self.adapter in await self.adapters(deadline=deadline)
-            return version_of(self.adapter) if known else wire.UNLABELLED
+            return version_of(self.adapter) if known else vllm_schema.UNLABELLED
         answer = await self._get("/weight_info", deadline, "weight_info")
-        return wire.version(str(answer.get("weight_version", "")))
+        return vllm_schema.version(str(answer.get("weight_version", "")))
 
     async def paused(self, *, deadline: float = CONTROL_SECONDS) -> bool:
         """Whether generation is paused."""
@@ -178,7 +182,8 @@ class VllmClient:
 
     async def model(self, *, deadline: float = CONTROL_SECONDS) -> tuple[str, int]:
         """Return the directory of its model and how many tokens prompt and completion may have together;
-        "" and 0 when the server does not say."""
+        "" and 0 when the server does not say.
+        """
         try:
             models = (await self._get("/v1/models", deadline, "models")).get("data")
         except ServerRefused:
@@ -190,7 +195,8 @@ class VllmClient:
 
     async def pause(self, *, clear_cache: bool, deadline: float = CONTROL_SECONDS) -> None:
         """Stop scheduling, keep the requests. ``clear_cache`` drops their KV and the prefix cache: they
-        are prefilled again under the weights they resume with."""
+        are prefilled again under the weights they resume with.
+        """
         flag = "true" if clear_cache else "false"
         await self._post(f"/pause?mode=keep&clear_cache={flag}", b"", deadline, "pause")
 
@@ -204,34 +210,39 @@ class VllmClient:
 
     async def update_weights(self, info: dict[str, object], *, deadline: float) -> None:
         """Hand the transfer engine its description of the new weights and wait until they are loaded."""
-        await self._post("/update_weights", wire.encode({"update_info": info}), deadline, "update_weights")
+        await self._post(
+            "/update_weights", vllm_schema.encode({"update_info": info}), deadline, "update_weights"
+        )
 
     async def finish_update(self, version: int | None, *, deadline: float = CONTROL_SECONDS) -> None:
         """Close the session; ``version`` becomes the label of every token sampled from now on."""
         label = None if version is None else str(version)
-        body = wire.encode({"weight_version": label})
+        body = vllm_schema.encode({"weight_version": label})
         await self._post("/finish_weight_update", body, deadline, "finish_weight_update")
 
     async def collective(self, method: str, *, deadline: float = CONTROL_SECONDS) -> list[str]:
         """Call a method of all workers of the server and return their answers, which are texts."""
-        payload = await self._post("/collective_rpc", wire.encode({"method": method}), deadline, method)
-        return [str(one) for one in wire.table(payload, self.url).get("results") or ()]
+        payload = await self._post(
+            "/collective_rpc", vllm_schema.encode({"method": method}), deadline, method
+        )
+        return [str(one) for one in vllm_schema.table(payload, self.url).get("results") or ()]
 
     async def adapters(self, *, deadline: float = CONTROL_SECONDS) -> dict[str, str]:
         """Return the adapters that requests may name, with the directories that they were loaded from, in the
-        order of their loads."""
+        order of their loads.
+        """
         models = (await self._get("/v1/models", deadline, "models")).get("data")
         found = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
         return {str(one["id"]): str(one.get("root")) for one in found if run_of(str(one.get("id")))}
 
     async def load_adapter(self, name: str, directory: str, *, deadline: float) -> None:
         """Load an adapter in PEFT's format from a directory that the server can read."""
-        body = wire.encode({"lora_name": name, "lora_path": directory})
+        body = vllm_schema.encode({"lora_name": name, "lora_path": directory})
         await self._post("/v1/load_lora_adapter", body, deadline, "load_lora_adapter")
 
     async def unload_adapter(self, name: str, *, deadline: float = CONTROL_SECONDS) -> None:
         """Let no more requests name an adapter; those that did so go on with it."""
-        body = wire.encode({"lora_name": name})
+        body = vllm_schema.encode({"lora_name": name})
         await self._post("/v1/unload_lora_adapter", body, deadline, "unload_lora_adapter")
 
     async def metrics(self, *, deadline: float) -> str:
@@ -240,7 +251,7 @@ class VllmClient:
         return payload.decode(errors="replace")
 
     async def _get(self, path: str, deadline: float, what: str) -> dict[str, Any]:
-        return wire.table(await self._request("GET", path, b"", deadline, what), self.url)
+        return vllm_schema.table(await self._request("GET", path, b"", deadline, what), self.url)
 
     async def _post(self, path: str, body: bytes, deadline: float, what: str) -> bytes:
         return await self._request("POST", path, body, deadline, what)

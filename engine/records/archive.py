@@ -46,7 +46,8 @@ class Archive:
 
 def replace(target: Path, data: bytes, *, durable: bool = False) -> None:
     """Write ``data`` to ``target`` so that a reader, or whoever comes after a crash, finds the old bytes or
-    the new ones and nothing between. ``durable`` waits until the disk has them. Raises OSError."""
+    the new ones and nothing between. ``durable`` waits until the disk has them. Raises OSError.
+    """
     handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -78,7 +78,8 @@ class Meter:
 
     def _learn(self, connection: sqlite3.Connection, items: Sequence[Item], number: int) -> None:
         """Count ``items``, played before round ``number``, as known. Of a program eight bytes are kept, of a
-        design nothing once it was long not played: its window is closed."""
+        design nothing once it was long not played: its window is closed.
+        """
         first = {item.environment: item for item in reversed(items)}
         wanted = [first[name] for name in self._before.wanted(first)]
         self._embed(connection, wanted)

@@ -43,7 +43,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     ``regret_paid`` is what of the regret its reward took, over ``pairs`` of which ``pairs_apart`` have no
     policy version in common; ``leak``: its hint holds the answer.
     ``flag`` says that the design does not belong to its ticket, ``similarity`` is the cosine to the most
-    similar program that the designer remembered."""
+    similar program that the designer remembered.
+    """
 
     id: str
     step: int
@@ -85,7 +86,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """Which environments: all conditions hold. ``steps`` is inclusive, ``skill`` a part of its name,
-    ``state`` a state or a flag."""
+    ``state`` a state or a flag.
+    """
 
     skill: str = ""
     state: str = ""

@@ -115,7 +115,8 @@ def position(connection: sqlite3.Connection) -> int:
 
 def last_trained(path: Path) -> int:
     """Return the last round that a batch was trained for, on whatever branch; -1 before the first. Raises
-    sqlite3.Error."""
+    sqlite3.Error.
+    """
     with closing(open_for_reading(path)) as connection:
         (found,) = connection.execute("SELECT MAX(round) FROM batches").fetchone()
     return -1 if found is None else int(found)

@@ -17,9 +17,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from bus import Bus
 from bus.messages import Heartbeat, RoundSummary
-from engine import memory
+from engine import malloc
 from engine.errors import SpadeError
-from engine.records import history, serving
+from engine.records import history, served_versions
 from engine.records.diversity_log import Meter
 from engine.records.history import Event
 
@@ -106,14 +106,14 @@ class Recorder:
                     except (anyio.WouldBlock, anyio.EndOfStream):
                         break
                 await self._apply(batch)
-                if self._position - self._noted >= serving.EVERY:
+                if self._position - self._noted >= served_versions.EVERY:
                     await self._note_serving()
 
     async def _apply(self, batch: list[Event]) -> None:
         await self._in_thread(history.apply, batch)
         if any(isinstance(event.message, RoundSummary) for event in batch):
             await self._in_thread(self._meter.record)
-            await anyio.to_thread.run_sync(memory.release)
+            await anyio.to_thread.run_sync(malloc.release)
         self._queued -= len(batch)
         self._position = batch[-1].sequence
         self._changed.set()
@@ -121,8 +121,8 @@ class Recorder:
 
     async def _note_serving(self) -> None:
         """Spare those who start later the facts of servers so far."""
-        note = await self._in_thread(serving.told)
-        await serving.write(self._bus, note)
+        note = await self._in_thread(served_versions.told)
+        await served_versions.write(self._bus, note)
         self._noted = note.position
 
     async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:

@@ -57,7 +57,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """The last answer of one held-out suite by surviving weights; ``stderr`` is the standard error of
-    ``win``."""
+    ``win``.
+    """
 
     suite: str
     step: int
@@ -137,7 +138,8 @@ def lineage(connection: sqlite3.Connection) -> Lineage:
 
 def alive(tree: Lineage, fence: str = "fence", step: str = "step") -> str:
     """Return the SQL condition that a row lies on the path to the current weights, as
-    :meth:`Lineage.survives` says it; ``fence`` and ``step`` are what SQL calls those of its version."""
+    :meth:`Lineage.survives` says it; ``fence`` and ``step`` are what SQL calls those of its version.
+    """
     limits, least = [], None
     for newer, left in reversed(tree.forks[1:]):
         least = left if least is None else min(least, left)
@@ -147,7 +149,8 @@ def alive(tree: Lineage, fence: str = "fence", step: str = "step") -> str:
 
 def alive_evaluation(tree: Lineage) -> str:
     """Return the SQL condition that every version that answered in a row of ``evaluations`` lies on the path
-    to the current weights."""
+    to the current weights.
+    """
     ends = (f"({alive(tree, f'{end} >> 32', f'{end} & 4294967295')})" for end in ("version", "version_high"))
     return " AND ".join(ends)
 

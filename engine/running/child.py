@@ -1,7 +1,7 @@
 """Child processes: guarded, logged, ended for certain, and started again within a budget.
 
-Each child runs under ``engine.inference.guardian``: when its owner ends, however it ends, the child and all
-that it started end too.
+Each child runs under ``engine.inference.subprocess_guard``: when its owner ends, however it ends, the child
+and all that it started end too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import structlog
 from anyio.abc import Process
 
 from engine.errors import SpadeError
-from engine.inference import guardian
-from engine.running.hosting import GUARDED
+from engine.inference import subprocess_guard
+from engine.running.role_host import GUARDED
 
 TAIL_LINES = 15
 GRACE_SECONDS = 5.0
@@ -35,7 +35,8 @@ _OURS = {GUARDED: "1", "PYTHONSAFEPATH": "1"}
 class Budget:
     """Counts crashes: more than ``crashes`` within ``seconds`` are too many, and so are more than ``crashes``
     in a row, however far apart, at each of which the child had not got beyond where it was at one before.
-    Pure but for the times given."""
+    Pure but for the times given.
+    """
 
     def __init__(self, crashes: int = 3, seconds: float = 600.0) -> None:
         self._allowed, self._seconds = crashes, seconds
@@ -45,7 +46,8 @@ class Budget:
 
     def crashed(self, now: float, point: int | None = None) -> float | None:
         """Note a crash at ``now``, when the child had got as far as ``point`` (None: nobody knows); return
-        the seconds to wait before a restart, None when the budget is spent."""
+        the seconds to wait before a restart, None when the budget is spent.
+        """
         self._crashes.append(now)
         while self._crashes[0] < now - self._seconds:
             self._crashes.popleft()
@@ -73,7 +75,7 @@ async def guarded(
     ``grace`` is how many seconds it gets after SIGTERM. Its exit status is the process's ``returncode``
     (128 + number when a signal ended it).
     """
-    program = [sys.executable, "-I", str(Path(guardian.__file__)), str(grace), *command]
+    program = [sys.executable, "-I", str(Path(subprocess_guard.__file__)), str(grace), *command]
     with _appending(log) as output:
         process = await anyio.open_process(
             program,
@@ -144,7 +146,8 @@ async def keep_running(
 
 def died(name: str, status: int, log: Path, *, point: int | None = None, times: int = 0) -> SpadeError:
     """Explain a child that will not run, with the last lines of its output. It had got as far as the round
-    ``point``, and ended so many ``times`` in a row without getting further."""
+    ``point``, and ended so many ``times`` in a row without getting further.
+    """
     how = f"was ended by signal {status - 128}" if status > 128 else f"ended with status {status}"
     if times > 1 and point is not None:
         where = f"after round {point}" if point >= 0 else "before its first round"

@@ -32,9 +32,9 @@ from engine.records import history
 from engine.records import status as standing
 from engine.records.recorder import Recorder
 from engine.run import RunDirectory, free_mb
-from engine.running import hosting, orders
+from engine.running import drain_commands, role_host
 from engine.running.child import keep_running
-from engine.running.hosting import CA, CREDENTIALS, RUN, TOKEN, Host, Origin, RoleLike
+from engine.running.role_host import CA, CREDENTIALS, RUN, TOKEN, Host, Origin, RoleLike
 from engine.views.live import SHOWN_AT_THE_END, View
 
 Ending = Literal["complete", "stopped"]
@@ -52,7 +52,8 @@ _LAUNCHERS = ("python", "accelerate", "torchrun")
 
 class Address(msgspec.Struct, frozen=True):
     """Where the bus of a run is and how to log in; kept in ``bus.json`` (readable by the owner only) for
-    roles on this host. ``credentials`` and ``ca`` are paths, empty for a token."""
+    roles on this host. ``credentials`` and ``ca`` are paths, empty for a token.
+    """
 
     url: str
     token: str
@@ -71,7 +72,7 @@ class Address(msgspec.Struct, frozen=True):
 
     def login(self, role: str) -> dict[str, Any]:
         """Return how ``role`` logs in, as arguments of ``bus.connect``. Raises BusError without a key."""
-        return hosting.login(role, token=self.token, credentials=self.credentials, ca=self.ca)
+        return role_host.login(role, token=self.token, credentials=self.credentials, ca=self.ca)
 
     def environment(self) -> dict[str, str]:
         """Return what a role in a process of its own needs to log in, and which run it is for.
@@ -93,7 +94,7 @@ class Supervisor:
         log: structlog.stdlib.BoundLogger,
         *,
         prepare: Callable[[], Awaitable[Path]],
-        load: Loader = hosting.load,
+        load: Loader = role_host.load,
     ) -> None:
         self.config, self.directory, self.view, self.log = config, directory, view, log
         self._prepare = prepare
@@ -176,8 +177,8 @@ class Supervisor:
 
     async def _on_bus(self, bus: Bus, address: Address) -> None:
         origin = Origin(self.config, socket.gethostname(), str(self.directory.root), str(self._model))
-        await hosting.put_origin(bus, origin)
-        resumed = await orders.give(bus, "resume")  # who starts on it finds the recipe of now
+        await role_host.put_origin(bus, origin)
+        resumed = await drain_commands.give(bus, "resume")  # who starts on it finds the recipe of now
         _write_private(self.directory.root / "bus.json", msgspec.json.encode(address))
         self.log.info("bus.ready", url=address.url)
         recorder = Recorder(bus, self.directory.database)
@@ -188,8 +189,10 @@ class Supervisor:
                 tasks.start_soon(recorder.run)
                 tasks.start_soon(self._watch_run, recorder)
                 # a drain that somebody orders on the bus is one of this run
-                tasks.start_soon(partial(orders.heed, bus, "", self._stop, start=resumed + 1, log=self.log))
-                async with hosting.services(local, bus, self._needs(), tasks) as shared:
+                tasks.start_soon(
+                    partial(drain_commands.heed, bus, "", self._stop, start=resumed + 1, log=self.log)
+                )
+                async with role_host.services(local, bus, self._needs(), tasks) as shared:
                     tasks.start_soon(self._beat, bus, {**shared, "bus": bus, "recorder": recorder})
                     self._phase = "running"
                     await self._host_all(bus, address, local, shared)
@@ -214,7 +217,7 @@ class Supervisor:
             await bus.publish(
                 Heartbeat(role="supervisor", instance="supervisor", state="running", statistics=gauges)
             )
-            await anyio.sleep(hosting.BEAT_SECONDS)
+            await anyio.sleep(role_host.BEAT_SECONDS)
 
     def _needs(self) -> frozenset[str]:
         local = [role.needs for role in self._roles.values() if not role.own_process]
@@ -287,11 +290,11 @@ class Supervisor:
             for names in stages(self._roles):
                 for name in names:
                     self._draining[name].set()
-                await orders.give(bus, "drain", names, closing=True)
+                await drain_commands.give(bus, "drain", names, closing=True)
                 for name in names:
                     await self._ended[name].wait()
         with anyio.move_on_after(TELL_SECONDS) as telling:  # also when ours are late: others wait elsewhere
-            await orders.give(bus, "drain")
+            await drain_commands.give(bus, "drain")
         if telling.cancelled_caught:
             self.log.warning("drain.untold", remedy="Stop roles on other hosts by a signal.")
         late = [name for name, ended in self._ended.items() if not ended.is_set()]

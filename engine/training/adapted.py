@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from engine.config import Lora
+from engine.config import LoraConfig
 from engine.errors import ConfigError
 
 _REMEDY = "Name linear layers of the model, or none for all of them but the head."
 
 
 @contextmanager
-def explained(lora: Lora) -> Iterator[None]:
+def explained(lora: LoraConfig) -> Iterator[None]:
     """Raise ConfigError where peft or TRL raise ValueError because of ``lora``."""
     try:
         yield

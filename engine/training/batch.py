@@ -55,7 +55,8 @@ class Row(NamedTuple):
 class Batch:
     """What makes one version of the weights. ``tokens`` and ``padded`` count positions without and with
     padding, ``trained`` those with a policy loss. ``schedule`` holds, for each optimiser step, the indices of
-    its micro-batches."""
+    its micro-batches.
+    """
 
     micro_batches: tuple[MicroBatch, ...]
     rows: int
@@ -77,7 +78,8 @@ class Batch:
 
 def batch_size(plays: float, designs: float, nominal_plays: int) -> float:
     """Return B of a round. A batch of designs alone (the last of a run) counts the plays of a usual round,
-    so that its designs weigh no more than those of any other batch."""
+    so that its designs weigh no more than those of any other batch.
+    """
     return (plays or nominal_plays) + designs
 
 

@@ -34,7 +34,8 @@ class Held(NamedTuple):
 class Selection(NamedTuple):
     """The batch of a round. ``ages`` are in versions, one a sample. ``dropped`` pairs a sample id
     with its cause: every sample that reached a terminal state other than trained since the last one.
-    ``missing`` counts announced samples that never arrived."""
+    ``missing`` counts announced samples that never arrived.
+    """
 
     samples: tuple[SampleReady, ...]
     ages: tuple[int, ...]

@@ -25,9 +25,9 @@ from safetensors.torch import load_file, save_file
 from bus.messages import BatchTrained
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
-from engine.training.branches import BranchesState
 from engine.training.buffer import BufferState
-from engine.training.capsule import Capsule
+from engine.training.checkpoint_tensors import Capsule
+from engine.training.sample_age import BranchesState
 from engine.training.supervised import Accepted
 
 _MANIFEST, _STATE, _MODEL, _EXTRA = "manifest.json", "state.msgpack", "model.safetensors", "extra.pt"
@@ -40,7 +40,8 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything but tensors. ``cursor`` is the SAMPLE sequence up to which the stream was consumed;
     ``curriculum`` the EVENT sequence up to which the scorer's snapshot knows, -1 without one; ``announced``
     the last BatchTrained, which may or may not have reached the bus; ``accepted`` the designs
-    that the supervised mix draws from; ``branches`` what abandoned branches trained beyond ``version``."""
+    that the supervised mix draws from; ``branches`` what abandoned branches trained beyond ``version``.
+    """
 
     version: Version = Version(0, 0)
     lineage: Lineage = Lineage()

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from engine.config import Lora
+from engine.config import LoraConfig
 from engine.errors import SpadeError
 from engine.training import lora as adapters
 from engine.training.checkpoint import Checkpoint, newest, places, read
@@ -68,7 +68,7 @@ def load(place: Path) -> Checkpoint:
         ) from error
 
 
-def export(checkpoint: Checkpoint, base: Path, target: Path, *, lora: Lora, dtype: Kind) -> None:
+def export(checkpoint: Checkpoint, base: Path, target: Path, *, lora: LoraConfig, dtype: Kind) -> None:
     """Write the model of ``checkpoint``, which started from the folder ``base``, into the folder ``target``.
 
     Weights are safetensors of at most ``SHARD`` each, with adapters added to them. Configuration, generation
@@ -93,7 +93,7 @@ def export(checkpoint: Checkpoint, base: Path, target: Path, *, lora: Lora, dtyp
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _model(checkpoint: Checkpoint, base: Path, lora: Lora) -> Any:
+def _model(checkpoint: Checkpoint, base: Path, lora: LoraConfig) -> Any:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
     settings = adapters.peft_config(lora)
     if settings is None:

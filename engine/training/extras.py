@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from engine.config import Learner
+from engine.config import LearnerConfig
 from engine.errors import ConfigError
 
 _REPORTERS = ("tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "swanlab")
 
 
-def require(learner: Learner) -> None:
+def require(learner: LearnerConfig) -> None:
     """Look whether the packages are installed that ``learner`` names. Raises ConfigError."""
     if learner.optimizer.kind != "adamw":
         _need("bitsandbytes", f'learner.optimizer.kind = "{learner.optimizer.kind}"')

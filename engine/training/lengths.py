@@ -27,7 +27,8 @@ class Lengths:
 
     def report(self) -> dict[str, float]:
         """Return means by kind and role, and counts of samples below each power of two (and not below the
-        one before)."""
+        one before).
+        """
         found = {name: float(count) for name, count in self._counts.items() if "_under_" in name}
         for which in (f"{kind}_{role}" for kind in get_args(Kind) for role in get_args(Role)):
             if samples := self._counts[f"{which}_samples"]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from engine.config import Lora
+from engine import config
 from engine.training.parameters import ADAPTER, kept
 
 
-def peft_config(lora: Lora) -> Any:
+def peft_config(lora: config.LoraConfig) -> Any:
     """Return peft's settings for ``lora``, None when it is off (rank 0)."""
     if not lora.rank:
         return None

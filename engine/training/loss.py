@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import Learner, RoleTraining
+from engine.config import LearnerConfig, RoleTraining
 from engine.training.batch import KINDS, MicroBatch
 
 ROLES = ("agent", "designer")
@@ -43,7 +43,7 @@ class Terms:
     importance_mode: str
 
     @classmethod
-    def of(cls, learner: Learner, role: RoleTraining) -> Terms:
+    def of(cls, learner: LearnerConfig, role: RoleTraining) -> Terms:
         """Return the settings of ``role``, those of ``[learner]`` where it has none."""
         return cls(
             role.clip_low or learner.clip_low,
@@ -68,7 +68,7 @@ class Objective:
     unbiased_kl: bool = True
 
     @classmethod
-    def of(cls, learner: Learner) -> Objective:
+    def of(cls, learner: LearnerConfig) -> Objective:
         return cls(
             Terms.of(learner, learner.agent),
             Terms.of(learner, learner.designer),

@@ -64,7 +64,8 @@ def published(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def whole(tensor: torch.Tensor, *, keep: bool = True) -> torch.Tensor:
     """Return all of a tensor: itself, or for a sharded one its gathered copy on the CPU (collective; a rank
-    that does not ``keep`` it gets an empty one)."""
+    that does not ``keep`` it gets an empty one).
+    """
     if not isinstance(tensor, DTensor):
         return tensor
     gathered = tensor.full_tensor()
@@ -78,7 +79,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def put(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
     """Copy ``given`` into ``own``, each rank its part of a sharded tensor. Raises SpadeError for tensors of
-    another model."""
+    another model.
+    """
     if own.keys() != given.keys() or any(own[name].shape != given[name].shape for name in own):
         raise SpadeError(
             "The checkpoint belongs to another model",
@@ -99,7 +101,8 @@ def placed_like(value: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
 
 def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool = True) -> dict[str, Any]:
     """Return the state of ``optimizer`` by the names of the parameters, whole tensors: it fits any number of
-    ranks (collective when sharded)."""
+    ranks (collective when sharded).
+    """
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = [
         {**settings_of(group), "params": [names[parameter] for parameter in group["params"]]}
@@ -117,7 +120,8 @@ def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool = True
 
 def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any] | None) -> None:
     """Put back the moments that :func:`optimizer_state` returned; learning rate, betas and weight decay stay
-    those of ``optimizer``, which come from the recipe. Raises SpadeError for the state of another."""
+    those of ``optimizer``, which come from the recipe. Raises SpadeError for the state of another.
+    """
     if saved is None:
         raise SpadeError(
             "The checkpoint was written under DeepSpeed and has no state of the optimiser",
@@ -141,7 +145,8 @@ def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str
 
 def require_fitting(saved: Mapping[str, Any], kind: str, order: Sequence[str]) -> None:
     """Look whether the state in ``saved`` is one of an optimiser of this ``kind`` for the parameters in
-    ``order``. Raises SpadeError."""
+    ``order``. Raises SpadeError.
+    """
     known = [name for group in saved["groups"] for name in group["params"]]
     if saved["kind"] != kind or known != list(order):
         raise SpadeError(

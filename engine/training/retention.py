@@ -19,7 +19,8 @@ _WAITING = 2
 class Best(msgspec.Struct, frozen=True):
     """The best checkpoint so far: its name, its ``score`` (higher is better), what it was judged by, and the
     packed version whose score that is: a suite may have been played a little after the checkpoint (None:
-    the checkpoint's own, as older builds wrote it)."""
+    the checkpoint's own, as older builds wrote it).
+    """
 
     checkpoint: str
     score: float
@@ -57,7 +58,8 @@ class Retention:
 
     def settle(self, lineage: Lineage) -> bool:
         """Take in the forks of the run. Return whether the best checkpoint is none any more, because it or
-        the version that it was judged by was abandoned."""
+        the version that it was judged by was abandoned.
+        """
         self._lineage = lineage
         self._waiting = [place for place in self._waiting if lineage.survives(place.version)]
         best = self.best
@@ -94,7 +96,8 @@ class Retention:
 
     def scored(self, low: Version, high: Version, score: float, there: list[str]) -> bool:
         """Note that versions ``low`` to ``high`` came to ``score``; ``there`` are the names of the
-        checkpoints. Return whether one of them is the best now."""
+        checkpoints. Return whether one of them is the best now.
+        """
         survives = self._lineage.survives
         if not (survives(low) and survives(high)):
             return False

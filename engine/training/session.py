@@ -14,7 +14,7 @@ import torch
 
 from engine.errors import SpadeError
 from engine.training.batch import Batch
-from engine.training.feed import Errand, Feed, Step
+from engine.training.command_queue import Errand, Feed, Step
 from engine.training.ranks import Ranks
 
 T = TypeVar("T")

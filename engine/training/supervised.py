@@ -1,5 +1,6 @@
 """The optional supervised mix: a few texts in every batch, that came with the starting model or that are the
-run's own accepted designs."""
+run's own accepted designs.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True):
 
 class Archive:
     """The ``capacity`` newest segments of designs that were accepted, earned more than ``floor`` and were
-    trained. Pure: the same batches leave the same archive."""
+    trained. Pure: the same batches leave the same archive.
+    """
 
     def __init__(self, *, capacity: int, floor: float, state: Iterable[Accepted] = ()) -> None:
         self._capacity, self._floor = capacity, floor

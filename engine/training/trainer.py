@@ -9,7 +9,7 @@ policy's) are those of the first step's own forward pass, and only what that ste
 
 On several ranks each computes its share of a batch (``engine.training.shares``) with whole weights (DDP) or
 sharded ones (FSDP2, DeepSpeed), as accelerate was told at the launch. What is called on rank 0 and needs all
-of them is called on the others by its name (``engine.training.follower``).
+of them is called on the others by its name (``engine.training.rank_worker``).
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from transformers.utils import logging as transformers_logging
 from trl import import_utils as trl_imports
 
-from engine import memory
-from engine.config import Learner
+from engine import malloc
+from engine.config import LearnerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.training import adapted, checkpoint, extras, lora, zero
 from engine.training.batch import Batch, MicroBatch
-from engine.training.capsule import Capsule
-from engine.training.feed import Closed, Feed
-from engine.training.follower import Share
+from engine.training.checkpoint_tensors import Capsule
+from engine.training.command_queue import Closed, Feed
 from engine.training.loss import SUMS, Objective, metrics, objective_loss
 from engine.training.parameters import (
     is_sharded,
@@ -50,6 +49,7 @@ from engine.training.parameters import (
     restore_optimizer,
     whole,
 )
+from engine.training.rank_worker import Share
 from engine.training.ranks import Ranks
 
 # TRL's own vLLM client stays unused: importing vLLM for it takes seconds and 180 MB.
@@ -206,7 +206,8 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return what servers load: the parameters by name, each shared one once (a tied head is left out),
-        detached; whole ones, with adapters added to them. On rank 0; empty tensors on others."""
+        detached; whole ones, with adapters added to them. On rank 0; empty tensors on others.
+        """
         self._together("weights")
         keep = self._ranks.leads
         return {name: whole(tensor, keep=keep) for name, tensor in published(self.model)}
@@ -224,7 +225,8 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     @torch.no_grad()
     def canary(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the log-probs of ``tokens[1:]`` given their prefix, float32 (T - 1,), without autocast (but
-        sharded weights are used in the precision of the training)."""
+        sharded weights are used in the precision of the training).
+        """
         self._together("canary", tuple(tokens))
         ids = torch.tensor([list(tokens)], device=self.accelerator.device)
         training = self.model.training
@@ -313,7 +315,8 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
 class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported without types
     """Refuses a broken gradient, completes the metrics of a step with what the loop logged, and gives back
-    the memory that the step left free."""
+    the memory that the step left free.
+    """
 
     def __init__(self, feed: Feed | Share, ranks: Ranks) -> None:
         self._feed, self._ranks = feed, ranks
@@ -332,7 +335,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
-        memory.release()
+        malloc.release()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **context: Any) -> None:
         del state.log_history[:-_HISTORY]  # it would grow for as long as the run lasts
@@ -341,7 +344,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported
         )
 
 
-def arguments(learner: Learner, output: Path, *, seed: int) -> GRPOConfig:
+def arguments(learner: LearnerConfig, output: Path, *, seed: int) -> GRPOConfig:
     """Return TRL's configuration for ``learner``; ``learner.trl`` adds what ours does not name.
 
     Raises ConfigError for a key of ``learner.trl`` that we set, that our loss would not heed, or that TRL
@@ -394,7 +397,7 @@ def arguments(learner: Learner, output: Path, *, seed: int) -> GRPOConfig:
 
 
 def build(
-    learner: Learner,
+    learner: LearnerConfig,
     model: Path,
     output: Path,
     feed: Feed | Share,
@@ -441,7 +444,7 @@ def build(
 
 
 def _require_what_was_launched(trainer: PolicyTrainer, ranks: Ranks) -> None:
-    """accelerate falls back to less, silently; look at what it does."""
+    """Accelerate falls back to less, silently; look at what it does."""
     runs, how = trainer.accelerator.num_processes, trainer.accelerator.distributed_type
     if runs != ranks.size:
         raise ConfigError(

@@ -76,7 +76,8 @@ def require_agreement(plugin: Any) -> None:
 @torch.no_grad()
 def masters(model: torch.nn.Module, optimizer: Any, *, keep: bool) -> dict[str, torch.Tensor]:
     """Return the float32 weights behind those of ``model`` that are computed with in less, whole, on the CPU
-    (collective; empty tensors on a rank that does not ``keep`` them)."""
+    (collective; empty tensors on a rank that does not ``keep`` them).
+    """
     names = _names(model)
     return {
         names[parameter]: _gathered(parameter, flat, keep=keep)
@@ -89,7 +90,8 @@ def masters(model: torch.nn.Module, optimizer: Any, *, keep: bool) -> dict[str, 
 @torch.no_grad()
 def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
     """Return the state of ``optimizer`` as :func:`parameters.optimizer_state` does (collective); None for one
-    whose moments are not stored one number a weight (8 bits), which cannot be cut by parameter."""
+    whose moments are not stored one number a weight (8 bits), which cannot be cut by parameter.
+    """
     names, base = _names(model), _base(optimizer)
     groups, state = [], {}
     for (parameters, flat), group in zip(_groups(optimizer), base.param_groups, strict=True):
@@ -114,7 +116,8 @@ def restore(
     saved: Mapping[str, Any] | None,
 ) -> None:
     """Put back what a checkpoint has: ``weights`` by name into the float32 copy, and the state of the
-    optimiser, which stays as it is without one. Raises SpadeError for that of another."""
+    optimiser, which stays as it is without one. Raises SpadeError for that of another.
+    """
     names, base = _names(model), _base(optimizer)
     groups = _groups(optimizer)
     for parameters, flat in groups:

@@ -154,7 +154,8 @@ def _held_out(connection: sqlite3.Connection, tree: Lineage) -> str:
 
 def _regret(connection: sqlite3.Connection) -> str:
     """Draw the mean regret of the windows that closed in a round, with its 95 % interval, and what a single
-    environment's regret would be by chance (a standard error)."""
+    environment's regret would be by chance (a standard error).
+    """
     rows = _rows(
         connection,
         "SELECT round, COUNT(*) AS n, AVG(regret) AS mean, AVG(regret * regret) AS square, "

@@ -21,7 +21,7 @@ import anyio.to_thread
 import structlog
 
 from bus import BusError, NotFound
-from bus.face import Blobs
+from bus.interface import Blobs
 from bus.messages import PolicyPublished
 from engine.inference import adapters
 from engine.inference.completion import InferenceError, ServerRefused
@@ -112,7 +112,8 @@ class AdapterPath(WeightPath):
 
     async def carries(self, client: VllmClient, policy: PolicyPublished) -> bool:
         """Whether requests may name the adapter of ``policy``: it was loaded before, perhaps by a role that
-        died, or by a call whose answer was lost. What another run of the same name loaded does not count."""
+        died, or by a call whose answer was lost. What another run of the same name loaded does not count.
+        """
         name = adapters.name(self._run, policy.version)
         await self._start()
         loaded = await client.adapters()
@@ -134,7 +135,8 @@ class AdapterPath(WeightPath):
     ) -> float:
         """Load the adapter under a name of its own; nothing stands still, so no turn is needed. One that is
         there already has failed its proof and is loaded again, from another path: vLLM's prefix cache goes by
-        name and path."""
+        name and path.
+        """
         name = adapters.name(self._run, policy.version)
         await self._start()
         loaded = await client.adapters()
@@ -209,7 +211,8 @@ class AdapterPath(WeightPath):
 
     async def settled(self, client: VllmClient, policy: PolicyPublished) -> None:
         """Unload what nobody uses any more, now that ``policy`` was announced. What cannot be unloaded is
-        tried again after the next version."""
+        tried again after the next version.
+        """
         now, current = self._clock(), adapters.name(self._run, policy.version)
         try:
             loaded = await client.adapters()

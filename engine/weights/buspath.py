@@ -11,10 +11,10 @@ import msgspec
 import structlog
 
 from bus import BusError, NotFound
-from bus.face import Blobs
+from bus.interface import Blobs
 from engine.weights.outcome import FetchFailed, UpdateRefused
 from engine.weights.paths import FilePath
-from engine.weights.route import Route
+from engine.weights.update_plan import Route
 
 SCHEME = "bus"
 _REMEMBERED = 2  # routes whose files are kept: that of the newest version, and of the one before

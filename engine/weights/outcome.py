@@ -22,7 +22,8 @@ class ServerBroken(InferenceError):
 @dataclass(frozen=True)
 class Updated:
     """``canary_error`` is the largest absolute difference of a canary token's log-prob from the learner's;
-    ``paused`` and ``seconds`` are the time without sampling and the time of the whole operation."""
+    ``paused`` and ``seconds`` are the time without sampling and the time of the whole operation.
+    """
 
     version: int
     canary_error: float

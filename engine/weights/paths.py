@@ -2,7 +2,7 @@
 
 ``file`` reads what the learner wrote to a disk that both see. ``bus`` fetches the same files from the broker
 into a local cache first. With ``nccl`` and ``ipc`` the learner itself writes into the servers' devices
-(``engine.weights.fleet``), and a server only waits for that.
+(``engine.weights.device_transfer``), and a server only waits for that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.lineage import Version
 from engine.weights.outcome import FetchFailed, ServerBroken, UpdateRefused
 from engine.weights.plugin import REFUSED, STATE
-from engine.weights.route import Route, routes
+from engine.weights.update_plan import Route, routes
 
 Cache = Literal["recompute", "keep"]
 Turn = Callable[[], Awaitable[None]]
@@ -56,7 +56,8 @@ class WeightPath(ABC):
 
     async def carries(self, client: VllmClient, policy: PolicyPublished) -> bool:
         """Whether the server samples with ``policy``. A paused one with that label was left by a role that
-        died before the resume, or by a proof that failed: it has to load again."""
+        died before the resume, or by a proof that failed: it has to load again.
+        """
         return await client.version() == policy.version and not await client.paused()
 
     async def reject(self, client: VllmClient, policy: PolicyPublished) -> None:
@@ -120,7 +121,8 @@ class FilePath(WeightPath):
 
     async def _prove(self, client: VllmClient, policy: PolicyPublished, seconds: float) -> dict[str, object]:
         """Let all workers check the best route, while they sample, and return its description; where it is
-        damaged, the next."""
+        damaged, the next.
+        """
         states = await worker_states(client)
         held = {state.held for state in states} if self._hold else {""}
         refused = UpdateRefused("there is no way to the weights", where=client.url)

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from bus import NotFound
-from bus.face import Blobs
-from bus.policies import WeightDelta
+from bus.interface import Blobs
+from bus.policy_messages import WeightDelta
 from engine.errors import SpadeError
 from engine.lineage import Version
-from engine.weights import delta, room, store
+from engine.weights import bus_capacity, delta, store
 from engine.weights.buspath import SCHEME
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ INDEX = "weights.index"
 @dataclass(frozen=True)
 class Release:
     """A version as it is announced (the fields of ``PolicyPublished``). ``uploads`` are (name, file) of the
-    blobs that have to lie on the bus first, ``names`` all blobs that lead to it."""
+    blobs that have to lie on the bus first, ``names`` all blobs that lead to it.
+    """
 
     uri: str
     sha256: str
@@ -58,7 +59,8 @@ class Outlet(ABC):
     ) -> Release:
         """Bring ``version`` on its way and say how it is announced; floating-point tensors go as ``dtype``.
 
-        Blocks; call it in the trainer's thread. Raises SpadeError, OSError."""
+        Blocks; call it in the trainer's thread. Raises SpadeError, OSError.
+        """
 
     async def upload(self, blobs: Blobs, release: Release) -> None:  # noqa: B027 - most need none
         """Put on the bus what ``release`` needs, before it is announced. Raises BusError, OSError."""
@@ -128,10 +130,11 @@ class Publisher(Outlet):
 
     async def upload(self, blobs: Blobs, release: Release) -> None:
         """Put on the bus what ``release`` needs. Raises ConfigError when versions of its size have no room
-        there, SpadeError when it takes too long."""
+        there, SpadeError when it takes too long.
+        """
         if not release.uploads:
             return
-        room.require(release.size, self._keep, await blobs.bound(), deltas=self._longest > 0)
+        bus_capacity.require(release.size, self._keep, await blobs.bound(), deltas=self._longest > 0)
         with anyio.move_on_after(self._seconds) as scope:
             await self._upload(blobs, release)
         if scope.cancelled_caught:
@@ -140,8 +143,8 @@ class Publisher(Outlet):
                 f"The upload of {release.uploads[0][0]} ({size} bytes) to the bus did not end within "
                 f"{self._seconds:g} s",
                 where="server.weights",
-                remedy=f"Is {room.STREAM} full (spade bus top)? Then raise bus.store_gb. Else the way to the "
-                "broker is too slow.",
+                remedy=f"Is {bus_capacity.STREAM} full (spade bus top)? Then raise bus.store_gb. Else the "
+                "way to the broker is too slow.",
             )
 
     async def _upload(self, blobs: Blobs, release: Release) -> None:

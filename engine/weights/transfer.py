@@ -25,11 +25,11 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.logger import init_logger
 
-from bus.policies import WeightDelta
-from engine import memory
+from bus.policy_messages import WeightDelta
+from engine import malloc
 from engine.weights import store
-from engine.weights.image import Image
 from engine.weights.plugin import REFUSED
+from engine.weights.weight_buffer import Image
 
 logger = init_logger("vllm.spade_file")
 
@@ -44,7 +44,7 @@ class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """How to reach one version: see ``engine.weights.route.Route``.
+    """How to reach one version: see ``engine.weights.update_plan.Route``.
 
     ``check_only`` begins to read and prove and returns at once (``state`` tells the outcome): every worker
     must agree before the first one changes. ``hold`` keeps the bytes in memory as the base of a later delta.
@@ -94,7 +94,8 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # t
 
     def state(self) -> str:
         """Return, as JSON: ``held`` (SHA-256 of what deltas may start from), ``wanted`` and ``status`` of the
-        last check (idle, busy, ready, refused), its ``reason``, the seconds of the last proof and load."""
+        last check (idle, busy, ready, refused), its ``reason``, the seconds of the last proof and load.
+        """
         busy = self._status == "busy"
         return json.dumps(
             {
@@ -160,7 +161,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # t
             self._check(update)
         except Exception as error:
             status, reason = "refused", str(error) or repr(error)
-        memory.release()  # here rather than after the load: the model goes on sampling
+        malloc.release()  # here rather than after the load: the model goes on sampling
         self._seconds["prove"] = perf_counter() - began
         if self._wanted is update:
             self._status, self._reason = status, reason

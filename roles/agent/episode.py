@@ -41,11 +41,11 @@ from bus.messages import EpisodeFinished, EpisodeRequest, FailureKind, Outcome, 
 from engine import prompts
 from engine.inference.tokens import SegmentBuilder
 from roles.agent.actions import find_action, find_call
-from roles.work import sampling_seed
+from roles.work_loop import sampling_seed
 from sandbox import EnvFailure, EnvQuarantined
 
 if TYPE_CHECKING:
-    from engine.config import Config, Sampling
+    from engine.config import Config, SamplingConfig
     from engine.inference.pool import InferencePool
     from engine.inference.tokens import ChatTokens
     from sandbox import Instance, SandboxPool
@@ -67,9 +67,10 @@ def _nothing() -> None:
 class Rules:
     """What bounds a play. ``context_tokens`` counts prompt and replies of one context, ``play_tokens`` all
     replies of the play (0: without a bound of its own); ``prompt`` names the template family;
-    ``mask_truncated`` leaves a truncated play out of training."""
+    ``mask_truncated`` leaves a truncated play out of training.
+    """
 
-    sampling: Sampling
+    sampling: SamplingConfig
     max_turns: int
     context_tokens: int
     prompt: str
@@ -77,7 +78,7 @@ class Rules:
     play_tokens: int = 0
 
     @classmethod
-    def of(cls, config: Config, *, sampling: Sampling | None = None) -> Rules:
+    def of(cls, config: Config, *, sampling: SamplingConfig | None = None) -> Rules:
         """The agent's rules in ``config``, with other ``sampling`` where an evaluation wants it."""
         agent = config.agent
         return cls(
@@ -166,7 +167,8 @@ class Player:
 
     async def play_on(self, request: EpisodeRequest, seconds: float) -> Played | None:
         """Play ``request`` for as long as it goes on; None when nothing happened for ``seconds``. Raises what
-        :meth:`play` raises."""
+        :meth:`play` raises.
+        """
         with anyio.move_on_after(seconds) as patience:
 
             def progress() -> None:

@@ -9,10 +9,10 @@ import anyio
 from bus import Delivery
 from bus.messages import EpisodeFailed, EpisodeRequest, FailureKind
 from engine.inference.completion import InferenceUnavailable
+from roles.agent.concurrency import Places, Sight
 from roles.agent.episode import Player, Rules
-from roles.agent.places import Places, Sight
 from roles.base import Role, RoleContext
-from roles.work import (
+from roles.work_loop import (
     INFRASTRUCTURE,
     REASON_CHARACTERS,
     answer_work,
@@ -25,14 +25,14 @@ from sandbox import EnvQuarantined
 _LOOK_SECONDS = 0.25
 
 
-class Agent(Role):
+class AgentRole(Role):
     """Plays what the scorer asks for: one task an episode, at most ``agent.concurrency`` at a time, and no
-    more than keeps the servers full (:class:`roles.agent.places.Places`).
+    more than keeps the servers full (:class:`roles.agent.concurrency.Places`).
 
     An infrastructure fault hands the episode back with a growing delay and becomes ``EpisodeFailed`` after
-    ``roles.work.ATTEMPTS`` deliveries; an episode without a reply or a step for ``agent.episode_seconds``
-    becomes one at once, because the scorer may reissue it. One that goes on is not cut, however long it
-    takes. What the policy or its program caused is an outcome.
+    ``roles.work_loop.ATTEMPTS`` deliveries; an episode without a reply or a step for
+    ``agent.episode_seconds`` becomes one at once, because the scorer may reissue it. One that goes
+    on is not cut, however long it takes. What the policy or its program caused is an outcome.
     """
 
     name = "agent"

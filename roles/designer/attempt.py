@@ -14,16 +14,16 @@ import numpy as np
 
 from bus.messages import DesignTicket, HeldDesign, Segment
 from engine import prompts
-from roles.designer.authors import Author, Reply
 from roles.designer.corpus import Corpus, Document
-from roles.designer.library import Programs
+from roles.designer.design_backends import Author, Reply
+from roles.designer.environment_pool import Programs
 from roles.designer.prompt import Brief, PromptWriter
 from roles.designer.syntax import parse
-from roles.work import sampling_seed
+from roles.work_loop import sampling_seed
 from sandbox import extract
 
 if TYPE_CHECKING:
-    from engine.config import Designer as DesignerConfig
+    from engine.config import DesignerConfig as DesignerConfig
     from engine.inference.tokens import ChatTokens
     from roles.designer.memory import Drawn, Memory
     from sandbox import Validator, Verdict
@@ -38,7 +38,8 @@ _CLASS = re.compile(r"^class[ \t]+(\w*Env)[ \t]*(?:\(([^)]*)\))?[ \t]*:", re.MUL
 @dataclass(frozen=True)
 class Asked:
     """What a design is asked with: the document's id and the ids of the prompt. Requests with the same
-    ``key`` go to the same server."""
+    ``key`` go to the same server.
+    """
 
     document: str
     ids: Sequence[int]
@@ -134,7 +135,8 @@ class Workshop:
         shared: Asked | None = None,
     ) -> Draft:
         """Get one draft: a mended one where a repair is due after ``before``, else an answer to ``shared``,
-        the prompt of a group, or to a prompt of its own. Raises InferenceError."""
+        the prompt of a group, or to a prompt of its own. Raises InferenceError.
+        """
         if isinstance(self._designer, Programs):
             name, source = self._designer.draw(ticket.number, attempt)
             return Draft(name, Reply(source, "stop"), source=source)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from bus.messages import Flag
-from roles.designer import claims
-from roles.designer.anatomy import Anatomy, dissect, stems
+from roles.designer import text_claims
+from roles.designer.program_vocabulary import Anatomy, dissect, stems
 
 if TYPE_CHECKING:
     from sandbox.probes import Transcript
@@ -48,7 +48,8 @@ _STOP = stems(
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """``flag`` with its ``reason``, both "" for a design that conforms. ``rivals`` is the share of other
-    documents that suit the program at least as well as its own, None where there are too few to tell."""
+    documents that suit the program at least as well as its own, None where there are too few to tell.
+    """
 
     flag: Flag = ""
     reason: str = ""
@@ -58,7 +59,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class Ticketed(NamedTuple):
     """What the ticket asked for, and the ``skills`` of the recipe. ``family_skill`` is the classifier, which
     tells the skill of a program that it knows, else None. With ``grounded`` a document's absence is a
-    finding."""
+    finding.
+    """
 
     skill: str
     document: str = ""
@@ -97,7 +99,8 @@ class Grounds:
 
     def _chances(self, program: frozenset[str]) -> dict[int, float]:
         """Return how likely it is that a word as common as so many documents is in ``program``, whatever it
-        means; the commonness in powers of two."""
+        means; the commonness in powers of two.
+        """
         known, shared = Counter[int](), Counter[int]()
         for stem, count in self._counts.items():
             known[count.bit_length()] += 1
@@ -106,7 +109,8 @@ class Grounds:
 
     def _excess(self, document: frozenset[str], program: frozenset[str], chances: dict[int, float]) -> float:
         """Return how much more the two have in common than by chance, in units of how much chance varies: a
-        long document shares more words with any program, and no more of this."""
+        long document shares more words with any program, and no more of this.
+        """
         excess = variance = 0.0
         for stem in document:
             weight, chance = self.rarity(stem), chances.get(max(self._counts[stem], 1).bit_length(), 0.0)
@@ -132,7 +136,7 @@ def incoherence(verdict: Verdict) -> str:
     for check in (_untrue_tries, _untrue_goal, _untrue_end):
         if reason := check(played):
             return reason
-    garbled = [reason for reason in map(claims.garbled, firsts) if reason]
+    garbled = [reason for reason in map(text_claims.garbled, firsts) if reason]
     return f"the text is garbled: {garbled[0]}" if 2 * len(garbled) > len(firsts) else ""
 
 
@@ -180,16 +184,17 @@ def _plain(episode: Episode) -> bool:
 
 def _untrue_tries(played: Sequence[Transcript]) -> str:
     """All episodes that were not won ended after the same number of actions, smaller than the tries that were
-    said as the only limit, or none kept to it and several went beyond, in actions that were not refused."""
+    said as the only limit, or none kept to it and several went beyond, in actions that were not refused.
+    """
     lost = [t for t in played if not t.won and t.steps]
-    said = [(claims.tries(t.first), t) for t in lost]
+    said = [(text_claims.tries(t.first), t) for t in lost]
     claimed = [(claim, t) for claim, t in said if claim is not None]
     if len(claimed) < _EPISODES or len({t.actions for _, t in claimed}) < _DISTINCT:
         return ""
     if all(t.ended and len(t.steps) < claim.number for claim, t in claimed):
         lengths = {len(t.steps) for _, t in claimed}
         claim = claimed[0][0]
-        alone = all(claim.strict and not claims.limits_failures(t.first) for claim, t in claimed)
+        alone = all(claim.strict and not text_claims.limits_failures(t.first) for claim, t in claimed)
         if len(lengths) == 1 and alone:
             return f"it says {claim.number} {claim.noun}, but ends after {min(lengths)}"
     beyond = {t.actions: len(t.steps) for claim, t in claimed if _counted(t) > claim.number}
@@ -202,23 +207,23 @@ def _untrue_tries(played: Sequence[Transcript]) -> str:
 
 def _counted(transcript: Transcript) -> int:
     """How many of the actions were not refused in words."""
-    return sum(not claims.refuses(step.observation) for step in transcript.steps)
+    return sum(not text_claims.refuses(step.observation) for step in transcript.steps)
 
 
 def _untrue_goal(played: Sequence[Transcript]) -> str:
     """Every win came before the number that was named, or every time it was reached the game went on."""
     early, reached = list[int](), list[bool]()
     for transcript in played:
-        goal = claims.goal(transcript.first)
+        goal = text_claims.goal(transcript.first)
         if goal is None:
             continue
         for step in transcript.steps:
-            number = claims.count(step.observation, goal.noun)
+            number = text_claims.count(step.observation, goal.noun)
             if number is not None and number == goal.number:
                 reached.append(step.terminated)
             elif number is not None and step.terminated and transcript.won and number < goal.number:
                 early.append(number)
-    goals = [goal for goal in (claims.goal(t.first) for t in played) if goal]
+    goals = [goal for goal in (text_claims.goal(t.first) for t in played) if goal]
     if len(early) > 1 and not any(reached):
         return f"it asks for {goals[0].number} {goals[0].noun}, but {early[0]} win"
     if len(reached) > 1 and not any(reached):
@@ -231,9 +236,9 @@ def _untrue_end(played: Sequence[Transcript]) -> str:
     ended = [t for t in played if t.ended and t.steps[-1].terminated]
     won = [t.steps[-1].observation for t in ended if t.won]
     lost = [t.steps[-1].observation for t in ended if t.returned <= 0.0]
-    if len(won) > 1 and all(map(claims.says_lost, won)):
+    if len(won) > 1 and all(map(text_claims.says_lost, won)):
         return f"it pays for {won[0][:60]!r}"
-    if len(lost) > 1 and all(map(claims.says_won, lost)):
+    if len(lost) > 1 and all(map(text_claims.says_won, lost)):
         return f"it pays nothing for {lost[0][:60]!r}"
     return ""
 

@@ -14,12 +14,12 @@ from engine import prompts
 from engine.inference.endpoint import EndpointRefused
 from engine.inference.tokens import SegmentBuilder
 from roles.designer.prober import Answers
-from roles.wording import plain
-from roles.work import sampling_seed
+from roles.text_normalise import plain
+from roles.work_loop import sampling_seed
 
 if TYPE_CHECKING:
     from bus.messages import HeldDesign, Segment
-    from engine.config import Sampling
+    from engine.config import SamplingConfig
     from engine.inference.pool import InferencePool
     from engine.inference.tokens import ChatTokens
     from roles.designer.prompt import PromptWriter
@@ -63,7 +63,9 @@ class Answer(Protocol):
 class Writer(Protocol):
     """A model that is asked in text, such as ``engine.inference.endpoint.Endpoint``."""
 
-    async def write(self, turns: Sequence[str], *, sampling: Sampling, seed: int | None = None) -> Answer: ...
+    async def write(
+        self, turns: Sequence[str], *, sampling: SamplingConfig, seed: int | None = None
+    ) -> Answer: ...
 
 
 class Hint(NamedTuple):
@@ -95,7 +97,8 @@ def gives_away(hint: str, answers: Answers) -> str:
     It does when it says that the answer is one; when it holds a whole solution of several actions in order;
     when it holds the action that wins nearly all instances; or when the only thing in it that could be an
     action wins at once, a short action in two instances. A hint that names several candidates is advice.
-    Actions and hint are compared as words, as they are written and as :func:`roles.wording.plain` reads them.
+    Actions and hint are compared as words, as they are written and as
+    :func:`roles.text_normalise.plain` reads them.
     """
     return _tells(hint, answers) or _tells(plain(hint), _plainly(answers))
 
@@ -132,7 +135,8 @@ def _tells(hint: str, answers: Answers) -> str:
 
 def _named(said: Words, wins: Counter[Words], taken: frozenset[str]) -> list[Words]:
     """Return what in a hint could be an action: any number where numbers win, else the longest of those that
-    were seen."""
+    were seen.
+    """
     if wins and all(len(action) == 1 and _is_number(action[0]) for action in wins):
         return [(number,) for number in dict.fromkeys(filter(_is_number, said))]
     known = {*wins, *(_spelt(action) for action in taken if _words(action))}
@@ -179,7 +183,7 @@ class HintWriter:
         pool: InferencePool,
         chat: ChatTokens,
         writer_of_prompts: PromptWriter,
-        sampling: Sampling,
+        sampling: SamplingConfig,
         attempts: int,
         *,
         writer: Writer | None = None,

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from bus.messages import EnvironmentReady, EnvironmentScored, Flag, RoundSummary, Standing, State
-from roles.designer.words import why
+from roles.designer.memory_feedback import why
 
 _NEGATIVE: frozenset[State] = frozenset(("mastered", "intractable", "degenerate"))
 _FINAL: frozenset[State] = frozenset(("mastered", "degenerate"))
@@ -30,7 +30,8 @@ _SHORTEST_CUT = 64
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One environment. ``win`` and the fields after it are of its window so far, or of the whole once it is
     ``closed``; ``regret`` is None without a hint. ``source`` is whole, "" when it was not seen; blind play
-    wins ``trivial`` of the instances, which ``trivially`` calls too many."""
+    wins ``trivial`` of the instances, which ``trivially`` calls too many.
+    """
 
     design: str
     environment: str
@@ -62,7 +63,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     def view(self, polarity: Literal["positive", "negative"], source: str | None = None) -> dict[str, Any]:
         """Return what a prompt template sees. A positive shows its program, or ``source``, a beginning of it;
-        a negative shows ``title``, ``summary`` and ``why``."""
+        a negative shows ``title``, ``summary`` and ``why``.
+        """
         shown = "" if polarity == "negative" else self.source if source is None else source
         return {
             "polarity": polarity,
@@ -221,7 +223,8 @@ class Memory:
 
     def thaw(self, frozen: Frozen, sources: Mapping[str, str]) -> None:
         """Become what ``frozen`` was; ``sources`` maps digests to programs. Raises KeyError, with nothing
-        changed, when one is missing."""
+        changed, when one is missing.
+        """
         closed = OrderedDict((r.environment, _clad(r, sources)) for r in frozen.closed)
         opened = OrderedDict((r.design, _clad(r, sources)) for r in frozen.open)
         self._closed, self._open = closed, opened
@@ -306,7 +309,8 @@ class _Budget:
 
 def _measured(fact: Standing | EnvironmentScored) -> dict[str, Any]:
     """Return what was measured. An interval without width tells nothing: no state that follows from the win
-    rate is believed on its account."""
+    rate is believed on its account.
+    """
     found = {name: getattr(fact, name) for name in _MEASURED}
     if fact.state in _BY_WIN and not fact.win_low < fact.win_high:
         found["state"] = "fresh"

@@ -1,12 +1,13 @@
 """What a few more steps tell about an accepted program: which actions win by themselves, inside of what the
-text says and outside of it."""
+text says and outside of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from roles.designer import claims
+from roles.designer import text_claims
 from sandbox.errors import EnvError, EnvFailure
 from sandbox.probes import Transcript
 
@@ -46,7 +47,8 @@ class Host(Protocol):
 class Answers(NamedTuple):
     """How instances are won. ``alone``: the action that wins an instance at once, one entry an instance;
     ``plans``: longer solutions; ``actions``: what the program was seen to take; ``instances`` counts those
-    that were played."""
+    that were played.
+    """
 
     alone: tuple[str, ...] = ()
     plans: tuple[tuple[str, ...], ...] = ()
@@ -63,9 +65,10 @@ class Seen(NamedTuple):
 
 async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int, seed: int) -> Seen:
     """Play some more, on instances from ``seed`` on, which no program can foresee. Raises the sandbox's infra
-    errors; a program that breaks is seen no further."""
+    errors; a program that breaks is seen no further.
+    """
     wins = _wins(verdict.episodes)
-    spans = {claims.answers(first) for first in verdict.first_observations}
+    spans = {text_claims.answers(first) for first in verdict.first_observations}
     worth = any(span and span[1] - span[0] <= _WIDEST for span in spans)
     candidates = {seed: actions[-1] for seed, actions in wins.items() if len(actions) > 1}
     known = [actions[-1] for actions in wins.values() if len(actions) == 1]
@@ -90,11 +93,12 @@ async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int, se
 
 async def _outside(instance: Playable, first: int, known: dict[int, str]) -> str:
     """Play numbers outside of the range that is said: what was seen to win the instances ``known``, and the
-    next ones, on instances of their own. One that wins where none inside does is proof."""
+    next ones, on instances of their own. One that wins where none inside does is proof.
+    """
     for seed in [*list(known)[:_WINS], *range(first, first + _INSTANCES)]:
         text = (await instance.reset(seed)).observation
-        span = claims.answers(text)
-        if span is None or span[1] - span[0] > _WIDEST or (seed in known and not claims.asked(text)):
+        span = text_claims.answers(text)
+        if span is None or span[1] - span[0] > _WIDEST or (seed in known and not text_claims.asked(text)):
             continue
         low, high = span
         beyond = [known[seed]] if seed in known else map(str, [*range(high + 1, high + 1 + _BEYOND), low - 1])

@@ -14,7 +14,7 @@ from roles.designer.corpus import cut
 if TYPE_CHECKING:
     from engine.config import Config
     from engine.inference.tokens import ChatTokens
-    from roles.designer.authors import PlainText
+    from roles.designer.design_backends import PlainText
 
 _SMALLEST_DOCUMENT = 16
 _MARK = "x"

@@ -23,16 +23,16 @@ from bus.scopes import flat_task_group
 from engine.diversity import similarity
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Draft, Judged, Workshop, mends
-from roles.designer.corpus import Corpus, pins, probe
-from roles.designer.finding import answers, finding
+from roles.designer.corpus import Corpus, probe, revisions
+from roles.designer.designer_factory import check_designer, open_designer, open_external, prompts_for
 from roles.designer.hint import Hint, HintWriter
-from roles.designer.inspector import Inspector, Notes
-from roles.designer.keeper import Keeper
-from roles.designer.kinds import check_designer, open_designer, open_external, prompts_for
 from roles.designer.memory import Memory
+from roles.designer.memory_store import Keeper
 from roles.designer.prompt import PromptWriter
+from roles.designer.review import Inspector, Notes
+from roles.designer.review_record import answers, finding
 from roles.designer.skills import Coverage
-from roles.work import (
+from roles.work_loop import (
     INFRASTRUCTURE,
     REASON_CHARACTERS,
     answer_work,
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from engine.config import Config
     from engine.inference.endpoint import Endpoint
     from engine.inference.tokens import ChatTokens
-    from roles.designer.authors import Author
-    from roles.designer.library import Programs
+    from roles.designer.design_backends import Author
+    from roles.designer.environment_pool import Programs
 
 _COHORTS_KEPT = 16
 
 
-class Designer(Role):
+class DesignerRole(Role):
     """Answers design tickets, ``designer.concurrency`` at a time.
 
     Each attempt of a ticket has a document and a sampling seed of its own; the designs of a group share one
@@ -82,7 +82,8 @@ class Designer(Role):
     @classmethod
     def check(cls, config: Config) -> None:
         """Look whether every source of documents holds one, whether who designs has what it needs, and
-        whether the sentence model is there. Raises ConfigError."""
+        whether the sentence model is there. Raises ConfigError.
+        """
         probe(config)
         check_designer(config)
         similarity.check(config.designer.similarity)
@@ -102,9 +103,9 @@ class Designer(Role):
             await self._work()
 
     def _open_corpus(self, chat: ChatTokens) -> Corpus:
-        known = pins.read(self.context.directory)
+        known = revisions.read(self.context.directory)
         corpus = Corpus.open(self.config, chat, known)
-        pins.write(self.context.directory, corpus.revisions)
+        revisions.write(self.context.directory, corpus.revisions)
         return corpus
 
     async def _work(self) -> None:

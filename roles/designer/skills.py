@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.config import Designer
+    from engine.config import DesignerConfig
 
 DESCRIPTIONS: dict[str, str] = {
     "Mathematical Reasoning": "finding quantities by calculation, and using each result for the next",
@@ -24,7 +24,7 @@ DESCRIPTIONS: dict[str, str] = {
 }
 
 
-def descriptions(config: Designer) -> dict[str, str]:
+def descriptions(config: DesignerConfig) -> dict[str, str]:
     """Return one line for each skill that has one; the recipe's own words go before the built-in ones."""
     own = {skill.name: skill.description for skill in config.custom_skills if skill.description}
     return {**DESCRIPTIONS, **own}
@@ -44,7 +44,8 @@ class Coverage:
 
     def statistics(self) -> dict[str, float]:
         """Gauges: skills of the recipe with an accepted design, the smallest share of one of them in the
-        accepted designs (1/n when they are even), and the least valid skill's share of valid attempts."""
+        accepted designs (1/n when they are even), and the least valid skill's share of valid attempts.
+        """
         total = sum(self._accepted.values())
         valid = [
             self._accepted[name] / tries

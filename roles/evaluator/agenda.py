@@ -65,7 +65,8 @@ class Agenda:
 
     def wants(self, fact: EvaluationFinished) -> bool:
         """Whether ``fact`` is news, and of surviving weights of one branch: between the versions of two
-        branches there may have been abandoned ones."""
+        branches there may have been abandoned ones.
+        """
         done = _done(fact)
         if done.low.fence != done.high.fence or not self._survives(done):
             return False

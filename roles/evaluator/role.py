@@ -11,13 +11,13 @@ import msgspec
 
 from bus.messages import EvaluationFinished
 from engine.lineage import Lineage, Version
-from engine.records import serving
+from engine.records import served_versions
 from roles.agent.episode import Player, Rules
 from roles.base import Role, RoleContext
 from roles.evaluator.agenda import Agenda
 from roles.evaluator.score import Result, score
 from roles.evaluator.suites import Item, load_suite
-from roles.work import ATTEMPTS, INFRASTRUCTURE, back_off, chat_tokens
+from roles.work_loop import ATTEMPTS, INFRASTRUCTURE, back_off, chat_tokens
 from sandbox import EnvQuarantined
 
 _SERVERS = ("event.server.serving", "event.server.lost")
@@ -30,7 +30,7 @@ _LINEAGE = "lineage"  # where the learner keeps the forks
 _LEAST_SHARE = 0.5
 
 
-class Evaluator(Role):
+class EvaluatorRole(Role):
     """Plays suites with half of the agent's concurrency, so that training goes on beside it.
 
     It learns everything from the bus: what is served, what was already evaluated (also by an earlier
@@ -80,7 +80,7 @@ class Evaluator(Role):
         forks = await self.bus.state_get(_LINEAGE)
         if forks is not None:
             self._agenda.settle(msgspec.json.decode(forks[1], type=Lineage))
-        known = await serving.read(self.bus)
+        known = await served_versions.read(self.bus)
         for fact in known.facts:
             self._agenda.note(fact)
         # A learner of somebody else's may keep its forks nowhere: then they are in what it published.

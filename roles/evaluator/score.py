@@ -21,7 +21,8 @@ class Result(NamedTuple):
 
 class Score(NamedTuple):
     """``win`` is the mean return, ``stderr`` its standard error (0 for one episode), ``low`` and ``high``
-    the packed versions that answered."""
+    the packed versions that answered.
+    """
 
     episodes: int
     win: float

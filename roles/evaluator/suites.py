@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bus.messages import EpisodeRequest, stable_id
-from engine.config import Config, Suite
+from engine.config import Config, SuiteConfig
 from engine.errors import ConfigError
-from roles.work import sampling_seed
+from roles.work_loop import sampling_seed
 
 
 class Item(NamedTuple):
@@ -19,7 +19,7 @@ class Item(NamedTuple):
     family: str
 
 
-def load_suite(suite: Suite, config: Config) -> list[Item]:
+def load_suite(suite: SuiteConfig, config: Config) -> list[Item]:
     """Build the ``suite.episodes`` plain episodes of a suite; blocks on files.
 
     ``seeds:LEVEL`` generates held-out programs of the seed families; ``dir:PATH`` takes the programs of a
@@ -38,7 +38,7 @@ def load_suite(suite: Suite, config: Config) -> list[Item]:
     )
 
 
-def _generated(suite: Suite, config: Config, level: str) -> list[Item]:
+def _generated(suite: SuiteConfig, config: Config, level: str) -> list[Item]:
     from engine import seeds
 
     held = seeds.held_out(level, suite.episodes, config.run.seed, config.warmstart.families)
@@ -48,7 +48,7 @@ def _generated(suite: Suite, config: Config, level: str) -> list[Item]:
     ]
 
 
-def _directory(suite: Suite, config: Config, root: Path) -> list[Item]:
+def _directory(suite: SuiteConfig, config: Config, root: Path) -> list[Item]:
     programs = [(path.stem, path.read_text(encoding="utf-8")) for path in sorted(root.glob("*.py"))]
     if not programs:
         raise ConfigError(
@@ -66,7 +66,7 @@ def _directory(suite: Suite, config: Config, root: Path) -> list[Item]:
     return items
 
 
-def _item(suite: Suite, index: int, *, source: str, seed: int, family: str, turns: int) -> Item:
+def _item(suite: SuiteConfig, index: int, *, source: str, seed: int, family: str, turns: int) -> Item:
     request = EpisodeRequest(
         episode=stable_id("held", suite.name, index),
         design="",

@@ -19,31 +19,31 @@ from engine.config import Config, RoleTraining
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Lineage, Version
 from roles.base import Role, RoleContext
-from roles.learner.claim import Claim
-from roles.learner.repeated import branches
+from roles.learner.publish_lease import Claim
+from roles.learner.replayed_batches import branches
 from roles.learner.resume import CheckpointsMissing, missing
-from roles.learner.room import NEEDED, Room
+from roles.learner.sample_capacity import NEEDED, Room
 
 if TYPE_CHECKING:
     import torch
 
     from engine.training.batch import Batch, Example
-    from engine.training.branches import Branches
     from engine.training.buffer import Buffer, Selection
-    from engine.training.feed import Feed
+    from engine.training.command_queue import Feed
     from engine.training.ranks import Ranks
+    from engine.training.sample_age import Branches
     from engine.training.session import Session
     from engine.training.supervised import Archive
     from engine.training.trainer import PolicyTrainer
     from engine.weights.publisher import Outlet, Release
-    from roles.learner.keeping import Keeper
+    from roles.learner.checkpoint_manager import Keeper
 
 T = TypeVar("T")
 _ATTEND_SECONDS = 5.0
 _ARCHIVED = 8  # accepted designs kept for each one that the supervised mix draws
 
 
-class Learner(Role):
+class LearnerRole(Role):
     """Follows the sample stream from its checkpoint on; a closed round is one batch.
 
     Order of effects: optimiser steps, checkpoint (when due), the new version's number in the state of the
@@ -98,7 +98,7 @@ class Learner(Role):
     @classmethod
     def follow(cls) -> None:
         """Work for the learner on the bus, as one of the processes that it was launched on."""
-        from engine.training.follower import follow
+        from engine.training.rank_worker import follow
         from engine.training.ranks import Ranks
 
         follow(Ranks.launched())
@@ -127,7 +127,7 @@ class Learner(Role):
             )
 
     async def _work(self) -> None:
-        from engine.inference.identity import tokenizer_digest
+        from engine.inference.tokenizer_digest import tokenizer_digest
         from engine.models import resolve
         from engine.training.ranks import Ranks
         from engine.training.session import Session
@@ -152,7 +152,7 @@ class Learner(Role):
             await self._checkpoint()
 
     def _build(self, model: Path, feed: Feed) -> PolicyTrainer:
-        from engine.training.follower import Plan, lead
+        from engine.training.rank_worker import Plan, lead
         from engine.training.trainer import build
 
         seed = self.config.run.seed
@@ -170,7 +170,7 @@ class Learner(Role):
         from engine.training.buffer import Buffer
         from engine.training.checkpoint import LearnerState, newest
         from engine.training.supervised import Archive
-        from roles.learner.keeping import Keeper
+        from roles.learner.checkpoint_manager import Keeper
 
         self._keeper = Keeper(self.config, self.bus, self.context.directory)
         self._canary, self._vocabulary_size = await self._in_thread(self._vocabulary, "start of the trainer")
@@ -196,7 +196,7 @@ class Learner(Role):
             )
         await self._look_for_a_gap()
         self._version, self._lineage = await self._claim.take(state.version, published, state.lineage)
-        from engine.training.branches import shaping
+        from engine.training.sample_age import shaping
 
         self._branches = await branches(
             self.bus, self._version, self._lineage, state.branches, settings=shaping(self._settings)
@@ -224,7 +224,8 @@ class Learner(Role):
 
     async def _may_begin(self, published: Version | None) -> None:
         """Refuse to begin at the starting model where the run has checkpoints: the first one that we wrote
-        would purge the samples that those need. Raises CheckpointsMissing."""
+        would purge the samples that those need. Raises CheckpointsMissing.
+        """
         note = await self._claim.read()
         noted = note.checkpoint if note is not None else None
         if not missing(noted, published, every=self._settings.checkpoint_every):
@@ -402,7 +403,7 @@ class Learner(Role):
     def _open_outlet(self) -> Outlet:
         server = self.config.server
         if server.weights in ("nccl", "ipc"):
-            from engine.weights.fleet import open_outlet
+            from engine.weights.device_transfer import open_outlet
 
             if self._trainer.sharded:
                 raise ConfigError(

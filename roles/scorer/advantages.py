@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev
 
-from engine.config import Learner, RoleTraining
+from engine.config import LearnerConfig, RoleTraining
 
 EPSILON = 1e-8
 FLAT = 1e-12
@@ -16,7 +16,7 @@ def flat(values: Sequence[float]) -> bool:
     return not values or max(values) - min(values) < FLAT
 
 
-def idle(advantages: Iterable[float], learner: Learner) -> bool:
+def idle(advantages: Iterable[float], learner: LearnerConfig) -> bool:
     """Whether those that were compared leave the weights alone: no advantage, no KL or entropy term."""
     return not (any(advantages) or learner.kl or learner.entropy)
 

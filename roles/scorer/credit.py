@@ -9,12 +9,12 @@ from typing import NamedTuple
 import msgspec
 
 from bus.messages import EnvironmentScored
-from engine.config import Config, Reward
+from engine.config import Config, RewardConfig
 from roles.scorer.advantages import designer_labels, idle, normalise
-from roles.scorer.played import evidence_of, measured, paid
+from roles.scorer.reports import scored
 from roles.scorer.rewards import CORRECTED, REFERENCE, Evidence, Own, Tracker, raw_rewards, regret_credit
 from roles.scorer.state import Cohort, Design, Held
-from roles.scorer.telling import scored
+from roles.scorer.window_stats import evidence_of, measured, paid
 
 
 class _Entry(NamedTuple):
@@ -99,7 +99,7 @@ def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list
     ]
 
 
-def _hint(cohort: Cohort, design: Design, settings: Reward, proof: Evidence) -> Held | None:
+def _hint(cohort: Cohort, design: Design, settings: RewardConfig, proof: Evidence) -> Held | None:
     """The tokens of a hint that will be trained, with the regret as their reward."""
     if not design.hint_held or proof.regret is None:
         return None

@@ -22,12 +22,12 @@ from bus.messages import (
     ServerServing,
 )
 from engine.config import Config
-from roles.scorer import answers, closing, custom, issuing, outcomes, plan, work
-from roles.scorer.segments import Segments, complete
+from roles.scorer import custom, design_events, episode_events, plan, round_close, scheduling, work
+from roles.scorer.run_extensions import Segments, complete
 from roles.scorer.state import Command, State
 
 
-class Curriculum:
+class CurriculumState:
     """Scheduler and ledger of credit for one run.
 
     ``flushed`` are the totals of earlier, finished segments (rounds with plays); a larger ``run.steps``
@@ -43,7 +43,7 @@ class Curriculum:
         self._own = custom.load(config.reward)
 
     @classmethod
-    def restore(cls, config: Config, data: bytes, *, flushed: tuple[int, ...] = ()) -> Curriculum:
+    def restore(cls, config: Config, data: bytes, *, flushed: tuple[int, ...] = ()) -> CurriculumState:
         """Return a machine that continues from :meth:`snapshot`. Raises msgspec.ValidationError."""
         return cls(config, flushed=flushed, state=msgspec.msgpack.decode(data, type=State))
 
@@ -78,17 +78,17 @@ class Curriculum:
         commands: list[Command] = []
         match message:
             case EpisodeFinished():
-                commands = outcomes.finished(config, state, sequence, message)
+                commands = episode_events.finished(config, state, sequence, message)
             case EpisodeFailed():
-                commands = outcomes.failed(config, state, message)
+                commands = episode_events.failed(config, state, message)
             case EnvironmentReady():
-                commands = answers.ready(config, state, message)
+                commands = design_events.ready(config, state, message)
             case DesignRejected():
-                commands = answers.rejected(config, state, message)
+                commands = design_events.rejected(config, state, message)
             case DesignFailed():
-                commands = answers.failed(config, state, message)
+                commands = design_events.failed(config, state, message)
             case BatchTrained():
-                commands = closing.purge(state, message.round) if progress.batch_trained(message) else []
+                commands = round_close.purge(state, message.round) if progress.batch_trained(message) else []
             case PolicyPublished():
                 progress.published(message)
             case ServerServing():
@@ -128,14 +128,16 @@ class Curriculum:
             return commands
         rounds, last = self._segments.rounds, self._segments.last_round
         while self._admissible(state.admitted + 1):
-            commands += issuing.admit(config, state)
+            commands += scheduling.admit(config, state)
         if not self.draining:
-            commands += issuing.cohorts(config, state, rounds(state))
-        commands += issuing.waiting(config, state)
+            commands += scheduling.cohorts(config, state, rounds(state))
+        commands += scheduling.waiting(config, state)
         while complete(state, round_ := state.closed + 1):
-            commands += closing.close_round(config, state, round_, last=round_ == last(state), own=self._own)
+            commands += round_close.close_round(
+                config, state, round_, last=round_ == last(state), own=self._own
+            )
         if state.closed >= last(state):
-            commands += closing.flush(config, state, own=self._own) + self._advance()
+            commands += round_close.flush(config, state, own=self._own) + self._advance()
         return commands
 
     def _admissible(self, round_: int) -> bool:

@@ -12,7 +12,7 @@ import inspect
 import math
 from importlib.metadata import entry_points
 
-from engine.config import Reward
+from engine.config import RewardConfig
 from engine.errors import ConfigError, SpadeError
 from roles.scorer.rewards import Evidence, Own
 
@@ -23,7 +23,7 @@ _TRIAL = Evidence(
 )
 
 
-def load(settings: Reward) -> Own | None:
+def load(settings: RewardConfig) -> Own | None:
     """Return the reward that ``settings.variant`` names, None for a built-in one.
 
     It is called once, on made-up evidence. Raises ConfigError when it cannot be found or does not fit.
@@ -53,7 +53,7 @@ class _Checked:
     def __init__(self, name: str, function: Own) -> None:
         self._name, self._function = name, function
 
-    def __call__(self, evidence: Evidence, settings: Reward) -> float | None:
+    def __call__(self, evidence: Evidence, settings: RewardConfig) -> float | None:
         try:
             value = self._function(evidence, settings)
         except Exception as error:

@@ -22,7 +22,8 @@ class Group(NamedTuple):
 
 def trains(config: Config, group: Group) -> bool:
     """Whether the plays of ``group`` are trained: plain ones, and with ``train_hinted`` hinted ones, unless
-    their hint played the game and ``hint_leak`` is not to be reported only."""
+    their hint played the game and ``hint_leak`` is not to be reported only.
+    """
     if group.arm == "plain":
         return True
     floored = config.reward.hint_leak == "floor" and leaks(group.plays)

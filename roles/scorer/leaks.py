@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from bus.messages import Turn
 from roles.scorer.state import Play, Status
-from roles.wording import plain
+from roles.text_normalise import plain
 
 NEARLY_ALL = 0.9
 _FEWEST = 2
@@ -20,7 +20,7 @@ _WORD = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d_]+")
 
 def told(hint: str | None, transcript: Sequence[Turn]) -> bool:
     """Whether a play was over after one action that stands in ``hint``, word for word, as it is written or as
-    :func:`roles.wording.plain` reads it.
+    :func:`roles.text_normalise.plain` reads it.
 
     An action that the observation names as well is a choice that every player was offered, and no secret.
     """

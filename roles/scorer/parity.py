@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.config import Reward, RoleTraining
+from engine.config import RewardConfig, RoleTraining
 from engine.errors import ConfigError
 from roles.scorer.advantages import designer_labels, normalise
 from roles.scorer.rewards import Evidence, Rules, Tracker, raw_rewards
@@ -23,7 +23,8 @@ Advantage = float | Literal["masked"]
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a case. ``gamma_fast`` and ``gamma_slow`` weigh the new value of the moving means,
-    ``history`` holds a skill's mean returns before the window."""
+    ``history`` holds a skill's mean returns before the window.
+    """
 
     regret_weight: float = 0.4
     plateau_weight: float = 0.6
@@ -47,7 +48,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
     """One environment: ``plain_returns`` maps round within the window -> returns in [-1, 1];
-    ``hinted_mean`` is None when it has no hint."""
+    ``hinted_mean`` is None when it has no hint.
+    """
 
     id: str
     skill: str
@@ -145,9 +147,9 @@ def _equal(ours: Advantage, expected: Advantage) -> bool:
     return abs(ours - expected) <= TOLERANCE
 
 
-def _settings(case: Case) -> Reward:
+def _settings(case: Case) -> RewardConfig:
     given = case.params
-    return Reward(
+    return RewardConfig(
         variant=case.variant,
         plateau_weight=given.plateau_weight,
         regret_weight=given.regret_weight,

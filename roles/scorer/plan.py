@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bus.messages import stable_id
-from engine.config import Config, Curriculum
+from engine.config import Config, CurriculumConfig
 from engine.errors import ConfigError
 from roles.scorer.advantages import designer_labels
 
@@ -27,7 +27,7 @@ class Life(NamedTuple):
     size: int
 
 
-def life(settings: Curriculum, index: int) -> Life:
+def life(settings: CurriculumConfig, index: int) -> Life:
     """Return the life of the ``index``-th cohort of a segment (a run, or one extension of it).
 
     ``epoch``: all environments together, every R rounds. ``rolling``: cohort i retires after round i, so

@@ -15,7 +15,7 @@ from statistics import fmean, pvariance
 import msgspec
 import numpy as np
 
-from engine.config import Reward
+from engine.config import RewardConfig
 
 BROKEN_SHARE = 0.5
 _HANG_REWARD = -0.5
@@ -64,7 +64,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 CORRECTED = Rules()
 REFERENCE = Rules(reference=True, update_first=True)
 
-Own = Callable[[Evidence, Reward], float | None]
+Own = Callable[[Evidence, RewardConfig], float | None]
 """A reward of your own: the value of one design before centring, None to leave it untrained."""
 
 
@@ -79,7 +79,7 @@ class Tracker(msgspec.Struct, kw_only=True):
         for means, weight in ((self.fast, fast), (self.slow, slow)):
             means[skill] = (1 - weight) * means[skill] + weight * value if skill in means else value
 
-    def observe(self, evidence: Sequence[Evidence], settings: Reward, rules: Rules = CORRECTED) -> None:
+    def observe(self, evidence: Sequence[Evidence], settings: RewardConfig, rules: Rules = CORRECTED) -> None:
         """Take in a window: the mean return of every skill that was played in it.
 
         The recipe's ``fast_decay`` is always the weight of the new value. ``slow_decay`` is that too in the
@@ -104,7 +104,7 @@ def skill_means(evidence: Sequence[Evidence]) -> dict[str, float]:
 
 def raw_rewards(
     evidence: Sequence[Evidence],
-    settings: Reward,
+    settings: RewardConfig,
     tracker: Tracker,
     rules: Rules = CORRECTED,
     own: Own | None = None,
@@ -168,11 +168,11 @@ def frontier(win: float) -> float:
     return (win - 0.5) ** 2
 
 
-def _corrected(item: Evidence, settings: Reward, baseline: float, rules: Rules) -> float | None:
+def _corrected(item: Evidence, settings: RewardConfig, baseline: float, rules: Rules) -> float | None:
     return _floored(item, settings, lambda: _valid(item, fmean(item.returns), settings, baseline, rules))
 
 
-def _floored(item: Evidence, settings: Reward, formula: Callable[[], float | None]) -> float | None:
+def _floored(item: Evidence, settings: RewardConfig, formula: Callable[[], float | None]) -> float | None:
     """A broken design earns the floor, one that was never played nothing, and none less than the floor."""
     if item.broken:
         return settings.degenerate_reward
@@ -180,7 +180,7 @@ def _floored(item: Evidence, settings: Reward, formula: Callable[[], float | Non
     return None if value is None else max(settings.degenerate_reward, value)
 
 
-def _valid(item: Evidence, win: float, settings: Reward, baseline: float, rules: Rules) -> float:
+def _valid(item: Evidence, win: float, settings: RewardConfig, baseline: float, rules: Rules) -> float:
     in_band = plateau(win, settings.low, settings.high, settings.ramp)
     progress = micro_lp(item.rounds, slope=rules.slope)
     distance = frontier(win) / settings.frontier_scale
@@ -204,7 +204,7 @@ def _valid(item: Evidence, win: float, settings: Reward, baseline: float, rules:
             )
 
 
-def _reference(item: Evidence, settings: Reward, baseline: float, rules: Rules) -> float | None:
+def _reference(item: Evidence, settings: RewardConfig, baseline: float, rules: Rules) -> float | None:
     """The public implementation's delayed reward with its edge cases (reference spec 5.3-5.8)."""
     returns = item.returns
     win = fmean(returns) if returns else 0.0
@@ -226,7 +226,7 @@ def _reference(item: Evidence, settings: Reward, baseline: float, rules: Rules) 
 
 
 def _reference_blend(
-    item: Evidence, win: float, hinted: float, settings: Reward, rules: Rules, solve_rate: bool
+    item: Evidence, win: float, hinted: float, settings: RewardConfig, rules: Rules, solve_rate: bool
 ) -> float:
     in_band = plateau(win, settings.low, settings.high, settings.ramp)
     plateau_weight, regret_weight = settings.plateau_weight, settings.regret_weight

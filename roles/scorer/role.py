@@ -29,8 +29,8 @@ from engine.config import Config
 from engine.errors import SpadeError
 from roles.base import Role, RoleContext
 from roles.scorer import custom, plan
-from roles.scorer.curriculum import Curriculum
-from roles.scorer.outbox import Outbox
+from roles.scorer.command_executor import Outbox
+from roles.scorer.curriculum import CurriculumState
 from roles.scorer.presence import TICK_SECONDS, Presence
 from roles.scorer.progress import Progress
 from roles.scorer.snapshot import Snapshot, Snapshots
@@ -47,14 +47,15 @@ _MEND_SECONDS = 60.0
 
 class _Step(NamedTuple):
     """What one event led to; ``snapshot`` is the state after it, to be kept once ``commands`` are done, when
-    ``done`` is set."""
+    ``done`` is set.
+    """
 
     commands: list[Command]
     snapshot: Snapshot | None = None
     done: anyio.Event | None = None
 
 
-class Scorer(Role):
+class ScorerRole(Role):
     """Follows EVENT with the curriculum and carries out its commands; one at a time in a run (a lease).
 
     State rests in a snapshot with its EVENT position. What the position does not cover yet is read again
@@ -68,7 +69,7 @@ class Scorer(Role):
         plan.check(self.config)
         self._snapshots = Snapshots(self.bus, context.directory)
         self._outbox = Outbox(self.bus)
-        self._machine = Curriculum(self.config)
+        self._machine = CurriculumState(self.config)
         self._since_snapshot = self._queued = 0
         self._newest = ""
         self._barren = 0
@@ -145,15 +146,15 @@ class Scorer(Role):
                     await self._hand_over(outbox, [], keep=True)
                 readers.cancel_scope.cancel()
 
-    async def _restore(self, *, anew: bool = False) -> Curriculum:
+    async def _restore(self, *, anew: bool = False) -> CurriculumState:
         """Return the machine of the newest usable snapshot, or a fresh one that must see everything."""
         self._newest = ""
         info = await self.bus.stream_info("EVENT")
         flushed = await self._snapshots.flushed()
-        machine = Curriculum(self.config, flushed=flushed)
+        machine = CurriculumState(self.config, flushed=flushed)
         for snapshot in [] if anew else await self._snapshots.find(info.last):
             try:
-                machine = Curriculum.restore(self.config, snapshot.state, flushed=flushed)
+                machine = CurriculumState.restore(self.config, snapshot.state, flushed=flushed)
                 self._newest = snapshot.key
                 break
             except msgspec.DecodeError as error:

@@ -19,7 +19,8 @@ _LARGEST_ON_BUS = 256 << 10
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """The curriculum's state after EVENT ``position``; all commands up to there were carried out. ``key`` is
-    that of the fact at the position, "" where it is not known."""
+    that of the fact at the position, "" where it is not known.
+    """
 
     run: str
     position: int
@@ -52,7 +53,8 @@ class Snapshots:
 
     async def _tells_of(self, snapshot: Snapshot) -> bool:
         """Whether the fact at its position is still that one: a broker that lost power may have forgotten it,
-        and have stored another there since."""
+        and have stored another there since.
+        """
         if not snapshot.key:
             return True
         try:

@@ -22,7 +22,8 @@ class Status(IntEnum):
 
 class Play(msgspec.Struct, array_like=True):
     """One play. ``sequence`` is where its outcome lies in EVENT; ``attempt`` counts re-issues. ``versions``
-    are the oldest and the newest policy version that sampled it; ``told``: its hint held its one action."""
+    are the oldest and the newest policy version that sampled it; ``told``: its hint held its one action.
+    """
 
     attempt: int = 0
     status: Status = Status.PENDING
@@ -48,7 +49,8 @@ class Plays(msgspec.Struct, array_like=True):
 
 class Design(msgspec.Struct, kw_only=True):
     """One design and what became of it; ``rounds`` holds the plays issued so far. ``issue`` counts how often
-    its ticket was asked for again after infrastructure faults."""
+    its ticket was asked for again after infrastructure faults.
+    """
 
     design: str
     cohort: int
@@ -89,7 +91,8 @@ class Cohort(msgspec.Struct, kw_only=True):
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
     """A designer sample with its credit. ``group`` names those it was compared with, where they are those of
-    one ticket, ``members`` is how many they are; ``part`` is that of the ``HeldDesign``."""
+    one ticket, ``members`` is how many they are; ``part`` is that of the ``HeldDesign``.
+    """
 
     design: str
     attempt: int

@@ -18,18 +18,18 @@ from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference.adapters import kept
 from engine.inference.completion import InferenceError
-from engine.inference.handshake import HandshakeRefused, check_sampling
 from engine.inference.launch import weight_backend
 from engine.inference.process import ServerFailed, serve
+from engine.inference.server_checks import HandshakeRefused, check_sampling
 from engine.inference.vllm import VllmClient, open_session
-from engine.records import serving
+from engine.records import served_versions
 from engine.weights.adapters import AdapterPath
 from engine.weights.buspath import BusPath
 from engine.weights.paths import FilePath, LearnerPath, WeightPath
 from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
-from roles.server.life import PUBLISHED, Ended, Life, Newest, Unserved, adopted_end, main_fault
-from roles.server.rollout import Rollout
+from roles.server.lifecycle import PUBLISHED, Ended, Life, Newest, Unserved, adopted_end, main_fault
+from roles.server.rolling_update import Rollout
 
 _LOST = "event.server.lost"
 _TAILS = ("event.server.serving", _LOST)
@@ -40,7 +40,7 @@ _FAREWELL_SECONDS = 5.0
 _HEALTH_SECONDS = 3.0
 
 
-class Server(Role):
+class ServerRole(Role):
     """One task for each configured server, started here or adopted by its URL.
 
     A server starts from the run's starting model while the learner starts too, is brought to the newest
@@ -99,7 +99,8 @@ class Server(Role):
         """Gauges: servers that serve, their oldest step, updates, restarts, servers that are given up for the
         time being, the last update's figures, and
         for each server NAME: ``NAME.step`` (-1: it does not serve), ``.updates``, ``.update_seconds``,
-        ``.paused_seconds``. ``turns_waited_seconds`` and ``turns_passed`` are of rolling updates."""
+        ``.paused_seconds``. ``turns_waited_seconds`` and ``turns_passed`` are of rolling updates.
+        """
         lives = list(self._lives.values())
         serving = [life for life in lives if life.serving is not None]
         return {
@@ -134,7 +135,8 @@ class Server(Role):
 
     async def _follow(self, heard: int) -> None:
         """Keep the newest published policy, the last in the stream, whatever its number; contradict who
-        takes a server of ours for lost. Facts of servers are known up to sequence ``heard``."""
+        takes a server of ours for lost. Facts of servers are known up to sequence ``heard``.
+        """
         last = await self.bus.last(PUBLISHED)
         start = min(last.sequence, heard + 1) if last is not None else 1
         async with self.bus.follow("EVENT", start=start, tails=(PUBLISHED, *_TAILS)) as records:
@@ -150,8 +152,9 @@ class Server(Role):
 
     async def _bury(self, session: aiohttp.ClientSession) -> int:
         """Announce the loss of servers that a former life of this run left as serving. Returns the sequence
-        up to which the facts of servers are known."""
-        known = await serving.read(self.bus)
+        up to which the facts of servers are known.
+        """
+        known = await served_versions.read(self.bus)
         heard = known.position
         alive: dict[str, ServerServing] = {fact.server: fact for fact in known.facts}
         for fact in known.facts:

@@ -24,7 +24,7 @@ from role_fakes import FakePool, FakeSandbox, make_config, make_context
 from bus import Delivery, connect
 from bus.messages import EpisodeFinished
 from bus.subjects import CONSUMERS, Consumer
-from roles.agent.role import Agent
+from roles.agent.role import AgentRole
 
 CALLS: list[str] = []
 
@@ -63,7 +63,7 @@ async def main(url: str, run: str, instance: str, directory: Path, hang: str, le
             Delivery.ack = late  # type: ignore[method-assign]
         pool = (Pool if hang == "playing" else FakePool)(counting, version=3)
         context = make_context(bus, make_config(), directory, pool=pool, sandbox=FakeSandbox())  # type: ignore[arg-type]
-        await Agent(context).run()
+        await AgentRole(context).run()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bus.messages import EpisodeRequest, Span
-from engine.config import Sampling
+from engine.config import SamplingConfig
 from engine.inference.completion import Completion
 from engine.inference.tokens import ChatTokens
 from roles.agent.episode import Played, Player, Rules
@@ -47,9 +47,9 @@ class Pool:
     def __init__(self, chat: ChatTokens, *, thinks: bool) -> None:
         self._chat, self._thinks = chat, thinks
         self.prompts: list[list[int]] = []
-        self.samplings: list[Sampling] = []
+        self.samplings: list[SamplingConfig] = []
 
-    async def generate(self, prompt: Sequence[int], *, sampling: Sampling, **_: Any) -> Completion:
+    async def generate(self, prompt: Sequence[int], *, sampling: SamplingConfig, **_: Any) -> Completion:
         self.prompts.append(list(prompt))
         self.samplings.append(sampling)
         thought = "<think>\nhm\n</think>\n\n" if self._thinks else ""
@@ -83,7 +83,7 @@ class Sandbox:
 async def play(chat: ChatTokens, arm: str, *, thinks: bool, prompt: str) -> tuple[Played, Pool]:
     pool = Pool(chat, thinks=thinks)
     rules = Rules(
-        sampling=Sampling(max_tokens=400), max_turns=TURNS + 1, context_tokens=1 << 20, prompt=prompt
+        sampling=SamplingConfig(max_tokens=400), max_turns=TURNS + 1, context_tokens=1 << 20, prompt=prompt
     )
     request = EpisodeRequest(
         episode=f"e-{arm}",

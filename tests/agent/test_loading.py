@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from test_arms import build
 
-from roles import work
+from roles import work_loop
 
 
 @pytest.fixture
 def thawed() -> Iterator[None]:
-    work._read_chat.cache_clear()
+    work_loop._read_chat.cache_clear()
     yield
-    work._read_chat.cache_clear()
+    work_loop._read_chat.cache_clear()
     gc.unfreeze()
 
 
@@ -24,7 +24,7 @@ def thawed() -> Iterator[None]:
 def test_libraries_are_out_of_the_collectors_sight(tmp_path: Path) -> None:
     path = build(tmp_path)
     before = gc.get_freeze_count()
-    chat = work._read_chat(path, "off")
+    chat = work_loop._read_chat(path, "off")
     assert gc.get_freeze_count() - before > 50_000
     assert len(gc.get_objects()) < gc.get_freeze_count()
-    assert work._read_chat(path, "off") is chat
+    assert work_loop._read_chat(path, "off") is chat

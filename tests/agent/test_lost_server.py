@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from bus.messages import EpisodeRequest, ServerServing, Span
-from engine.config import Sampling
+from engine.config import SamplingConfig
 from engine.inference.pool import InferencePool
 from roles.agent.episode import Played, Player, Rules
 from sandbox import StepResult
@@ -114,7 +114,7 @@ async def servers(*versions: int) -> AsyncIterator[list[Server]]:
 
 
 async def play(pool: InferencePool, sandbox: Sandbox) -> Played:
-    rules = Rules(sampling=Sampling(max_tokens=64), max_turns=TURNS, context_tokens=4096, prompt="nano")
+    rules = Rules(sampling=SamplingConfig(max_tokens=64), max_turns=TURNS, context_tokens=4096, prompt="nano")
     request = EpisodeRequest(
         episode="e", design="d", environment="v", skill="s", arm="plain", round=0, index=0, seed=1, source="",
         hint=None, max_turns=TURNS,

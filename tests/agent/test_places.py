@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.agent.places import Places, Sight
+from roles.agent.concurrency import Places, Sight
 
 
 def sight(**seen: Any) -> Sight:

@@ -18,9 +18,9 @@ pytest.importorskip("torch")
 from bus.messages import Span
 from engine.bench import rollout, rollout_stage
 from engine.bench.rollout_simulated import answer, application
-from engine.config import Sampling
+from engine.config import SamplingConfig
 from engine.errors import SpadeError
-from engine.inference import wire
+from engine.inference import vllm_schema
 from engine.inference.completion import Completion
 
 TAIL = (7, 8, 9)
@@ -49,12 +49,12 @@ async def simulated(delay: float = 0.0) -> AsyncIterator[tuple[str, list[dict[st
 
 
 def test_the_simulated_server_speaks_as_vllm_does() -> None:
-    found = wire.completion(answer(6, TAIL), "here")
+    found = vllm_schema.completion(answer(6, TAIL), "here")
     assert found.tokens[-3:] == list(TAIL)
     assert len(found.tokens) == len(found.logprobs) == 6
     assert found.spans == (Span(0, 0, 6),)
     assert found.finish == "length"
-    assert len(wire.completion(answer(2, TAIL), "here").tokens) == 2
+    assert len(vllm_schema.completion(answer(2, TAIL), "here").tokens) == 2
 
 
 class Pool:
@@ -64,7 +64,7 @@ class Pool:
         self.missing, self.stops = missing, [-1]
 
     async def generate(
-        self, prompt: Sequence[int], *, sampling: Sampling, stop_token_ids: Sequence[int], **_: Any
+        self, prompt: Sequence[int], *, sampling: SamplingConfig, stop_token_ids: Sequence[int], **_: Any
     ) -> Completion:
         self.stops = list(stop_token_ids)
         count = sampling.max_tokens - self.missing
@@ -74,7 +74,7 @@ class Pool:
 async def test_the_actor_acts_with_the_length_that_was_asked_for() -> None:
     pool = Pool()
     actor = rollout_stage.Actor(pool, TAIL)  # type: ignore[arg-type]
-    asked = {"sampling": Sampling(max_tokens=10), "seed": None, "key": "e", "stop_token_ids": (2,)}
+    asked = {"sampling": SamplingConfig(max_tokens=10), "seed": None, "key": "e", "stop_token_ids": (2,)}
     said = await actor.generate([1, 2], **asked)  # type: ignore[arg-type]
     assert said.tokens == [5] * 7 + list(TAIL)
     assert said.finish == "stop"

@@ -1,5 +1,6 @@
 """The same bus three times: over a nats-server, the same on a thread of its own, and in memory. Tests use
-all through one face."""
+all through one face.
+"""
 
 from __future__ import annotations
 

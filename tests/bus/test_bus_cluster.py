@@ -104,7 +104,8 @@ async def three_current(bus: NatsBus, stream: str) -> None:
 
 async def emptied(bus: NatsBus, stream: str) -> None:
     """Return when nothing is left in a work queue: an acknowledgement that died with a leader is said again
-    when the work comes back."""
+    when the work comes back.
+    """
     with anyio.fail_after(PROGRESS_SECONDS):
         while (await bus.stream_info(stream)).messages:  # noqa: ASYNC110 (the server does not tell)
             await anyio.sleep(0.1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bus import codec
 from bus.errors import BusError
-from bus.face import check_tails
+from bus.interface import check_tails
 from bus.subjects import (
     BUCKETS,
     CONSUMERS,

@@ -20,7 +20,7 @@ from bus_worlds import TOKEN, World, nats_world, nothing_comes, take
 
 from bus import BusError, BusUnavailable, NotFound, connect
 from bus.bridge import Bridge, Channel, FarThread
-from bus.face import Bus
+from bus.interface import Bus
 from bus.subjects import CONSUMERS
 from bus.thread import ThreadBus
 

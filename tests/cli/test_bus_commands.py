@@ -27,7 +27,7 @@ from bus.messages import DeadLetter, EpisodeRequest, Heartbeat, Message, RoleHel
 from bus.publish import Publisher
 from engine import cli
 from engine.busview import letters, reading
-from engine.config import Run
+from engine.config import RunConfig
 from engine.run import RunDirectory
 from engine.running.supervisor import Address
 
@@ -121,7 +121,7 @@ class Toy:
 
 def make(url: str, runs: Path, name: str) -> Toy:
     """Provision a run on a server and write its directory."""
-    toy = config(runs, run=Run(name=name, directory=str(runs), steps=2))
+    toy = config(runs, run=RunConfig(name=name, directory=str(runs), steps=2))
     directory = RunDirectory.of(toy)
     with directory.locked():
         directory.adopt(toy)

@@ -17,7 +17,7 @@ from bus import BusError, connect, provision
 from bus.messages import Heartbeat
 from engine.cli import app
 from engine.errors import ConfigError
-from engine.running.hosting import Origin, put_origin
+from engine.running.role_host import Origin, put_origin
 
 
 def spade(*arguments: str) -> Result:

@@ -18,10 +18,10 @@ import pytest
 from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving
 
 from engine import cli, recipe
-from engine.config import Bus, Config, Model
+from engine.config import BusConfig, Config, ModelConfig
 from engine.records import history, status
 from engine.run import RunDirectory
-from engine.running import job
+from engine.running import run_command
 
 HEAVY = ("torch", "vllm", "transformers", "trl", "plotly", "scipy", "nats", "aiohttp", "numpy")
 
@@ -152,9 +152,9 @@ def test_a_complete_run_is_not_run_again(spade: Spade, finished_run: RunDirector
 
 def test_a_complete_run_goes_on_with_more_steps(finished_run: RunDirectory) -> None:
     toy = finished_run.config()
-    assert job.is_complete(finished_run, toy)
+    assert run_command.is_complete(finished_run, toy)
     longer = msgspec.structs.replace(toy, run=msgspec.structs.replace(toy.run, steps=2))
-    assert not job.is_complete(finished_run, longer)
+    assert not run_command.is_complete(finished_run, longer)
     connection = history.create(finished_run.database)
     history.apply(connection, events([policy(3), batch(2, 3)], start=100))
     after = status.read(connection)
@@ -189,7 +189,7 @@ def test_a_missing_recipe_is_one_paragraph(spade: Spade, tmp_path: Path) -> None
 def test_a_busy_port_is_one_paragraph(spade: Spade, tmp_path: Path, model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        toy = msgspec.structs.replace(config(tmp_path / "runs"), bus=Bus(port=port))
+        toy = msgspec.structs.replace(config(tmp_path / "runs"), bus=BusConfig(port=port))
         result = spade("run", str(write(tmp_path, toy)), f"model.path={model}")
     refused(result, f"bus.port = {port}", "taken", "bus.port=0")
 
@@ -260,7 +260,7 @@ def test_a_role_that_is_not_there_is_refused_before_a_bus_is_sought(spade: Spade
 
 
 def test_a_dry_run_tells_what_a_resume_would_refuse(spade: Spade, tmp_path: Path, model: Path) -> None:
-    path = write(tmp_path, config(tmp_path, model=Model(path=str(model))))
+    path = write(tmp_path, config(tmp_path, model=ModelConfig(path=str(model))))
     RunDirectory.of(recipe.load(path).config).root.mkdir(parents=True)
     RunDirectory.of(recipe.load(path).config).adopt(recipe.load(path).config)
     result = spade("run", str(path), "--dry-run", "run.seed=99")
@@ -273,14 +273,14 @@ def test_a_dry_run_tells_what_a_resume_would_refuse(spade: Spade, tmp_path: Path
 def test_what_a_run_needs_is_looked_for_first(
     spade: Spade, tmp_path: Path, model: Path, setting: str
 ) -> None:
-    path = write(tmp_path, config(tmp_path, model=Model(path=str(model))))
+    path = write(tmp_path, config(tmp_path, model=ModelConfig(path=str(model))))
     refused(spade("run", str(path), "--dry-run", setting), "nosuch")
 
 
 def test_a_corpus_without_a_document_is_found_before_the_start(
     spade: Spade, tmp_path: Path, model: Path
 ) -> None:
-    path = write(tmp_path, config(tmp_path, model=Model(path=str(model))))
+    path = write(tmp_path, config(tmp_path, model=ModelConfig(path=str(model))))
     (tmp_path / "empty.jsonl").write_text("no object\n")
     result = spade("run", str(path), "--dry-run", f"designer.corpus=jsonl:{tmp_path}/empty.jsonl")
     refused(result, "holds no document", "empty.jsonl, line 1", "corpus=off")
@@ -290,7 +290,7 @@ def test_a_database_that_was_cut_short_does_not_stop_a_resume(tmp_path: Path) ->
     settings = config()
     directory = RunDirectory(tmp_path)
     directory.database.touch()
-    assert not job.is_complete(directory, settings)
+    assert not run_command.is_complete(directory, settings)
 
 
 def test_a_damaged_database_is_one_paragraph(spade: Spade, tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ class PageEnv:
 @dataclass(frozen=True)
 class Case:
     """A program with the ticket it was written for. ``document`` is a name in DOCUMENTS, or an id of a seed
-    document."""
+    document.
+    """
 
     name: str
     source: str

@@ -17,16 +17,16 @@ from test_memory import ready
 
 from bus.messages import DesignTicket
 from engine import seeds
-from engine.config import Config, Model, Run
-from engine.config import Designer as DesignerConfig
-from roles.designer import claims
-from roles.designer.anatomy import dissect, stem, stems
+from engine.config import Config, ModelConfig, RunConfig
+from engine.config import DesignerConfig as DesignerConfig
+from roles.designer import text_claims
 from roles.designer.conformity import RIVALS, Finding, Grounds, Ticketed, examine
-from roles.designer.deadwood import unused
-from roles.designer.inspector import Inspector, Notes
+from roles.designer.dead_code import unused
 from roles.designer.memory import Memory
-from roles.designer.neighbours import Neighbours
+from roles.designer.near_duplicates import Neighbours
 from roles.designer.prober import probe
+from roles.designer.program_vocabulary import dissect, stem, stems
+from roles.designer.review import Inspector, Notes
 from sandbox import SandboxUnavailable
 from sandbox.errors import EnvCrashed
 
@@ -48,8 +48,10 @@ class FakeCorpus:
 
 
 def recipe(nano: bool = False, **designer: Any) -> Config:
-    model = Model(path="", max_model_len=4096, scale="nano" if nano else "full")
-    return Config(run=Run(name="t"), model=model, designer=DesignerConfig(similarity="hashed", **designer))
+    model = ModelConfig(path="", max_model_len=4096, scale="nano" if nano else "full")
+    return Config(
+        run=RunConfig(name="t"), model=model, designer=DesignerConfig(similarity="hashed", **designer)
+    )
 
 
 def ticket(skill: str, design: str = "mine") -> DesignTicket:
@@ -228,7 +230,7 @@ async def test_probes_play_instances_that_no_program_can_foresee() -> None:
             return await super().spawn(source, **arguments)
 
     for design, seed in (("a", 1), ("a", 1), ("b", 1), ("a", 2)):
-        config = msgspec.structs.replace(recipe(), run=Run(name="t", seed=seed))
+        config = msgspec.structs.replace(recipe(), run=RunConfig(name="t", seed=seed))
         absent: Any = FakeCorpus({})
         inspector = Inspector(config, host=Watched(), corpus=absent, memory=Memory(10))
         await inspector.look(ticket("x", design), case.source, judged(case.source), "", held=None)
@@ -303,10 +305,10 @@ def test_any_text_is_examined(source: str, first: str, document: str) -> None:
 @given(st.integers(1, 40), st.sampled_from(["tries", "guesses", "attempts", "chances", "turns", "moves"]))
 def test_tries_are_read(count: int, noun: str) -> None:
     for text in (f"You have {count} {noun}.", f"{count} more {noun}, face n", f"in 0..9, {count} {noun}"):
-        found = claims.tries(text)
+        found = text_claims.tries(text)
         assert found is not None
         assert (found.number, found.noun) == (count, noun)
-    assert claims.tries(f"{count} {noun} of {count + 1} {noun}") is None
+    assert text_claims.tries(f"{count} {noun} of {count + 1} {noun}") is None
 
 
 @given(st.integers(0, 999), st.integers(1, 99))
@@ -318,9 +320,9 @@ def test_ranges_are_read(low: int, width: int) -> None:
         f"between {low} and {high}.",
         f"({low}-{high})",
     ):
-        assert claims.span(text) == (low, high)
-    assert claims.span(f"{low}..{high} and {low}..{high + 1}") is None
-    assert claims.span(f"{high}..{low}") is None
+        assert text_claims.span(text) == (low, high)
+    assert text_claims.span(f"{low}..{high} and {low}..{high + 1}") is None
+    assert text_claims.span(f"{high}..{low}") is None
 
 
 @pytest.mark.parametrize(
@@ -342,13 +344,13 @@ def test_ranges_are_read(low: int, width: int) -> None:
     ],
 )
 def test_ends_are_read_with_care(text: str, won: bool, lost: bool) -> None:
-    assert (claims.says_won(text), claims.says_lost(text)) == (won, lost)
+    assert (text_claims.says_won(text), text_claims.says_lost(text)) == (won, lost)
 
 
 @given(st.lists(st.sampled_from(["red", "tan", "blue", "gold"]), min_size=1, max_size=9))
 def test_a_run_of_colours_is_not_garbled(words: list[str]) -> None:
-    assert claims.garbled(f"The kites run {' '.join(words[:3] * 3)} ?, 2 tries") == ""
-    assert claims.garbled("\n".join("# . # door #" for _ in words)) == ""
+    assert text_claims.garbled(f"The kites run {' '.join(words[:3] * 3)} ?, 2 tries") == ""
+    assert text_claims.garbled("\n".join("# . # door #" for _ in words)) == ""
 
 
 def test_words_are_told_apart_by_what_they_do() -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from bus.messages import DesignTicket
 from engine.errors import ConfigError
 from roles.designer.corpus import NO_DOCUMENT, Corpus, Document, Library, Shelf, cut
-from roles.designer.corpus.deck import Deck, Mixture
+from roles.designer.corpus.draw_order import Deck, Mixture
 
 
 class Words:

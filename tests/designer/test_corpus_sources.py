@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import Config, CorpusSource, Designer, Model, Run, Warmstart
+from engine.config import Config, CorpusSource, DesignerConfig, ModelConfig, RunConfig, WarmstartConfig
 from engine.errors import ConfigError, SpadeError
-from roles.designer.corpus import Document, load, load_for, pins, probe
+from roles.designer.corpus import Document, load, load_for, probe, revisions
 from roles.designer.corpus.botocore import plain
 
 
@@ -30,7 +30,9 @@ def write_lines(path: Path, *lines: Any) -> Path:
 
 def recipe(corpus: Any, **designer: Any) -> Config:
     return Config(
-        run=Run(name="t", seed=5), model=Model(path="m"), designer=Designer(corpus=corpus, **designer)
+        run=RunConfig(name="t", seed=5),
+        model=ModelConfig(path="m"),
+        designer=DesignerConfig(corpus=corpus, **designer),
     )
 
 
@@ -326,15 +328,15 @@ def test_a_directory_has_no_revision(dataset: Path) -> None:
 
 
 def test_pins_are_kept_beside_the_run(tmp_path: Path) -> None:
-    assert pins.read(tmp_path) == {}
-    pins.write(tmp_path, {})
+    assert revisions.read(tmp_path) == {}
+    revisions.write(tmp_path, {})
     assert list(tmp_path.iterdir()) == []
-    pins.write(tmp_path, {"hf:a@main": "c1"})
-    assert pins.read(tmp_path) == {"hf:a@main": "c1"}
+    revisions.write(tmp_path, {"hf:a@main": "c1"})
+    assert revisions.read(tmp_path) == {"hf:a@main": "c1"}
     for text in ("nonsense", "[]"):
-        (tmp_path / pins.FILE).write_text(text)
+        (tmp_path / revisions.FILE).write_text(text)
         with pytest.raises(SpadeError, match=r"corpus\.json.*Delete it"):
-            pins.read(tmp_path)
+            revisions.read(tmp_path)
 
 
 def test_hf_takes_other_fields_and_single_files(dataset: Path) -> None:
@@ -397,10 +399,10 @@ def test_several_sources_keep_their_weights_and_their_ids_apart(tmp_path: Path) 
 
 def test_a_recipe_has_the_documents_of_its_own_families() -> None:
     config = Config(
-        run=Run(name="t"),
-        model=Model(path="m"),
-        warmstart=Warmstart(families=("guess", "peak")),
-        designer=Designer(corpus="seeds:"),
+        run=RunConfig(name="t"),
+        model=ModelConfig(path="m"),
+        warmstart=WarmstartConfig(families=("guess", "peak")),
+        designer=DesignerConfig(corpus="seeds:"),
     )
     (shelf,) = load_for(config).shelves
     assert {item.id.partition("-")[0] for item in shelf.documents} == {"guess", "peak"}

@@ -9,7 +9,7 @@ import pytest
 from prompt_cases import NEGATIVE, VIEW, Letters, render
 
 from engine import prompts
-from engine.config import Config, Designer, Model, Run, Sampling, Skill
+from engine.config import Config, DesignerConfig, ModelConfig, RunConfig, SamplingConfig, SkillConfig
 from engine.errors import SpadeError
 from roles.designer.prompt import Brief, PromptWriter
 
@@ -90,10 +90,10 @@ def test_hint_and_play_prompts() -> None:
 
 def writer(room: int, **designer: Any) -> PromptWriter:
     config = Config(
-        run=Run(name="test"),
-        model=Model(path="", max_model_len=room + 100),
-        designer=Designer(
-            sampling=Sampling(max_tokens=100), hint_sampling=Sampling(max_tokens=100), **designer
+        run=RunConfig(name="test"),
+        model=ModelConfig(path="", max_model_len=room + 100),
+        designer=DesignerConfig(
+            sampling=SamplingConfig(max_tokens=100), hint_sampling=SamplingConfig(max_tokens=100), **designer
         ),
     )
     return PromptWriter(config, Letters())  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_what_is_remembered_does_not_depend_on_the_document(room: int) -> None:
 
 
 def test_skills_are_described_in_the_recipe_s_words_or_ours() -> None:
-    own = (Skill(name="Juggling", description="keeping three things in the air"),)
+    own = (SkillConfig(name="Juggling", description="keeping three things in the air"),)
     skills = ("Juggling", "Optimization")
     text = Letters().decode(writer(100_000, skills=skills, custom_skills=own).design(brief()))
     assert "must exercise: Juggling - keeping three things in the air." in text

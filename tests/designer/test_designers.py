@@ -14,13 +14,21 @@ from hypothesis import strategies as st
 
 import sandbox
 from bus import MemoryBus
-from engine.config import Config, Designer, Endpoint, Frozen, Library, Model, Run
+from engine.config import (
+    Config,
+    DesignerConfig,
+    EndpointConfig,
+    FrozenConfig,
+    ModelConfig,
+    PoolConfig,
+    RunConfig,
+)
 from engine.errors import ConfigError
-from engine.evals import foreign
-from engine.running import hosting
+from engine.evals import external_benchmarks
+from engine.running import role_host
 from roles.designer.attempt import rivals
-from roles.designer.kinds import check_designer
-from roles.designer.library import Programs, read
+from roles.designer.designer_factory import check_designer
+from roles.designer.environment_pool import Programs, read
 from sandbox import SandboxSettings
 
 PROGRAMS = [(f"p{number}", f"source {number}") for number in range(7)]
@@ -64,9 +72,9 @@ def test_a_directory_is_read_with_what_lies_below_it(tmp_path: Path) -> None:
 
 def config(**designer: object) -> Config:
     return Config(
-        run=Run(name="t"),
-        model=Model(path="x"),
-        designer=msgspec.convert(designer, Designer),
+        run=RunConfig(name="t"),
+        model=ModelConfig(path="x"),
+        designer=msgspec.convert(designer, DesignerConfig),
     )
 
 
@@ -89,28 +97,30 @@ def test_what_is_there_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "a.py").write_text("class AEnv: ...")
     check_designer(config())
     check_designer(config(kind="frozen"))
-    check_designer(config(kind="pool", pool=Library(source=f"dir:{tmp_path}")))
-    check_designer(config(kind="external", external=Endpoint(base_url="http://x", key_env="SET_KEY")))
-    check_designer(config(kind="frozen", frozen=Frozen(url="http://127.0.0.1:1")))
+    check_designer(config(kind="pool", pool=PoolConfig(source=f"dir:{tmp_path}")))
+    check_designer(config(kind="external", external=EndpointConfig(base_url="http://x", key_env="SET_KEY")))
+    check_designer(config(kind="frozen", frozen=FrozenConfig(url="http://127.0.0.1:1")))
 
 
 def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no program"):
-        check_designer(config(kind="pool", pool=Library(source=f"dir:{tmp_path}")))
+        check_designer(config(kind="pool", pool=PoolConfig(source=f"dir:{tmp_path}")))
 
 
 def test_packages_that_are_not_installed_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "installed", lambda _: False)
+    monkeypatch.setattr(external_benchmarks, "installed", lambda _: False)
     with pytest.raises(ConfigError, match="not installed"):
         list(read("gem:"))
 
 
 def test_foreign_programs_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
-        foreign.Foreign("reasoning_gym", name, level, f"{name} {level}") for name in "ab" for level in "01"
+        external_benchmarks.Foreign("reasoning_gym", name, level, f"{name} {level}")
+        for name in "ab"
+        for level in "01"
     ]
-    monkeypatch.setattr(foreign, "installed", lambda _: True)
-    monkeypatch.setattr(foreign, "reasoning_gym_programs", lambda: iter(found))
+    monkeypatch.setattr(external_benchmarks, "installed", lambda _: True)
+    monkeypatch.setattr(external_benchmarks, "reasoning_gym_programs", lambda: iter(found))
     assert len(list(read("reasoning_gym:"))) == 4
     assert dict(read("reasoning_gym:b")) == {
         "reasoning_gym/b/0": "b 0",
@@ -138,17 +148,17 @@ async def test_the_sandbox_loads_what_foreign_programs_need(
         async def __aexit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(sandbox, "SandboxPool", Pool)
-    recipe = config(kind="pool", pool=Library(source=source))
+    recipe = config(kind="pool", pool=PoolConfig(source=source))
     bus = MemoryBus(run="t", role="t", instance="0")
     async with (
         anyio.create_task_group() as tasks,
-        hosting.services(recipe, bus, frozenset({"sandbox"}), tasks) as shared,
+        role_host.services(recipe, bus, frozenset({"sandbox"}), tasks) as shared,
     ):
         assert isinstance(shared["sandbox"], Pool)
     (settings,) = seen
-    assert (foreign.HELD in settings.preload) is preloads
+    assert (external_benchmarks.HELD in settings.preload) is preloads
     assert set(recipe.sandbox.preload) <= set(settings.preload)
-    assert (settings.start_seconds == hosting.FOREIGN_START_SECONDS) is preloads
+    assert (settings.start_seconds == role_host.FOREIGN_START_SECONDS) is preloads
 
 
 @pytest.mark.parametrize(

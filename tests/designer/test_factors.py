@@ -25,9 +25,9 @@ from roles.designer.corpus import Corpus
 from roles.designer.memory import Memory
 from roles.designer.prompt import PromptWriter
 from roles.scorer import plan, work
-from roles.scorer.curriculum import Curriculum
+from roles.scorer.curriculum import CurriculumState
 from roles.scorer.state import Cohort, Design, Publish
-from roles.work import sampling_seed
+from roles.work_loop import sampling_seed
 
 COHORTS = 6
 
@@ -135,7 +135,7 @@ def tickets(config: Config) -> list[DesignTicket]:
 
 def first_tickets(config: Config) -> list[DesignTicket]:
     """What the curriculum asks for once the first weights are served."""
-    machine = Curriculum(config)
+    machine = CurriculumState(config)
     commands = machine.start()
     version = Version(0, 0).pack()
     weights = PolicyPublished(

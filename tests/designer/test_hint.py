@@ -12,7 +12,7 @@ from played import Host, judged
 from engine import seeds
 from roles.designer.hint import LONGEST_HINT, adds_nothing, clean_hint, gives_away
 from roles.designer.prober import Answers, probe
-from roles.wording import plain
+from roles.text_normalise import plain
 
 
 @pytest.mark.parametrize(

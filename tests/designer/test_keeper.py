@@ -22,9 +22,9 @@ from bus import MemoryBus
 from bus.messages import DesignRejected, EnvironmentReady, EpisodeFailed, Message
 from engine.errors import SpadeError
 from engine.records.archive import Archive
-from roles.designer import keeper
-from roles.designer.keeper import FILE, Keeper, read
+from roles.designer import memory_store
 from roles.designer.memory import Memory
+from roles.designer.memory_store import FILE, Keeper, read
 
 
 def digest(source: str) -> str:
@@ -122,19 +122,19 @@ def flip(path: Path) -> None:
 def rename(path: Path) -> None:
     snapshot = read(path.parent)
     assert snapshot is not None
-    keeper.write(path.parent, msgspec.structs.replace(snapshot, run="another"))
+    memory_store.write(path.parent, msgspec.structs.replace(snapshot, run="another"))
 
 
 def foreign(path: Path) -> None:
     snapshot = read(path.parent)
     assert snapshot is not None
-    keeper.write(path.parent, msgspec.structs.replace(snapshot, key="of another stream"))
+    memory_store.write(path.parent, msgspec.structs.replace(snapshot, key="of another stream"))
 
 
 def ahead(path: Path) -> None:
     snapshot = read(path.parent)
     assert snapshot is not None
-    keeper.write(path.parent, msgspec.structs.replace(snapshot, position=10_000))
+    memory_store.write(path.parent, msgspec.structs.replace(snapshot, position=10_000))
 
 
 def lose_a_program(path: Path) -> None:
@@ -156,7 +156,7 @@ def tell_less(path: Path) -> None:
     closed = tuple(msgspec.structs.replace(record, plays=0) for record in snapshot.memory.closed)
     memory = msgspec.structs.replace(snapshot.memory, closed=closed)
     fields = tuple(name for name in snapshot.fields if name != "plays")
-    keeper.write(path.parent, msgspec.structs.replace(snapshot, memory=memory, fields=fields))
+    memory_store.write(path.parent, msgspec.structs.replace(snapshot, memory=memory, fields=fields))
 
 
 def empty(path: Path) -> None:
@@ -320,7 +320,8 @@ def killed(directory: Path, at: int) -> None:
 @pytest.mark.parametrize("at", [7, 60])
 async def test_memory_after_a_kill_equals_memory_before(tmp_path: Path, at: int) -> None:
     """Golden: a designer that saves after every fact is killed while it does; the next life's memory is what
-    a replay from the beginning gives, and it begins where the last whole snapshot ends."""
+    a replay from the beginning gives, and it begins where the last whole snapshot ends.
+    """
     killed(tmp_path, at)
     history = facts(60)
     bus = await bus_with(history)
@@ -341,7 +342,7 @@ async def test_a_disk_that_takes_no_more_is_said(tmp_path: Path, monkeypatch: py
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(keeper, "write", full)
+    monkeypatch.setattr(memory_store, "write", full)
     bus = await bus_with(facts(3))
     with pytest.raises(SpadeError, match=r"No space left.*Make room"):
         await Life(bus, tmp_path).keeper.read_back()

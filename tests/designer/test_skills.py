@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import ablations, recipe
-from engine.config import Config, Curriculum, Designer, Model, Run, Skill
+from engine.config import Config, CurriculumConfig, DesignerConfig, ModelConfig, RunConfig, SkillConfig
 from roles.designer.skills import DESCRIPTIONS, Coverage, descriptions
 from roles.scorer import plan
 
 
 def config(designer: dict[str, Any] | None = None, **curriculum: Any) -> Config:
     return Config(
-        run=Run(name="t"),
-        model=Model(path="m"),
-        designer=Designer(**(designer or {})),
-        curriculum=Curriculum(**curriculum),
+        run=RunConfig(name="t"),
+        model=ModelConfig(path="m"),
+        designer=DesignerConfig(**(designer or {})),
+        curriculum=CurriculumConfig(**curriculum),
     )
 
 
@@ -30,8 +30,8 @@ def test_every_skill_of_a_preset_is_described() -> None:
 
 
 def test_a_recipe_can_describe_its_own_skills_and_ours() -> None:
-    own = (Skill(name="Juggling", description="three balls"), Skill(name="Optimization"))
-    found = descriptions(Designer(custom_skills=own))
+    own = (SkillConfig(name="Juggling", description="three balls"), SkillConfig(name="Optimization"))
+    found = descriptions(DesignerConfig(custom_skills=own))
     assert found["Juggling"] == "three balls"
     assert found["Optimization"] == DESCRIPTIONS["Optimization"]
 

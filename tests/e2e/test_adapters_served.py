@@ -15,7 +15,16 @@ from tiny_llama import VOCABULARY, logprobs, tiny, torch
 
 from bus import MemoryBus
 from bus.messages import PolicyPublished, ServerServing
-from engine.config import Agent, Config, Learner, Lora, Model, Run, Sampling, Server
+from engine.config import (
+    AgentConfig,
+    Config,
+    LearnerConfig,
+    LoraConfig,
+    ModelConfig,
+    RunConfig,
+    SamplingConfig,
+    ServerConfig,
+)
 from engine.inference import adapters
 from engine.inference.completion import Completion
 from engine.inference.pool import InferencePool
@@ -24,7 +33,7 @@ from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights.adapters import AdapterPublisher
 from roles.base import RoleContext
-from roles.server.role import Server as ServerRole
+from roles.server.role import ServerRole as ServerRole
 
 peft = pytest.importorskip("peft")
 
@@ -42,7 +51,7 @@ PLAYERS = 6
 class Trained:
     """A random Llama and an adapter that changes from version to version, as peft computes it."""
 
-    def __init__(self, directory: Path, table: Lora) -> None:
+    def __init__(self, directory: Path, table: LoraConfig) -> None:
         base = tiny(directory / "model")
         self.model = peft.get_peft_model(base, lora.peft_config(table)).eval()
         self.publisher = AdapterPublisher(directory / "adapters", lora.settings(self.model))
@@ -82,13 +91,13 @@ class Trained:
 async def test_versions_come_during_traffic_and_every_token_is_what_its_version_computes(
     tmp_path: Path,
 ) -> None:
-    table = Lora(rank=8, alpha=32.0, publish="adapter")
+    table = LoraConfig(rank=8, alpha=32.0, publish="adapter")
     config = Config(
-        run=Run(name=RUN),
-        model=Model(path=str(tmp_path / "model"), max_model_len=512),
-        agent=Agent(sampling=Sampling(max_tokens=60)),
-        learner=Learner(lora=table),
-        server=Server(max_concurrency=16),
+        run=RunConfig(name=RUN),
+        model=ModelConfig(path=str(tmp_path / "model"), max_model_len=512),
+        agent=AgentConfig(sampling=SamplingConfig(max_tokens=60)),
+        learner=LearnerConfig(lora=table),
+        server=ServerConfig(max_concurrency=16),
     )
     trained = Trained(tmp_path, table)
     bus = MemoryBus(run=RUN, role="server", instance="server-0")
@@ -103,7 +112,7 @@ async def test_versions_come_during_traffic_and_every_token_is_what_its_version_
             prompt = [5, 6, 7, 10 + player, 10 + turn]
             found = await pool.generate(
                 prompt,
-                sampling=Sampling(max_tokens=400 if player == 0 else 30),
+                sampling=SamplingConfig(max_tokens=400 if player == 0 else 30),
                 seed=None,
                 key=str(player),
                 stop_token_ids=(),

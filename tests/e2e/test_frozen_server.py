@@ -10,7 +10,7 @@ from fake_vllm import policy
 from test_vllm import PROMPT
 from tiny_llama import logprobs, tiny
 
-from engine.config import Config, Designer, Frozen, Model, Run, Sampling
+from engine.config import Config, DesignerConfig, FrozenConfig, ModelConfig, RunConfig, SamplingConfig
 from engine.inference.completion import InferenceError
 from engine.inference.frozen import open_frozen
 from engine.inference.vllm import VllmClient, open_session
@@ -23,11 +23,13 @@ async def test_no_update_gets_into_a_frozen_server(tmp_path: Path) -> None:
     model = tiny(tmp_path / "frozen", tied=False)
     (tmp_path / "frozen" / "tokenizer.json").write_text("{}")
     config = Config(
-        run=Run(name="t"),
-        model=Model(path="the policy, which is elsewhere", max_model_len=512),
-        designer=Designer(kind="frozen", frozen=Frozen(path=str(tmp_path / "frozen")), concurrency=4),
+        run=RunConfig(name="t"),
+        model=ModelConfig(path="the policy, which is elsewhere", max_model_len=512),
+        designer=DesignerConfig(
+            kind="frozen", frozen=FrozenConfig(path=str(tmp_path / "frozen")), concurrency=4
+        ),
     )
-    sampling = Sampling(max_tokens=8)
+    sampling = SamplingConfig(max_tokens=8)
     async with open_frozen(config, tmp_path, name="x") as server, open_session() as session:
         before = await server.generate(PROMPT, sampling=sampling, seed=1, key="d", stop_token_ids=(2,))
         client = VllmClient(server.url, session)

@@ -37,7 +37,7 @@ from engine import recipe
 from engine.config import Config
 from engine.running.supervisor import read_address
 from roles.scorer import plan
-from roles.scorer.curriculum import Curriculum
+from roles.scorer.curriculum import CurriculumState
 from roles.scorer.state import PublishDesigns, PublishGroup
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -167,7 +167,7 @@ async def running(directory: Path, steps: int) -> AsyncIterator[Watched]:
 
 def wanted(config: Config, seen: list[tuple[int, Message]]) -> dict[int, set[str]]:
     """What each round owes, by the facts alone: a scorer that nobody ever killed says so."""
-    machine = Curriculum(config)
+    machine = CurriculumState(config)
     commands = machine.start()
     for sequence, message in seen:
         commands += machine.apply(sequence, message)

@@ -19,10 +19,10 @@ from learner_fakes import make_policy, random_samples, round_closed
 from bus import Bus, MemoryBus, connect, provision, serve
 from bus.messages import BatchTrained, PolicyPublished
 from bus.scopes import flat_task_group
-from engine.config import Config, Learner, Model, Optimizer, Run
+from engine.config import Config, LearnerConfig, ModelConfig, OptimizerConfig, RunConfig
 from engine.context import RoleContext
 from engine.lineage import Lineage, Version
-from engine.running.hosting import Origin, put_origin
+from engine.running.role_host import Origin, put_origin
 
 pytestmark = [
     pytest.mark.long,  # what test_kill_anywhere.py shows of a whole run, with more kills of the learner alone
@@ -34,10 +34,12 @@ ROUNDS = 12
 
 def make_config(policy: Path, checkpoint_every: int) -> Config:
     return Config(
-        run=Run(name="learn"),
-        model=Model(path=str(policy), max_model_len=128),
-        learner=Learner(
-            optimizer=Optimizer(learning_rate=1e-3), checkpoint_every=checkpoint_every, micro_batch_tokens=256
+        run=RunConfig(name="learn"),
+        model=ModelConfig(path=str(policy), max_model_len=128),
+        learner=LearnerConfig(
+            optimizer=OptimizerConfig(learning_rate=1e-3),
+            checkpoint_every=checkpoint_every,
+            micro_batch_tokens=256,
         ),
     )
 
@@ -56,7 +58,7 @@ async def publish_rounds(bus: Bus) -> set[str]:
 
 async def undisturbed(config: Config, directory: Path) -> str:
     """The digest of the final weights of a learner that nobody kills."""
-    from roles.learner.role import Learner as Role
+    from roles.learner.role import LearnerRole as Role
 
     bus = MemoryBus(run="learn", role="scorer", instance="0")
     await publish_rounds(bus)

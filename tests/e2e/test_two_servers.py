@@ -31,12 +31,20 @@ from bus.messages import (
     ServerLost,
     ServerServing,
 )
-from engine.config import Agent, Config, Model, Run, Sampling, Sandbox, Server
+from engine.config import (
+    AgentConfig,
+    Config,
+    ModelConfig,
+    RunConfig,
+    SamplingConfig,
+    SandboxConfig,
+    ServerConfig,
+)
 from engine.context import RoleContext
 from engine.inference.completion import Completion
 from engine.inference.vllm import VllmClient
 from engine.lineage import Version
-from engine.running.hosting import Host, services
+from engine.running.role_host import Host, services
 from engine.weights.publisher import Publisher
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -185,13 +193,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
 
 def make_config(model: Path) -> Config:
     return Config(
-        run=Run(name=RUN, drain_seconds=10.0),
-        model=Model(path=str(model), max_model_len=1536),
-        server=Server(count=2, max_concurrency=32, request_seconds=60.0),
-        sandbox=Sandbox(preload=()),
-        agent=Agent(
+        run=RunConfig(name=RUN, drain_seconds=10.0),
+        model=ModelConfig(path=str(model), max_model_len=1536),
+        server=ServerConfig(count=2, max_concurrency=32, request_seconds=60.0),
+        sandbox=SandboxConfig(preload=()),
+        agent=AgentConfig(
             concurrency=IN_HAND,
-            sampling=Sampling(max_tokens=256),
+            sampling=SamplingConfig(max_tokens=256),
             max_turns=8,
             context_tokens=1500,
             prompt="nano",
@@ -202,8 +210,8 @@ def make_config(model: Path) -> Config:
 @asynccontextmanager
 async def stack(config: Config, directory: Path) -> AsyncIterator[tuple[Bus, Facts]]:
     """Broker, pool, sandbox, and the roles server and agent, as a run has them; drained at the end."""
-    from roles.agent.role import Agent as AgentRole
-    from roles.server.role import Server as ServerRole
+    from roles.agent.role import AgentRole as AgentRole
+    from roles.server.role import ServerRole as ServerRole
 
     async with serve(directory / "bus", run=RUN, store_gb=1.0) as broker:
         login: dict[str, Any] = {"run": RUN, "token": broker.token}

@@ -16,9 +16,9 @@ import pytest_asyncio
 from tiny_llama import VOCABULARY, logprobs, tiny, torch, transformers
 
 from bus.messages import PolicyPublished
-from engine.config import Config, Model, Run, Sampling
-from engine.inference.handshake import HandshakeRefused, examine, handshake
+from engine.config import Config, ModelConfig, RunConfig, SamplingConfig
 from engine.inference.process import VllmProcess, serve
+from engine.inference.server_checks import HandshakeRefused, examine, handshake
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights import store
@@ -79,7 +79,9 @@ async def world(
 ) -> AsyncIterator[World]:
     directory = tmp_path_factory.mktemp(request.param)
     model = tiny(directory / "model", tied=request.param == "tied")
-    config = Config(run=Run(name="e2e"), model=Model(path=str(directory / "model"), max_model_len=512))
+    config = Config(
+        run=RunConfig(name="e2e"), model=ModelConfig(path=str(directory / "model"), max_model_len=512)
+    )
     async with (
         open_session() as session,
         serve(
@@ -92,7 +94,7 @@ async def world(
 async def test_sampled_logprobs_are_those_of_transformers(world: World) -> None:
     await world.push(world.publish())
     completion = await world.client.generate(
-        PROMPT, Sampling(max_tokens=64), deadline=60.0, stop_token_ids=[2]
+        PROMPT, SamplingConfig(max_tokens=64), deadline=60.0, stop_token_ids=[2]
     )
     expected = logprobs(world.model, PROMPT + completion.tokens)[len(PROMPT) - 1 :]
     assert np.max(np.abs(expected - np.asarray(completion.logprobs))) < 1e-4
@@ -107,7 +109,7 @@ async def test_prompt_logprobs_are_those_of_transformers(world: World) -> None:
 
 
 async def test_only_our_stop_tokens_end_a_completion(world: World) -> None:
-    sampling = Sampling(max_tokens=200)
+    sampling = SamplingConfig(max_tokens=200)
     for _ in range(8):
         completion = await world.client.generate(PROMPT, sampling, deadline=60.0, stop_token_ids=[40, 41])
         stops = {40, 41} & set(completion.tokens[:-1])
@@ -127,7 +129,7 @@ async def test_update_in_flight(world: World, cache: str) -> None:
     async def one(index: int) -> None:
         completions.append(
             await world.client.generate(
-                [*PROMPT, 10 + index], Sampling(max_tokens=400), deadline=120.0, salt=str(before)
+                [*PROMPT, 10 + index], SamplingConfig(max_tokens=400), deadline=120.0, salt=str(before)
             )
         )
 
@@ -135,7 +137,7 @@ async def test_update_in_flight(world: World, cache: str) -> None:
         for index in range(24):
             tasks.start_soon(one, index)
         await anyio.wait_all_tasks_blocked()
-        await world.client.generate(PROMPT, Sampling(max_tokens=20), deadline=60.0)
+        await world.client.generate(PROMPT, SamplingConfig(max_tokens=20), deadline=60.0)
         updated = await world.push(policy, cache)
     assert len(completions) == 24
     assert updated.canary_error < 1e-4
@@ -148,7 +150,7 @@ async def test_update_in_flight(world: World, cache: str) -> None:
         for completion in completions[:4]:
             _assert_spans_true(world, completion)
     salted = await world.client.generate(
-        [*PROMPT, 10], Sampling(max_tokens=8), deadline=60.0, salt=str(policy.version)
+        [*PROMPT, 10], SamplingConfig(max_tokens=8), deadline=60.0, salt=str(policy.version)
     )
     expected = logprobs(world.model, [*PROMPT, 10, *salted.tokens])[len(PROMPT) :]
     assert np.max(np.abs(expected - np.asarray(salted.logprobs))) < 1e-4
@@ -211,7 +213,7 @@ async def test_bad_push_is_refused_and_the_old_version_serves_on(world: World, f
     assert await world.client.version() == good.version
     assert not await world.client.paused()
     assert await canary_error(world.client, good, deadline=60.0) < 1e-4
-    completion = await world.client.generate(PROMPT, Sampling(max_tokens=4), deadline=60.0)
+    completion = await world.client.generate(PROMPT, SamplingConfig(max_tokens=4), deadline=60.0)
     assert [span.version for span in completion.spans] == [good.version]
     await world.push(world.change(seed=78))
 
@@ -226,7 +228,7 @@ async def test_handshake_names_another_context_and_vocabulary(world: World) -> N
         await examine(world.client, policy, context=513)
     other = msgspec.structs.replace(policy, vocabulary=VOCABULARY + 1)
     with pytest.raises(HandshakeRefused, match="vocabulary has 300 tokens, the learner's 301"):
-        await handshake(world.client, other, Sampling(), tolerance=TOLERANCE, deadline=60.0)
+        await handshake(world.client, other, SamplingConfig(), tolerance=TOLERANCE, deadline=60.0)
 
 
 async def test_handshake_agrees_at_any_temperature(world: World) -> None:
@@ -234,7 +236,7 @@ async def test_handshake_agrees_at_any_temperature(world: World) -> None:
     await world.push(policy)
     for temperature in (1.0, 0.7):
         result = await handshake(
-            world.client, policy, Sampling(temperature=temperature), tolerance=TOLERANCE, deadline=60.0
+            world.client, policy, SamplingConfig(temperature=temperature), tolerance=TOLERANCE, deadline=60.0
         )
         assert result.canary_error < 1e-4
         assert result.sampling_error < 1e-4

@@ -15,7 +15,7 @@ from rich.console import Console
 from shell_fakes import batch, evaluation, failed, finished, policy, ready, scored, serving, summary
 
 from bus import codec
-from bus.face import Present
+from bus.interface import Present
 from bus.messages import DeadLetter, Message, RoleHello, RoundClosed
 from bus.reads import Stored
 from engine.busview import figures, letters, probe, reading, show, table, words

@@ -14,14 +14,14 @@ from archive_fakes import GAMES, judged, played, run_with, source, written
 from shell_fakes import config
 
 from bus.messages import Message
-from engine.config import Library, Suite
+from engine.config import PoolConfig, SuiteConfig
 from engine.diversity.measures import SAMPLE, Item, measure
 from engine.diversity.similarity import embed
 from engine.errors import ConfigError, SpadeError
 from engine.records import envs, history
 from engine.records.envs import Catalogue, Entry, Filter
 from engine.views import envs_view, report, report_diversity
-from roles.designer.library import Programs
+from roles.designer.environment_pool import Programs
 from roles.evaluator.suites import load_suite
 
 SKILLS = ("Logical Deduction", "Optimization")
@@ -289,7 +289,7 @@ class TestExport:
 
     def test_a_held_out_suite_reads_it_back(self, catalogue: Catalogue, tmp_path: Path) -> None:
         envs.export(catalogue, catalogue.entries, tmp_path / "pool")
-        suite = Suite(name="own", source=f"dir:{tmp_path / 'pool'}", episodes=10)
+        suite = SuiteConfig(name="own", source=f"dir:{tmp_path / 'pool'}", episodes=10)
         items = load_suite(suite, config(tmp_path))
         assert {item.request.environment for item in items} == {
             entry.environment for entry in catalogue.entries
@@ -299,7 +299,7 @@ class TestExport:
         self, catalogue: Catalogue, tmp_path: Path
     ) -> None:
         envs.export(catalogue, catalogue.entries, tmp_path / "pool")
-        pool = Programs.open(Library(source=f"dir:{tmp_path / 'pool'}"))
+        pool = Programs.open(PoolConfig(source=f"dir:{tmp_path / 'pool'}"))
         dealt = {hashlib.sha256(pool.draw(number, 0)[1].encode()).hexdigest() for number in range(len(pool))}
         assert dealt == {entry.environment for entry in catalogue.entries}
 

@@ -16,8 +16,8 @@ from bus import MemoryBus, connect, provision, serve
 from bus.messages import Heartbeat
 from engine.context import RoleContext
 from engine.errors import ConfigError
-from engine.running import hosting, orders
-from engine.running.hosting import Host, Origin
+from engine.running import drain_commands, role_host
+from engine.running.role_host import Host, Origin
 
 STRANGER = """
 import anyio
@@ -40,19 +40,19 @@ class Stranger:
 
 
 def test_the_built_in_roles_are_registered_like_any_others() -> None:
-    assert {"designer", "agent", "scorer", "learner", "server", "evaluator"} <= set(hosting.available())
+    assert {"designer", "agent", "scorer", "learner", "server", "evaluator"} <= set(role_host.available())
 
 
 def test_an_unknown_role_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no role 'juggler'.*agent, designer"):
-        hosting.load("juggler")
+        role_host.load("juggler")
 
 
 async def test_a_need_that_nobody_offers_is_refused() -> None:
     bus = MemoryBus(run="toy", role="r", instance="i")
     async with anyio.create_task_group() as tasks:
         with pytest.raises(ConfigError, match="needs telescope"):
-            async with hosting.services(config(), bus, frozenset({"telescope"}), tasks):
+            async with role_host.services(config(), bus, frozenset({"telescope"}), tasks):
                 pass
 
 
@@ -115,7 +115,7 @@ async def test_a_strangers_role_joins_a_run_alone(tmp_path: Path) -> None:
     async with serve(tmp_path / "bus", run="toy") as server:
         await provision(server.url, run="toy", token=server.token)
         async with connect(server.url, run="toy", role="supervisor", instance="s", token=server.token) as bus:
-            await hosting.put_origin(bus, Origin(recipe, "another-host", "/nowhere"))
+            await role_host.put_origin(bus, Origin(recipe, "another-host", "/nowhere"))
             command = [sys.executable, "-m", "engine.cli", "role", "stranger", "--connect", server.url]
             environment = {
                 **os.environ,
@@ -129,8 +129,8 @@ async def test_a_strangers_role_joins_a_run_alone(tmp_path: Path) -> None:
             ):
                 with anyio.fail_after(30):
                     first = await anext(beats)
-                    await orders.give(bus, "drain", ("somebody-else",))
-                    await orders.give(bus, "drain", ("stranger",))
+                    await drain_commands.give(bus, "drain", ("somebody-else",))
+                    await drain_commands.give(bus, "drain", ("stranger",))
                     assert await process.wait() == 0
     assert isinstance(first, Heartbeat)
     assert first.statistics == {"steps": float(recipe.run.steps)}
@@ -150,7 +150,7 @@ async def test_a_role_without_a_run_says_so(tmp_path: Path) -> None:
 async def test_a_signal_ends_a_role_that_runs_alone(tmp_path: Path) -> None:
     draining = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(hosting._drain_on_signal, draining)
+        tasks.start_soon(role_host._drain_on_signal, draining)
         await anyio.wait_all_tasks_blocked()
         os.kill(os.getpid(), signal.SIGTERM)
         with anyio.fail_after(5):

@@ -11,7 +11,7 @@ from rich.console import Console
 from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving, summary
 
 from bus.messages import Heartbeat
-from engine.config import Ui
+from engine.config import UiConfig
 from engine.records import history
 from engine.records import status as standing
 from engine.records.status import Status
@@ -79,7 +79,7 @@ def test_plain_lines_are_printed_on_news_only(status: Status) -> None:
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
 )
 def test_the_view_follows_the_terminal_and_the_recipe(mode: str, terminal: bool, panel: bool) -> None:
-    recipe = msgspec.structs.replace(config(), ui=Ui(live=mode))  # type: ignore[arg-type]
+    recipe = msgspec.structs.replace(config(), ui=UiConfig(live=mode))  # type: ignore[arg-type]
     screen, _ = console(terminal=terminal)
     assert isinstance(live.make(recipe, screen), live.LivePanel) is panel
 

@@ -11,7 +11,7 @@ import pytest
 HOLES = """
 import ctypes
 from pathlib import Path
-from engine import memory
+from engine import malloc
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -25,7 +25,7 @@ for block in blocks:
 for block in blocks[:-1:2]:
     libc.free(block)
 before = resident()
-released = memory.release()
+released = malloc.release()
 print(int(released), before - resident())
 """
 
@@ -42,10 +42,10 @@ def test_holes_between_blocks_in_use_are_given_back() -> None:
 
 ARENAS = """
 import ctypes, re, sys, tempfile, threading
-from engine import memory
+from engine import malloc
 
 if sys.argv[1] == "shared":
-    assert memory.share_arenas(2)
+    assert malloc.share_arenas(2)
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 meet = threading.Barrier(12)

@@ -23,8 +23,8 @@ from engine import telemetry
 from engine.busview import resend, show
 from engine.context import RoleContext
 from engine.run import RunDirectory
-from engine.running import hosting, orders
-from engine.running.hosting import Origin
+from engine.running import drain_commands, role_host
+from engine.running.role_host import Origin
 from engine.running.supervisor import read_address
 
 LOG = structlog.stdlib.get_logger()
@@ -48,7 +48,7 @@ class Far:
     directory: Path
 
     async def serve(self) -> None:
-        await hosting.serve_role(
+        await role_host.serve_role(
             "fake", url=self.server.url, run="toy", secret=self.server.token, instance="far",
             directory=self.directory,
         )  # fmt: skip
@@ -56,7 +56,7 @@ class Far:
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(hosting, "load", lambda _name: CountedRole)
+    monkeypatch.setattr(role_host, "load", lambda _name: CountedRole)
     monkeypatch.setattr(CountedRole, "begun", 0)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
@@ -70,7 +70,7 @@ async def far_run(directory: Path) -> AsyncIterator[Far]:
     async with serve(directory / "bus", run="toy") as server:
         await provision(server.url, run="toy", token=server.token)
         async with connect(server.url, run="toy", role="supervisor", instance="s", token=server.token) as bus:
-            await hosting.put_origin(bus, Origin(config(directory), "another-host", "/nowhere"))
+            await role_host.put_origin(bus, Origin(config(directory), "another-host", "/nowhere"))
             yield Far(server, bus, directory)
 
 
@@ -84,7 +84,7 @@ async def test_a_drain_ordered_while_the_broker_is_away_is_heeded(tmp_path: Path
         with anyio.fail_after(30):
             assert isinstance(await anext(beats), Heartbeat)
             os.kill(far.server.pid, signal.SIGKILL)
-            await orders.give(far.bus, "drain", ("fake",))
+            await drain_commands.give(far.bus, "drain", ("fake",))
             while far.bus.statistics()["connection_reconnects"] < 1:  # noqa: ASYNC110 - nobody tells
                 await anyio.sleep(0.01)
     assert CountedRole.begun == 1
@@ -92,17 +92,17 @@ async def test_a_drain_ordered_while_the_broker_is_away_is_heeded(tmp_path: Path
 
 async def test_who_starts_while_the_run_drains_takes_no_work_and_resuming_clears_it(tmp_path: Path) -> None:
     async with far_run(tmp_path) as far:
-        await orders.give(far.bus, "drain", ("learner",), closing=True)
+        await drain_commands.give(far.bus, "drain", ("learner",), closing=True)
         await far.serve()
-        await orders.give(far.bus, "drain")
+        await drain_commands.give(far.bus, "drain")
         await far.serve()
         assert CountedRole.begun == 0
-        await orders.give(far.bus, "resume")
-        await orders.give(far.bus, "drain", ("fake",))  # alone, to go on elsewhere
+        await drain_commands.give(far.bus, "resume")
+        await drain_commands.give(far.bus, "drain", ("fake",))  # alone, to go on elsewhere
         async with far.bus.listen("hb.>") as beats, anyio.create_task_group() as tasks:
             tasks.start_soon(far.serve)
             await anext(beats)
-            await orders.give(far.bus, "drain")
+            await drain_commands.give(far.bus, "drain")
     assert CountedRole.begun == 1
 
 
@@ -117,10 +117,10 @@ async def test_an_order_is_not_given_again_with_the_events_around_it(tmp_path: P
                 one = Stored(number + 1, fact.tail, frame, "", 0.0)
                 yield one, show.view("EVENT", one)
 
-        await orders.give(far.bus, "resume")
+        await drain_commands.give(far.bus, "resume")
         sent = resend.Sent()
         await resend.send_again(stored(), far.bus, far.bus, "EVENT", sent, lambda _: None)
-        assert (sent.stored, (await orders.standing(far.bus)).drains) == (1, False)
+        assert (sent.stored, (await drain_commands.standing(far.bus)).drains) == (1, False)
 
 
 async def test_a_role_that_runs_drains_in_its_own_turn() -> None:
@@ -129,7 +129,7 @@ async def test_a_role_that_runs_drains_in_its_own_turn() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_heed, bus, draining)
         for names in (("agent", "designer"), ("learner",)):
-            await orders.give(bus, "drain", names, closing=True)
+            await drain_commands.give(bus, "drain", names, closing=True)
             await anyio.wait_all_tasks_blocked()
             turns.append(draining.is_set())
         tasks.cancel_scope.cancel()
@@ -137,17 +137,17 @@ async def test_a_role_that_runs_drains_in_its_own_turn() -> None:
 
 
 async def _heed(bus: MemoryBus, draining: anyio.Event) -> None:
-    await orders.heed(bus.peer("learner", "0"), "learner", draining, start=1, log=LOG)
+    await drain_commands.heed(bus.peer("learner", "0"), "learner", draining, start=1, log=LOG)
 
 
 async def test_roles_drained_alone_do_not_bring_a_drained_run_back() -> None:
     bus = MemoryBus(run="toy", role="supervisor", instance="s")
-    await orders.give(bus, "drain")
-    last = await orders.give(bus, "drain", ("agent",))
-    assert await orders.standing(bus) == orders.Standing(drains=True, start=last + 1)
-    await orders.give(bus, "resume")
-    last = await orders.give(bus, "drain", ("agent",))
-    assert await orders.standing(bus) == orders.Standing(drains=False, start=last + 1)
+    await drain_commands.give(bus, "drain")
+    last = await drain_commands.give(bus, "drain", ("agent",))
+    assert await drain_commands.standing(bus) == drain_commands.Standing(drains=True, start=last + 1)
+    await drain_commands.give(bus, "resume")
+    last = await drain_commands.give(bus, "drain", ("agent",))
+    assert await drain_commands.standing(bus) == drain_commands.Standing(drains=False, start=last + 1)
 
 
 async def test_a_drain_that_somebody_orders_stops_the_run(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ async def test_a_drain_that_somebody_orders_stops_the_run(tmp_path: Path) -> Non
         async with connect(
             address.url, run="toy", role="supervisor", instance="operator", token=address.token
         ) as bus:
-            await orders.give(bus, "drain", ("agent",))
-            await orders.give(bus, "drain")
+            await drain_commands.give(bus, "drain", ("agent",))
+            await drain_commands.give(bus, "drain")
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(order)

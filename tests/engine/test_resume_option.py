@@ -9,10 +9,10 @@ import pytest
 from shell_fakes import config
 
 from engine import recipe
-from engine.config import Lora
+from engine.config import LoraConfig
 from engine.errors import ConfigError
 from engine.run import RunDirectory
-from engine.running.job import _start
+from engine.running.run_command import _start
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_checkpoint_of_another_kind_of_learner_is_refused_before_anything_star
     directory: RunDirectory, tmp_path: Path
 ):
     theirs = config()
-    learner = msgspec.structs.replace(theirs.learner, lora=Lora(rank=8))
+    learner = msgspec.structs.replace(theirs.learner, lora=LoraConfig(rank=8))
     place = tmp_path / "runs" / "theirs" / "learner" / "checkpoints" / "000000-0000000001-000000000009"
     place.mkdir(parents=True)
     (place / "manifest.json").write_text("{}")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from shell_fakes import config
 
-from engine.config import Config, Run
+from engine.config import Config, RunConfig
 from engine.errors import ConfigError, SpadeError
 from engine.run import FIXED, RunDirectory, find, free_mb, newest_first
 
@@ -50,7 +50,7 @@ def test_a_resume_may_raise_the_steps_but_not_change_the_curriculum(tmp_path: Pa
     directory = RunDirectory.of(first)
     with directory.locked():
         assert directory.adopt(first) is False
-        longer = msgspec.structs.replace(first, run=Run(name="toy", directory=str(tmp_path), steps=9))
+        longer = msgspec.structs.replace(first, run=RunConfig(name="toy", directory=str(tmp_path), steps=9))
         assert directory.adopt(longer) is True
         assert directory.config().run.steps == 9
         other = msgspec.structs.replace(

@@ -15,9 +15,9 @@ from shell_fakes import serving as fact
 from bus import MemoryBus
 from bus.messages import Message, ServerLost
 from engine.inference.pool import InferencePool
-from engine.records import history, serving
+from engine.records import history, served_versions
 from engine.records.recorder import Recorder
-from engine.records.serving import Serving
+from engine.records.served_versions import Serving
 from roles.evaluator.agenda import Agenda
 
 
@@ -49,7 +49,7 @@ def agenda(messages: list[Message]) -> Agenda:
 def test_a_note_and_the_rest_are_the_whole(messages: list[Message], cut: int) -> None:
     connection = history.create(Path(":memory:"))
     history.apply(connection, events(messages[:cut]))
-    note = serving.told(connection)
+    note = served_versions.told(connection)
     connection.close()
     assert note.position == len(messages[:cut])
     short, whole = agenda([*note.facts, *messages[note.position :]]), agenda(messages)
@@ -57,18 +57,18 @@ def test_a_note_and_the_rest_are_the_whole(messages: list[Message], cut: int) ->
 
 
 async def test_the_recorder_writes_it_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "EVERY", 10)
+    monkeypatch.setattr(served_versions, "EVERY", 10)
     bus = bus_of_tests()
     recorder = Recorder(bus, tmp_path / "run.db")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
         await bus.publish_all([policy(0), fact(0), fact(0, server="server-1"), lost()])
         assert await recorder.caught_up(10)
-        assert await serving.read(bus) == Serving()
+        assert await served_versions.read(bus) == Serving()
         await bus.publish_all([finished(f"e{number}") for number in range(20)])
         assert await recorder.caught_up(10)
         with anyio.fail_after(10):
-            while (note := await serving.read(bus)) == Serving():
+            while (note := await served_versions.read(bus)) == Serving():
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
     recorder.close()
@@ -78,18 +78,18 @@ async def test_the_recorder_writes_it_now_and_then(tmp_path: Path, monkeypatch: 
 
 async def test_a_note_that_does_not_fit_is_not_used() -> None:
     bus = bus_of_tests()
-    await serving.write(bus, Serving(position=3, facts=(fact(1),)))
-    assert await serving.read(bus) == Serving()
+    await served_versions.write(bus, Serving(position=3, facts=(fact(1),)))
+    assert await served_versions.read(bus) == Serving()
     await bus.publish_all([fact(0), fact(1), fact(2)])
-    assert (await serving.read(bus)).position == 3
-    await bus.state_put(serving.KEY, b"junk")
-    assert await serving.read(bus) == Serving()
+    assert (await served_versions.read(bus)).position == 3
+    await bus.state_put(served_versions.KEY, b"junk")
+    assert await served_versions.read(bus) == Serving()
 
 
 async def test_the_pool_needs_the_note_and_what_came_after_it() -> None:
     bus = bus_of_tests()
     await bus.publish_all([fact(1), fact(1, server="server-1"), evaluation(1)])
-    await serving.write(bus, Serving(position=3, facts=(fact(1), fact(1, server="server-1"))))
+    await served_versions.write(bus, Serving(position=3, facts=(fact(1), fact(1, server="server-1"))))
     await bus.purge("EVENT", below=4)
     await bus.publish_all([lost("server-1"), fact(2)])
     pool = InferencePool(max_concurrency=1, request_seconds=1.0)

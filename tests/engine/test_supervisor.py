@@ -29,7 +29,7 @@ from engine.errors import SpadeError
 from engine.records import history
 from engine.records import status as standing
 from engine.run import RunDirectory
-from engine.running.hosting import RoleLike
+from engine.running.role_host import RoleLike
 from engine.running.supervisor import Ending, Supervisor, read_address, stages
 
 ROLES: dict[str, type[RoleLike]] = {

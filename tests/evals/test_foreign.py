@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.evals import foreign
+from engine.evals import external_benchmarks
 from sandbox import EnvError, SandboxPool, SandboxSettings, contract
 from sandbox.lint import lint
 
@@ -76,7 +76,7 @@ def load(source: str) -> Any:
 
 @pytest.mark.usefixtures("fakes")
 def test_datasets_become_programs() -> None:
-    programs = list(foreign.reasoning_gym_programs())
+    programs = list(external_benchmarks.reasoning_gym_programs())
     assert [(program.name, program.level) for program in programs] == [
         ("plain", "as it comes"),
         ("word_sums", "as it comes"),
@@ -93,7 +93,7 @@ def test_datasets_become_programs() -> None:
 
 @pytest.mark.usefixtures("fakes")
 def test_games_become_programs() -> None:
-    (program,) = foreign.gem_programs()
+    (program,) = external_benchmarks.gem_programs()
     assert (program.name, program.level) == ("Sokoban", "easy")
     env = load(program.source)
     assert contract.read_reset(env.reset(3))[0] == "game 3\nYour move."
@@ -101,11 +101,11 @@ def test_games_become_programs() -> None:
 
 
 def test_settings_load_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "installed", lambda package: package == "gem")
-    made = foreign.settings(SandboxSettings(memory_mb=99))
-    assert made.preload == ("numpy", foreign.HELD, "gem")
+    monkeypatch.setattr(external_benchmarks, "installed", lambda package: package == "gem")
+    made = external_benchmarks.settings(SandboxSettings(memory_mb=99))
+    assert made.preload == ("numpy", external_benchmarks.HELD, "gem")
     assert made.memory_mb == 99
-    assert foreign.settings(made).preload == made.preload
+    assert external_benchmarks.settings(made).preload == made.preload
 
 
 # Configurations that the generators themselves refuse, with their own words: theirs, not ours.
@@ -127,14 +127,16 @@ WON = 350
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not foreign.installed("reasoning_gym"), reason="the extra reasoning-gym is not installed")
+@pytest.mark.skipif(
+    not external_benchmarks.installed("reasoning_gym"), reason="the extra reasoning-gym is not installed"
+)
 async def test_environments_by_others_run_in_the_sandbox(capsys: pytest.CaptureFixture[str]) -> None:
-    programs = list(foreign.reasoning_gym_programs())
-    if foreign.installed("gem"):
-        programs += foreign.gem_programs()
+    programs = list(external_benchmarks.reasoning_gym_programs())
+    if external_benchmarks.installed("gem"):
+        programs += external_benchmarks.gem_programs()
     assert len({program.source for program in programs}) == len(programs)
     counts: Counter[str] = Counter()
-    settings = foreign.settings(
+    settings = external_benchmarks.settings(
         SandboxSettings(zygotes=1, memory_mb=512, cpu_load_seconds=20, cpu_call_seconds=10, start_seconds=180)
     )
     async with SandboxPool(settings) as pool:
@@ -144,13 +146,13 @@ async def test_environments_by_others_run_in_the_sandbox(capsys: pytest.CaptureF
     with capsys.disabled():
         print(f"\nenvironments by others: {dict(counts)}")
     packages = Counter(program.package for program in programs)
-    assert set(packages) == {package for package in STEPPED if foreign.installed(package)}
+    assert set(packages) == {package for package in STEPPED if external_benchmarks.installed(package)}
     assert counts["stepped"] >= sum(STEPPED[package] for package in packages)
     assert counts["won by the stored answer"] >= WON
     assert counts["lost by the stored answer"] == 0
 
 
-async def _try_out(pool: SandboxPool, program: foreign.Foreign, counts: Counter[str]) -> None:
+async def _try_out(pool: SandboxPool, program: external_benchmarks.Foreign, counts: Counter[str]) -> None:
     """Load, reset, step with a wrong answer and, where one is stored, with the right one."""
     refusal = REFUSED.get((program.name, program.level))
     if refusal is not None:

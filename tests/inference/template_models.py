@@ -24,7 +24,8 @@ TEXT = (
 @dataclass(frozen=True)
 class Family:
     """``turns`` is the text of a turn by role, ``trims`` whether contents are trimmed, ``opening`` what
-    stands before the first turn without a system message."""
+    stands before the first turn without a system message.
+    """
 
     template: str
     eos: str

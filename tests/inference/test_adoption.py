@@ -9,14 +9,16 @@ import pytest
 from aiohttp import web
 from fake_vllm import fake_vllm
 
-from engine.config import Config, Model, Run, Server
+from engine.config import Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError
-from engine.inference.adoption import check_adopted
+from engine.inference.external_server import check_adopted
 
 
 def recipe(*urls: str, **run: Any) -> Config:
     return Config(
-        run=Run(name="adopting", **run), model=Model(path="m", max_model_len=1024), server=Server(urls=urls)
+        run=RunConfig(name="adopting", **run),
+        model=ModelConfig(path="m", max_model_len=1024),
+        server=ServerConfig(urls=urls),
     )
 
 

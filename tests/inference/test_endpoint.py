@@ -13,14 +13,14 @@ import anyio.lowlevel
 import pytest
 from endpoint_fake import Behaviour, Drop, FakeEndpoint, Hang, Raw, Say, Script, fake_endpoint
 
-from engine.config import Endpoint as Settings
-from engine.config import Sampling
+from engine.config import EndpointConfig as Settings
+from engine.config import SamplingConfig
 from engine.errors import ConfigError, SpadeError
 from engine.inference import endpoint as module
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointMisused, EndpointRefused, Pace, key_of, open_endpoint
 
-SAMPLING = Sampling(temperature=0.6, top_p=0.95, max_tokens=77)
+SAMPLING = SamplingConfig(temperature=0.6, top_p=0.95, max_tokens=77)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,15 @@ import structlog
 from fake_vllm import FakeVllm, fake_vllm, policy, until
 
 from bus import MemoryBus
-from engine.config import Config, Designer, Frozen, Model, Run, Sampling, Server
+from engine.config import (
+    Config,
+    DesignerConfig,
+    FrozenConfig,
+    ModelConfig,
+    RunConfig,
+    SamplingConfig,
+    ServerConfig,
+)
 from engine.errors import ConfigError
 from engine.inference import frozen as module
 from engine.inference import launch
@@ -23,22 +31,22 @@ from engine.inference.frozen import FrozenServer, Thawed, config_of, open_frozen
 from engine.inference.process import ServerFailed
 from engine.inference.vllm import VllmClient, open_session
 from roles.base import RoleContext
-from roles.server.role import Server as ServerRole
+from roles.server.role import ServerRole as ServerRole
 
 
 def make_config(url: str = "", **frozen: Any) -> Config:
     return Config(
-        run=Run(name="t"),
-        model=Model(path="start"),
-        server=Server(
+        run=RunConfig(name="t"),
+        model=ModelConfig(path="start"),
+        server=ServerConfig(
             start_seconds=5.0, request_seconds=5.0, canary_tolerance=1e-3, args={"a": 1, "b": 2}, port=9000
         ),
-        designer=Designer(kind="frozen", frozen=Frozen(url=url, **frozen), concurrency=8),
+        designer=DesignerConfig(kind="frozen", frozen=FrozenConfig(url=url, **frozen), concurrency=8),
     )
 
 
 async def ask(server: FrozenServer, deadline: float | None = None) -> Completion:
-    sampling = Sampling(max_tokens=3)
+    sampling = SamplingConfig(max_tokens=3)
     return await server.generate(
         [1, 2], sampling=sampling, seed=7, key="d", stop_token_ids=(9,), deadline=deadline
     )

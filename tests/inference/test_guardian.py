@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.inference import guardian
+from engine.inference import subprocess_guard
 
-SCRIPT = str(Path(guardian.__file__))
+SCRIPT = str(Path(subprocess_guard.__file__))
 # A command with a child of its own that leaves its group, as worker processes may do.
 FAMILY = """
 import os, subprocess, sys, time
@@ -119,7 +119,7 @@ def test_a_command_that_ignores_sigterm_is_killed() -> None:
 
 
 def test_the_owners_kill_ends_the_family(marker: Path) -> None:
-    """kill -9 of the process that started the guardian."""
+    """Kill -9 of the process that started the guardian."""
     owner_code = (
         "import subprocess, sys, time\n"
         f"subprocess.Popen([sys.executable, '-I', {SCRIPT!r}, '2.0', *sys.argv[1:]], stdin=subprocess.PIPE)\n"

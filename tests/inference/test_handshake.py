@@ -11,23 +11,23 @@ from fake_vllm import fake_vllm, policy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import Sampling
+from engine.config import SamplingConfig
 from engine.errors import ConfigError
 from engine.inference.completion import ServerGone
-from engine.inference.handshake import (
+from engine.inference.server_checks import (
     HandshakeRefused,
     check_sampling,
     examine,
     handshake,
     tempered_logprob,
 )
-from engine.inference.identity import tokenizer_digest
+from engine.inference.tokenizer_digest import tokenizer_digest
 from engine.inference.vllm import VllmClient, open_session
 
-PLAIN = Sampling()
+PLAIN = SamplingConfig()
 
 
-async def shake(fake, announced, sampling: Sampling = PLAIN):
+async def shake(fake, announced, sampling: SamplingConfig = PLAIN):
     async with open_session() as session:
         return await handshake(
             VllmClient(fake.url, session), announced, sampling, tolerance=1e-3, deadline=5.0
@@ -48,8 +48,8 @@ async def test_another_model_is_refused_with_the_figure() -> None:
             await shake(fake, policy(2, canary_version=3))
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, Sampling(temperature=0.5)], ids=str)
-async def test_logprobs_from_before_the_temperature_are_refused_by_name(sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [PLAIN, SamplingConfig(temperature=0.5)], ids=str)
+async def test_logprobs_from_before_the_temperature_are_refused_by_name(sampling: SamplingConfig) -> None:
     """Also where the recipe's own temperature, 1, could not tell the two modes apart."""
     async with fake_vllm(version="2", loaded="2", raw=True) as fake:
         with pytest.raises(
@@ -61,7 +61,7 @@ async def test_logprobs_from_before_the_temperature_are_refused_by_name(sampling
 
 async def test_a_tempered_server_agrees_at_its_temperature() -> None:
     async with fake_vllm(version="2", loaded="2") as fake:
-        assert (await shake(fake, policy(2), Sampling(temperature=0.5))).sampling_error < 1e-6
+        assert (await shake(fake, policy(2), SamplingConfig(temperature=0.5))).sampling_error < 1e-6
 
 
 async def test_a_shift_of_sampled_logprobs_is_refused_with_the_figure() -> None:
@@ -126,13 +126,18 @@ async def test_another_tokenizer_is_refused_with_both_digests(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(top_p=0.9), Sampling(top_k=5), Sampling(temperature=0.0), Sampling(temperature=0.7)],
+    [
+        SamplingConfig(top_p=0.9),
+        SamplingConfig(top_k=5),
+        SamplingConfig(temperature=0.0),
+        SamplingConfig(temperature=0.7),
+    ],
     ids=str,
 )
-def test_sampling_that_cannot_be_corrected_is_refused(sampling: Sampling) -> None:
+def test_sampling_that_cannot_be_corrected_is_refused(sampling: SamplingConfig) -> None:
     with pytest.raises(ConfigError, match=r"agent\.sampling"):
         check_sampling(sampling, "agent.sampling")
-    check_sampling(Sampling(), "agent.sampling")
+    check_sampling(SamplingConfig(), "agent.sampling")
 
 
 @given(st.lists(st.floats(-20, 20), min_size=2, max_size=30), st.floats(0.2, 3.0))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bus.messages import ServerServing
 from engine.checks.settings import check
-from engine.config import Config, Model, Run, Sampling, Server
+from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference.completion import Completion, InferenceUnavailable, ServerRefused
 from engine.inference.hedging import Hedging, Latencies
 from engine.inference.pool import InferencePool
@@ -29,7 +29,12 @@ def new_pool(hedge: float = 0.9) -> InferencePool:
 
 async def ask(pool: InferencePool, key: str = "e", deadline: float | None = None) -> Completion:
     return await pool.generate(
-        [1, 2], sampling=Sampling(max_tokens=8), seed=None, key=key, stop_token_ids=[STOP], deadline=deadline
+        [1, 2],
+        sampling=SamplingConfig(max_tokens=8),
+        seed=None,
+        key=key,
+        stop_token_ids=[STOP],
+        deadline=deadline,
     )
 
 
@@ -76,13 +81,16 @@ def test_at_most_one_request_in_ten_is_hedged() -> None:
     ("hedge", "fits"), [(0.0, True), (0.95, True), (0.3, False), (1.0, False), (-1, False)]
 )
 def test_the_setting_is_checked(hedge: float, fits: bool) -> None:
-    table = Server(hedge=hedge)
-    found = check(Config(run=Run(name="t"), model=Model(path="x"), server=table))
+    table = ServerConfig(hedge=hedge)
+    found = check(Config(run=RunConfig(name="t"), model=ModelConfig(path="x"), server=table))
     assert ("server.hedge" in [key for key, _ in found]) != fits
 
 
 async def test_nothing_is_hedged_by_default() -> None:
-    assert Config(run=Run(name="t"), model=Model(path="x"), server=Server()).server.hedge == 0.0
+    assert (
+        Config(run=RunConfig(name="t"), model=ModelConfig(path="x"), server=ServerConfig()).server.hedge
+        == 0.0
+    )
     async with fake_vllm() as a, fake_vllm() as b, new_pool(hedge=0.0) as pool:
         pool.apply(serving(a, "a"))
         await warm(pool)

@@ -9,12 +9,12 @@ import pytest
 from fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
 
 from bus.messages import ServerLost, ServerServing
-from engine.config import Sampling
-from engine.inference import keeper
+from engine.config import SamplingConfig
+from engine.inference import health_prober
 from engine.inference.completion import Completion, InferenceUnavailable, ServerRefused
 from engine.inference.pool import InferencePool
 
-SAMPLING = Sampling(max_tokens=8)
+SAMPLING = SamplingConfig(max_tokens=8)
 
 
 def serving(fake: FakeVllm, name: str = "a", *, epoch: str = "1", version: int = 1) -> ServerServing:
@@ -319,7 +319,7 @@ async def test_an_update_is_not_mistaken_for_a_stuck_server() -> None:
 
 
 async def test_queueing_in_the_server_cuts_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(health_prober, "_WATCH_SECONDS", 0.05)
     facts = Facts()
     text = 'vllm:num_requests_waiting{engine="0"} 3.0\nvllm:num_preemptions_total{engine="0"} 0.0\n'
     async with fake_vllm(metrics=text) as fake, anyio.create_task_group() as tasks:
@@ -339,7 +339,7 @@ async def test_queueing_in_the_server_cuts_the_limit(monkeypatch: pytest.MonkeyP
 
 async def test_what_an_update_preempts_is_no_congestion(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause that drops the caches preempts all that runs, and vLLM counts it as they sample again."""
-    monkeypatch.setattr(keeper, "_WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(health_prober, "_WATCH_SECONDS", 0.02)
     facts = Facts()
     preempted = "vllm:num_preemptions_total {}.0\n"
     async with fake_vllm(metrics=preempted.format(0)) as fake, anyio.create_task_group() as tasks:

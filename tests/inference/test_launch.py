@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.config import Config, Learner, Lora, Model, Run, Server
+from engine.config import Config, LearnerConfig, LoraConfig, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.inference import launch
 from engine.inference.launch import check_args, command, environment, port_for
@@ -17,7 +17,9 @@ MODEL = Path("/models/x")
 
 
 def config(**server) -> Config:
-    return Config(run=Run(name="t"), model=Model(path="x", max_model_len=256), server=Server(**server))
+    return Config(
+        run=RunConfig(name="t"), model=ModelConfig(path="x", max_model_len=256), server=ServerConfig(**server)
+    )
 
 
 def flags(words: list[str]) -> dict[str, str | None]:
@@ -112,7 +114,9 @@ def test_a_server_on_several_hosts_is_not_tied_to_loopback(on_cpu: bool, args: d
 
 @pytest.mark.parametrize(("rank", "largest"), [(1, "1"), (8, "8"), (9, "16"), (65, "128"), (512, "512")])
 def test_a_server_that_is_given_adapters_takes_no_weights(on_cpu: bool, rank: int, largest: str) -> None:
-    adapted = msgspec.structs.replace(config(), learner=Learner(lora=Lora(rank=rank, publish="adapter")))
+    adapted = msgspec.structs.replace(
+        config(), learner=LearnerConfig(lora=LoraConfig(rank=rank, publish="adapter"))
+    )
     found = flags(command(adapted, MODEL, 1))
     assert found["enable-lora"] is None
     assert (found["max-lora-rank"], found["max-loras"]) == (largest, "5")
@@ -121,7 +125,7 @@ def test_a_server_that_is_given_adapters_takes_no_weights(on_cpu: bool, rank: in
     assert environment(adapted)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert "enable-lora" not in flags(command(adapted, MODEL, 1, updates=False)), "it is never given any"
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in environment(config())
-    own = msgspec.structs.replace(adapted, server=Server(args={"max-loras": 9}))
+    own = msgspec.structs.replace(adapted, server=ServerConfig(args={"max-loras": 9}))
     assert flags(command(own, MODEL, 1))["max-loras"] == "9"
 
 

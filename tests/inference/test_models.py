@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from engine import models
-from engine.config import Config, Model, Run
+from engine.config import Config, ModelConfig, RunConfig
 from engine.errors import ConfigError, SpadeError
 
 
 def config(path: str, **model) -> Config:
-    return Config(run=Run(name="t"), model=Model(path=path, **model))
+    return Config(run=RunConfig(name="t"), model=ModelConfig(path=path, **model))
 
 
 @pytest.fixture

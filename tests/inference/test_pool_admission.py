@@ -12,8 +12,8 @@ from fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
 
 from bus import MemoryBus
 from bus.messages import Message, ServerLost, ServerServing
-from engine.config import Sampling
-from engine.inference import keeper
+from engine.config import SamplingConfig
+from engine.inference import health_prober
 from engine.inference.completion import Completion, InferenceUnavailable
 from engine.inference.pool import InferencePool
 
@@ -37,7 +37,12 @@ def new_pool(**settings) -> InferencePool:
 
 async def ask(pool: InferencePool, key: str = "e", deadline: float | None = None) -> Completion:
     return await pool.generate(
-        [1, 2], sampling=Sampling(max_tokens=8), seed=None, key=key, stop_token_ids=[STOP], deadline=deadline
+        [1, 2],
+        sampling=SamplingConfig(max_tokens=8),
+        seed=None,
+        key=key,
+        stop_token_ids=[STOP],
+        deadline=deadline,
     )
 
 
@@ -278,7 +283,7 @@ async def test_a_long_load_is_forgiven_while_newer_weights_are_there(
     a: FakeVllm, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it loads, a server may not even be able to say that it is paused."""
-    monkeypatch.setattr(keeper, "_WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(health_prober, "_WATCH_SECONDS", 0.02)
     pool = new_pool(stuck_seconds=0.05)
     async with watched(pool, bus, policy(1), serving(a, "a", 1), policy(2)):
         await until(lambda: pool.versions() == {"a": 1})

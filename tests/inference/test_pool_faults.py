@@ -9,8 +9,8 @@ import pytest
 from fake_vllm import STOP, FakeVllm, fake_vllm, until
 
 from bus.messages import ServerLost, ServerServing
-from engine.config import Sampling
-from engine.inference import roster
+from engine.config import SamplingConfig
+from engine.inference import server_set
 from engine.inference.completion import Completion, InferenceUnavailable
 from engine.inference.pool import InferencePool
 
@@ -32,7 +32,12 @@ def new_pool(**settings) -> InferencePool:
 
 async def ask(pool: InferencePool, key: str = "e", deadline: float | None = None) -> Completion:
     return await pool.generate(
-        [1, 2], sampling=Sampling(max_tokens=8), seed=None, key=key, stop_token_ids=[STOP], deadline=deadline
+        [1, 2],
+        sampling=SamplingConfig(max_tokens=8),
+        seed=None,
+        key=key,
+        stop_token_ids=[STOP],
+        deadline=deadline,
     )
 
 
@@ -184,7 +189,7 @@ async def test_a_server_that_comes_back_is_not_fallen_upon() -> None:
 
 
 async def test_what_is_known_of_episodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "_AFFINITIES", 20)
+    monkeypatch.setattr(server_set, "_AFFINITIES", 20)
     async with fake_vllm() as a, new_pool() as pool:
         pool.apply(serving(a))
         for index in range(60):
@@ -195,13 +200,13 @@ async def test_what_is_known_of_episodes_is_bounded(monkeypatch: pytest.MonkeyPa
 async def test_garbage_in_the_metrics_or_in_the_pause_ends_nobodys_watch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from engine.inference import keeper
+    from engine.inference import health_prober
 
-    monkeypatch.setattr(keeper, "_WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(health_prober, "_WATCH_SECONDS", 0.02)
     async with fake_vllm(metrics="\x00\nvllm:num_requests_waiting x\n") as a, new_pool() as pool:
         a.faults = {"/is_paused": ["garbage"] * 9, "/metrics": ["garbage", "drop", 500]}
         pool.apply(serving(a))
-        made = keeper.Keeper(*pool._roster, pool._roster, pool._announce, stuck_seconds=0.05)
+        made = health_prober.Keeper(*pool._roster, pool._roster, pool._announce, stuck_seconds=0.05)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(made.run)
             a.hold.clear()

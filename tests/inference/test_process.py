@@ -11,7 +11,7 @@ import anyio
 import psutil
 import pytest
 
-from engine.config import Config, Model, Run, Server
+from engine.config import Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import SpadeError
 from engine.inference import process as module
 from engine.inference.process import ServerFailed, causes, last_words, serve
@@ -45,7 +45,9 @@ def program(monkeypatch: pytest.MonkeyPatch):
 
 def config(**server) -> Config:
     return Config(
-        run=Run(name="t"), model=Model(path="x"), server=Server(**{"start_seconds": 10.0, **server})
+        run=RunConfig(name="t"),
+        model=ModelConfig(path="x"),
+        server=ServerConfig(**{"start_seconds": 10.0, **server}),
     )
 
 
@@ -152,13 +154,15 @@ def test_causes_are_the_exceptions_without_their_tracebacks(tmp_path: Path) -> N
 OWNER = """
 import anyio, sys
 from pathlib import Path
-from engine.config import Config, Model, Run, Server
+from engine.config import Config, ModelConfig, RunConfig, ServerConfig
 from engine.inference import process
 from engine.inference.vllm import open_session
 directory, code = Path(sys.argv[1]), sys.argv[2]
 process.command = lambda config, path, port, **_: [sys.executable, "-c", code, str(port)]
 async def main():
-    config = Config(run=Run(name="t"), model=Model(path="x"), server=Server(start_seconds=20.0))
+    config = Config(
+        run=RunConfig(name="t"), model=ModelConfig(path="x"), server=ServerConfig(start_seconds=20.0)
+    )
     async with open_session() as session:
         server = process.serve(config, directory, index=0, log_path=directory / "log", session=session)
         async with server as one:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import Bus, Config, Model, Run, Server
+from engine.config import BusConfig, Config, ModelConfig, RunConfig, ServerConfig
 from engine.inference.process import reachable_host
 
 
@@ -21,9 +21,9 @@ from engine.inference.process import reachable_host
 )
 def test_a_server_is_announced_by_an_address_that_others_reach(listens, bus: str, announced: str) -> None:
     config = Config(
-        run=Run(name="r"),
-        model=Model(path="m"),
-        bus=Bus(url=bus),
-        server=Server(args={} if listens is None else {"host": listens}),
+        run=RunConfig(name="r"),
+        model=ModelConfig(path="m"),
+        bus=BusConfig(url=bus),
+        server=ServerConfig(args={} if listens is None else {"host": listens}),
     )
     assert reachable_host(config) in (announced, "[::1]" if "localhost" in bus else announced)

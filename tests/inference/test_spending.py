@@ -11,14 +11,14 @@ import pytest
 from endpoint_fake import Behaviour, Hang, Raw, Say, fake_endpoint
 
 from bus import BusUnavailable, MemoryBus
-from engine.config import Endpoint as Settings
-from engine.config import Sampling
+from engine.config import EndpointConfig as Settings
+from engine.config import SamplingConfig
 from engine.inference import endpoint as module
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import open_endpoint
 from engine.inference.spending import EndpointSpent, InMemory, OnBus
 
-SAMPLING = Sampling(max_tokens=200)
+SAMPLING = SamplingConfig(max_tokens=200)
 ANSWER = (100 * 1000 + 20 * 10_000) / 1e6
 """What an answer of the fake costs: 100 tokens in, 20 out."""
 MOST = 2.2

@@ -19,12 +19,12 @@ from template_models import FAMILIES, Bytes, Family, build
 
 from bus.messages import EpisodeRequest, Span
 from engine import prompts
-from engine.config import Sampling
+from engine.config import SamplingConfig
 from engine.errors import ConfigError
 from engine.inference.completion import Completion
 from engine.inference.tokens import ChatTokens
 from roles.agent.episode import Played, Player, Rules
-from roles.designer.authors import PolicyAuthor
+from roles.designer.design_backends import PolicyAuthor
 
 TURNS = 6
 APPENDING = ["qwen2_5", "smollm2", "llama3", "llama3_2", "strict"]
@@ -228,7 +228,7 @@ class Asked:
         self.calls: list[tuple[list[int], list[int], bool]] = []
         self._count = 0
 
-    async def generate(self, prompt: Sequence[int], *, sampling: Sampling, **_: object) -> Completion:
+    async def generate(self, prompt: Sequence[int], *, sampling: SamplingConfig, **_: object) -> Completion:
         tokens, finish = self._sample(self._replies[len(self.calls)])
         self.calls.append((list(prompt), tokens, finish == "stop"))
         logprobs = [-(self._count + index + 1) / 1024 for index in range(len(tokens))]
@@ -288,7 +288,9 @@ def play(
     chat: ChatTokens, world: World, replies_: Sequence[Any], observations: Sequence[str]
 ) -> tuple[Played, Asked]:
     asked = Asked(chat, world.bytes.size, replies_)
-    rules = Rules(sampling=Sampling(max_tokens=400), max_turns=TURNS, context_tokens=1 << 20, prompt="full")
+    rules = Rules(
+        sampling=SamplingConfig(max_tokens=400), max_turns=TURNS, context_tokens=1 << 20, prompt="full"
+    )
     player = Player(asked, Scripted(observations), chat, rules)  # type: ignore[arg-type]
     return asyncio.run(player.play(REQUEST)), asked
 
@@ -426,7 +428,7 @@ def test_an_observation_that_rewrites_what_was_said_is_not_appended(tmp_path: Pa
 async def test_a_repair_comes_after_the_templates_own_end(end: int, worlds: Any, chats: Any) -> None:
     chat = chats["llama3", "unset"]
     asked = Asked(chat, worlds["llama3"].bytes.size, [[("text", "class A"), ("end", end)], PLAIN])
-    author = PolicyAuthor(asked, chat, Sampling(max_tokens=64), room=4096)
+    author = PolicyAuthor(asked, chat, SamplingConfig(max_tokens=64), room=4096)
     reply = await author.write(chat.first("write"), seed=1, key="d")
     assert await author.mend(reply, "line 1 is wrong", seed=2, key="d") is not None
     (first, sampled, _), (second, _, _) = asked.calls

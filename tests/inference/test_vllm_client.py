@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from fake_vllm import fake_vllm
 
-from engine.config import Sampling
-from engine.inference import vllm, wire
+from engine.config import SamplingConfig
+from engine.inference import vllm, vllm_schema
 from engine.inference.completion import ServerGone, ServerRefused, ServerStuck
 from engine.inference.metrics import congestion
 from engine.inference.vllm import VllmClient, open_session
@@ -30,7 +30,7 @@ def answer(**changes) -> bytes:
 
 
 def test_a_good_answer() -> None:
-    completion = wire.completion(answer(), "here")
+    completion = vllm_schema.completion(answer(), "here")
     assert completion.tokens == [5, 6]
     assert completion.logprobs == [-1.0, -2.0]
     assert [tuple(msgspec.to_builtins(span)) for span in completion.spans] == [(7, 0, 1), (9, 1, 2)]
@@ -39,7 +39,10 @@ def test_a_good_answer() -> None:
 
 def test_tokens_before_the_first_push_have_no_version() -> None:
     spans = [{"version": "default", "start": 0, "end": 2}]
-    assert wire.completion(answer(weight_versions=spans), "here").spans[0].version == wire.UNLABELLED
+    assert (
+        vllm_schema.completion(answer(weight_versions=spans), "here").spans[0].version
+        == vllm_schema.UNLABELLED
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,25 +63,25 @@ def test_tokens_before_the_first_push_have_no_version() -> None:
 def test_bad_answers_are_named(changes: dict, says: str) -> None:
     """All are the server's fault: another may know better."""
     with pytest.raises(ServerGone, match=says):
-        wire.completion(answer(**changes), "here")
+        vllm_schema.completion(answer(**changes), "here")
 
 
 def test_more_tokens_than_were_asked_for_are_no_answer() -> None:
     with pytest.raises(ServerGone, match="2 tokens where 1 to 1"):
-        wire.completion(answer(), "here", longest=1)
+        vllm_schema.completion(answer(), "here", longest=1)
 
 
 @pytest.mark.parametrize("payload", [b"", b"<html>", b'{"choices": []}', b"[1]", b'\xff\xfe{"', b"NaN"])
 def test_garbage_is_unreadable(payload: bytes) -> None:
     with pytest.raises(ServerGone):
-        wire.completion(payload, "here")
+        vllm_schema.completion(payload, "here")
     with pytest.raises(ServerGone):
-        wire.prompt_logprobs(payload, "here")
+        vllm_schema.prompt_logprobs(payload, "here")
 
 
 @pytest.mark.parametrize("label", ["default", "", "-1", "1.5", "9" * 40, "\u0663"])
 def test_labels_that_name_no_version(label: str) -> None:
-    assert wire.version(label) == wire.UNLABELLED
+    assert vllm_schema.version(label) == vllm_schema.UNLABELLED
 
 
 async def test_garbage_on_any_route_is_a_server_gone() -> None:
@@ -96,14 +99,14 @@ async def test_garbage_on_any_route_is_a_server_gone() -> None:
 async def test_a_stalled_answer_ends_at_the_deadline() -> None:
     async with fake_vllm(faults={"/inference/v1/generate": ["stall"]}) as fake, open_session() as session:
         with anyio.fail_after(5), pytest.raises(ServerStuck, match=r"no answer in 0\.2 s"):
-            await VllmClient(fake.url, session).generate([1], Sampling(), deadline=0.2)
+            await VllmClient(fake.url, session).generate([1], SamplingConfig(), deadline=0.2)
 
 
 async def test_an_answer_without_end_is_not_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "_LONGEST_ANSWER", 50)
     async with fake_vllm() as fake, open_session() as session:
         with pytest.raises(ServerGone, match="longer than"):
-            await VllmClient(fake.url, session).generate([1], Sampling(), deadline=5.0)
+            await VllmClient(fake.url, session).generate([1], SamplingConfig(), deadline=5.0)
 
 
 async def test_the_model_is_told_or_not() -> None:
@@ -121,44 +124,44 @@ async def test_the_model_is_told_or_not() -> None:
 async def test_statuses_are_named(fault: list, error: type[Exception]) -> None:
     async with fake_vllm(faults={"/inference/v1/generate": fault}) as fake, open_session() as session:
         with pytest.raises(error, match=str(fault[0])):
-            await VllmClient(fake.url, session).generate([1], Sampling(), deadline=5.0)
+            await VllmClient(fake.url, session).generate([1], SamplingConfig(), deadline=5.0)
 
 
 async def test_two_drops_are_a_server_gone_one_is_not() -> None:
     faults = {"/inference/v1/generate": ["drop", "", "drop", "drop"]}
     async with fake_vllm(faults=faults) as fake, open_session() as session:
         client = VllmClient(fake.url, session)
-        assert (await client.generate([1], Sampling(), deadline=5.0)).tokens
+        assert (await client.generate([1], SamplingConfig(), deadline=5.0)).tokens
         with pytest.raises(ServerGone):
-            await client.generate([1], Sampling(), deadline=5.0)
+            await client.generate([1], SamplingConfig(), deadline=5.0)
 
 
 async def test_silence_is_stuck_and_a_closed_port_is_gone() -> None:
     async with fake_vllm(faults={"/inference/v1/generate": ["hang"]}) as fake, open_session() as session:
         client = VllmClient(fake.url, session)
         with anyio.fail_after(5), pytest.raises(ServerStuck, match=r"no answer in 0\.1 s"):
-            await client.generate([1], Sampling(), deadline=0.1)
+            await client.generate([1], SamplingConfig(), deadline=0.1)
         with pytest.raises(ServerGone):
-            await VllmClient("http://127.0.0.1:9", session).generate([1], Sampling(), deadline=5.0)
+            await VllmClient("http://127.0.0.1:9", session).generate([1], SamplingConfig(), deadline=5.0)
 
 
 async def test_the_second_attempt_has_what_the_first_one_left_of_the_deadline() -> None:
     faults = {"/inference/v1/generate": ["late:0.9", "hang"]}
     async with fake_vllm(faults=faults) as fake, open_session() as session:
         with anyio.fail_after(1.7), pytest.raises(ServerStuck):
-            await VllmClient(fake.url, session).generate([1], Sampling(), deadline=1.0)
+            await VllmClient(fake.url, session).generate([1], SamplingConfig(), deadline=1.0)
     assert fake.calls["/inference/v1/generate"] == 2
 
 
 async def test_control_routes() -> None:
     async with fake_vllm() as fake, open_session() as session:
         client = VllmClient(fake.url + "/", session)
-        assert await client.version() == wire.UNLABELLED
+        assert await client.version() == vllm_schema.UNLABELLED
         assert not await client.paused()
         await client.pause(clear_cache=True)
         assert await client.paused()
         await client.resume()
-        assert await client.probe(deadline=5.0) == wire.UNLABELLED
+        assert await client.probe(deadline=5.0) == vllm_schema.UNLABELLED
         fake.version = "7"
         assert await client.probe(deadline=5.0) == 7
         assert await client.healthy(deadline=5.0)

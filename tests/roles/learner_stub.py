@@ -11,13 +11,13 @@ import structlog
 import torch
 from learner_scene import Scene
 
-from engine.config import Config, Learner, Model, Run
+from engine.config import Config, LearnerConfig, ModelConfig, RunConfig
 from engine.context import RoleContext
 from engine.training import checkpoint
 from engine.training.batch import Batch
-from engine.training.capsule import Capsule
-from engine.training.feed import Closed, Feed
-from roles.learner.role import Learner as LearnerRole
+from engine.training.checkpoint_tensors import Capsule
+from engine.training.command_queue import Closed, Feed
+from roles.learner.role import LearnerRole as LearnerRole
 
 
 class StubTrainer:
@@ -69,7 +69,7 @@ class StubLearner(LearnerRole):
 @pytest.fixture
 def without_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("engine.models.resolve", lambda *_: tmp_path)
-    monkeypatch.setattr("engine.inference.identity.tokenizer_digest", lambda _: "digest")
+    monkeypatch.setattr("engine.inference.tokenizer_digest.tokenizer_digest", lambda _: "digest")
 
 
 class StubWorld(Scene):
@@ -80,8 +80,8 @@ class StubWorld(Scene):
         self.learner = learner
 
     def config(self, **learner: Any) -> Config:
-        settings = Learner(**{"step_seconds": 100.0, **self.learner, **learner})
-        return Config(run=Run(name="test"), model=Model(path="none"), learner=settings)
+        settings = LearnerConfig(**{"step_seconds": 100.0, **self.learner, **learner})
+        return Config(run=RunConfig(name="test"), model=ModelConfig(path="none"), learner=settings)
 
     def role(self, *, noise: float = 0.0, bus: Any = None, **learner: Any) -> StubLearner:
         self.scenes += 1

@@ -13,7 +13,16 @@ import structlog
 
 from bus import MemoryBus
 from bus.messages import Span
-from engine.config import Agent, Config, Designer, Evaluator, Model, Run, Sampling, Suite
+from engine.config import (
+    AgentConfig,
+    Config,
+    DesignerConfig,
+    EvaluatorConfig,
+    ModelConfig,
+    RunConfig,
+    SamplingConfig,
+    SuiteConfig,
+)
 from engine.inference.completion import Completion
 from roles.base import RoleContext
 from sandbox import EnvError
@@ -75,7 +84,7 @@ class FakePool:
         self,
         prompt: Sequence[int],
         *,
-        sampling: Sampling,
+        sampling: SamplingConfig,
         seed: int | None,
         key: str,
         stop_token_ids: Sequence[int],
@@ -91,7 +100,9 @@ class FakePool:
         finally:
             self.busy -= 1
 
-    def _answer(self, prompt: Sequence[int], sampling: Sampling, seed: int | None, key: str) -> Completion:
+    def _answer(
+        self, prompt: Sequence[int], sampling: SamplingConfig, seed: int | None, key: str
+    ) -> Completion:
         self.calls.append({"prompt": list(prompt), "sampling": sampling, "seed": seed, "key": key})
         answer = self.script(self._chat.decode(prompt), len(self.calls) - 1)
         if isinstance(answer, Exception):
@@ -181,14 +192,15 @@ class CounterEnv:
 
 def make_config(**tables: Any) -> Config:
     return Config(
-        run=tables.pop("run", Run(name="test", drain_seconds=2.0)),
-        model=tables.pop("model", Model(path="", max_model_len=16_384)),
+        run=tables.pop("run", RunConfig(name="test", drain_seconds=2.0)),
+        model=tables.pop("model", ModelConfig(path="", max_model_len=16_384)),
         agent=tables.pop(
-            "agent", Agent(concurrency=8, sampling=Sampling(max_tokens=64), context_tokens=16_384)
+            "agent", AgentConfig(concurrency=8, sampling=SamplingConfig(max_tokens=64), context_tokens=16_384)
         ),
-        designer=tables.pop("designer", Designer(attempts=2, sampling=Sampling(max_tokens=4096))),
+        designer=tables.pop("designer", DesignerConfig(attempts=2, sampling=SamplingConfig(max_tokens=4096))),
         evaluator=tables.pop(
-            "evaluator", Evaluator(every=10, suites=(Suite(name="s", source="dir:x", episodes=4),))
+            "evaluator",
+            EvaluatorConfig(every=10, suites=(SuiteConfig(name="s", source="dir:x", episodes=4),)),
         ),
         **tables,
     )

@@ -16,18 +16,18 @@ from test_episode import counting, make_request
 
 from bus import MemoryBus
 from bus.messages import EpisodeFailed, EpisodeFinished, Message, ServerServing
-from engine.config import Agent as AgentConfig
-from engine.config import Run, Sampling
+from engine.config import AgentConfig as AgentConfig
+from engine.config import RunConfig, SamplingConfig
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.pool import InferencePool
-from roles import work
-from roles.agent.role import Agent
+from roles import work_loop
+from roles.agent.role import AgentRole
 from sandbox import EnvQuarantined, SandboxUnavailable
 
 
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
 
 
 class Stage:
@@ -38,16 +38,16 @@ class Stage:
         self.pool, self.sandbox = FakePool(script), FakeSandbox()
         settings: dict[str, Any] = {
             "concurrency": 8,
-            "sampling": Sampling(max_tokens=64),
+            "sampling": SamplingConfig(max_tokens=64),
             "context_tokens": 8192,
         }
         config = make_config(
-            agent=AgentConfig(**{**settings, **agent}), run=Run(name="test", drain_seconds=0.4)
+            agent=AgentConfig(**{**settings, **agent}), run=RunConfig(name="test", drain_seconds=0.4)
         )
         self.context = make_context(
             self.bus.peer("agent", "a0"), config, tmp_path, pool=self.pool, sandbox=self.sandbox
         )
-        self.agent = Agent(self.context)
+        self.agent = AgentRole(self.context)
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -108,7 +108,7 @@ async def test_a_lasting_infrastructure_fault_fails_the_episode_once(tmp_path: P
     assert isinstance(fact, EpisodeFailed)
     assert (fact.failure, fact.episode, fact.design) == ("infra", "ep1", "d1")
     assert "no server" in fact.reason
-    assert len(stage.pool.calls) == work.ATTEMPTS
+    assert len(stage.pool.calls) == work_loop.ATTEMPTS
     assert await stage.waiting() == 0
 
 
@@ -217,7 +217,7 @@ async def test_no_more_is_leased_than_the_servers_have_room_for(tmp_path: Path) 
         assert stage.agent.slots == 20
         stage.pool.limit = 32
         await held(stage, 40)
-        other = Agent(
+        other = AgentRole(
             make_context(
                 stage.bus.peer("agent", "a1"),
                 stage.context.config,
@@ -268,7 +268,7 @@ async def test_who_else_waits_for_the_servers_is_no_congestion(tmp_path: Path) -
 
     async def design(number: int) -> None:
         await pool.generate(
-            [1], sampling=Sampling(max_tokens=4), seed=None, key=f"d{number}", stop_token_ids=[2]
+            [1], sampling=SamplingConfig(max_tokens=4), seed=None, key=f"d{number}", stop_token_ids=[2]
         )
 
     async with fake_vllm() as fake, pool, anyio.create_task_group() as designers:

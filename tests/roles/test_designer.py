@@ -23,13 +23,13 @@ from bus.messages import (
     HeldDesign,
     Message,
 )
-from engine.config import Designer as DesignerConfig
-from engine.config import Sampling
+from engine.config import DesignerConfig as DesignerConfig
+from engine.config import SamplingConfig
 from engine.inference.completion import InferenceUnavailable
-from roles import work
+from roles import work_loop
 from roles.designer import role as designer_role
-from roles.designer.finding import title
-from roles.designer.role import Designer
+from roles.designer.review_record import title
+from roles.designer.role import DesignerRole
 from sandbox import SandboxUnavailable
 
 GOOD = f"Here it is.\n```python\n{COUNTER}```\n"
@@ -63,7 +63,7 @@ class FakeValidator:
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
     monkeypatch.setattr(designer_role, "Validator", FakeValidator)
 
 
@@ -108,12 +108,12 @@ class Stage:
     ) -> None:
         self.bus = bus or MemoryBus(run="test", role="scorer", instance="s0")
         self.policy, self.pool, self.sandbox = policy, FakePool(policy), FakeSandbox()
-        settings: dict[str, Any] = {"concurrency": 4, "sampling": Sampling(max_tokens=2000), **designer}
+        settings: dict[str, Any] = {"concurrency": 4, "sampling": SamplingConfig(max_tokens=2000), **designer}
         config = make_config(designer=DesignerConfig(**settings))
         self.context = make_context(
             self.bus.peer("designer", "x"), config, tmp_path, pool=self.pool, sandbox=self.sandbox
         )
-        self.designer = Designer(self.context)
+        self.designer = DesignerRole(self.context)
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:

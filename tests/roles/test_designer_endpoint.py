@@ -15,30 +15,30 @@ from test_designer import GOOD, FakeValidator, Policy, Stage, make_ticket
 from bus import MemoryBus
 from bus.access import ROLES
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady
-from engine.config import Designer as DesignerConfig
-from engine.config import Endpoint, Sampling
+from engine.config import DesignerConfig as DesignerConfig
+from engine.config import EndpointConfig, SamplingConfig
 from engine.errors import SpadeError
 from engine.inference import endpoint as endpoint_module
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointMisused
 from engine.inference.spending import EndpointSpent
-from roles import work
+from roles import work_loop
 from roles.designer import role as designer_role
+from roles.designer.designer_factory import account
 from roles.designer.hint import HintWriter
-from roles.designer.kinds import account
 from roles.designer.prompt import PromptWriter
 
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
     monkeypatch.setattr(endpoint_module, "_FIRST_DELAY", 0.001)
     monkeypatch.setattr(designer_role, "Validator", FakeValidator)
 
 
 def external(fake: FakeEndpoint, **fields: Any) -> dict[str, Any]:
     values: dict[str, Any] = {"model": "m", "context_tokens": 60_000, "tries": 2, **fields}
-    return {"kind": "external", "external": Endpoint(base_url=fake.url, **values)}
+    return {"kind": "external", "external": EndpointConfig(base_url=fake.url, **values)}
 
 
 def one_after_the_other(*behaviours: Behaviour) -> Any:
@@ -118,8 +118,8 @@ async def test_the_run_ends_when_its_money_is_spent_and_goes_on_with_more(tmp_pa
     async with fake_endpoint(lambda text: Say("count upwards" if "<program>" in text else GOOD)) as fake:
         poor: dict[str, Any] = {
             **external(fake, max_cost=15.0, **prices),
-            "sampling": Sampling(max_tokens=2000),
-            "hint_sampling": Sampling(max_tokens=200),
+            "sampling": SamplingConfig(max_tokens=2000),
+            "hint_sampling": SamplingConfig(max_tokens=200),
             "hint_writer": "external",
         }
         for _ in range(2):
@@ -151,7 +151,7 @@ async def test_the_run_ends_when_its_money_is_spent_and_goes_on_with_more(tmp_pa
 def test_a_designer_may_keep_its_account_on_a_broker_with_keys() -> None:
     """And of two models, or two endpoints, each has one of its own."""
     (allowed,) = ROLES["designer"].keys
-    keys = {account(Endpoint(base_url=url, model=model)) for url in ("u", "v") for model in ("m", "n")}
+    keys = {account(EndpointConfig(base_url=url, model=model)) for url in ("u", "v") for model in ("m", "n")}
     assert len(keys) == 4
     assert allowed.endswith(".*")
     assert all(key.startswith(allowed[:-1]) and key.count(".") == allowed.count(".") for key in keys)
@@ -205,7 +205,7 @@ async def test_an_endpoint_is_asked_for_a_hint_to_the_kind_of_program(kind: str,
     pool: Any = FakePool(lambda *_: "")
     config = make_config(designer=DesignerConfig(prompt=kind))
     prompts = PromptWriter(config, chat)
-    writer = HintWriter(pool, chat, prompts, Sampling(max_tokens=9), 1, writer=Writer())
+    writer = HintWriter(pool, chat, prompts, SamplingConfig(max_tokens=9), 1, writer=Writer())
     with pytest.raises(InferenceUnavailable):
         await writer.write("class AEnv: ...", design="d", attempt=0)
     (text,) = asked

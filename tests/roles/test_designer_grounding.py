@@ -14,11 +14,11 @@ from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config, ma
 from bus import MemoryBus
 from bus.messages import DesignRejected, DesignTicket, EnvironmentReady, HeldDesign
 from engine import prompts
-from engine.config import Designer as DesignerConfig
-from engine.config import Sampling
+from engine.config import DesignerConfig as DesignerConfig
+from engine.config import SamplingConfig
 from engine.errors import ConfigError
 from roles.designer import role as designer_role
-from roles.designer.role import Designer
+from roles.designer.role import DesignerRole
 from sandbox import Verdict
 
 GOOD = f"```python\n{COUNTER}```\n"
@@ -81,14 +81,14 @@ def ticket(number: int) -> DesignTicket:
 
 async def live(
     tmp_path: Path, bus: MemoryBus, documents: Path, numbers: list[int], *, concurrency: int
-) -> Designer:
+) -> DesignerRole:
     """One life of the role: it answers these tickets and is drained."""
     config = make_config(
         designer=DesignerConfig(
             skills=("Logic",),
             attempts=ATTEMPTS,
             concurrency=concurrency,
-            sampling=Sampling(max_tokens=2000),
+            sampling=SamplingConfig(max_tokens=2000),
             corpus=f"dir:{documents}",
             memory=False,
         )
@@ -96,7 +96,7 @@ async def live(
     context = make_context(
         bus.peer("designer", "x"), config, tmp_path, pool=FakePool(policy), sandbox=FakeSandbox()
     )
-    role = Designer(context)
+    role = DesignerRole(context)
     ended = ("event.designer.ready", "event.designer.failed")
     start = (await bus.stream_info("EVENT")).last + 1
     await bus.publish_all([ticket(number) for number in numbers])
@@ -155,7 +155,7 @@ async def test_designs_say_what_they_were_asked_with(tmp_path: Path, documents: 
 def test_a_corpus_without_documents_is_refused_before_the_start(tmp_path: Path) -> None:
     config = make_config(designer=DesignerConfig(corpus=f"dir:{tmp_path}"))
     with pytest.raises(ConfigError, match="holds no document"):
-        Designer.check(config)
+        DesignerRole.check(config)
 
 
 async def test_a_long_prompt_holds_up_nobody_else(documents: Path, tmp_path: Path) -> None:
@@ -172,13 +172,13 @@ async def test_a_long_prompt_holds_up_nobody_else(documents: Path, tmp_path: Pat
     chat.encode = slow  # type: ignore[method-assign]
     bus = MemoryBus(run="test", role="scorer", instance="s0")
     config = make_config(
-        designer=DesignerConfig(corpus=f"dir:{documents}", sampling=Sampling(max_tokens=2000))
+        designer=DesignerConfig(corpus=f"dir:{documents}", sampling=SamplingConfig(max_tokens=2000))
     )
     context = make_context(
         bus.peer("designer", "x"), config, tmp_path, pool=FakePool(policy), sandbox=FakeSandbox()
     )
     context.shared["chat"] = chat  # type: ignore[index]
-    designer = Designer(context)
+    designer = DesignerRole(context)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(designer.run)
         async with bus.follow("EVENT", tails=("event.designer.ready",)) as facts:

@@ -12,11 +12,11 @@ from test_designer import BAD, GOOD, FakeValidator, FakeVerdict, Policy, Stage, 
 from bus import MemoryBus
 from bus.messages import DesignRejected, EnvironmentReady, Finding, HeldDesign, Message
 from engine.inference.completion import InferenceUnavailable
-from roles import work
-from roles.designer import finding as told
+from roles import work_loop
+from roles.designer import review_record as told
 from roles.designer import role as designer_role
-from roles.designer.inspector import Notes
 from roles.designer.prober import Answers
+from roles.designer.review import Notes
 
 
 class Moods(FakeValidator):
@@ -35,7 +35,7 @@ class Moods(FakeValidator):
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
     monkeypatch.setattr(designer_role, "Validator", Moods)
     monkeypatch.setattr(Moods, "mood", "")
     monkeypatch.setattr(Moods, "looked", 0)

@@ -30,12 +30,12 @@ from bus.messages import (
     ServerServing,
 )
 from engine import seeds
-from engine.config import Designer as DesignerConfig
-from engine.config import Endpoint, Frozen, Sampling
+from engine.config import DesignerConfig as DesignerConfig
+from engine.config import EndpointConfig, FrozenConfig, SamplingConfig
 from engine.inference import endpoint as endpoint_module
 from engine.inference.pool import InferencePool
-from roles import work
-from roles.designer.role import Designer
+from roles import work_loop
+from roles.designer.role import DesignerRole
 from sandbox import SandboxPool, SandboxSettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -89,15 +89,15 @@ async def sandbox() -> AsyncIterator[SandboxPool]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
-    monkeypatch.setattr(work, "_LONGEST_DELAY", 0.01)
+    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(work_loop, "_LONGEST_DELAY", 0.01)
     monkeypatch.setattr(endpoint_module, "_FIRST_DELAY", 0.001)
 
 
 class World:
     """A designer of one kind at work on a bus; ``script`` is what its author's server does."""
 
-    def __init__(self, bus: MemoryBus, designer: Designer) -> None:
+    def __init__(self, bus: MemoryBus, designer: DesignerRole) -> None:
         self.bus, self.designer = bus, designer
 
     async def facts(self, *tickets: DesignTicket) -> list[Message]:
@@ -144,19 +144,19 @@ async def at_work(
             designer=DesignerConfig(
                 kind=kind,  # type: ignore[arg-type]
                 concurrency=1,
-                sampling=Sampling(max_tokens=max_tokens),
+                sampling=SamplingConfig(max_tokens=max_tokens),
                 conformity="off",
                 memory=False,
-                external=Endpoint(
+                external=EndpointConfig(
                     base_url=fake.url, model="m", tries=2, request_seconds=seconds, context_tokens=500_000
                 ),
-                frozen=Frozen(url=fake.url),
+                frozen=FrozenConfig(url=fake.url),
             )
         )
         config = replaced(config, seconds)
         pool: Any = inference if kind == "policy" else FakePool(lambda *_: HINT)
         context = make_context(bus.peer("designer", "x"), config, tmp_path, pool=pool, sandbox=sandbox)
-        designer = Designer(context)
+        designer = DesignerRole(context)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(inference.watch, bus)
             if kind == "policy":
@@ -245,7 +245,7 @@ async def test_a_lasting_fault_is_infrastructure_and_the_run_goes_on(
     fault: Behaviour, sandbox: SandboxPool, tmp_path: Path
 ) -> None:
     seconds = 0.05 if isinstance(fault, Hang) else 10.0
-    script = first(fault, 2 * work.ATTEMPTS)
+    script = first(fault, 2 * work_loop.ATTEMPTS)
     async with at_work("external", script, sandbox, tmp_path, seconds=seconds) as world:
         (failed,) = await world.facts(make_ticket("d1", attempts=1))
         (ready,) = await world.facts(make_ticket("d2", attempts=1))

@@ -14,13 +14,13 @@ from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config
 from test_designer import GOOD, Policy, Stage, make_ticket, scored
 
 from bus.messages import DesignRejected, EnvironmentReady, HeldDesign
-from engine.config import Designer as DesignerConfig
-from engine.config import Endpoint, Sampling
+from engine.config import DesignerConfig as DesignerConfig
+from engine.config import EndpointConfig, SamplingConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointRefused
 from engine.records.archive import Archive
-from roles import work
+from roles import work_loop
 from roles.designer import role as designer_role
 from roles.designer.hint import Hint, HintWriter
 from roles.designer.prober import Answers
@@ -44,7 +44,7 @@ class Judge:
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
     monkeypatch.setattr(designer_role, "Validator", Judge)
 
 
@@ -59,7 +59,7 @@ class Played(Stage):
 def test_a_sentence_model_that_is_not_there_is_said_before_the_start() -> None:
     config = make_config(designer=DesignerConfig(similarity="models/nowhere"))
     with pytest.raises(ConfigError, match="no sentence model at models/nowhere"):
-        designer_role.Designer.check(config)
+        designer_role.DesignerRole.check(config)
 
 
 async def test_what_the_program_declares_is_told(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_hints_of_a_policy_that_is_not_asked_to_are_not_held(tmp_path: Pat
 
 async def test_another_model_may_write_the_hints(tmp_path: Path) -> None:
     async with fake_endpoint(lambda _: Say("from the start upwards")) as endpoint:
-        settings = Endpoint(base_url=endpoint.url, model="m", key_env="")
+        settings = EndpointConfig(base_url=endpoint.url, model="m", key_env="")
         stage = Played(tmp_path, Policy(LOGIC), hint_writer="external", external=settings)
         (ready,) = await stage.answer(1)
     assert isinstance(ready, EnvironmentReady)
@@ -153,7 +153,7 @@ class FakeWriter:
         self.answers = list(answers)
         self.asked: list[list[str]] = []
 
-    async def write(self, turns: Any, *, sampling: Sampling, seed: int | None = None) -> Any:
+    async def write(self, turns: Any, *, sampling: SamplingConfig, seed: int | None = None) -> Any:
         self.asked.append(list(turns))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -164,7 +164,7 @@ class FakeWriter:
 def writer(pool: Any, external: Any = None, attempts: int = 3) -> HintWriter:
     chat: Any = FakeChat()
     prompts = PromptWriter(make_config(), chat)
-    return HintWriter(pool, chat, prompts, Sampling(max_tokens=200), attempts, writer=external)
+    return HintWriter(pool, chat, prompts, SamplingConfig(max_tokens=200), attempts, writer=external)
 
 
 async def test_refused_hints_are_asked_for_again_and_counted() -> None:

@@ -12,9 +12,9 @@ from role_fakes import COUNTER, STOP, USER, FakeChat
 from test_designer import BAD, GOOD, FakeValidator, Policy, Stage, make_ticket
 
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, HeldDesign, Segment
-from engine.config import Endpoint, Frozen, Library, Sampling
+from engine.config import EndpointConfig, FrozenConfig, PoolConfig, SamplingConfig
 from engine.inference.completion import InferenceUnavailable
-from roles import work
+from roles import work_loop
 from roles.designer import role as designer_role
 
 DESIGNS = ("d1", "d2", "d3")
@@ -22,7 +22,7 @@ DESIGNS = ("d1", "d2", "d3")
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
     monkeypatch.setattr(designer_role, "Validator", FakeValidator)
 
 
@@ -86,7 +86,7 @@ async def test_after_a_failed_repair_comes_a_fresh_attempt(tmp_path: Path) -> No
 
 async def test_a_repair_without_room_is_a_fresh_attempt(tmp_path: Path) -> None:
     long = f"```python\nclass Nothing: pass\n{'#' * 9000}\n```"
-    stage = Stage(tmp_path, Policy(long, GOOD), repair=True, sampling=Sampling(max_tokens=9500))
+    stage = Stage(tmp_path, Policy(long, GOOD), repair=True, sampling=SamplingConfig(max_tokens=9500))
     _, ready = await stage.answer(2)
     assert isinstance(ready, EnvironmentReady)
     assert ready.prompt.startswith("design_full")
@@ -201,7 +201,7 @@ async def test_an_endpoint_designs_with_corpus_and_memory(tmp_path: Path) -> Non
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("all about tides")
     async with fake_endpoint(lambda _: Say(GOOD)) as fake:
-        external = Endpoint(base_url=fake.url, model="frontier", context_tokens=60_000)
+        external = EndpointConfig(base_url=fake.url, model="frontier", context_tokens=60_000)
         stage = Stage(
             tmp_path,
             Policy(GOOD),
@@ -227,7 +227,7 @@ async def test_an_endpoint_is_not_paid_twice_for_a_design(tmp_path: Path) -> Non
     """The hint meets a fault: the next life recalls the text of the accepted design."""
     async with fake_endpoint(lambda _: Say(GOOD)) as fake:
         policy = Policy(GOOD, hints=(InferenceUnavailable("gone"), "count upwards"))
-        external = Endpoint(base_url=fake.url, model="m", context_tokens=60_000)
+        external = EndpointConfig(base_url=fake.url, model="m", context_tokens=60_000)
         stage = Stage(tmp_path, policy, kind="external", external=external)
         (ready,) = await stage.answer(1)
     assert isinstance(ready, EnvironmentReady)
@@ -238,7 +238,7 @@ async def test_an_endpoint_is_not_paid_twice_for_a_design(tmp_path: Path) -> Non
 async def test_an_endpoint_mends_in_the_same_conversation(tmp_path: Path) -> None:
     replies = [BAD, GOOD]
     async with fake_endpoint(lambda _: Say(replies.pop(0))) as fake:
-        external = Endpoint(base_url=fake.url, model="m", context_tokens=60_000)
+        external = EndpointConfig(base_url=fake.url, model="m", context_tokens=60_000)
         stage = Stage(tmp_path, Policy(GOOD), kind="external", external=external, repair=True)
         _, ready = await stage.answer(2)
     assert isinstance(ready, EnvironmentReady)
@@ -250,7 +250,7 @@ async def test_an_endpoint_mends_in_the_same_conversation(tmp_path: Path) -> Non
 
 async def test_a_frozen_designer_designs_and_is_not_trained(tmp_path: Path) -> None:
     async with talking_vllm(lambda _: Say(GOOD), FakeChat()) as fake:
-        stage = Stage(tmp_path, Policy("never asked"), kind="frozen", frozen=Frozen(url=fake.url))
+        stage = Stage(tmp_path, Policy("never asked"), kind="frozen", frozen=FrozenConfig(url=fake.url))
         (ready,) = await stage.answer(1)
     assert isinstance(ready, EnvironmentReady)
     assert ready.source.strip() == COUNTER.strip()
@@ -270,7 +270,7 @@ async def test_a_pool_deals_its_programs_in_turn(tmp_path: Path) -> None:
         tmp_path,
         Policy("never asked"),
         kind="pool",
-        pool=Library(source=f"dir:{library}"),
+        pool=PoolConfig(source=f"dir:{library}"),
         concurrency=1,
     )
     tickets = [make_ticket(f"d{number}", number=number, attempts=3) for number in range(4)]

@@ -10,7 +10,7 @@ import pytest
 from role_fakes import COUNTER, OTHER_STOP, STOP, USER, FakeChat, FakePool, FakeSandbox
 
 from bus.messages import EpisodeRequest, Segment
-from engine.config import Sampling
+from engine.config import SamplingConfig
 from engine.inference.completion import InferenceUnavailable
 from engine.lineage import Version
 from roles.agent import episode
@@ -41,7 +41,7 @@ def make_request(**fields: Any) -> EpisodeRequest:
 
 def rules(**fields: Any) -> Rules:
     values: dict[str, Any] = {
-        "sampling": Sampling(max_tokens=64),
+        "sampling": SamplingConfig(max_tokens=64),
         "max_turns": 10,
         "context_tokens": 8192,
         "prompt": "full",
@@ -255,7 +255,7 @@ async def test_a_long_reply_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPa
     player, _ = make_player(
         lambda text, call: ("x" * 9000 if call else "") + counting(text, call),
         chat=Chat(),
-        sampling=Sampling(max_tokens=10_000),
+        sampling=SamplingConfig(max_tokens=10_000),
         context_tokens=30_000,
         max_turns=2,
     )

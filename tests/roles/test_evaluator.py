@@ -17,14 +17,14 @@ from test_agenda import finished, published, serving, trained
 
 from bus import MemoryBus
 from bus.messages import EvaluationFinished
-from engine.config import Agent, Sampling, Suite
-from engine.config import Evaluator as EvaluatorConfig
+from engine.config import AgentConfig, SamplingConfig, SuiteConfig
+from engine.config import EvaluatorConfig as EvaluatorConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.lineage import Lineage, Version
-from engine.records import serving as note
-from roles import work
-from roles.evaluator.role import Evaluator
+from engine.records import served_versions as note
+from roles import work_loop
+from roles.evaluator.role import EvaluatorRole
 from roles.evaluator.suites import load_suite
 from sandbox import SandboxUnavailable
 
@@ -39,7 +39,7 @@ class GuessEnv:
 
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
 
 
 def guessing(text: str, call: int) -> str:
@@ -57,17 +57,17 @@ class Stage:
         programs.mkdir(exist_ok=True)
         (programs / "counter.py").write_text(COUNTER)
         (programs / "guess.py").write_text(GUESS)
-        suite = Suite(name="both", source=f"dir:{programs}", episodes=8)
+        suite = SuiteConfig(name="both", source=f"dir:{programs}", episodes=8)
         self.bus = bus or MemoryBus(run="test", role="server", instance="s0")
         self.pool, self.sandbox = FakePool(script), FakeSandbox()
         self.config = make_config(
             evaluator=EvaluatorConfig(**{"every": 10, "suites": (suite,), **tables}),
-            agent=Agent(concurrency=4, sampling=Sampling(max_tokens=32), context_tokens=8192),
+            agent=AgentConfig(concurrency=4, sampling=SamplingConfig(max_tokens=32), context_tokens=8192),
         )
         self.context = make_context(
             self.bus.peer("evaluator", "v0"), self.config, tmp_path, pool=self.pool, sandbox=self.sandbox
         )
-        self.evaluator = Evaluator(self.context)
+        self.evaluator = EvaluatorRole(self.context)
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -237,7 +237,7 @@ def test_suites_are_the_same_at_every_evaluation(tmp_path: Path) -> None:
 
 
 def test_generated_suites() -> None:
-    suite = Suite(name="mid", source="seeds:mid", episodes=12)
+    suite = SuiteConfig(name="mid", source="seeds:mid", episodes=12)
     items = load_suite(suite, make_config())
     assert len(items) == 12
     assert len({item.family for item in items}) > 1
@@ -247,7 +247,7 @@ def test_generated_suites() -> None:
 @pytest.mark.parametrize("source", ["seeds:impossible", "ftp:x", "dir:", "dir:/no/such/place"])
 def test_unknown_suites_are_refused(source: str) -> None:
     with pytest.raises(ConfigError):
-        load_suite(Suite(name="x", source=source), make_config())
+        load_suite(SuiteConfig(name="x", source=source), make_config())
 
 
 async def test_a_later_life_needs_the_note_of_who_serves_and_the_last_word_of_the_learner(

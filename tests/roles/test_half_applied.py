@@ -12,7 +12,7 @@ from test_server import Stage, on_stage
 
 import roles.server.role as server_role
 from bus.messages import ServerServing
-from engine.config import Sampling
+from engine.config import SamplingConfig
 from engine.inference.completion import Completion
 from engine.inference.pool import InferencePool
 
@@ -27,7 +27,7 @@ class Players:
     async def play(self, key: str) -> None:
         for turn in itertools.count():
             completion = await self.pool.generate(
-                [1, 2], sampling=Sampling(max_tokens=8), seed=None, key=key, stop_token_ids=[STOP]
+                [1, 2], sampling=SamplingConfig(max_tokens=8), seed=None, key=key, stop_token_ids=[STOP]
             )
             self.judge(completion, f"{key}, turn {turn}")
 

@@ -10,12 +10,12 @@ from shell_fakes import config as make_config
 from shell_fakes import evaluation
 
 from bus import MemoryBus
-from engine.config import Evaluator, Learner, Suite
+from engine.config import EvaluatorConfig, LearnerConfig, SuiteConfig
 from engine.lineage import Lineage
 from engine.training.retention import Best, read_best, write_best
-from roles.learner.keeping import Keeper
+from roles.learner.checkpoint_manager import Keeper
 
-SUITES = Evaluator(every=10, suites=(Suite(name="mid", source="seeds:mid"),))
+SUITES = EvaluatorConfig(every=10, suites=(SuiteConfig(name="mid", source="seeds:mid"),))
 
 
 def name(step: int, fence: int = 0) -> str:
@@ -34,7 +34,7 @@ class World:
     def next_life(self, *checkpoints: tuple[int, int]) -> Keeper:
         for fence, step in checkpoints:
             (self.checkpoints / name(step, fence)).mkdir(parents=True)
-        config = make_config(self.run, evaluator=SUITES, learner=Learner(best_by="mid"))
+        config = make_config(self.run, evaluator=SUITES, learner=LearnerConfig(best_by="mid"))
         self.keeper = Keeper(config, self.bus, self.run)
         return self.keeper
 

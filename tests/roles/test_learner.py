@@ -17,12 +17,22 @@ from learner_scene import Killed, Scene
 from structlog.testing import capture_logs
 
 from bus.messages import BatchTrained, EvaluationFinished, PolicyPublished
-from engine.config import Config, Evaluator, Learner, Model, Optimizer, RoleTraining, Run, Server, Suite
+from engine.config import (
+    Config,
+    EvaluatorConfig,
+    LearnerConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RoleTraining,
+    RunConfig,
+    ServerConfig,
+    SuiteConfig,
+)
 from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
 from roles.learner.resume import resume
-from roles.learner.role import Learner as LearnerRole
+from roles.learner.role import LearnerRole as LearnerRole
 
 # A missed deadline poisons the tests after it: the thread of a trainer that is still starting lives on.
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"), pytest.mark.timeout(120)]
@@ -36,11 +46,11 @@ class World(Scene):
         self.policy = policy
 
     def config(self, **learner: Any) -> Config:
-        optimizer = Optimizer(learning_rate=1e-3, weight_decay=0.0)
+        optimizer = OptimizerConfig(learning_rate=1e-3, weight_decay=0.0)
         return Config(
-            run=Run(name="test"),
-            model=Model(path=str(self.policy), max_model_len=128),
-            learner=Learner(**{"optimizer": optimizer, "step_seconds": 100.0, **learner}),
+            run=RunConfig(name="test"),
+            model=ModelConfig(path=str(self.policy), max_model_len=128),
+            learner=LearnerConfig(**{"optimizer": optimizer, "step_seconds": 100.0, **learner}),
         )
 
     def role(self, config: Config | None = None) -> LearnerRole:
@@ -178,11 +188,11 @@ async def test_probability_follows_the_advantage_across_rounds(world: World):
 
 async def test_weights_lie_on_the_bus_before_they_are_announced(world: World):
     """In bfloat16 at a small rate a version follows the last by a delta."""
-    optimizer = Optimizer(learning_rate=1e-6, weight_decay=0.0)
+    optimizer = OptimizerConfig(learning_rate=1e-6, weight_decay=0.0)
     config = msgspec.structs.replace(
         world.config(optimizer=optimizer),
-        model=Model(path=str(world.policy), max_model_len=128, dtype="bfloat16"),
-        server=Server(weights="bus", deltas=True),
+        model=ModelConfig(path=str(world.policy), max_model_len=128, dtype="bfloat16"),
+        server=ServerConfig(weights="bus", deltas=True),
     )
     async with world.running(world.role(config)):
         for number in range(3):
@@ -345,7 +355,7 @@ async def test_the_best_checkpoint_stays(world: World):
     """Evaluations come a while after their version; the one of step 2 is the best."""
     config = msgspec.structs.replace(
         world.config(checkpoints_kept=1, best_by="mid", agent=RoleTraining(max_staleness=9)),
-        evaluator=Evaluator(every=2, suites=(Suite(name="mid", source="seeds:mid"),)),
+        evaluator=EvaluatorConfig(every=2, suites=(SuiteConfig(name="mid", source="seeds:mid"),)),
     )
     async with world.running(world.role(config)):
         for number in range(7):

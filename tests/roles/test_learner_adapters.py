@@ -14,12 +14,20 @@ from learner_fakes import make_policy, random_samples, round_closed
 from bus import MemoryBus
 from bus.messages import PolicyPublished
 from bus.scopes import flat_task_group
-from engine.config import Config, Learner, Lora, Model, Optimizer, Run, Server
+from engine.config import (
+    Config,
+    LearnerConfig,
+    LoraConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    ServerConfig,
+)
 from engine.context import RoleContext
 from engine.inference import adapters
 from engine.lineage import Version
 from engine.weights import store
-from roles.learner.role import Learner as LearnerRole
+from roles.learner.role import LearnerRole as LearnerRole
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -57,15 +65,15 @@ async def test_adapters_are_announced_and_a_restart_gives_them_other_names(tmp_p
 
     bus = MemoryBus(run="test", role="scorer", instance="0")
     config = Config(
-        run=Run(name="test"),
-        model=Model(path=str(make_policy(tmp_path / "policy")), max_model_len=128),
-        learner=Learner(
-            lora=Lora(rank=4, alpha=8.0, publish="adapter"),
-            optimizer=Optimizer(learning_rate=1e-2, weight_decay=0.0),
+        run=RunConfig(name="test"),
+        model=ModelConfig(path=str(make_policy(tmp_path / "policy")), max_model_len=128),
+        learner=LearnerConfig(
+            lora=LoraConfig(rank=4, alpha=8.0, publish="adapter"),
+            optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.0),
             step_seconds=30.0,
             checkpoint_every=100,
         ),
-        server=Server(weights="bus"),
+        server=ServerConfig(weights="bus"),
     )
     await bus.publish_all([*random_samples(4, seed=0, round_=0), round_closed(0, agents=4)])
     with pytest.raises(Killed):  # noqa: PT012

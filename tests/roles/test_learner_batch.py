@@ -13,12 +13,20 @@ from learner_fakes import random_samples, round_closed
 
 from bus import MemoryBus
 from bus.messages import SampleReady
-from engine.config import Config, Curriculum, DesignerTraining, Learner, Model, RoleTraining, Run
+from engine.config import (
+    Config,
+    CurriculumConfig,
+    DesignerTraining,
+    LearnerConfig,
+    ModelConfig,
+    RoleTraining,
+    RunConfig,
+)
 from engine.context import RoleContext
 from engine.training.batch import KINDS, Batch
 from engine.training.buffer import Selection
 from engine.training.supervised import Accepted, Archive
-from roles.learner.role import Learner as LearnerRole
+from roles.learner.role import LearnerRole as LearnerRole
 
 PADDING = 61
 
@@ -28,10 +36,10 @@ def role(directory: Path, **learner: Any) -> LearnerRole:
     made = LearnerRole(
         RoleContext(
             config=Config(
-                run=Run(name="test"),
-                model=Model(path="none"),
-                curriculum=Curriculum(environments=5, plays_per_round=4),
-                learner=Learner(**learner),
+                run=RunConfig(name="test"),
+                model=ModelConfig(path="none"),
+                curriculum=CurriculumConfig(environments=5, plays_per_round=4),
+                learner=LearnerConfig(**learner),
             ),
             bus=MemoryBus(run="test", role="learner", instance="0"),
             directory=directory,

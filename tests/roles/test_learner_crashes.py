@@ -14,7 +14,7 @@ from learner_stub import StubLearner, StubWorld, without_model
 from bus.messages import BatchTrained, PolicyPublished
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
-from roles.learner.claim import Claim
+from roles.learner.publish_lease import Claim
 
 __all__ = ["without_model"]
 pytestmark = [pytest.mark.usefixtures("without_model"), pytest.mark.timeout(120)]
@@ -114,7 +114,7 @@ async def test_weights_that_differ_after_a_restart_get_numbers_of_their_own(
             await anyio.sleep_forever()
     monkeypatch.undo()
     monkeypatch.setattr("engine.models.resolve", lambda *_: world.directory)
-    monkeypatch.setattr("engine.inference.identity.tokenizer_digest", lambda _: "digest")
+    monkeypatch.setattr("engine.inference.tokenizer_digest.tokenizer_digest", lambda _: "digest")
     await rounds(world, 3, final=True)
     async with world.running(world.role(noise=0.25)):
         last = await world.until(lambda batch: batch.final)

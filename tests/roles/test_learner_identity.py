@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.lineage import Version
 from engine.weights.publisher import Release
-from roles.learner.role import Learner
+from roles.learner.role import LearnerRole
 
 
 def test_a_policy_names_the_learners_vocabulary_and_tokenizer() -> None:
@@ -23,6 +23,6 @@ def test_a_policy_names_the_learners_vocabulary_and_tokenizer() -> None:
         _vocabulary_size=1113,
         _tokenizer="ab" * 32,
     )
-    policy, _ = Learner._export(learner)
+    policy, _ = LearnerRole._export(learner)
     assert (policy.vocabulary, policy.tokenizer) == (1113, "ab" * 32)
     assert policy.version == Version(1, 2).pack()

@@ -16,10 +16,10 @@ from learner_fakes import make_policy, needs_deepspeed, random_samples, round_cl
 
 from bus import Bus, connect, provision, serve
 from bus.messages import BatchTrained, PolicyPublished
-from engine.config import Config, Learner, Model, Optimizer, Run
-from engine.running import hosting, orders
+from engine.config import Config, LearnerConfig, ModelConfig, OptimizerConfig, RunConfig
+from engine.running import drain_commands, role_host
 from engine.running.child import guarded
-from engine.running.hosting import Origin
+from engine.running.role_host import Origin
 from engine.running.supervisor import Address, child_command
 from engine.training.checkpoint import newest
 
@@ -61,10 +61,10 @@ DEEPSPEED = (
 async def test_two_processes_are_one_learner(launch: tuple[str, ...], end: str, tmp_path: Path):
     policy = make_policy(tmp_path / "policy")
     config = Config(
-        run=Run(name="two"),
-        model=Model(path=str(policy), max_model_len=128),
-        learner=Learner(
-            optimizer=Optimizer(learning_rate=1e-3),
+        run=RunConfig(name="two"),
+        model=ModelConfig(path=str(policy), max_model_len=128),
+        learner=LearnerConfig(
+            optimizer=OptimizerConfig(learning_rate=1e-3),
             step_seconds=250.0,
             launch=(*launch, str(free_ports(1)[0])),
         ),
@@ -75,7 +75,7 @@ async def test_two_processes_are_one_learner(launch: tuple[str, ...], end: str, 
         async with connect(
             server.url, run="two", token=server.token, role="supervisor", instance="supervisor"
         ) as bus:
-            await hosting.put_origin(bus, Origin(config, socket.gethostname(), str(home), str(policy)))
+            await role_host.put_origin(bus, Origin(config, socket.gethostname(), str(home), str(policy)))
             address = Address(server.url, server.token, "two")
             command = child_command("learner", config, address, home)
             environment = address.environment() | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -88,7 +88,7 @@ async def test_two_processes_are_one_learner(launch: tuple[str, ...], end: str, 
                 await bus.publish_all([*samples, round_closed(0, agents=6, final=True)])
                 trained = await until(bus, BatchTrained, lambda batch: batch.final)
                 if end == "drained":
-                    await orders.give(bus, "drain")
+                    await drain_commands.give(bus, "drain")
                     with anyio.fail_after(90):
                         assert await process.wait() == 0, log.read_text()
                 else:

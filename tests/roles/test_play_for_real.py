@@ -17,15 +17,15 @@ from test_episode import make_request
 from bus import MemoryBus, codec
 from bus.messages import DesignRejected, EnvironmentReady, EpisodeFinished, HeldDesign
 from engine import seeds
-from engine.config import Agent as AgentConfig
-from engine.config import Designer as DesignerConfig
-from engine.config import Model, Sampling
+from engine.config import AgentConfig as AgentConfig
+from engine.config import DesignerConfig as DesignerConfig
+from engine.config import ModelConfig, SamplingConfig
 from engine.inference.tokens import ChatTokens
 from engine.seeds.corpus import examples
 from engine.training.tokenizer import train
 from roles.agent.episode import Player, Rules
-from roles.agent.role import Agent
-from roles.designer.role import Designer
+from roles.agent.role import AgentRole
+from roles.designer.role import DesignerRole
 from sandbox import EnvQuarantined, SandboxPool, SandboxSettings
 
 pytestmark = pytest.mark.slow
@@ -93,7 +93,12 @@ def family_and_program(level: int = 1) -> tuple[seeds.Family, str, str]:
 
 
 def rules(**changes: Any) -> Rules:
-    values = {"sampling": Sampling(max_tokens=64), "max_turns": 6, "context_tokens": 1024, "prompt": "nano"}
+    values = {
+        "sampling": SamplingConfig(max_tokens=64),
+        "max_turns": 6,
+        "context_tokens": 1024,
+        "prompt": "nano",
+    }
     return Rules(**{**values, **changes})
 
 
@@ -187,9 +192,13 @@ async def test_from_a_ticket_to_plays(chat: ChatTokens, tmp_path: Path) -> None:
 
         pool = NanoPool(chat, policy)
         config = make_config(
-            model=Model(path="", max_model_len=1024, scale="nano"),
+            model=ModelConfig(path="", max_model_len=1024, scale="nano"),
             designer=DesignerConfig(
-                prompt="nano", corpus="seeds:", max_turns=6, concurrency=2, sampling=Sampling(max_tokens=300)
+                prompt="nano",
+                corpus="seeds:",
+                max_turns=6,
+                concurrency=2,
+                sampling=SamplingConfig(max_tokens=300),
             ),
             agent=AgentConfig(prompt="nano", max_turns=6, concurrency=4),
         )
@@ -199,8 +208,8 @@ async def test_from_a_ticket_to_plays(chat: ChatTokens, tmp_path: Path) -> None:
             for name in ("designer", "agent")
         }
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Designer(contexts["designer"]).run)
-            tasks.start_soon(Agent(contexts["agent"]).run)
+            tasks.start_soon(DesignerRole(contexts["designer"]).run)
+            tasks.start_soon(AgentRole(contexts["agent"]).run)
             await bus.publish(make_ticket(skill=family.skill))
             with anyio.fail_after(20):
                 async with bus.follow("EVENT") as records:
@@ -293,7 +302,7 @@ async def test_a_tool_environment_is_played_to_its_end(first: str, second: str, 
     async with open_sandbox() as sandbox:
         pool = FakePool(policy)
         played = await Player(
-            pool, sandbox, FakeChat(), rules(context_tokens=8192, sampling=Sampling(max_tokens=400))
+            pool, sandbox, FakeChat(), rules(context_tokens=8192, sampling=SamplingConfig(max_tokens=400))
         ).play(  # type: ignore[arg-type]
             make_request(source=TILL, max_turns=7)
         )
@@ -312,7 +321,7 @@ async def test_a_tool_environment_answers_what_cannot_be_read() -> None:
             FakePool(lambda _, call: replies[call]),
             sandbox,
             FakeChat(),
-            rules(context_tokens=8192, sampling=Sampling(max_tokens=400)),
+            rules(context_tokens=8192, sampling=SamplingConfig(max_tokens=400)),
         )  # type: ignore[arg-type]
         played = await player.play(make_request(source=TILL))
         assert "is not closed" in played.transcript[1].observation

@@ -11,16 +11,16 @@ import pytest
 import structlog
 from fake_vllm import policy
 
-import roles.server.life as module
-import roles.server.rollout as rollout_module
+import roles.server.lifecycle as module
+import roles.server.rolling_update as rollout_module
 from bus import BusUnavailable, MemoryBus, Record
 from bus.messages import PolicyPublished, ServerServing
-from engine.config import Agent, Config, Model, Run, Sampling, Server
+from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference.vllm import VllmClient
 from engine.weights.paths import FilePath
 from engine.weights.update import FetchFailed, UpdateRefused
-from roles.server.life import Life, Newest, Unserved
-from roles.server.rollout import Rollout
+from roles.server.lifecycle import Life, Newest, Unserved
+from roles.server.rolling_update import Rollout
 
 START = 100.0  # by a clock that only the scripts move
 GONE = UpdateRefused("the weights are not on the bus any more")
@@ -37,16 +37,17 @@ class Slow:
 
 class Scripted(Life):
     """A life that serves version 1. ``script`` says how the first load ends, the second, and so on; one of
-    which it says nothing succeeds. ``tried`` are the versions."""
+    which it says nothing succeeds. ``tried`` are the versions.
+    """
 
     now = 0.0
 
     def __init__(self, *script: Slow | Exception) -> None:
         config = Config(
-            run=Run(name="t"),
-            model=Model(path="x"),
-            server=Server(start_seconds=START),
-            agent=Agent(sampling=Sampling(max_tokens=4)),
+            run=RunConfig(name="t"),
+            model=ModelConfig(path="x"),
+            server=ServerConfig(start_seconds=START),
+            agent=AgentConfig(sampling=SamplingConfig(max_tokens=4)),
         )
         self.bus = MemoryBus(run="t", role="server", instance="server-0")
         self.newest, self.rollout = Newest(), Rollout(rolling=True)

@@ -1,5 +1,6 @@
 """A server that refuses an update which another one serves: out, started again, in the end left out; the run
-goes on. Where no server takes a version, the run ends and says so."""
+goes on. Where no server takes a version, the run ends and says so.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from engine.inference.pool import InferencePool
 from engine.inference.vllm import VllmClient
 from engine.weights.paths import FilePath
 from engine.weights.update import ServerBroken, UpdateRefused
-from roles.server.life import Unserved
+from roles.server.lifecycle import Unserved
 
 __all__ = ["owned"]
 DISK = "SHA-256"

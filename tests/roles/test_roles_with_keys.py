@@ -28,18 +28,18 @@ from test_designer import GOOD, FakeValidator, Policy
 from bus import NatsBus, connect, provision
 from bus.access import ADMIN
 from bus.messages import EnvironmentScored, EpisodeFinished, RoundClosed
-from engine.config import Bus as BusTable
-from engine.config import Config, Curriculum, Run
+from engine.config import BusConfig as BusTable
+from engine.config import Config, CurriculumConfig, RunConfig
 from engine.run import RunDirectory
-from engine.running.hosting import get_origin, login, only_run
+from engine.running.role_host import get_origin, login, only_run
 from engine.running.supervisor import Supervisor, read_address
-from roles.agent.role import Agent
+from roles.agent.role import AgentRole
 from roles.designer import role as designer_role
-from roles.designer.role import Designer
-from roles.scorer.role import Scorer
+from roles.designer.role import DesignerRole
+from roles.scorer.role import ScorerRole
 
 RUN = "toy"
-BUILT_IN = (Scorer, Designer, Agent)
+BUILT_IN = (ScorerRole, DesignerRole, AgentRole)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ async def joined(secured: Broker, role: str) -> AsyncIterator[NatsBus]:
 
 def small(directory: Path) -> Config:
     return make_config(
-        run=Run(name=RUN, directory=str(directory), steps=1, drain_seconds=5.0),
-        curriculum=Curriculum(
+        run=RunConfig(name=RUN, directory=str(directory), steps=1, drain_seconds=5.0),
+        curriculum=CurriculumConfig(
             environments=2, rounds_per_window=1, delay=1, plays_per_round=2, hinted_plays=2
         ),
     )

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_server import Stage, on_stage
 
-import roles.server.rollout as module
+import roles.server.rolling_update as module
 from bus.messages import Message, ServerLost, ServerServing
-from engine.config import Server
-from roles.server.rollout import Order, Rollout
+from engine.config import ServerConfig
+from roles.server.rolling_update import Order, Rollout
 
 
 def serving(server: str, version: int, *, epoch: str = "1", seconds: float = 0.0) -> ServerServing:
@@ -298,4 +298,4 @@ async def test_a_server_samples_while_it_waits_for_its_turn(tmp_path: Path) -> N
 
 
 def test_the_setting_is_rolling_by_default() -> None:
-    assert Server().rollout == "rolling"
+    assert ServerConfig().rollout == "rolling"

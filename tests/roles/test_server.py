@@ -14,15 +14,15 @@ from fake_vllm import FakeVllm, fake_vllm, policy, until
 import roles.server.role as server_role
 from bus import MemoryBus
 from bus.messages import Message, ServerLost, ServerServing
-from engine.config import Agent, Config, Model, Run, Sampling
-from engine.config import Server as ServerTable
+from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig
+from engine.config import ServerConfig as ServerTable
 from engine.errors import ConfigError
-from engine.inference.handshake import HandshakeRefused
 from engine.inference.process import ServerFailed
+from engine.inference.server_checks import HandshakeRefused
 from engine.weights.update import ServerBroken, UpdateRefused
 from roles.base import RoleContext
-from roles.server.life import Newest
-from roles.server.role import Server
+from roles.server.lifecycle import Newest
+from roles.server.role import ServerRole
 
 
 class Stage:
@@ -31,10 +31,10 @@ class Stage:
     def __init__(self, tmp_path: Path, urls: tuple[str, ...], **settings) -> None:
         table = {"start_seconds": 5.0, "canary_tolerance": 1e-3, **settings}
         self.config = Config(
-            run=Run(name="t"),
-            model=Model(path="x"),
+            run=RunConfig(name="t"),
+            model=ModelConfig(path="x"),
             server=ServerTable(urls=urls, **table),
-            agent=Agent(sampling=Sampling(max_tokens=4)),
+            agent=AgentConfig(sampling=SamplingConfig(max_tokens=4)),
         )
         self.bus = MemoryBus(run="t", role="server", instance="server-0")
         self.context = RoleContext(
@@ -44,7 +44,7 @@ class Stage:
             instance="server-0",
             log=structlog.get_logger(),
         )
-        self.role = Server(self.context)
+        self.role = ServerRole(self.context)
         self.facts: list[Message] = []
         self._changed = anyio.Event()
 
@@ -214,7 +214,9 @@ async def test_wrong_logprobs_end_the_role_with_figures(tmp_path: Path) -> None:
 async def test_sampling_the_trainer_cannot_correct_is_refused_before_anything(tmp_path: Path) -> None:
     stage = Stage(tmp_path, ("http://127.0.0.1:9",))
     stage.role.config = Config(
-        run=Run(name="t"), model=Model(path="x"), agent=Agent(sampling=Sampling(top_p=0.9))
+        run=RunConfig(name="t"),
+        model=ModelConfig(path="x"),
+        agent=AgentConfig(sampling=SamplingConfig(top_p=0.9)),
     )
     with pytest.raises(ConfigError, match="top_p"):
         await stage.role.run()
@@ -369,8 +371,8 @@ async def test_a_server_without_progress_is_replaced(
     tmp_path: Path, owned: Callable[..., Nursery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nursery = owned()
-    monkeypatch.setattr("roles.server.life.PROBE_SECONDS", 0.05)
-    monkeypatch.setattr("roles.server.life.CONTROL_SECONDS", 0.1)
+    monkeypatch.setattr("roles.server.lifecycle.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("roles.server.lifecycle.CONTROL_SECONDS", 0.1)
     async with on_stage(Stage(tmp_path, (), request_seconds=0.2)) as stage:
         await stage.bus.publish(policy(1))
         await stage.served(1)
@@ -389,7 +391,7 @@ async def test_a_server_started_anew_behind_our_back_is_proved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers all the time, and nothing is published that would reach it: only its label tells."""
-    monkeypatch.setattr("roles.server.life.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("roles.server.lifecycle.PROBE_SECONDS", 0.05)
     monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
     async with fake_vllm() as fake, on_stage(Stage(tmp_path, (fake.url,))) as stage:
         await stage.bus.publish(policy(1))
@@ -409,7 +411,7 @@ async def test_a_server_started_anew_behind_our_back_is_proved_again(
 
 
 async def test_a_foreign_version_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roles.server.life.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("roles.server.lifecycle.PROBE_SECONDS", 0.05)
     monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
     async with fake_vllm() as fake, on_stage(Stage(tmp_path, (fake.url,))) as stage:
         await stage.bus.publish(policy(1))

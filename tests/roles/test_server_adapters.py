@@ -15,16 +15,24 @@ from fake_vllm import FakeVllm, fake_vllm, logprob, until
 import roles.server.role as server_role
 from bus import MemoryBus
 from bus.messages import Message, ServerLost, ServerServing
-from engine.config import Agent, Config, Learner, Lora, Model, Run, Sampling
-from engine.config import Server as ServerTable
+from engine.config import (
+    AgentConfig,
+    Config,
+    LearnerConfig,
+    LoraConfig,
+    ModelConfig,
+    RunConfig,
+    SamplingConfig,
+)
+from engine.config import ServerConfig as ServerTable
 from engine.inference import adapters
 from engine.inference.completion import Completion
 from engine.inference.pool import InferencePool
 from engine.weights.adapters import AdapterPath
 from roles.base import RoleContext
-from roles.server.role import Server
+from roles.server.role import ServerRole
 
-SAMPLING = Sampling(max_tokens=8)
+SAMPLING = SamplingConfig(max_tokens=8)
 
 
 class Stage:
@@ -32,11 +40,11 @@ class Stage:
 
     def __init__(self, directory: Path, *urls: str, way: str = "file", lag: int = 2) -> None:
         self.config = Config(
-            run=Run(name="t"),
-            model=Model(path="x"),
+            run=RunConfig(name="t"),
+            model=ModelConfig(path="x"),
             server=ServerTable(urls=urls, weights=way, start_seconds=5.0, canary_tolerance=1e-3),
-            agent=Agent(sampling=Sampling(max_tokens=4)),
-            learner=Learner(lora=Lora(rank=4, publish="adapter")),
+            agent=AgentConfig(sampling=SamplingConfig(max_tokens=4)),
+            learner=LearnerConfig(lora=LoraConfig(rank=4, publish="adapter")),
         )
         self.directory = directory
         self.bus = MemoryBus(run="t", role="server", instance="server-0")
@@ -45,8 +53,8 @@ class Stage:
         self.facts: list[Message] = []
         self.changed = anyio.Event()
 
-    def role(self) -> Server:
-        return Server(
+    def role(self) -> ServerRole:
+        return ServerRole(
             RoleContext(
                 config=self.config,
                 bus=self.bus,
@@ -199,7 +207,7 @@ async def test_a_server_that_restarts_has_the_newest_adapter_before_it_is_asked(
 async def test_a_server_that_lost_its_adapters_behind_our_back_is_proved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roles.server.life.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("roles.server.lifecycle.PROBE_SECONDS", 0.05)
     monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
     async with fake_vllm() as fake, playing(Stage(tmp_path, fake.url)) as stage:
         await stage.publish(1)

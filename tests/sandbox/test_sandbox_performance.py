@@ -134,11 +134,11 @@ async def test_a_soak_beyond_the_host_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 _STREWN = """
-from sandbox import nursery
+from sandbox import fork_server
 def pages():
     return len({id(one) >> 12 for one in [bytes(31) for _ in range(400)]})
 kept = [bytes(31) for _ in range(1500)][::7]
-before, ballast = pages(), nursery.fill_holes()
+before, ballast = pages(), fork_server.fill_holes()
 print(before, pages(), len(ballast))
 """
 

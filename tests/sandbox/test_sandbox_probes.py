@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.blind import coin, interval, spread
+from sandbox.answer_leak import copied, said, suspects
 from sandbox.frames import StepResult
-from sandbox.leak import copied, said, suspects
 from sandbox.probes import GARBAGE, Transcript, inner, literals, plausible, solution_actions, tool_actions
-from sandbox.variation import differ
+from sandbox.seed_variation import differ
+from sandbox.trivial_policies import coin, interval, spread
 
 
 def test_plausible_actions() -> None:

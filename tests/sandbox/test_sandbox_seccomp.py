@@ -217,7 +217,7 @@ def test_calls_of_our_own_have_numbers(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_newer_threads_fall_back_and_are_refused(machine: str) -> None:
-    """glibc asks clone3 first and clone after ENOSYS; both end in an exception, not in a kill."""
+    """Glibc asks clone3 first and clone after ENOSYS; both end in an exception, not in a kill."""
     assert named(machine, "clone3") == MISSING
     assert named(machine, "clone", 0x3D0F00) == FORBIDDEN
 

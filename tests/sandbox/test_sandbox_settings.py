@@ -9,18 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.config import Sandbox
+from engine.config import SandboxConfig
 from sandbox import SandboxSettings, host
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_recipes_table_is_taken_as_it_is() -> None:
-    table = Sandbox(memory_mb=64, preload=())
+    table = SandboxConfig(memory_mb=64, preload=())
     settings = SandboxSettings(**msgspec.structs.asdict(table))
     assert settings.memory_mb == 64
-    for field in msgspec.structs.fields(Sandbox):
-        assert getattr(SandboxSettings(), field.name) == getattr(Sandbox(), field.name)
+    for field in msgspec.structs.fields(SandboxConfig):
+        assert getattr(SandboxSettings(), field.name) == getattr(SandboxConfig(), field.name)
 
 
 def test_figures_of_this_host() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox import calls, schema
+from sandbox import schema, tool_calls
 from sandbox.contract import CALLABLE, ContractError
 from sandbox.criteria import read_tools
 from sandbox.errors import EnvProtocolError
@@ -366,8 +366,8 @@ def test_problems_are_words_whatever_the_value(value: object, made: dict[str, An
 
 @given(st.text(max_size=80) | _json.map(json.dumps))
 def test_any_action_is_read_or_refused(action: str) -> None:
-    with contextlib.suppress(calls.Unreadable):
-        turn = calls.parse(action)
+    with contextlib.suppress(tool_calls.Unreadable):
+        turn = tool_calls.parse(action)
         assert turn.calls or turn.answer is not None
 
 
@@ -394,8 +394,8 @@ def test_any_text_leaves_a_desk_whole(action: str) -> None:
 )
 def test_no_action_uses_up_the_programs_time(action: str) -> None:
     began = time.thread_time()
-    with pytest.raises(calls.Unreadable):
-        calls.parse(action)
+    with pytest.raises(tool_calls.Unreadable):
+        tool_calls.parse(action)
     assert time.thread_time() - began < 0.3
 
 
@@ -408,7 +408,7 @@ def test_no_action_uses_up_the_programs_time(action: str) -> None:
     ],
 )
 def test_fences_and_open_ends_are_read_as_before(action: str, answer: str) -> None:
-    assert calls.parse(action).answer == answer
+    assert tool_calls.parse(action).answer == answer
 
 
 @pytest.mark.parametrize("name", OWNED)

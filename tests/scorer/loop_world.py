@@ -37,7 +37,7 @@ from engine.config import Config
 from engine.lineage import Lineage, Version
 from engine.training.buffer import Buffer, BufferState, Selection
 from roles.learner.resume import merge, resume
-from roles.scorer.curriculum import Curriculum
+from roles.scorer.curriculum import CurriculumState
 from roles.scorer.role import unsaid
 from roles.scorer.state import Command, MarkFlushed, Publish, PublishDesigns, PublishGroup, PurgeHeld
 
@@ -94,7 +94,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.cast = Cast(self.config, self.chance, self.luck)
-        self.machine = Curriculum(self.config)
+        self.machine = CurriculumState(self.config)
         self.snapshot = self.machine.snapshot()
         self._start_learner(Checkpoint())
         for number in range(self.servers):
@@ -167,7 +167,7 @@ class Loop:
         self.largest_snapshot = max(self.largest_snapshot, len(self.snapshot))
 
     def scorer_dies(self) -> None:
-        """kill -9, and a new scorer that knows the last snapshot only."""
+        """Kill -9, and a new scorer that knows the last snapshot only."""
         self.crashes += 1
         self.counts["scorer died"] += 1
         self._restart_scorer()
@@ -189,7 +189,7 @@ class Loop:
         self._restart_scorer()
 
     def _restart_scorer(self) -> None:
-        self.machine = Curriculum.restore(self.config, self.snapshot, flushed=self.flushed)
+        self.machine = CurriculumState.restore(self.config, self.snapshot, flushed=self.flushed)
         self._catch_up()
 
     def _catch_up(self) -> None:
@@ -330,7 +330,7 @@ class Loop:
     # --- the learner ----------------------------------------------------------------------------------
 
     def learner_dies(self) -> None:
-        """kill -9, and a new learner that knows the last checkpoint only."""
+        """Kill -9, and a new learner that knows the last checkpoint only."""
         self.crashes += 1
         self.counts["learner died"] += 1
         self._start_learner(self.checkpoint)

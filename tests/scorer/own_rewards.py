@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.config import Reward
+from engine.config import RewardConfig
 from roles.scorer.rewards import Evidence
 
 twelve = 12
 
 
-def half_won(evidence: Evidence, settings: Reward) -> float | None:
+def half_won(evidence: Evidence, settings: RewardConfig) -> float | None:
     """Pay for being near the middle, nothing for a design whose hint could not be measured."""
     if evidence.measured is None:
         return None
@@ -20,20 +20,20 @@ def of_one(evidence: Evidence) -> float:
     return 0.0
 
 
-def nothing_much(evidence: Evidence, settings: Reward) -> float:
+def nothing_much(evidence: Evidence, settings: RewardConfig) -> float:
     return float("nan")
 
 
-def easily_upset(evidence: Evidence, settings: Reward) -> float:
+def easily_upset(evidence: Evidence, settings: RewardConfig) -> float:
     """It bears the evidence that it is tried with, and nothing that was really played."""
     if evidence.skill == "trial":
         return 0.0
     raise RuntimeError("not like this")
 
 
-def a_text(evidence: Evidence, settings: Reward) -> float:
+def a_text(evidence: Evidence, settings: RewardConfig) -> float:
     return "much"  # type: ignore[return-value]
 
 
-def breaks(evidence: Evidence, settings: Reward) -> float:
+def breaks(evidence: Evidence, settings: RewardConfig) -> float:
     return 1 / 0

@@ -27,7 +27,7 @@ from bus.messages import (
 from engine.config import Config
 from engine.lineage import Version
 from roles.base import RoleContext
-from roles.scorer.role import Scorer
+from roles.scorer.role import ScorerRole
 
 
 def segment(text: str, version: Version) -> Segment:
@@ -155,9 +155,9 @@ class Cast:
                             self.over.set()
 
 
-def scorer(config: Config, bus: Bus, directory: Path, draining: anyio.Event | None = None) -> Scorer:
+def scorer(config: Config, bus: Bus, directory: Path, draining: anyio.Event | None = None) -> ScorerRole:
     """Return a scorer as a host would build it."""
-    return Scorer(
+    return ScorerRole(
         RoleContext(
             config=config,
             bus=bus,

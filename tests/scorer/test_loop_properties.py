@@ -25,7 +25,7 @@ from engine.config import Config
 from engine.lineage import Version
 from engine.training.buffer import Buffer
 from engine.training.samples import versions
-from roles.scorer.curriculum import Curriculum
+from roles.scorer.curriculum import CurriculumState
 from roles.scorer.state import Publish, PublishDesigns, PublishGroup
 
 QUICK = settings(
@@ -131,7 +131,7 @@ def check_credit(loop: Loop) -> None:
 
 def check_replay(loop: Loop) -> None:
     """I11: a scorer that has seen nothing says the same, a learner that has seen nothing trains the same."""
-    machine = Curriculum(loop.config, flushed=loop.flushed)
+    machine = CurriculumState(loop.config, flushed=loop.flushed)
     said = machine.start()
     for sequence, message in enumerate(loop.events, 1):
         said += machine.apply(sequence, message)

@@ -13,7 +13,7 @@ from bus.messages import ServerLost
 from engine.errors import ConfigError
 from engine.lineage import Version
 from roles.scorer import plan
-from roles.scorer.curriculum import Curriculum
+from roles.scorer.curriculum import CurriculumState
 from roles.scorer.state import MarkFlushed, Publish, PurgeHeld
 
 
@@ -63,7 +63,7 @@ def test_a_longer_delay_postpones_the_designers_batch() -> None:
 def test_without_a_delay_designs_are_trained_with_the_last_round_of_their_window(
     schedule: str, window: int, designs: list[int]
 ) -> None:
-    """k = 0: the whole window is scored, and its designs are in the very batch that its last plays are in."""
+    """K = 0: the whole window is scored, and its designs are in the very batch that its last plays are in."""
     recipe = config(
         steps=4,
         curriculum={"schedule": schedule, "rounds_per_window": window, "delay": 0, "lead": 0},
@@ -138,7 +138,7 @@ def test_cohorts_are_designed_ahead() -> None:
 
 
 def test_nothing_is_asked_before_a_server_answers() -> None:
-    machine = Curriculum(config())
+    machine = CurriculumState(config())
     assert machine.start() == []
     assert machine.apply(1, published(Version(1, 0))) == []
     assert machine.apply(2, serving("s0", Version(1, 0)))
@@ -191,7 +191,7 @@ def test_an_extended_run_starts_its_schedule_anew() -> None:
     world, machine = start(config(steps=3, curriculum=curriculum))
     while not machine.finished:
         step(world, machine)
-    machine = Curriculum.restore(config(steps=6, curriculum=curriculum), machine.snapshot())
+    machine = CurriculumState.restore(config(steps=6, curriculum=curriculum), machine.snapshot())
     world.execute(machine.start())
     while not machine.finished:
         step(world, machine)
@@ -207,7 +207,7 @@ def test_a_finished_run_has_nothing_left_to_do() -> None:
     while not machine.finished:
         step(world, machine)
     for steps in (1, 2):
-        again = Curriculum.restore(config(steps=steps), machine.snapshot(), flushed=world.flushed)
+        again = CurriculumState.restore(config(steps=steps), machine.snapshot(), flushed=world.flushed)
         assert again.finished
         assert again.settled
         assert again.start() == []
@@ -251,7 +251,7 @@ def test_a_drain_ends_rounds_in_flight_and_keeps_windows_open() -> None:
     assert not world.requests
     assert not world.closed[0].final
     assert not world.designs
-    again = Curriculum.restore(world.config, machine.snapshot())
+    again = CurriculumState.restore(world.config, machine.snapshot())
     world.execute(again.start())
     assert {request.round for request in world.requests.values()} == {1}
 
@@ -277,7 +277,7 @@ def test_lowering_the_steps_ends_the_run_where_it_stands() -> None:
     admitted = machine.state.admitted
     assert admitted > machine.state.closed, "a round is in flight"
     shorter = config(steps=2, curriculum={"lead": 0})
-    machine = Curriculum.restore(shorter, machine.snapshot())
+    machine = CurriculumState.restore(shorter, machine.snapshot())
     world.config = shorter
     world.execute(machine.start())
     while not machine.finished:
@@ -319,7 +319,7 @@ def test_skills_rotate() -> None:
 )
 def test_recipes_that_cannot_turn_are_refused(tables: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        Curriculum(config(**tables))
+        CurriculumState(config(**tables))
 
 
 def test_a_round_is_closed_after_all_its_samples() -> None:

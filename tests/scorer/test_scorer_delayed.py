@@ -56,7 +56,7 @@ async def test_delayed_designs_fire_in_their_round(delay: int, crashes: list[int
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_they_do_on_a_broker_that_is_killed_too(tmp_path: Path) -> None:
-    """kill -9 of the broker when designs are held, and when they are due; of the scorer around that."""
+    """Kill -9 of the broker when designs are held, and when they are due; of the scorer around that."""
     table = recipe(4, plays_per_round=3)
     async with serve(tmp_path / "nats", run="test", sync="always") as server:
         await provision(server.url, run="test", token=server.token)

@@ -12,7 +12,7 @@ from scorer_world import World, config, finished, lost
 
 from bus.messages import EpisodeRequest, Turn
 from engine.lineage import Version
-from roles.scorer.curriculum import Curriculum
+from roles.scorer.curriculum import CurriculumState
 from roles.scorer.leaks import leaks, told
 from roles.scorer.state import Play, Status
 from roles.scorer.work import episode
@@ -24,7 +24,7 @@ def hinted_wins(request: EpisodeRequest) -> float:
     return float(request.arm == "hinted")
 
 
-def one(steps: int = 1, **tables: Any) -> tuple[World, Curriculum, str]:
+def one(steps: int = 1, **tables: Any) -> tuple[World, CurriculumState, str]:
     tables = {"curriculum": ONE | tables.pop("curriculum", {}), **tables}
     world, machine = start(config(steps=steps, **tables))
     (ticket,) = design_all(world, machine, hint="the number is 7")

@@ -63,7 +63,7 @@ async def batches(bus: MemoryBus) -> list[Selection]:
 async def test_a_run_goes_on_without_what_was_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scope: Scope, crashes: list[int]
 ) -> None:
-    monkeypatch.setattr("roles.scorer.outbox._CACHE_BYTES", 0)
+    monkeypatch.setattr("roles.scorer.command_executor._CACHE_BYTES", 0)
     bus = Forgetful(run="test", role="test", instance="0")
     with capture_logs() as logs:
         cast = await play(bus, scope, tmp_path, crashes)
@@ -88,7 +88,7 @@ async def test_a_run_goes_on_without_what_was_forgotten(
 async def test_nothing_else_of_the_run_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids, advantages and what closes a round are the same, whatever was forgotten."""
     runs = []
-    monkeypatch.setattr("roles.scorer.outbox._CACHE_BYTES", 0)
+    monkeypatch.setattr("roles.scorer.command_executor._CACHE_BYTES", 0)
     for kind in (MemoryBus, Forgetful):
         directory = tmp_path / kind.__name__
         directory.mkdir()

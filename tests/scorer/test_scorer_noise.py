@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.config import Reward
-from roles.scorer.played import paid
+from engine.config import RewardConfig
 from roles.scorer.rewards import regret_credit
 from roles.scorer.window import Statistics, Window, measure
+from roles.scorer.window_stats import paid
 
 ESTIMATES = ("mean", "shrunk", "lower")
 COHORT = 24
@@ -32,9 +32,10 @@ def simulate(
 ) -> Paid:
     """Play games that are won half the time, and with the hint ``gain`` more often, ``plays`` times an arm in
     each of ``rounds`` rounds. Only a share ``helped`` of a cohort of 24 has such a hint, the others' does
-    nothing; the result is of those that have it."""
+    nothing; the result is of those that have it.
+    """
     chance = random.Random(f"{plays}:{gain}:{helped}:{rounds}")
-    settings = Reward(regret_estimate=estimate)  # type: ignore[arg-type]
+    settings = RewardConfig(regret_estimate=estimate)  # type: ignore[arg-type]
     credit: list[float] = []
     for cohort in range(max(1, round(designs / COHORT / helped))):
         found: list[Statistics] = []

@@ -13,12 +13,12 @@ from scorer_script import design_all, play_all, start
 from scorer_world import config
 
 from engine import recipe as recipes
-from engine.config import Reward
+from engine.config import RewardConfig
 from engine.errors import ConfigError, SpadeError
 from roles.scorer import custom
-from roles.scorer.curriculum import Curriculum
+from roles.scorer.curriculum import CurriculumState
 from roles.scorer.rewards import Evidence
-from roles.scorer.role import Scorer
+from roles.scorer.role import ScorerRole
 
 PATH = "own_rewards:half_won"
 ONE = {"environments": 3, "rounds_per_window": 1, "delay": 1}
@@ -42,7 +42,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_built_in_rewards_need_no_loading() -> None:
-    assert [custom.load(Reward(variant=name)) for name in custom.BUILT_IN] == [None] * 6
+    assert [custom.load(RewardConfig(variant=name)) for name in custom.BUILT_IN] == [None] * 6
 
 
 @pytest.mark.parametrize("name", [PATH, "half"])
@@ -82,7 +82,7 @@ def test_none_leaves_a_design_untrained(installed: None) -> None:
 )
 def test_what_does_not_fit_is_refused_at_the_start(installed: None, name: str, why: str) -> None:
     recipe = config(reward={"variant": name})
-    for refuses in (Scorer.check, Curriculum):
+    for refuses in (ScorerRole.check, CurriculumState):
         with pytest.raises(ConfigError, match=why):
             refuses(recipe)
 
@@ -94,7 +94,7 @@ def test_a_value_that_is_none_of_ours_stops_the_run_and_loses_nothing() -> None:
     with pytest.raises(SpadeError, match="not like this"):
         play_all(world, machine)
     mended = config(steps=1, curriculum=ONE, reward={"variant": PATH})
-    again = Curriculum(mended)
+    again = CurriculumState(mended)
     said = again.start()
     for sequence, message in world.log:
         said += again.apply(sequence, message)
@@ -120,4 +120,4 @@ def test_evidence_is_what_the_documentation_says() -> None:
     assert set(msgspec.structs.asdict(given)) == {
         *("skill", "rounds", "hinted", "regret", "broken", "measured", "pairs", "noise_floor", "turns")
     }
-    assert half_won(given, Reward()) == 1.0
+    assert half_won(given, RewardConfig()) == 1.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import Reward, RoleTraining
+from engine.config import RewardConfig, RoleTraining
 from roles.scorer.advantages import normalise
 from roles.scorer.rewards import (
     REFERENCE,
@@ -24,9 +24,9 @@ from roles.scorer.rewards import (
 BAND = {0: [1.0, 0.0], 1: [1.0, 0.0]}
 
 
-def reward(settings: Reward | None = None, **fields: Any) -> float | None:
+def reward(settings: RewardConfig | None = None, **fields: Any) -> float | None:
     evidence = Evidence(**({"skill": "Logic", "rounds": BAND, "regret": 0.3, "hinted": 0.8} | fields))
-    return raw_rewards([evidence], settings or Reward(), Tracker())[0]
+    return raw_rewards([evidence], settings or RewardConfig(), Tracker())[0]
 
 
 def test_blend_is_plateau_and_regret() -> None:
@@ -39,28 +39,28 @@ def test_blend_is_plateau_and_regret() -> None:
 
 def test_a_missing_hint_earns_no_regret_credit() -> None:
     assert reward(regret=None, hinted=None) == pytest.approx(0.6)
-    assert reward(Reward(variant="regret"), regret=None, hinted=None) == 0.0
+    assert reward(RewardConfig(variant="regret"), regret=None, hinted=None) == 0.0
 
 
 def test_a_design_that_was_never_played_has_no_reward() -> None:
     assert reward(rounds={}, regret=None) is None
     assert reward(rounds={0: []}, regret=None) is None
-    assert raw_rewards([Evidence(skill="Logic", rounds={}, hinted=0.9)], Reward(), Tracker(), REFERENCE) == [
-        pytest.approx(0.4)
-    ], "the reference pays a design that was never played"
+    assert raw_rewards(
+        [Evidence(skill="Logic", rounds={}, hinted=0.9)], RewardConfig(), Tracker(), REFERENCE
+    ) == [pytest.approx(0.4)], "the reference pays a design that was never played"
 
 
 def test_a_broken_design_earns_the_floor_and_no_valid_one_less() -> None:
     assert reward(broken=True) == 0.0
-    assert reward(Reward(degenerate_reward=0.1), broken=True, rounds={}) == 0.1
-    crooked = Reward(frontier_weight=5.0, regret_weight=0.0)
+    assert reward(RewardConfig(degenerate_reward=0.1), broken=True, rounds={}) == 0.1
+    crooked = RewardConfig(frontier_weight=5.0, regret_weight=0.0)
     assert reward(crooked, rounds={0: [1.0, 1.0]}) == 0.0
-    falling = Reward(micro_lp_weight=1.0, regret_weight=0.0)
+    falling = RewardConfig(micro_lp_weight=1.0, regret_weight=0.0)
     assert reward(falling, rounds={0: [1.0, 1.0], 1: [0.0, 0.0]}) == 0.0
 
 
 def test_the_reference_masks_a_negative_blend() -> None:
-    crooked = Reward(frontier_weight=5.0, regret_weight=0.0)
+    crooked = RewardConfig(frontier_weight=5.0, regret_weight=0.0)
     evidence = [Evidence(skill="Logic", rounds={0: [1.0, 1.0]})]
     assert raw_rewards(evidence, crooked, Tracker(), REFERENCE) == [None]
 
@@ -70,7 +70,7 @@ def test_the_reference_masks_a_negative_blend() -> None:
     [("regret", 0.3), ("solve_rate", 1.0), ("learning_potential", 0.0), ("micro_lp", 0.0), ("frontier", 1.0)],
 )
 def test_each_variant(variant: Any, expected: float) -> None:
-    assert reward(Reward(variant=variant)) == pytest.approx(expected)
+    assert reward(RewardConfig(variant=variant)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -78,19 +78,19 @@ def test_each_variant(variant: Any, expected: float) -> None:
     [("regret", BAND), ("micro_lp", {0: [1.0], 1: [0.0]}), ("frontier", {0: [1.0, 1.0]})],
 )
 def test_no_variant_falls_below_zero_on_its_own(variant: Any, rounds: dict[int, list[float]]) -> None:
-    settings = Reward(variant=variant, degenerate_reward=-0.5)
+    settings = RewardConfig(variant=variant, degenerate_reward=-0.5)
     assert reward(settings, rounds=rounds, regret=-0.3) == 0.0
 
 
 def test_progress_is_clipped_within_a_blend() -> None:
-    only = Reward(plateau_weight=0.0, regret_weight=0.0, micro_lp_weight=1.0, degenerate_reward=-2.0)
+    only = RewardConfig(plateau_weight=0.0, regret_weight=0.0, micro_lp_weight=1.0, degenerate_reward=-2.0)
     assert reward(only, rounds={0: [0.0], 1: [1.0]}) == 1.0
     assert reward(only, rounds={0: [1.0], 1: [0.0]}) == -1.0
     assert reward(only, rounds={0: [0.5], 1: [0.55]}) == pytest.approx(0.5)
 
 
 def test_learning_potential_is_the_distance_to_a_mean_that_remembers() -> None:
-    settings, tracker = Reward(variant="learning_potential"), Tracker()
+    settings, tracker = RewardConfig(variant="learning_potential"), Tracker()
     first = Evidence(skill="Logic", rounds={0: [0.2]})
     raw_rewards([first], settings, tracker)
     second = Evidence(skill="Logic", rounds={0: [1.0]})

@@ -26,7 +26,7 @@ from bus.messages import (
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.lineage import Version
-from roles.scorer.outbox import Outbox
+from roles.scorer.command_executor import Outbox
 from roles.scorer.snapshot import SNAPSHOT_KEY, Snapshot, Snapshots
 from roles.scorer.state import Publish, State
 
@@ -380,7 +380,7 @@ async def test_outcomes_are_kept_once_and_until_their_round_closes(
     for _ in range(5):
         outbox.remember(1, outcome)
     assert outbox.statistics()["cached_bytes"] == size > 0
-    monkeypatch.setattr("roles.scorer.outbox._CACHE_BYTES", 2 * size)
+    monkeypatch.setattr("roles.scorer.command_executor._CACHE_BYTES", 2 * size)
     for sequence in range(2, 9):
         outbox.remember(sequence, outcome)
     assert outbox.statistics()["cached_plays"] == 2

@@ -12,7 +12,7 @@ from scorer_world import World, config, failed, ready, rejected
 from bus.messages import DesignTicket, Message
 from engine.config import Config
 from roles.scorer import plan, work
-from roles.scorer.curriculum import Curriculum
+from roles.scorer.curriculum import CurriculumState
 from roles.scorer.state import Command, PurgeHeld
 
 ONE_ROUND = {"environments": 4, "rounds_per_window": 1, "delay": 1, "hinted_plays": 0}
@@ -27,7 +27,7 @@ def grouped(each: int = 2, **tables: Any) -> Config:
     return config(designer=designer, **tables)
 
 
-def answer(world: World, machine: Curriculum, message: Message) -> list[Command]:
+def answer(world: World, machine: CurriculumState, message: Message) -> list[Command]:
     """Tell an event; return the commands it led to."""
     world.tell(machine, message)
     return world.given[len(world.log)]
@@ -92,7 +92,7 @@ def test_the_slots_of_a_ticket_share_a_skill_and_no_skill_starves() -> None:
     assert [place.number for place in places] == list(range(12))
 
 
-def reissuing(reissues: int = 2, **tables: Any) -> tuple[World, Curriculum, DesignTicket]:
+def reissuing(reissues: int = 2, **tables: Any) -> tuple[World, CurriculumState, DesignTicket]:
     curriculum = ONE_ROUND | {"environments": 2, "reissues": reissues}
     world, machine = start(config(steps=1, curriculum=curriculum, **tables))
     return world, machine, next(iter(world.tickets.values()))

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from engine import seeds
-from engine.config import Designer
+from engine.config import DesignerConfig
 from engine.errors import ConfigError
 from engine.seeds import LEVELS, SEED_LEVELS, Family, corpus
 from engine.seeds.guess import Guess
@@ -54,7 +54,7 @@ def wins(
 
 
 def test_each_skill_has_a_family_and_each_family_a_skill() -> None:
-    assert {family.skill for family in FAMILIES} == set(Designer().skills)
+    assert {family.skill for family in FAMILIES} == set(DesignerConfig().skills)
 
 
 @pytest.mark.parametrize(("family", "level", "withheld"), CASES)
@@ -214,7 +214,7 @@ def test_levels_beyond_the_seeds_have_no_seed_parameters() -> None:
 def test_documents_belong_to_skills_and_name_their_noun_in_two_sentences() -> None:
     found = seeds.documents()
     assert len({document.id for document in found}) == len(found)
-    assert {document.skill for document in found} == set(Designer().skills)
+    assert {document.skill for document in found} == set(DesignerConfig().skills)
     for document in found:
         assert document.id.rpartition("-")[2] in document.text
         assert document.text.count(".") == 2

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from learner_fakes import make_policy
 
-from engine.config import Learner
+from engine.config import LearnerConfig
 from engine.training.batch import Batch
-from engine.training.feed import Errand, Feed, Step
+from engine.training.command_queue import Errand, Feed, Step
 
 
 class Running:
@@ -43,7 +43,7 @@ def start(policy: Path, tmp_path: Path) -> Callable[..., Any]:
     """``start(Learner(...))`` is a context manager of a :class:`Running`."""
 
     @contextmanager
-    def started(learner: Learner, *, callbacks: tuple[Any, ...] = ()) -> Iterator[Running]:
+    def started(learner: LearnerConfig, *, callbacks: tuple[Any, ...] = ()) -> Iterator[Running]:
         from engine.training.trainer import build
 
         feed = Feed()

@@ -17,13 +17,13 @@ import torch
 import transformers.training_args
 from learner_fakes import VOCABULARY, random_samples
 
-from engine.config import Learner, RoleTraining
+from engine.config import LearnerConfig, RoleTraining
 from engine.lineage import Version
 from engine.training import checkpoint
 from engine.training.batch import Batch, build, policy_rows
 from engine.training.checkpoint import LearnerState
-from engine.training.feed import Errand, Feed, Step
-from engine.training.follower import Plan, Share, follow, lead
+from engine.training.command_queue import Errand, Feed, Step
+from engine.training.rank_worker import Plan, Share, follow, lead
 from engine.training.ranks import Ranks
 
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
@@ -85,7 +85,7 @@ def main(job: dict[str, Any]) -> None:
             spoil_a_gradient()
         follow(ranks)
         return
-    learner = msgspec.convert(job["learner"], Learner)
+    learner = msgspec.convert(job["learner"], LearnerConfig)
     home = Path(job["home"])
     if not ranks.alone:
         lead(ranks, Plan(learner, job["policy"], str(home), 3))

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from learner_fakes import START, round_closed, sample
 
 from bus.messages import BatchTrained
-from engine.config import Learner, Optimizer, RoleTraining
+from engine.config import LearnerConfig, OptimizerConfig, RoleTraining
 from engine.lineage import Lineage, Version
-from engine.training.branches import Ages, Branches, BranchesState, shaping
 from engine.training.buffer import Buffer, BufferState, Selection
 from engine.training.checkpoint import LearnerState
+from engine.training.sample_age import Ages, Branches, BranchesState, shaping
 
 
 def fact(version: Version, round_: int, ids: Sequence[str]) -> BatchTrained:
@@ -73,8 +73,10 @@ def test_from_the_first_other_batch_on_it_is_another_branch():
 
 
 def test_under_other_settings_no_batch_is_the_same():
-    slow, fast = (shaping(Learner(optimizer=Optimizer(learning_rate=rate))) for rate in (1e-6, 1e-5))
-    assert slow == shaping(Learner(report_to=("tensorboard",)))
+    slow, fast = (
+        shaping(LearnerConfig(optimizer=OptimizerConfig(learning_rate=rate))) for rate in (1e-6, 1e-5)
+    )
+    assert slow == shaping(LearnerConfig(report_to=("tensorboard",)))
     kept = Branches(START, Lineage(), settings=slow).state()
     for settings, age in ((slow, 2), (fast, 18)):
         lineage = Lineage().fork(1, 16)
@@ -204,7 +206,8 @@ moves = st.one_of(
 @given(st.lists(moves, max_size=40), st.booleans())
 def test_ages_are_those_of_the_tree_of_batches(script: list[tuple[str, int, bool]], silent: bool):
     """Several crashes, also while a branch is repeated, at checkpoints of any age. Batches differ at times,
-    and the last one before a crash may not have been told of."""
+    and the last one before a crash may not have been told of.
+    """
     model = Model()
     for index, (what, choice, flag) in enumerate(script):
         following = script[index + 1][0] if index + 1 < len(script) else ""

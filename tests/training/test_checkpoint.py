@@ -15,8 +15,8 @@ from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
 from engine.training import checkpoint
 from engine.training.buffer import BufferState
-from engine.training.capsule import Capsule
 from engine.training.checkpoint import LearnerState, needed, newest, places, restart, save
+from engine.training.checkpoint_tensors import Capsule
 from engine.training.ledger import LedgerState
 
 

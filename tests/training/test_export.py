@@ -13,7 +13,15 @@ from learner_fakes import VOCABULARY, random_samples
 
 from engine import recipe
 from engine.commands.export import export as command
-from engine.config import Config, Learner, Lora, Model, Optimizer, RoleTraining, Run
+from engine.config import (
+    Config,
+    LearnerConfig,
+    LoraConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RoleTraining,
+    RunConfig,
+)
 from engine.errors import SpadeError
 from engine.lineage import Version
 from engine.training.batch import Batch, build, policy_rows
@@ -22,7 +30,7 @@ from engine.training.retention import Best, write_best
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 IDS = torch.tensor([[3, 9, 27, 17, 51, 29]])
-LORA = Lora(rank=4, alpha=8.0)
+LORA = LoraConfig(rank=4, alpha=8.0)
 
 
 def batch(seed: int) -> Batch:
@@ -30,8 +38,8 @@ def batch(seed: int) -> Batch:
     return build(rows, micro_batch_tokens=100, padding=VOCABULARY - 2)
 
 
-def learner(**settings: Any) -> Learner:
-    return Learner(optimizer=Optimizer(learning_rate=1e-2, weight_decay=0.0), **settings)
+def learner(**settings: Any) -> LearnerConfig:
+    return LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.0), **settings)
 
 
 @pytest.fixture
@@ -58,10 +66,10 @@ def base(policy: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def trained(start: Callable[..., Any], base: Path, tmp_path: Path) -> Callable[[Learner], torch.Tensor]:
+def trained(start: Callable[..., Any], base: Path, tmp_path: Path) -> Callable[[LearnerConfig], torch.Tensor]:
     """``trained(settings)`` makes a run with checkpoints at steps 1 and 2; returns the logits at 2."""
 
-    def train(settings: Learner) -> torch.Tensor:
+    def train(settings: LearnerConfig) -> torch.Tensor:
         home = tmp_path / "runs" / "mine"
         checkpoints = home / "learner" / "checkpoints"
         with start(settings) as running:
@@ -71,7 +79,7 @@ def trained(start: Callable[..., Any], base: Path, tmp_path: Path) -> Callable[[
                 running.call(lambda state=state: save(checkpoints, state, running.trainer.capture(), keep=3))
             with torch.no_grad():
                 logits: torch.Tensor = running.trainer.model.eval()(input_ids=IDS).logits
-        config = Config(run=Run(name="mine"), model=Model(path=str(base)), learner=settings)
+        config = Config(run=RunConfig(name="mine"), model=ModelConfig(path=str(base)), learner=settings)
         (home / "config.toml").write_text(recipe.dump(config))
         (home / "model.path").write_text(str(base))
         return logits
@@ -96,7 +104,10 @@ def run_export(tmp_path: Path, to: str, **options: Any) -> Path:
 
 
 def test_the_logits_of_the_folder_are_those_of_the_trainer(
-    trained: Callable[[Learner], torch.Tensor], export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Callable[[LearnerConfig], torch.Tensor],
+    export: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     from transformers import AutoTokenizer, GenerationConfig
 
@@ -116,7 +127,7 @@ def test_the_logits_of_the_folder_are_those_of_the_trainer(
         run_export(tmp_path, "half")
 
 
-def test_which_checkpoint(trained: Callable[[Learner], torch.Tensor], export: Any, tmp_path: Path):
+def test_which_checkpoint(trained: Callable[[LearnerConfig], torch.Tensor], export: Any, tmp_path: Path):
     trained(learner())
     place = tmp_path / "runs" / "mine" / "learner" / "checkpoints"
     assert export.choose(place, "last").state.version == Version(0, 2)
@@ -137,7 +148,7 @@ def test_which_checkpoint(trained: Callable[[Learner], torch.Tensor], export: An
 
 @pytest.mark.slow
 def test_a_checkpoint_begins_another_run(
-    trained: Callable[[Learner], torch.Tensor], export: Any, tmp_path: Path
+    trained: Callable[[LearnerConfig], torch.Tensor], export: Any, tmp_path: Path
 ):
     expected = trained(learner())
     source = export.choose(tmp_path / "runs" / "mine" / "learner" / "checkpoints", "last")
@@ -155,7 +166,9 @@ def test_a_checkpoint_begins_another_run(
 
 
 @pytest.mark.slow
-def test_adapters_are_merged_into_the_folder(trained: Callable[[Learner], torch.Tensor], tmp_path: Path):
+def test_adapters_are_merged_into_the_folder(
+    trained: Callable[[LearnerConfig], torch.Tensor], tmp_path: Path
+):
     expected = trained(learner(lora=LORA))
     folder = run_export(tmp_path, "out")
     torch.testing.assert_close(logits_of(folder), expected, atol=1e-5, rtol=0)
@@ -168,11 +181,11 @@ def test_adapters_are_merged_into_the_folder(trained: Callable[[Learner], torch.
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 async def test_a_run_prepares_to_begin_at_a_checkpoint(
-    trained: Callable[[Learner], torch.Tensor], export: Any, tmp_path: Path
+    trained: Callable[[LearnerConfig], torch.Tensor], export: Any, tmp_path: Path
 ):
     """As `spade run --resume CHECKPOINT` does it: in a process of its own, twice if the first was cut off."""
     from engine.run import RunDirectory
-    from engine.running.preparation import prepare_restart
+    from engine.running.preflight import prepare_restart
 
     expected = trained(learner())
     source = export.choose(tmp_path / "runs" / "mine" / "learner" / "checkpoints", "last").path

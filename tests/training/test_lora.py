@@ -12,7 +12,7 @@ import pytest
 import torch
 from learner_fakes import VOCABULARY, random_samples
 
-from engine.config import Learner, Lora, Optimizer, RoleTraining
+from engine.config import LearnerConfig, LoraConfig, OptimizerConfig, RoleTraining
 from engine.errors import ConfigError, SpadeError
 from engine.training.batch import Batch, build, policy_rows
 
@@ -25,9 +25,9 @@ def batch(seed: int) -> Batch:
     return build(rows, micro_batch_tokens=100, padding=VOCABULARY - 2)
 
 
-def learner(**settings: Any) -> Learner:
-    settings = {"lora": Lora(rank=4, alpha=8.0), **settings}
-    return Learner(optimizer=Optimizer(learning_rate=1e-2, weight_decay=0.0), **settings)
+def learner(**settings: Any) -> LearnerConfig:
+    settings = {"lora": LoraConfig(rank=4, alpha=8.0), **settings}
+    return LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.0), **settings)
 
 
 def load(policy: Path) -> Any:
@@ -72,12 +72,12 @@ def test_a_resume_brings_the_adapters_back(start: Callable[..., Any]):
         running.step(batch(2))
         found = running.call(running.trainer.weights)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
-    with start(learner(lora=Lora())) as running, pytest.raises(SpadeError, match="another model"):
+    with start(learner(lora=LoraConfig())) as running, pytest.raises(SpadeError, match="another model"):
         running.call(lambda: running.trainer.restore(capsule, 1))
 
 
 def test_only_the_named_modules_get_adapters(start: Callable[..., Any]):
-    with start(learner(lora=Lora(rank=2, targets=("q_proj",)))) as running:
+    with start(learner(lora=LoraConfig(rank=2, targets=("q_proj",)))) as running:
         running.step(batch(1))
         names = running.call(running.trainer.capture).model
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in names} == {"q_proj"}
@@ -90,7 +90,7 @@ def test_layers_that_cannot_have_adapters_are_faults_of_the_recipe(
 ):
     with (
         pytest.raises(ConfigError, match=said) as refused,
-        start(learner(lora=Lora(rank=2, targets=(target,)))),
+        start(learner(lora=LoraConfig(rank=2, targets=(target,)))),
     ):
         pass
     assert "Name linear layers" in str(refused.value)

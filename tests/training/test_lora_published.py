@@ -12,7 +12,7 @@ import pytest
 import torch
 from learner_fakes import VOCABULARY, random_samples
 
-from engine.config import Learner, Lora, Optimizer, RoleTraining
+from engine.config import LearnerConfig, LoraConfig, OptimizerConfig, RoleTraining
 from engine.lineage import Version
 from engine.training.batch import build, policy_rows
 from engine.weights.adapters import CONFIG_NAME, AdapterPublisher
@@ -25,9 +25,9 @@ def test_peft_loads_what_is_published(start: Callable[..., Any], policy: Path, t
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    learner = Learner(
-        lora=Lora(rank=4, alpha=8.0, publish="adapter"),
-        optimizer=Optimizer(learning_rate=1e-2, weight_decay=0.0),
+    learner = LearnerConfig(
+        lora=LoraConfig(rank=4, alpha=8.0, publish="adapter"),
+        optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.0),
     )
     with start(learner) as running:
         publisher = AdapterPublisher(tmp_path, running.call(running.trainer.adapter_settings))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import DesignerTraining, Learner, RoleTraining
+from engine.config import DesignerTraining, LearnerConfig, RoleTraining
 from engine.training.batch import MicroBatch
 from engine.training.loss import SUMS, Objective, metrics, objective_loss
 
-PLAIN = Objective.of(Learner())
+PLAIN = Objective.of(LearnerConfig())
 GOLDEN = Path(__file__).parent / "golden" / "objective.jsonl"
 
 
@@ -116,7 +116,7 @@ def test_geometric_modes_weigh_a_row_by_its_mean():
 
 def test_each_role_has_its_own_terms():
     """The designer's cap and clip range are wider, its weight is that of whole segments."""
-    learner = Learner(
+    learner = LearnerConfig(
         agent=RoleTraining(importance_mode="token_mask"),
         designer=DesignerTraining(
             clip_low=0.5, clip_high=4.0, importance_cap=6.0, importance_mode="sequence_truncate"

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from learner_fakes import random_samples
 
 from bus.messages import SampleReady
-from engine.config import DesignerTraining, ImportanceMode, Learner, RoleTraining
+from engine.config import DesignerTraining, ImportanceMode, LearnerConfig, RoleTraining
 from engine.training.batch import Batch, Example, MicroBatch, build, policy_rows, supervised_rows
 from engine.training.loss import SUMS, Objective, metrics, objective_loss
 
-LEARNER = Learner(
+LEARNER = LearnerConfig(
     agent=RoleTraining(weight=0.7, clip_low=0.1),
     designer=DesignerTraining(weight=1.3, clip_high=0.5, importance_cap=1.5),
     clip_low=0.2,
@@ -32,7 +32,7 @@ SIZE = 12
 few = settings(max_examples=40)
 
 
-def with_modes(agent: str, designer: str) -> Learner:
+def with_modes(agent: str, designer: str) -> LearnerConfig:
     change = msgspec.structs.replace
     return change(
         LEARNER,
@@ -52,7 +52,9 @@ def plain_weight(log_ratios: Sequence[float], mode: str, cap: float) -> list[flo
     return [min(r, cap) if action == "truncate" else (r if r <= cap else 0.0) for r in ratios]
 
 
-def plain_loss(micro: dict[str, Any], logps: Any, entropies: Any, reference: Any, learner: Learner) -> float:
+def plain_loss(
+    micro: dict[str, Any], logps: Any, entropies: Any, reference: Any, learner: LearnerConfig
+) -> float:
     """The definition, token by token, in double precision."""
     total = 0.0
     for row in range(len(logps)):
@@ -108,7 +110,7 @@ def made_up(micro: MicroBatch, spread: float = 0.4) -> dict[str, torch.Tensor]:
 
 
 def total(
-    batch: Batch, learner: Learner = LEARNER, *, proximal: bool = True
+    batch: Batch, learner: LearnerConfig = LEARNER, *, proximal: bool = True
 ) -> tuple[float, dict[str, float]]:
     """The loss of a whole batch and its metrics, micro-batch by micro-batch."""
     loss, sums = 0.0, torch.zeros(len(SUMS), dtype=torch.float64)

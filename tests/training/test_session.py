@@ -9,7 +9,7 @@ import torch
 
 from engine.errors import ConfigError, SpadeError
 from engine.training.batch import Batch
-from engine.training.feed import Closed, Feed
+from engine.training.command_queue import Closed, Feed
 from engine.training.session import Session
 
 EMPTY = Batch(micro_batches=(), rows=0, tokens=0, padded=0, trained=0)

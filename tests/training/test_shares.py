@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_fakes import VOCABULARY, random_samples
 
-from engine.config import Learner, RoleTraining
+from engine.config import LearnerConfig, RoleTraining
 from engine.training.batch import Batch, build, policy_rows
-from engine.training.feed import Closed
-from engine.training.follower import Share
+from engine.training.command_queue import Closed
 from engine.training.loss import Objective, objective_loss
+from engine.training.rank_worker import Share
 from engine.training.shares import blank, deal
 
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining()}
@@ -81,7 +81,7 @@ def test_a_filler_has_no_loss_and_no_gradient():
     micro = blank(batch(4, bound=1000).micro_batches[0])
     logps = torch.full(tuple(micro["mask"].shape), -1.0, requires_grad=True)
     entropies = torch.ones_like(logps)
-    objective = Objective.of(Learner(kl=0.1, entropy=0.1))
+    objective = Objective.of(LearnerConfig(kl=0.1, entropy=0.1))
     loss, sums = objective_loss(micro, logps, entropies, objective, reference=logps.detach() - 1.0)
     loss.backward()
     assert float(loss.detach()) == 0.0

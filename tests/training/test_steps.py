@@ -11,14 +11,14 @@ import pytest
 import torch
 from learner_fakes import random_samples
 
-from engine.config import Learner, Optimizer, RoleTraining
+from engine.config import LearnerConfig, OptimizerConfig, RoleTraining
 from engine.training.batch import Batch, build, policy_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
 RATE = 40.0
-LEARNER = Learner(
-    optimizer=Optimizer(learning_rate=RATE, weight_decay=0.0, max_grad_norm=0.0),
+LEARNER = LearnerConfig(
+    optimizer=OptimizerConfig(learning_rate=RATE, weight_decay=0.0, max_grad_norm=0.0),
     trl={"optim": "sgd"},
 )
 

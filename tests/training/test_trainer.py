@@ -13,7 +13,7 @@ import torch
 from learner_fakes import VOCABULARY, random_samples, sample, segment
 
 from bus.messages import SampleReady
-from engine.config import Learner, Optimizer, RoleTraining
+from engine.config import LearnerConfig, OptimizerConfig, RoleTraining
 from engine.errors import ConfigError, SpadeError
 from engine.training.batch import Batch, Example, build, policy_rows, supervised_rows
 from engine.training.samples import arrays
@@ -95,7 +95,7 @@ def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path
     from datasets import Dataset
     from transformers import AutoTokenizer
 
-    from engine.training.feed import Feed
+    from engine.training.command_queue import Feed
     from engine.training.trainer import GRPOConfig, GRPOTrainer
     from engine.training.trainer import build as build_ours
 
@@ -125,7 +125,7 @@ def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path
     theirs.use_vllm = True
     theirs._generate = lambda _: (prompts, completions, holes, [""] * 4, logprobs, {}, None, None)
     theirs.current_gradient_accumulation_steps = 1
-    settings = Learner(kl=0.1, importance_mode=mode, trl={"use_bias_correction_kl": unbiased})  # type: ignore[arg-type]
+    settings = LearnerConfig(kl=0.1, importance_mode=mode, trl={"use_bias_correction_kl": unbiased})  # type: ignore[arg-type]
     ours = build_ours(settings, policy, tmp_path, Feed(), seed=3)
     for model in (theirs.model, ours.model):
         torch.manual_seed(11)
@@ -168,9 +168,9 @@ def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path
 def test_micro_batches_give_the_gradient_of_the_naive_batch(start: Callable[..., Any], policy: Path):
     keeper = Gradients()
     rate = 0.5
-    learner = Learner(
+    learner = LearnerConfig(
         kl=0.2,
-        optimizer=Optimizer(learning_rate=rate, weight_decay=0.0, max_grad_norm=0.0),
+        optimizer=OptimizerConfig(learning_rate=rate, weight_decay=0.0, max_grad_norm=0.0),
         trl={"optim": "sgd", "use_bias_correction_kl": False},
     )
     model, reference = load(policy), load(policy)
@@ -198,7 +198,7 @@ def test_micro_batches_give_the_gradient_of_the_naive_batch(start: Callable[...,
 
 
 def test_one_step_moves_probability_towards_the_advantage(start: Callable[..., Any], policy: Path):
-    learner = Learner(optimizer=Optimizer(learning_rate=1e-3), kl=0.05, precision="bf16")
+    learner = LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-3), kl=0.05, precision="bf16")
     good, bad = [1, 2, 10, 11, 12], [1, 2, 20, 21, 22]
     mask, samples = [0, 0, 1, 1, 1], []
     model = load(policy)
@@ -225,7 +225,7 @@ def test_one_step_moves_probability_towards_the_advantage(start: Callable[..., A
 
 def test_the_supervised_mix_is_learned(start: Callable[..., Any], policy: Path):
     example = Example(np.array([5, 6, 7, 8], dtype=np.int32), np.array([False, True, True, True]))
-    learner = Learner(optimizer=Optimizer(learning_rate=1e-3))
+    learner = LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-3))
     with start(learner) as running:
         first = running.step(batch_of(random_samples(2, seed=1), [example]))
         second = running.step(batch_of(random_samples(2, seed=1), [example]))
@@ -238,7 +238,7 @@ def test_the_supervised_mix_is_learned(start: Callable[..., Any], policy: Path):
 def test_the_canary_is_the_log_prob_in_full_precision(start: Callable[..., Any], policy: Path):
     from engine.training.trainer import canary_tokens
 
-    with start(Learner(precision="bf16")) as running:
+    with start(LearnerConfig(precision="bf16")) as running:
         tokens = canary_tokens(running.trainer)
         assert tokens == canary_tokens(running.trainer)
         running.step(batch_of(random_samples(3, seed=4)))
@@ -251,7 +251,7 @@ def test_the_canary_is_the_log_prob_in_full_precision(start: Callable[..., Any],
 
 
 def test_a_restored_trainer_goes_on_to_the_same_bits(start: Callable[..., Any]):
-    learner = Learner(optimizer=Optimizer(learning_rate=1e-3))
+    learner = LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-3))
     batches = [batch_of(random_samples(4, seed=seed)) for seed in range(3)]
     with start(learner) as running:
         running.step(batches[0])
@@ -274,11 +274,11 @@ def test_a_resume_takes_the_moments_from_the_checkpoint_and_the_settings_from_th
     start: Callable[..., Any],
 ):
     first, second = batch_of(random_samples(4, seed=1)), batch_of(random_samples(4, seed=2))
-    with start(Learner(optimizer=Optimizer(learning_rate=1e-3))) as running:
+    with start(LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-3))) as running:
         running.step(first)
         capsule = copy.deepcopy(running.call(running.trainer.capture))
-    other = Optimizer(learning_rate=5e-4, beta1=0.8, beta2=0.95, weight_decay=0.0)
-    with start(Learner(optimizer=other)) as running:
+    other = OptimizerConfig(learning_rate=5e-4, beta1=0.8, beta2=0.95, weight_decay=0.0)
+    with start(LearnerConfig(optimizer=other)) as running:
         running.call(lambda: running.trainer.restore(capsule, 1))
         groups = running.trainer.optimizer.param_groups
         kept = running.call(running.trainer.capture).extra["optimizer"]["state"]
@@ -292,9 +292,9 @@ def test_a_resume_takes_the_moments_from_the_checkpoint_and_the_settings_from_th
 
 
 def test_a_checkpoint_of_another_model_is_refused(start: Callable[..., Any]):
-    from engine.training.capsule import Capsule
+    from engine.training.checkpoint_tensors import Capsule
 
-    with start(Learner()) as running:
+    with start(LearnerConfig()) as running:
         capsule = running.call(running.trainer.capture)
         other = {name: tensor[:1] for name, tensor in capsule.model.items()}
         with pytest.raises(SpadeError, match="another model"):
@@ -304,7 +304,7 @@ def test_a_checkpoint_of_another_model_is_refused(start: Callable[..., Any]):
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(start: Callable[..., Any]):
     batch = batch_of(random_samples(2, seed=1))
     batch.micro_batches[0]["advantages"][0, -3:] = float("inf")
-    with start(Learner()) as running:
+    with start(LearnerConfig()) as running:
         before = copy.deepcopy(running.call(running.trainer.weights))
         with pytest.raises(SpadeError, match="not a finite number"):
             running.step(batch)
@@ -317,30 +317,32 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(start: Callab
 def test_trl_settings_pass_through_and_ours_do_not(tmp_path: Path):
     from engine.training.trainer import arguments
 
-    settings = arguments(Learner(report_to=("tensorboard",), trl={"adam_epsilon": 1e-6}), tmp_path, seed=1)
+    settings = arguments(
+        LearnerConfig(report_to=("tensorboard",), trl={"adam_epsilon": 1e-6}), tmp_path, seed=1
+    )
     assert settings.report_to == ["tensorboard"]
     assert settings.adam_epsilon == 1e-6
-    assert arguments(Learner(), tmp_path, seed=1).report_to == []
+    assert arguments(LearnerConfig(), tmp_path, seed=1).report_to == []
     for key in ("loss_type", "learning_rate"):
         with pytest.raises(ConfigError, match=key):
-            arguments(Learner(trl={key: 1}), tmp_path, seed=1)
+            arguments(LearnerConfig(trl={key: 1}), tmp_path, seed=1)
     with pytest.raises(ConfigError, match="no_such_thing"):
-        arguments(Learner(trl={"no_such_thing": 1}), tmp_path, seed=1)
+        arguments(LearnerConfig(trl={"no_such_thing": 1}), tmp_path, seed=1)
 
 
 def test_a_model_that_is_not_there_is_a_config_error(tmp_path: Path):
-    from engine.training.feed import Feed
+    from engine.training.command_queue import Feed
     from engine.training.trainer import build as build_trainer
 
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        build_trainer(Learner(), tmp_path / "nothing", tmp_path, Feed(), seed=1)
+        build_trainer(LearnerConfig(), tmp_path / "nothing", tmp_path, Feed(), seed=1)
 
 
 def test_metrics_go_to_trls_reporters(start: Callable[..., Any], tmp_path: Path):
     """Into an event file of tensorboard, as a reader of it finds them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with start(Learner(report_to=("tensorboard",))) as running:
+    with start(LearnerConfig(report_to=("tensorboard",))) as running:
         told = [running.step(batch_of(random_samples(3, seed=seed))) for seed in range(2)]
     (events,) = tmp_path.rglob("events.out.tfevents.*")
     reader = EventAccumulator(str(events.parent))
@@ -354,7 +356,7 @@ def test_metrics_go_to_trls_reporters(start: Callable[..., Any], tmp_path: Path)
 
 def test_padding_waste_is_the_share_of_computed_positions_without_a_token(start: Callable[..., Any]):
     batch = batch_of(random_samples(6, seed=2))
-    with start(Learner()) as running:
+    with start(LearnerConfig()) as running:
         values = running.step(batch)
     computed = sum(micro["input_ids"].numel() for micro in batch.micro_batches)
     present = sum(int(micro["attention_mask"].sum()) for micro in batch.micro_batches)
@@ -365,7 +367,7 @@ def test_padding_waste_is_the_share_of_computed_positions_without_a_token(start:
 def test_gradient_checkpointing_changes_no_number(start: Callable[..., Any]):
     found = []
     for checkpointing in (False, True):
-        with start(Learner(gradient_checkpointing=checkpointing)) as running:
+        with start(LearnerConfig(gradient_checkpointing=checkpointing)) as running:
             running.step(batch_of(mixed()))
             found.append(running.step(batch_of(mixed())))
             assert running.trainer.model.is_gradient_checkpointing is checkpointing
@@ -374,38 +376,42 @@ def test_gradient_checkpointing_changes_no_number(start: Callable[..., Any]):
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    from engine.config import Lora
+    from engine.config import LoraConfig
     from engine.training import extras
     from engine.training.trainer import arguments
 
     monkeypatch.setattr(extras, "find_spec", lambda _: None)
     for settings, package in (
-        ({"optimizer": Optimizer(kind="adamw_8bit")}, "bitsandbytes"),
-        ({"optimizer": Optimizer(kind="paged_adamw_8bit")}, "bitsandbytes"),
-        ({"lora": Lora(rank=8)}, "peft"),
+        ({"optimizer": OptimizerConfig(kind="adamw_8bit")}, "bitsandbytes"),
+        ({"optimizer": OptimizerConfig(kind="paged_adamw_8bit")}, "bitsandbytes"),
+        ({"lora": LoraConfig(rank=8)}, "peft"),
         ({"report_to": ("wandb",)}, "wandb"),
         ({"report_to": ("trackio",)}, "trackio"),
     ):
         with pytest.raises(ConfigError, match=package) as caught:
-            extras.require(Learner(**settings))  # type: ignore[arg-type]
+            extras.require(LearnerConfig(**settings))  # type: ignore[arg-type]
         assert f"pip install {package}" in caught.value.remedy
-    extras.require(Learner())
-    eight = arguments(Learner(optimizer=Optimizer(kind="adamw_8bit")), tmp_path, seed=1)
+    extras.require(LearnerConfig())
+    eight = arguments(LearnerConfig(optimizer=OptimizerConfig(kind="adamw_8bit")), tmp_path, seed=1)
     assert eight.optim == "adamw_bnb_8bit"
     with pytest.raises(ConfigError, match="optim"):
-        arguments(Learner(optimizer=Optimizer(kind="adamw_8bit"), trl={"optim": "sgd"}), tmp_path, seed=1)
+        arguments(
+            LearnerConfig(optimizer=OptimizerConfig(kind="adamw_8bit"), trl={"optim": "sgd"}),
+            tmp_path,
+            seed=1,
+        )
 
 
 def test_a_launch_that_accelerate_does_not_follow_is_refused(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """On the CPU it would take whole weights, and say nothing."""
-    from engine.training.feed import Feed
+    from engine.training.command_queue import Feed
     from engine.training.ranks import Ranks
     from engine.training.trainer import build as build_trainer
 
     with pytest.raises(ConfigError, match="launched on 2 processes, and accelerate works with 1"):
-        build_trainer(Learner(), policy, tmp_path, Feed(), seed=1, ranks=Ranks(0, 2))
+        build_trainer(LearnerConfig(), policy, tmp_path, Feed(), seed=1, ranks=Ranks(0, 2))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="asks for FSDP2"):
-        build_trainer(Learner(), policy, tmp_path, Feed(), seed=1)
+        build_trainer(LearnerConfig(), policy, tmp_path, Feed(), seed=1)

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from engine import seeds
-from engine.config import Config, Model, Run, Warmstart
+from engine.config import Config, ModelConfig, RunConfig, WarmstartConfig
 from engine.errors import ConfigError
 from engine.prompts import render
 from engine.seeds import corpus
 from engine.training import pretrain, supervised, tokenizer, warmstart
 from engine.training.pretrain import Progress, Schedule, Tokens
 
-SMALL = Warmstart(
+SMALL = WarmstartConfig(
     hidden_size=64,
     layers=2,
     heads=2,
@@ -33,8 +33,8 @@ SMALL = Warmstart(
 )
 
 
-def config(warm: Warmstart = SMALL) -> Config:
-    return Config(run=Run(name="t"), model=Model(path="warmstart:", scale="nano"), warmstart=warm)
+def config(warm: WarmstartConfig = SMALL) -> Config:
+    return Config(run=RunConfig(name="t"), model=ModelConfig(path="warmstart:", scale="nano"), warmstart=warm)
 
 
 @pytest.fixture(scope="module")

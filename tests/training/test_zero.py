@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import Learner
+from engine.config import LearnerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.training import extras, zero
 from engine.training.parameters import optimizer_state
@@ -185,7 +185,7 @@ def test_deepspeed_that_is_not_installed_is_said_before_anything_starts(monkeypa
         zero.prepare()
     monkeypatch.setattr(extras, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="needs the package deepspeed"):
-        extras.require(Learner(launch=("accelerate", "launch", "--use_deepspeed")))
+        extras.require(LearnerConfig(launch=("accelerate", "launch", "--use_deepspeed")))
 
 
 @pytest.mark.parametrize(("flag", "asked"), [("true", True), ("True", True), ("false", False), ("", False)])

@@ -16,11 +16,11 @@ from fake_vllm import FakeVllm, fake_vllm, policy, until
 
 from bus import MemoryBus
 from bus.messages import PolicyPublished
-from engine.config import Sampling
+from engine.config import SamplingConfig
 from engine.inference import adapters
 from engine.inference.completion import ServerGone
-from engine.inference.handshake import handshake
 from engine.inference.metrics import adapters_in_use
+from engine.inference.server_checks import handshake
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights import store
@@ -59,7 +59,7 @@ class World:
         return done
 
     async def sample(self) -> tuple[int, ...]:
-        completion = await self.client.generate([3], Sampling(max_tokens=8), deadline=5.0)
+        completion = await self.client.generate([3], SamplingConfig(max_tokens=8), deadline=5.0)
         return tuple(span.version for span in completion.spans)
 
     def copies(self) -> int:
@@ -112,7 +112,7 @@ async def test_the_handshake_scores_by_the_adapter(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         published = msgspec.structs.replace(await w.learner.publish(1), vocabulary=w.fake.vocabulary)
         await w.push(published)
-        found = await handshake(w.client, published, Sampling(), tolerance=1e-3, deadline=5.0)
+        found = await handshake(w.client, published, SamplingConfig(), tolerance=1e-3, deadline=5.0)
         assert max(found.canary_error, found.sampling_error) < 1e-6
 
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from weight_files import described, link, nudged, raw, save, weights  # noqa: E402
 
-from engine.weights.image import Image  # noqa: E402
+from engine.weights.weight_buffer import Image  # noqa: E402
 
 
 def held(path: Path, digest: str) -> Image:

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from fake_vllm import FakeVllm, fake_vllm
 
-from engine.config import Config, Model, Run, Server
+from engine.config import Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError
-from engine.weights import fleet
-from engine.weights.fleet import DeviceWriter, Fleet, FleetFault, addresses, workers_of
+from engine.weights import device_transfer
+from engine.weights.device_transfer import DeviceWriter, Fleet, FleetFault, addresses, workers_of
 from engine.weights.publisher import Release
 
 NAMES = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2]]}
@@ -125,16 +125,16 @@ async def test_a_label_that_cannot_be_read_is_none() -> None:
     faults: dict[str, list[int | str]] = {"/is_paused": ["garbage"], "/weight_info": ["garbage"]}
     async with fake_vllm(version="3", faults=faults) as fake:
         for _ in range(2):
-            assert await anyio.to_thread.run_sync(fleet.label_of, fake.url) == ""
-        assert await anyio.to_thread.run_sync(fleet.label_of, fake.url) == "3"
+            assert await anyio.to_thread.run_sync(device_transfer.label_of, fake.url) == ""
+        assert await anyio.to_thread.run_sync(device_transfer.label_of, fake.url) == "3"
 
 
 async def test_an_answer_that_breaks_off_is_no_answer() -> None:
     """A server that dies while it speaks must not end the learner."""
     faults = {"/health": ["stub"], "/is_paused": ["stub"]}
     async with fake_vllm(faults=faults) as fake:
-        assert not await anyio.to_thread.run_sync(fleet.healthy, fake.url)
-        assert await anyio.to_thread.run_sync(fleet.label_of, fake.url) == ""
+        assert not await anyio.to_thread.run_sync(device_transfer.healthy, fake.url)
+        assert await anyio.to_thread.run_sync(device_transfer.label_of, fake.url) == ""
 
 
 async def test_nobody_there_is_an_error() -> None:
@@ -147,7 +147,7 @@ async def test_nobody_there_is_an_error() -> None:
 async def test_the_announcement_says_who_brought_it() -> None:
     async with fake_vllm() as fake:
         learner = Learner(fake)
-        outlet = fleet.DeviceOutlet("nccl", learner.writer, patience=1.0)
+        outlet = device_transfer.DeviceOutlet("nccl", learner.writer, patience=1.0)
         from engine.lineage import Version
 
         release = await anyio.to_thread.run_sync(lambda: outlet.release(Version(0, 4), {}))
@@ -156,7 +156,7 @@ async def test_the_announcement_says_who_brought_it() -> None:
 
 
 def config(**settings: Any) -> Config:
-    return Config(run=Run(name="t"), model=Model(path="x"), server=Server(**settings))
+    return Config(run=RunConfig(name="t"), model=ModelConfig(path="x"), server=ServerConfig(**settings))
 
 
 def test_servers_and_their_workers_are_known_from_the_recipe() -> None:
@@ -173,11 +173,11 @@ def test_a_learner_without_a_gpu_says_so_before_anything_starts() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ConfigError, match="PyTorch finds none here"):
-        fleet.open_outlet(config(weights="nccl", port=9000), dict, None)
+        device_transfer.open_outlet(config(weights="nccl", port=9000), dict, None)
 
 
 def test_the_meeting_point_is_an_address_of_this_host() -> None:
-    address, port = fleet.meeting_point("http://127.0.0.1:8000")
+    address, port = device_transfer.meeting_point("http://127.0.0.1:8000")
     assert address == "127.0.0.1"
     with socket.socket() as listener:
         listener.bind((address, port))
@@ -186,7 +186,7 @@ def test_the_meeting_point_is_an_address_of_this_host() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_vllm_understands_what_its_engines_are_given() -> None:
-    """vLLM's own dataclasses and parsers, without a GPU."""
+    """VLLM's own dataclasses and parsers, without a GPU."""
     import torch
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
@@ -200,9 +200,9 @@ def test_vllm_understands_what_its_engines_are_given() -> None:
 
     group = Fleet(("http://127.0.0.1:1", "http://127.0.0.1:2"), 2, 1.0)
     assert isinstance(group, VLLMWeightSyncClient)
-    info = fleet.init_info("nccl", group)
+    info = device_transfer.init_info("nccl", group)
     assert (info.world_size, info.is_sender, info.packed) == (5, True, True)
-    assert fleet.init_info("ipc", group).backend in WeightTransferTrainerFactory._registry
+    assert device_transfer.init_info("ipc", group).backend in WeightTransferTrainerFactory._registry
     joins: list[dict[str, Any]] = []
     group._post = lambda url, path, body=None, seconds=0: joins.append(body["init_info"])  # type: ignore
     worker = NCCLWeightTransferInitInfo(
@@ -216,7 +216,7 @@ def test_vllm_understands_what_its_engines_are_given() -> None:
     assert sorted(one.rank_offset for one in parsed) == [1, 3]
     assert IPCWeightTransferInitInfo(packed=True).packed
     weights = {"w": torch.randn(3, 2), "count": torch.arange(4)}
-    sent = fleet.source(lambda: weights, torch.bfloat16)
+    sent = device_transfer.source(lambda: weights, torch.bfloat16)
     checked = list(NCCLTrainerWeightTransferEngine._checked_iter(sent, sent.metadata()))
     assert [(name, tensor.dtype) for name, tensor in checked] == [
         ("w", torch.bfloat16),
@@ -227,5 +227,5 @@ def test_vllm_understands_what_its_engines_are_given() -> None:
         dtype_names=[str(one.dtype).split(".")[-1] for one in sent.metadata()],
         shapes=[list(one.shape) for one in sent.metadata()],
     )
-    carried = msgspec.json.decode(msgspec.json.encode(fleet._as_json(vars(described))))
+    carried = msgspec.json.decode(msgspec.json.encode(device_transfer._as_json(vars(described))))
     assert NCCLWeightTransferUpdateInfo(**carried) == described

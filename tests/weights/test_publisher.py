@@ -14,13 +14,13 @@ from engine.lineage import Version
 from engine.weights import buspath, store
 from engine.weights.outcome import FetchFailed, UpdateRefused
 from engine.weights.publisher import INDEX, Publisher, Release
-from engine.weights.route import Route, routes
+from engine.weights.update_plan import Route, routes
 
 torch = pytest.importorskip("torch")
 
 from weight_files import Tensors, nudged, weights  # noqa: E402
 
-from engine.weights.image import Image  # noqa: E402
+from engine.weights.weight_buffer import Image  # noqa: E402
 
 
 def announced(version: int, release: Release) -> PolicyPublished:

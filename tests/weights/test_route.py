@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from fake_vllm import policy
 
-from bus.policies import PolicyPublished, WeightDelta
-from engine.weights.route import routes
+from bus.policy_messages import PolicyPublished, WeightDelta
+from engine.weights.update_plan import routes
 
 
 def chain(sizes: dict[int, int]) -> tuple[WeightDelta, ...]:

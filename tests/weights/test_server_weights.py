@@ -12,22 +12,22 @@ import pytest
 import structlog
 from fake_vllm import FakeVllm, fake_vllm, policy, until
 
-import roles.server.life as life
+import roles.server.lifecycle as life
 from bus import BusUnavailable, MemoryBus
 from bus.messages import PolicyPublished, ServerServing
-from engine.config import Agent, Config, Model, Run, Sampling, Server
+from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.errors import ConfigError
 from roles.base import RoleContext
-from roles.learner.role import Learner
-from roles.server.role import Server as ServerRole
+from roles.learner.role import LearnerRole
+from roles.server.role import ServerRole as ServerRole
 
 
 def config(url: str, **settings) -> Config:
     return Config(
-        run=Run(name="t"),
-        model=Model(path="x"),
-        server=Server(urls=(url,), start_seconds=5.0, canary_tolerance=1e-3, **settings),
-        agent=Agent(sampling=Sampling(max_tokens=4)),
+        run=RunConfig(name="t"),
+        model=ModelConfig(path="x"),
+        server=ServerConfig(urls=(url,), start_seconds=5.0, canary_tolerance=1e-3, **settings),
+        agent=AgentConfig(sampling=SamplingConfig(max_tokens=4)),
     )
 
 
@@ -149,7 +149,7 @@ async def test_weights_that_are_gone_wait_for_the_next_version(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("way", ["nccl", "ipc"])
-@pytest.mark.parametrize("role", [ServerRole, Learner])
+@pytest.mark.parametrize("role", [ServerRole, LearnerRole])
 def test_device_paths_are_refused_on_the_cpu_build_before_anything_starts(way: str, role: type) -> None:
     from engine.inference import launch
 

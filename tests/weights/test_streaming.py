@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from bus import MemoryBus
 from bus.messages import PolicyPublished
-from engine.config import Config, Model, Run, Sampling, Server
+from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference.process import serve
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
@@ -97,7 +97,7 @@ class World:
         assert await self.client.version() == policy.version
         assert not await self.client.paused()
         assert await canary_error(self.client, policy, deadline=60.0) < 2e-4
-        completion = await self.client.generate([5, 6, 7], Sampling(max_tokens=4), deadline=60.0)
+        completion = await self.client.generate([5, 6, 7], SamplingConfig(max_tokens=4), deadline=60.0)
         assert [span.version for span in completion.spans] == [policy.version]
 
 
@@ -106,9 +106,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     directory = tmp_path_factory.mktemp("streaming")
     model = tied_model(directory / "model")
     config = Config(
-        run=Run(name="e2e"),
-        model=Model(path=str(directory / "model"), max_model_len=512),
-        server=Server(deltas=True),
+        run=RunConfig(name="e2e"),
+        model=ModelConfig(path=str(directory / "model"), max_model_len=512),
+        server=ServerConfig(deltas=True),
     )
     log_path = directory / "vllm.log"
     async with (

@@ -9,7 +9,7 @@ import pytest
 from fake_vllm import FakeVllm, fake_vllm, logprob, policy, until
 
 from bus.messages import PolicyPublished, WeightDelta
-from engine.config import Sampling
+from engine.config import SamplingConfig
 from engine.inference.completion import Completion, ServerGone, ServerStuck
 from engine.inference.vllm import VllmClient, open_session
 from engine.weights.paths import FilePath, LearnerPath
@@ -246,7 +246,7 @@ async def sample(fake: FakeVllm, found: list[Completion]) -> None:
     async with open_session() as session:
         client = VllmClient(fake.url, session)
         while True:
-            found.append(await client.generate([1, 2], Sampling(max_tokens=4), deadline=60.0))
+            found.append(await client.generate([1, 2], SamplingConfig(max_tokens=4), deadline=60.0))
 
 
 def truly_labelled(completion: Completion) -> bool:

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from bus import MemoryBus, NatsBus, connect, provision, serve
 from bus.provision import fit
 from bus.subjects import STREAMS
-from engine.config import Bus, Config, Model, Run, Server
+from engine.config import BusConfig, Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
-from engine.weights import room
+from engine.weights import bus_capacity
 from engine.weights.publisher import Publisher
 
 STORE_GB = 0.1  # a tenth of it is for what has a name: 10.7 MB
@@ -74,9 +74,11 @@ async def test_with_deltas_one_chain_takes_up_to_one_file_more(tmp_path: Path) -
         await publisher.upload(bus.blobs, release)
         sizes.append((await bus.stream_info("BLOB")).bytes)
         await publisher.tidy(bus.blobs)
-    assert room.needed(release.size, 3) < max(sizes) <= room.needed(release.size, 3, deltas=True)
+    assert (
+        bus_capacity.needed(release.size, 3) < max(sizes) <= bus_capacity.needed(release.size, 3, deltas=True)
+    )
     with pytest.raises(ConfigError, match=r"3 versions of .* GB each and their deltas"):
-        room.require(release.size, 3, room.needed(release.size, 3), deltas=True)
+        bus_capacity.require(release.size, 3, bus_capacity.needed(release.size, 3), deltas=True)
 
 
 async def test_versions_that_do_not_fit_are_refused_before_the_first_is_put(tmp_path: Path) -> None:
@@ -111,33 +113,35 @@ def recipe(
     deltas: bool = False,
     keyframe_every: int = 8,
 ) -> Config:
-    model = Model(path=str(path), dtype=dtype)
-    server = Server(weights=weights, deltas=deltas, keyframe_every=keyframe_every)
-    return Config(run=Run(name="room"), model=model, server=server, bus=Bus(store_gb=store_gb))
+    model = ModelConfig(path=str(path), dtype=dtype)
+    server = ServerConfig(weights=weights, deltas=deltas, keyframe_every=keyframe_every)
+    return Config(run=RunConfig(name="room"), model=model, server=server, bus=BusConfig(store_gb=store_gb))
 
 
 def test_a_run_whose_weights_do_not_fit_does_not_start(tmp_path: Path) -> None:
     tensors = {"a": torch.zeros(1 << 20, dtype=torch.bfloat16), "b": torch.zeros(7, dtype=torch.int64)}
     save_file(tensors, tmp_path / "model.safetensors")
-    assert room.published_bytes(tmp_path, "float32") == (4 << 20) + 56
-    assert room.published_bytes(tmp_path, "bfloat16") == room.published_bytes(tmp_path, "auto")
-    assert room.published_bytes(tmp_path, "auto") == (2 << 20) + 56
+    assert bus_capacity.published_bytes(tmp_path, "float32") == (4 << 20) + 56
+    assert bus_capacity.published_bytes(tmp_path, "bfloat16") == bus_capacity.published_bytes(
+        tmp_path, "auto"
+    )
+    assert bus_capacity.published_bytes(tmp_path, "auto") == (2 << 20) + 56
     with pytest.raises(ConfigError) as caught:
-        room.check(recipe(tmp_path), tmp_path)
+        bus_capacity.check(recipe(tmp_path), tmp_path)
     enough = re.search(r"bus.store_gb to ([0-9.]+)", str(caught.value))
     assert enough is not None
-    room.check(recipe(tmp_path, store_gb=float(enough[1])), tmp_path)
-    room.check(recipe(tmp_path, dtype="bfloat16"), tmp_path)
-    room.check(recipe(tmp_path, weights="file"), tmp_path)
+    bus_capacity.check(recipe(tmp_path, store_gb=float(enough[1])), tmp_path)
+    bus_capacity.check(recipe(tmp_path, dtype="bfloat16"), tmp_path)
+    bus_capacity.check(recipe(tmp_path, weights="file"), tmp_path)
 
 
 def test_deltas_are_looked_at_before_the_start(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(3 << 18)}, tmp_path / "model.safetensors")
-    room.check(recipe(tmp_path), tmp_path)
-    room.check(recipe(tmp_path, deltas=True, keyframe_every=1), tmp_path)
+    bus_capacity.check(recipe(tmp_path), tmp_path)
+    bus_capacity.check(recipe(tmp_path, deltas=True, keyframe_every=1), tmp_path)
     with pytest.raises(ConfigError, match=r"bus\.store_gb to 0\.12 or more"):
-        room.check(recipe(tmp_path, deltas=True), tmp_path)
-    room.check(recipe(tmp_path, deltas=True, store_gb=0.12), tmp_path)
+        bus_capacity.check(recipe(tmp_path, deltas=True), tmp_path)
+    bus_capacity.check(recipe(tmp_path, deltas=True, store_gb=0.12), tmp_path)
 
 
 @given(st.integers(1, 1 << 40), st.integers(2, 20), st.booleans(), st.floats(0.1, 1.0))
@@ -145,18 +149,18 @@ def test_what_the_error_asks_for_is_enough_and_not_much_more(
     size: int, keep: int, deltas: bool, part: float
 ) -> None:
     """A store that is ``part`` of what would do, of which weights have less than their share."""
-    wanted = room.needed(size, keep, deltas=deltas)
+    wanted = bus_capacity.needed(size, keep, deltas=deltas)
     bound = part * wanted * 0.999
     store_gb = bound / (0.8 * SHARE) / GB
     with pytest.raises(ConfigError) as caught:
-        room.require(size, keep, bound, deltas=deltas, store_gb=store_gb)
+        bus_capacity.require(size, keep, bound, deltas=deltas, store_gb=store_gb)
     told = re.search(r"bus.store_gb to (\S+) or", str(caught.value))
     assert told is not None
     enough = float(told[1]) / store_gb * bound
-    room.require(size, keep, enough, deltas=deltas, store_gb=float(told[1]))
+    bus_capacity.require(size, keep, enough, deltas=deltas, store_gb=float(told[1]))
     assert enough <= wanted * 1.11 + GB * 1e-4
     with pytest.raises(ConfigError) as caught:
-        room.require(size, keep, bound, deltas=deltas)
+        bus_capacity.require(size, keep, bound, deltas=deltas)
     told = re.search(r"bus.store_gb (\S+) times as large", str(caught.value))
     assert told is not None
     assert wanted <= float(told[1]) * bound <= wanted * 1.11
@@ -175,9 +179,9 @@ def test_weights_whose_part_an_older_build_has_made_smaller() -> None:
 
     stands: dict[str, int] = {}
     with pytest.raises(ConfigError) as caught:
-        room.require(size, 3, bound(store_gb, stands))
+        bus_capacity.require(size, 3, bound(store_gb, stands))
     assert "10%" not in str(caught.value)
     told = re.search(r"bus.store_gb (\S+) times as large", str(caught.value))
     assert told is not None
     assert float(told[1]) > 1
-    room.require(size, 3, bound(float(told[1]) * store_gb, stands))
+    bus_capacity.require(size, 3, bound(float(told[1]) * store_gb, stands))

@@ -5,9 +5,9 @@ A source is a line of the recipe (``designer.corpus``), its scheme a module here
 sources are mixed by weight.
 """
 
-from roles.designer.corpus.dealer import Corpus
 from roles.designer.corpus.document import NO_DOCUMENT, Document, Tokens, cut
 from roles.designer.corpus.reading import Reading
+from roles.designer.corpus.sampler import Corpus
 from roles.designer.corpus.sources import Library, Shelf, load, load_for, probe
 
 __all__ = [

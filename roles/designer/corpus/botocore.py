@@ -29,7 +29,8 @@ _SHORTEST = 200
 
 def read(argument: str, reading: Reading) -> Iterator[Document]:
     """Yield the operations of the services named, newest version of each. Raises ConfigError for a service
-    that is not there, or without the package."""
+    that is not there, or without the package.
+    """
     root = _data()
     for service in listed(argument) or _USUAL:
         yield from _service(service, _newest(root, service), reading)

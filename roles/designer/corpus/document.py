@@ -15,7 +15,8 @@ class Stored(Protocol):
 
 class Document(NamedTuple):
     """One grounding text. ``skill`` empty: it suits every skill. ``text`` is empty where the text is
-    ``stored`` elsewhere: :meth:`whole` returns it in either case."""
+    ``stored`` elsewhere: :meth:`whole` returns it in either case.
+    """
 
     id: str
     text: str

@@ -15,7 +15,8 @@ WHERE = "designer.corpus"
 class Reading:
     """One pass over one source. ``seed`` orders what has no order; ``longest`` bounds the characters of a
     document, so that a corpus fits into memory (what a design gets is cut by tokens later). ``pin`` is the
-    revision to read where the source names none; a scheme that knows revisions sets ``revision``."""
+    revision to read where the source names none; a scheme that knows revisions sets ``revision``.
+    """
 
     def __init__(self, *, seed: int = 0, longest: int = 1_000_000, pin: str = "") -> None:
         self.seed, self.longest, self.pin = seed, longest, pin

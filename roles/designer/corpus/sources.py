@@ -30,7 +30,8 @@ class Shelf:
 @dataclass(frozen=True)
 class Library:
     """Everything a run draws from. ``bad`` places held no document; the first of them are ``named``.
-    ``revisions`` are pairs of a source and the revision of it that was read, for sources that have any."""
+    ``revisions`` are pairs of a source and the revision of it that was read, for sources that have any.
+    """
 
     shelves: tuple[Shelf, ...] = ()
     bad: int = 0

@@ -126,7 +126,8 @@ class Crew:
 class Figures:
     """What was seen. ``recovery`` lists seconds from a kill of the server to what came first after it:
     an acknowledged ``publish``, a ``delivery``, and a result of the ``work`` of others (who may have been
-    killed, too). ``busy`` is how many processes wanted each core at the worst of these times."""
+    killed, too). ``busy`` is how many processes wanted each core at the worst of these times.
+    """
 
     kills: Counter[str] = field(default_factory=Counter)
     recovery: dict[str, list[float]] = field(

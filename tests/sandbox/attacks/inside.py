@@ -203,7 +203,7 @@ NEIGHBOURS = {
         "denied|harmless",
         """
         import gc
-        n = sys.modules.get("sandbox.nursery")
+        n = sys.modules.get("sandbox.fork_server")
         known = [o for o in gc.get_objects() if n and isinstance(o, n.Zygote)]
         # it may know how many siblings there are, and nothing that is theirs
         return "harmless" if not any(hasattr(z, "source") or hasattr(z, "seed") for z in known) else f"OPEN {known}"

@@ -1,0 +1,129 @@
+"""Messages that are no part of the science: orders, heartbeats, and what could not be delivered."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from bus.message_types import Message, token
+
+
+class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
+    """A message that nobody could use, kept with its bytes. ``source`` is the stream it lay in,
+    ``subject`` its tail there, ``frame`` its bytes as stored, ``attempts`` how often it was delivered.
+    """
+
+    stream: ClassVar[str] = "DLQ"
+    source: str
+    sequence: int
+    subject: str
+    reason: str
+    attempts: int
+    frame: bytes
+
+    @property
+    def key(self) -> str:
+        return f"dead:{self.source}:{self.sequence}"
+
+    @property
+    def tail(self) -> str:
+        return f"dlq.{self.source.lower()}"
+
+
+class RunOrdered(Message, frozen=True, kw_only=True, tag="run_ordered.v1"):
+    """What ``roles``, all when empty, were ordered to do. A fact, so that nobody misses it. ``closing``: it
+    is part of the end of the run, so nobody begins work, whatever its role. ``at`` is the wall clock (ns).
+    """
+
+    stream: ClassVar[str] = "EVENT"
+    command: Literal["drain", "resume"]
+    at: int
+    roles: tuple[str, ...] = ()
+    closing: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"ordered:{self.at}"
+
+    @property
+    def tail(self) -> str:
+        return "event.supervisor.ordered"
+
+
+class Control(Message, frozen=True, kw_only=True, tag="control.v1"):
+    """A command to ``roles``, to all when empty, for who listens at this moment (core NATS, not stored).
+    Who must not miss it reads :class:`RunOrdered`, which says the same.
+    """
+
+    stream: ClassVar[str] = ""
+    command: Literal["drain", "pause", "resume"]
+    reason: str = ""
+    roles: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"control:{self.command}"
+
+    @property
+    def tail(self) -> str:
+        return "ctl.all"
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
+    """Progress of one role instance, once a second on core NATS: ``statistics`` are its gauges."""
+
+    stream: ClassVar[str] = ""
+    role: str
+    instance: str
+    state: Literal["starting", "running", "draining", "stopped"]
+    statistics: dict[str, float]
+
+    @property
+    def key(self) -> str:
+        return f"heartbeat:{self.role}:{self.instance}"
+
+    @property
+    def tail(self) -> str:
+        return f"hb.{self.role}.{self.instance}"
+
+
+class RoleHello(Message, frozen=True, kw_only=True, tag="role_hello.v1"):
+    """A role instance is there (core NATS when it comes; kept, and renewed, among those present).
+
+    ``since`` is the wall clock in ns at its start, ``slots`` how much work it takes at once (0: it takes
+    none), ``version`` the packed policy version it works with (-1: none). ``capabilities`` are free words.
+    """
+
+    stream: ClassVar[str] = ""
+    role: str
+    instance: str
+    since: int
+    slots: int = 0
+    version: int = -1
+    capabilities: tuple[str, ...] = ()
+    state: Literal["starting", "running", "draining", "stopped"] = "running"
+    host: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"hello:{self.role}:{self.instance}:{self.since}"
+
+    @property
+    def tail(self) -> str:
+        return f"hello.{token(self.role)}.{token(self.instance)}"
+
+
+class RoleBye(Message, frozen=True, kw_only=True, tag="role_bye.v1"):
+    """A role instance leaves by itself (core NATS). One that was killed says nothing."""
+
+    stream: ClassVar[str] = ""
+    role: str
+    instance: str
+    since: int
+
+    @property
+    def key(self) -> str:
+        return f"bye:{self.role}:{self.instance}:{self.since}"
+
+    @property
+    def tail(self) -> str:
+        return f"bye.{token(self.role)}.{token(self.instance)}"

@@ -1,0 +1,113 @@
+"""Facts about the policy: its versions, who serves which, how it does on held-out suites."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus.message_types import Message
+
+
+class WeightDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What turns whole weights with the SHA-256 ``base`` into those with ``whole`` (hex digits): a file at
+    ``uri`` with ``sha256`` and ``size`` of its own (``docs/weights.md``).
+    """
+
+    base: str
+    whole: str
+    uri: str
+    sha256: str
+    size: int
+
+
+class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.v1"):
+    """New weights, whose whole file has ``sha256`` and ``size`` bytes. At ``uri`` lies that file or, where
+    ``start`` is set, an older one with that SHA-256, from which all ``deltas`` lead here, in order. Without
+    ``start`` the deltas are a shorter way for who holds the base of one of them.
+
+    The canary is a prompt (int32) and the learner's log-probs of its tokens 1.. given their prefix (float32,
+    one fewer than tokens). ``vocabulary`` is the number of the learner's token ids, ``tokenizer`` the SHA-256
+    of what gives them their meaning; 0 and "" say nothing.
+    """
+
+    version: int
+    step: int
+    uri: str
+    sha256: str
+    size: int
+    canary_tokens: bytes
+    canary_logprobs: bytes
+    start: str = ""
+    deltas: tuple[WeightDelta, ...] = ()
+    vocabulary: int = 0
+    tokenizer: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"policy:{self.version}"
+
+    @property
+    def tail(self) -> str:
+        return "event.learner.published"
+
+
+class ServerServing(Message, frozen=True, kw_only=True, tag="server_serving.v1"):
+    """A vLLM server at ``url`` answers with ``version``; ``canary_error`` is the largest absolute
+    log-prob difference from the learner's. ``epoch`` changes with every start of the process.
+    """
+
+    server: str
+    epoch: str
+    url: str
+    version: int
+    canary_error: float
+    seconds: float
+
+    @property
+    def key(self) -> str:
+        return f"serving:{self.server}:{self.epoch}:{self.version}"
+
+    @property
+    def tail(self) -> str:
+        return "event.server.serving"
+
+
+class ServerLost(Message, frozen=True, kw_only=True, tag="server_lost.v1"):
+    """A vLLM server ended or was stopped; its URL must not be used any more."""
+
+    server: str
+    epoch: str
+    reason: str
+
+    @property
+    def key(self) -> str:
+        return f"lost:{self.server}:{self.epoch}"
+
+    @property
+    def tail(self) -> str:
+        return "event.server.lost"
+
+
+class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_finished.v1"):
+    """A held-out suite was played. ``version`` is the lowest and ``version_high`` the highest version
+    that answered; ``stderr`` is the standard error of ``win``. The key tells the same step of another
+    learner's life apart by its fence, the upper half of the packed version.
+    """
+
+    suite: str
+    step: int
+    version: int
+    version_high: int
+    episodes: int
+    win: float
+    stderr: float
+    by_family: dict[str, float]
+    seconds: float
+
+    @property
+    def key(self) -> str:
+        fence = self.version >> 32
+        return f"evaluation:{self.suite}:{self.step}{f'@{fence}' if fence else ''}"
+
+    @property
+    def tail(self) -> str:
+        return "event.evaluator.finished"

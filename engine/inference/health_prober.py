@@ -1,0 +1,93 @@
+"""An eye on one server: progress, recovery, congestion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import structlog
+
+from engine.inference.completion import InferenceError, ServerStuck
+from engine.inference.metrics import congestion
+from engine.inference.server_set import Roster, Server
+
+_WATCH_SECONDS = 2.0
+_UPDATE_PATIENCE = 4
+
+log = structlog.get_logger("spade.inference")
+
+
+class Keeper:
+    """Probes a server whose breaker is open or that makes no progress, and feeds its queue to its limit.
+
+    A probe is a one-token generation with the deadline ``stuck_seconds`` (invariant I10). One that fails
+    while the server is being updated is forgiven a few times: its role watches the update. ``announce`` is
+    called when the server may be asked again.
+    """
+
+    def __init__(
+        self, server: Server, roster: Roster, announce: Callable[[], None], *, stuck_seconds: float
+    ) -> None:
+        self._server, self._roster, self._announce = server, roster, announce
+        self._stuck_seconds = stuck_seconds
+        self._watch_seconds = min(_WATCH_SECONDS, stuck_seconds / 2)
+        self._forgiven = 0
+        self._preemptions: float | None = None
+
+    async def run(self) -> None:
+        """Watch until the server's ``keeper`` scope is cancelled."""
+        server = self._server
+        with server.keeper:
+            answers, since = server.answers, anyio.current_time()
+            while True:
+                await anyio.sleep(self._watch_seconds)
+                now = anyio.current_time()
+                if server.answers != answers or not server.load:
+                    answers, since, self._forgiven = server.answers, now, 0
+                retry_at = server.breaker.retry_at
+                if (retry_at is not None and now >= retry_at) or now - since >= self._stuck_seconds:
+                    await self._probe()
+                    answers, since = server.answers, anyio.current_time()
+                elif server.breaker.closed and server.load:
+                    await self._observe()
+
+    async def _probe(self) -> None:
+        server = self._server
+        try:
+            version = await server.client.probe(deadline=self._stuck_seconds)
+        except InferenceError as error:
+            if self._forgiven < _UPDATE_PATIENCE and await self._updating():
+                self._forgiven += 1
+            elif server.breaker.trip(anyio.current_time()):
+                log.warning("server_stuck", server=server.name, reason=str(error))
+                self._roster.suspend(server)
+                server.evict()
+            return
+        self._forgiven = 0
+        if server.breaker.retry_at is not None:
+            self._roster.probed(server, version)
+            self._announce()
+
+    async def _updating(self) -> bool:
+        """Whether the server stands still because new weights are being loaded. While it loads it may not
+        even be able to say so; then it counts that there are newer ones.
+        """
+        try:
+            return await self._server.client.paused(deadline=self._stuck_seconds)
+        except ServerStuck:
+            return self._roster.behind(self._server)
+        except InferenceError:
+            return False
+
+    async def _observe(self) -> None:
+        """Cut the limit when the server preempts or queues, but not for what its own update preempts."""
+        server = self._server
+        try:
+            waiting, preemptions = congestion(await server.client.metrics(deadline=self._stuck_seconds))
+        except InferenceError as error:
+            log.debug("server_metrics_failed", server=server.name, reason=str(error))
+            return
+        more = self._preemptions is not None and preemptions > self._preemptions
+        if (waiting > 0 or more) and not self._roster.behind(server):
+            server.limit.congested(in_flight=server.load)
+        self._preemptions = preemptions

@@ -1,0 +1,207 @@
+"""Proof, at the start of a server, that its log-probs are those the learner will compute.
+
+Three questions. Do both sides mean the same: tokenizer, vocabulary, length of the context. Is the model the
+same: the learner's canary against the server's prompt log-probs. Is the sampling what the learner corrects
+for: the log-probs that come with sampled tokens must equal log softmax(logits / T) over the whole vocabulary,
+which is what the trainer computes; a truncated distribution (top-p, top-k) or a masked one cannot be equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from bus.messages import PolicyPublished
+from engine.config import SamplingConfig
+from engine.errors import ConfigError
+from engine.inference.completion import InferenceError, ServerGone, ServerRefused
+from engine.inference.tokenizer_digest import tokenizer_digest
+from engine.inference.vllm import CONTROL_SECONDS, VllmClient
+from engine.weights.update import canary_error
+
+TRAINER_TEMPERATURE = 1.0  # what engine.training divides logits by
+_TOKENS = 16
+_TOKENS_FULL = 4  # with the whole vocabulary in each answer
+_OTHER_TEMPERATURE = 0.5  # tells log-probs before the temperature from those after it
+_TELLING = 0.02  # where both are as near as this, nothing can be told
+
+_Sampled = tuple[int, float, dict[int, float]]
+"""A token, its log-prob as reported, log-probs at its place at temperature 1."""
+
+
+class HandshakeRefused(InferenceError):
+    """The two sides do not agree on log-probs."""
+
+
+@dataclass(frozen=True)
+class Handshake:
+    """Largest absolute log-prob differences: on the canary, and on tokens sampled at ``temperature``."""
+
+    canary_error: float
+    sampling_error: float
+    temperature: float
+    tokens: int
+
+
+def check_sampling(sampling: SamplingConfig, key: str) -> None:
+    """Raise ConfigError when the trainer cannot correct for ``sampling`` (``key`` is its table's name)."""
+    if sampling.temperature != TRAINER_TEMPERATURE:
+        raise ConfigError(
+            f"[{key}] temperature = {sampling.temperature}, but the trainer computes log-probs at "
+            f"temperature {TRAINER_TEMPERATURE}",
+            where=key,
+            remedy=f"Set it to {TRAINER_TEMPERATURE}.",
+        )
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        raise ConfigError(
+            f"[{key}] top_p = {sampling.top_p}, top_k = {sampling.top_k} cut the distribution off, "
+            "and the trainer cannot correct for that",
+            where=key,
+            remedy="Set top_p = 1.0 and top_k = 0.",
+        )
+
+
+async def examine(
+    client: VllmClient, policy: PolicyPublished, *, context: int, deadline: float = CONTROL_SECONDS
+) -> None:
+    """Compare what needs no weights: the length of the context and, where the server's model lies on this
+    host, the tokenizer. ``context`` is what the recipe promises its roles.
+
+    Raises HandshakeRefused with both sides' figures; the client's errors.
+    """
+    root, length = await client.model(deadline=deadline)
+    if length and length < context:
+        raise HandshakeRefused(
+            f"the server takes {length} tokens of prompt and completion together, [model] max_model_len = "
+            f"{context} are promised",
+            where=client.url,
+            remedy="Start it with --max-model-len, or lower model.max_model_len.",
+        )
+    found = await anyio.to_thread.run_sync(tokenizer_digest, Path(root)) if root and policy.tokenizer else ""
+    if found and found != policy.tokenizer:
+        raise HandshakeRefused(
+            f"the tokenizer in {root} has the SHA-256 {found[:12]}, the learner's {policy.tokenizer[:12]}: "
+            "the same ids would mean other texts",
+            where=client.url,
+            remedy="Start the server from the model directory of the run.",
+        )
+
+
+async def handshake(
+    client: VllmClient,
+    policy: PolicyPublished,
+    sampling: SamplingConfig,
+    *,
+    tolerance: float,
+    deadline: float,
+) -> Handshake:
+    """Compare both sides and return the differences. ``sampling`` is that of trained tokens.
+
+    Raises HandshakeRefused with the figures when one exceeds ``tolerance``; the client's errors.
+    """
+    error = await canary_error(client, policy, deadline=deadline)
+    if error > tolerance:
+        raise HandshakeRefused(
+            f"the server's log-probs of the canary differ from the learner's by {error:.3g}, "
+            f"{tolerance:.3g} is allowed",
+            where=client.url,
+            remedy="Compare [model] dtype, and the model directory the server was started with.",
+        )
+    prompt = np.frombuffer(policy.canary_tokens, "<i4").tolist() or [0]
+    await _check_mode(client, prompt[:1], policy.vocabulary, deadline)
+    sampled, tokens = await _sampling_error(client, prompt, sampling, deadline)
+    if sampled > tolerance:
+        raise HandshakeRefused(
+            f"log-probs of tokens sampled at temperature {sampling.temperature} differ from "
+            f"log softmax(logits / T) over all tokens by {sampled:.3g}, {tolerance:.3g} is allowed",
+            where=client.url,
+            remedy='Leave [server.args] logprobs-mode at "processed_logprobs", and mask no tokens.',
+        )
+    return Handshake(error, sampled, sampling.temperature, tokens)
+
+
+async def _sample(
+    client: VllmClient, prompt: list[int], sampling: SamplingConfig, deadline: float, *, whole: bool
+) -> list[_Sampled]:
+    """Sample a few tokens and let the server score them."""
+    completion = await client.generate(prompt, sampling, deadline=deadline)
+    rows = await client.prompt_distribution(
+        prompt + completion.tokens, count=-1 if whole else 0, deadline=deadline
+    )
+    scored = rows[len(prompt) - 1 :]
+    if len(scored) != len(completion.tokens) or not all(map(dict.__contains__, scored, completion.tokens)):
+        raise ServerGone("its prompt log-probs are those of other tokens", where=client.url)
+    return list(zip(completion.tokens, completion.logprobs, scored, strict=True))
+
+
+async def _check_mode(client: VllmClient, prompt: list[int], vocabulary: int, deadline: float) -> None:
+    """Look whether reported log-probs are those after the temperature, and how many tokens there are."""
+    sampling = SamplingConfig(temperature=_OTHER_TEMPERATURE, max_tokens=_TOKENS_FULL)
+    try:
+        found = await _sample(client, prompt, sampling, deadline, whole=True)
+    except ServerRefused as error:
+        raise HandshakeRefused(
+            f"the server does not say the log-probs of its whole vocabulary: {error.what}",
+            where=client.url,
+            remedy="Start it with --max-logprobs -1.",
+        ) from error
+    sizes = {len(row) for _, _, row in found}
+    if vocabulary and sizes != {vocabulary}:
+        raise HandshakeRefused(
+            f"the server's vocabulary has {max(sizes)} tokens, the learner's {vocabulary}",
+            where=client.url,
+            remedy="Start it from the model directory of the run.",
+        )
+    mean = len(found)
+    tempered = await _tempered(found, _OTHER_TEMPERATURE)
+    after = sum(abs(seen - expected) for (_, seen, _), expected in zip(found, tempered, strict=True))
+    before = sum(abs(seen - row[token]) for token, seen, row in found)
+    apart = sum(abs(expected - row[token]) for (token, _, row), expected in zip(found, tempered, strict=True))
+    if apart / mean > _TELLING and after - before > apart / 2:
+        raise HandshakeRefused(
+            f"at temperature {_OTHER_TEMPERATURE} the server reports log-probs from before the temperature: "
+            f"{before / mean:.3g} from those, {after / mean:.3g} from log softmax(logits / T)",
+            where=client.url,
+            remedy="Start it with --logprobs-mode processed_logprobs.",
+        )
+
+
+async def _sampling_error(
+    client: VllmClient, prompt: list[int], sampling: SamplingConfig, deadline: float
+) -> tuple[float, int]:
+    tempered = sampling.temperature != 1
+    short = SamplingConfig(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=_TOKENS_FULL if tempered else _TOKENS,
+    )
+    found = await _sample(client, prompt, short, deadline, whole=tempered)
+    right = await _tempered(found, sampling.temperature)
+    differences = [abs(said - expected) for (_, said, _), expected in zip(found, right, strict=True)]
+    return max(differences), len(differences)
+
+
+async def _tempered(found: list[_Sampled], temperature: float) -> list[float]:
+    """Return what each log-prob should be, computed in a thread: rows hold whole vocabularies."""
+    return await anyio.to_thread.run_sync(
+        lambda: [tempered_logprob(row, token, temperature) for token, _, row in found]
+    )
+
+
+def tempered_logprob(row: Mapping[int, float], token: int, temperature: float) -> float:
+    """Return the log-prob of ``token`` at ``temperature`` from log-probs at temperature 1.
+
+    For a temperature other than 1, ``row`` must hold the whole vocabulary.
+    """
+    if temperature == 1:
+        return row[token]
+    scaled = {key: value / temperature for key, value in row.items()}
+    peak = max(scaled.values())
+    return scaled[token] - peak - math.log(sum(math.exp(value - peak) for value in scaled.values()))

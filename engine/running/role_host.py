@@ -1,0 +1,372 @@
+"""Hosting roles: finding them, the services they share, their heartbeats, and one role on its own.
+
+Roles are found through the entry-point group ``spade.roles``; the built-in ones are registered like a
+stranger's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from bus import Bus, connect
+from bus.connection import open_connection
+from bus.credentials import seed_file
+from bus.interface import Announcement
+from bus.messages import Heartbeat, RoleHello, token
+from engine import telemetry
+from engine.checks.settings import is_bus_url
+from engine.config import Config
+from engine.context import RoleContext
+from engine.errors import ConfigError, SpadeError
+from engine.running import drain_commands
+
+GROUP = "spade.roles"
+GUARDED = "SPADE_GUARDED"
+TOKEN, RUN = "SPADE_BUS_TOKEN", "SPADE_RUN"
+CREDENTIALS, CA = "SPADE_BUS_CREDENTIALS", "SPADE_BUS_CA"
+CONFIG_KEY = "config"
+BEAT_SECONDS = 1.0
+FOREIGN_START_SECONDS = 300.0
+_SET_PDEATHSIG = 1
+
+State = Literal["starting", "running", "draining", "stopped"]
+
+
+class RoleLike(Protocol):
+    """What a host asks of a role (``roles.base.Role`` offers it)."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    own_process: ClassVar[bool]
+
+    def __init__(self, context: RoleContext) -> None: ...
+
+    async def run(self) -> None: ...
+
+    def statistics(self) -> dict[str, float]: ...
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What the state bucket says about a run: its recipe, where its directory and its model are."""
+
+    config: Config
+    host: str
+    directory: str
+    model: str = ""
+
+    def local_config(self) -> Config:
+        """Return the recipe with the prepared model in the place of its source, where that exists."""
+        if not self.model or not Path(self.model).is_dir():
+            return self.config
+        return msgspec.structs.replace(
+            self.config, model=msgspec.structs.replace(self.config.model, path=self.model)
+        )
+
+
+@cache
+def available() -> Mapping[str, EntryPoint]:
+    """Return the registered roles by name."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def require(name: str, url: str) -> None:
+    """Check what ``spade role`` was given before it waits for a bus. Raises ConfigError."""
+    _entry(name)
+    if not is_bus_url(url):
+        raise ConfigError(
+            f"--connect {url!r} is not the URL of a bus.",
+            remedy="Example: nats://127.0.0.1:4222. Those of a private broker stand in runs/NAME/bus.json.",
+        )
+
+
+def _entry(name: str) -> EntryPoint:
+    known = available()
+    if name not in known:
+        raise ConfigError(
+            f"There is no role {name!r}.",
+            where="run.roles",
+            remedy=f"Registered in the entry-point group {GROUP}: {', '.join(sorted(known)) or 'none'}.",
+        )
+    return known[name]
+
+
+def load(name: str) -> type[RoleLike]:
+    """Import a role's class. Raises ConfigError when it is not registered or cannot be imported."""
+    entry = _entry(name)
+    try:
+        role: type[RoleLike] = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"The role {name!r} ({entry.value}) cannot be imported: {error}.",
+            where="run.roles",
+            remedy="Install what it needs, or take it out of run.roles.",
+        ) from error
+    return role
+
+
+@asynccontextmanager
+async def services(
+    config: Config, bus: Bus, needs: frozenset[str], tasks: TaskGroup
+) -> AsyncIterator[dict[str, Any]]:
+    """Offer what the roles of this process share; only what some role ``needs`` is built.
+
+    Tasks of the services run in ``tasks``. Raises ConfigError for a need that nobody offers.
+    """
+    unknown = needs - {"pool", "sandbox"}
+    if unknown:
+        raise ConfigError(
+            f"A role needs {', '.join(sorted(unknown))}, which no host offers.",
+            where="Role.needs",
+            remedy="Offered are: pool, sandbox.",
+        )
+    shared: dict[str, Any] = {}
+    async with _sandbox(config, shared, wanted="sandbox" in needs):
+        if "pool" in needs:
+            from engine.inference.pool import InferencePool
+
+            pool = InferencePool(
+                max_concurrency=config.server.max_concurrency,
+                request_seconds=config.server.request_seconds,
+                hedge=config.server.hedge,
+                max_lag=max(config.learner.agent.max_staleness, config.learner.designer.max_staleness),
+                adapters=config.run.name if config.adapters else "",
+            )
+            shared["pool"] = pool
+            tasks.start_soon(pool.watch, bus)
+        yield shared
+
+
+@asynccontextmanager
+async def _sandbox(config: Config, shared: dict[str, Any], *, wanted: bool) -> AsyncIterator[None]:
+    if not wanted:
+        yield
+        return
+    from sandbox import SandboxPool, SandboxSettings
+
+    settings = SandboxSettings(**msgspec.structs.asdict(config.sandbox))
+    if config.designer.kind == "pool" and not config.designer.pool.source.startswith("dir:"):
+        from engine.evals import external_benchmarks
+
+        # their zygotes read all data sets and make each once before they report
+        settings = msgspec.structs.replace(
+            external_benchmarks.settings(settings), start_seconds=FOREIGN_START_SECONDS
+        )
+    async with SandboxPool(settings) as pool:
+        shared["sandbox"] = pool
+        yield
+
+
+class Host:
+    """Runs one role among those present, with its heartbeat; ``state`` says how far it is."""
+
+    def __init__(self, role: RoleLike, context: RoleContext) -> None:
+        self._role = role
+        self._context = context
+        self._since = time.time_ns()
+        self.state: State = "starting"
+
+    async def run(self) -> None:
+        """Run the role to its end. An exception of the role is raised as it is."""
+        bus = self._context.bus
+        async with bus.announce(self._hello()) as announcement, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._beat, announcement)
+            self.state = "running"
+            try:
+                await self._role.run()
+            finally:
+                self.state = "stopped"
+                tasks.cancel_scope.cancel()
+        with anyio.move_on_after(BEAT_SECONDS):
+            await self._publish()
+
+    async def _beat(self, announcement: Announcement) -> None:
+        while True:
+            await self._publish()
+            announcement.update(self._hello())
+            await anyio.sleep(BEAT_SECONDS)
+
+    def _state(self) -> State:
+        draining = self.state == "running" and self._context.draining.is_set()
+        return "draining" if draining else self.state
+
+    def _hello(self) -> RoleHello:
+        """Return what is said of the role; ``slots`` and ``version`` are attributes a role may have."""
+        role = self._role
+        return RoleHello(
+            role=role.name,
+            instance=self._context.instance,
+            since=self._since,
+            slots=int(getattr(role, "slots", 0)),
+            version=int(getattr(role, "version", -1)),
+            capabilities=tuple(sorted(role.needs)),
+            state=self._state(),
+            host=socket.gethostname(),
+        )
+
+    async def _publish(self) -> None:
+        await self._context.bus.publish(
+            Heartbeat(
+                role=self._role.name,
+                instance=self._context.instance,
+                state=self._state(),
+                statistics=self._role.statistics(),
+            )
+        )
+
+
+def instance_name(role: str) -> str:
+    """Return an instance name that no other process has, fit for a subject."""
+    return token(f"{role}-{socket.gethostname()}-{os.getpid()}")
+
+
+def login(role: str, *, token: str = "", credentials: str = "", ca: str = "") -> dict[str, Any]:
+    """Return how ``role`` logs in, as arguments of ``bus.connect``. ``credentials`` is its key file or a
+    directory of keys. Raises BusError when there is no such key.
+    """
+    return {
+        "token": token,
+        "seed_file": seed_file(credentials, role) if credentials else None,
+        "tls": ca or None,
+    }
+
+
+async def only_run(url: str, secret: str, *, role: str = "", credentials: str = "", ca: str = "") -> str:
+    """Return the one run that the bus at ``url`` carries for us. Raises ConfigError when it is not one."""
+    known = login(role, token=secret, credentials=credentials, ca=ca)
+    async with open_connection(url, name="spade.discovery", role=role, **known) as connection:
+        names = (await connection.api("STREAM.NAMES", {})).get("streams") or []
+    prefix = "EVENT_"
+    runs = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    if len(runs) == 1:
+        return str(runs[0])
+    raise ConfigError(
+        f"The bus at {url} carries {len(runs)} runs{': ' if runs else ''}{', '.join(runs)}.",
+        remedy="Name one with --run." if runs else "Start one with `spade run RECIPE`.",
+    )
+
+
+async def put_origin(bus: Bus, origin: Origin) -> None:
+    """Write what a role on any host needs to join the run into the state bucket."""
+    await bus.state_put(CONFIG_KEY, msgspec.json.encode(origin))
+
+
+async def get_origin(bus: Bus) -> Origin:
+    """Read :class:`Origin` back. Raises SpadeError when the run was not started, or by another version."""
+    stored = await bus.state_get(CONFIG_KEY)
+    if stored is None:
+        raise SpadeError(
+            f"The bus knows no run {bus.run!r}.",
+            remedy="Start it with `spade run RECIPE`, or name the right one with --run.",
+        )
+    try:
+        return msgspec.json.decode(stored[1], type=Origin)
+    except msgspec.DecodeError as error:
+        raise SpadeError(
+            f"The recipe of run {bus.run!r} cannot be read: {error}.",
+            remedy="Use the same version of spade on every host of a run.",
+        ) from error
+
+
+async def serve_role(
+    name: str,
+    *,
+    url: str,
+    run: str,
+    secret: str,
+    instance: str,
+    directory: Path | None,
+    credentials: str = "",
+    ca: str = "",
+) -> None:
+    """Run one role alone in this process until it ends, a drain is ordered, or a signal comes; nothing at
+    all while the run drains (:mod:`engine.running.drain_commands`).
+
+    ``secret`` is the token of the bus, ``credentials`` the key of the role (a file, or a directory of keys).
+
+    ``directory`` None takes the run's own directory on its host, else a scratch one in the user's cache.
+    Raises ConfigError, SpadeError or BusError.
+    """
+    role_class = load(name)
+    if _followed(role_class):
+        return
+    known = login(name, token=secret, credentials=credentials, ca=ca)
+    own_thread = role_class.own_process  # what shares no loop may block its own
+    async with connect(url, run=run, role=name, instance=instance, own_thread=own_thread, **known) as bus:
+        standing = await drain_commands.standing(bus)
+        origin = await get_origin(bus)
+        config = origin.local_config()
+        place = directory or _directory(origin, run)
+        log = telemetry.configure(place / "logs", token(instance)).bind(role=name, instance=instance)
+        if standing.drains:
+            log.warning("role.not_started", why="the run drains or is over", remedy="Resume it first.")
+            return
+        draining = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_drain_on_signal, draining)
+            tasks.start_soon(partial(drain_commands.heed, bus, name, draining, start=standing.start, log=log))
+            async with services(config, bus, role_class.needs, tasks) as shared:
+                context = RoleContext(
+                    config=config,
+                    bus=bus,
+                    directory=place,
+                    instance=instance,
+                    log=log,
+                    draining=draining,
+                    shared=shared,
+                )
+                log.info("role.started", directory=str(place))
+                await Host(role_class(context), context).run()
+                log.info("role.ended")
+            tasks.cancel_scope.cancel()
+
+
+def _followed(role_class: type[RoleLike]) -> bool:
+    """As one of several processes of a role, but not the first: do what that one says until it ends.
+
+    Such a process is not on the bus, and it outlives no launcher.
+    """
+    follow = getattr(role_class, "follow", None)
+    if follow is None or os.environ.get("RANK", "0") == "0":
+        return False
+    die_with_parent(always=True)
+    follow()
+    return True
+
+
+def _directory(origin: Origin, run: str) -> Path:
+    """Return the run directory when this is its host, else a scratch one."""
+    own = Path(origin.directory)
+    if origin.host == socket.gethostname() and own.is_dir():
+        return own
+    scratch = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "spade" / "remote" / run
+    scratch.mkdir(parents=True, exist_ok=True)
+    return scratch
+
+
+async def _drain_on_signal(draining: anyio.Event) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async for _ in signals:
+            draining.set()
+
+
+def die_with_parent(*, always: bool = False) -> None:
+    """When this process was started by a guardian, or ``always``: be killed with the parent (Linux)."""
+    if always or os.environ.get(GUARDED):
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            raise SpadeError("The supervisor ended while this role started.")

@@ -1,0 +1,167 @@
+"""The main job: one recipe from its file to its report, in one call."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+from rich.console import Console
+
+from engine import recipe, telemetry
+from engine.config import Config
+from engine.errors import ConfigError, SpadeError
+from engine.inference.external_server import check_adopted
+from engine.records import history
+from engine.records import status as standing
+from engine.run import RunDirectory
+from engine.running.preflight import check_flags, check_start, prepare_model, prepare_restart
+from engine.running.supervisor import SIGNALS, Ending, Supervisor
+from engine.views import live
+from engine.views.live import View
+from engine.weights import bus_capacity
+
+
+def plan_text(path: Path, overrides: Sequence[str]) -> str:
+    """Return the resolved plan of a recipe as text. Raises ConfigError or SpadeError."""
+    from engine.running import plan
+
+    config = recipe.load(path, overrides).config
+    directory = RunDirectory.of(config)
+    text = plan.render(plan.make(config, directory))
+    return f"{text}\n\nresolved recipe\n\n{recipe.dump(config)}"
+
+
+def check(path: Path, overrides: Sequence[str]) -> None:
+    """Check all of a recipe that needs no process. Raises ConfigError or SpadeError."""
+    config = recipe.load(path, overrides).config
+    check_start(config)
+    directory = RunDirectory.of(config)
+    directory.require_same(config)
+    directory.require_space()
+
+
+def run(path: Path, overrides: Sequence[str], console: Console, *, resume: str = "auto") -> None:
+    """Run a recipe to its end, or resume it. Raises ConfigError or SpadeError; leaves no child behind.
+
+    ``resume`` "auto" goes on where the run's directory says it stopped, "never" refuses a run that has been
+    started; a directory is the checkpoint of another run, at which this one begins.
+    """
+    config = recipe.load(path, overrides).config
+    directory = RunDirectory.of(config)
+    start = _start(resume, directory, config)
+    # A signal that comes before the supervisor can drain waits until it can.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    with directory.locked():
+        if is_complete(directory, config):
+            console.print(
+                f"The run {config.run.name} is complete; its report is {directory.report}. "
+                "Another one needs another name (run.name=NAME), more of it more run.steps.",
+                soft_wrap=True,
+            )
+            return
+        directory.require_space()
+        check_start(config)
+        resumed = directory.adopt(config)
+        view = live.make(config, console)
+        log = telemetry.configure(directory.logs, "supervisor", sink=live.sink(view))
+        try:
+            view.say(f"{'Resuming' if resumed else 'Starting'} {config.run.name} in {directory.root}")
+            prepare = functools.partial(_prepare, config, directory, view, start)
+            supervisor = Supervisor(config, directory, view, log, prepare=prepare)
+            with view.showing():
+                ending = anyio.run(supervisor.run, backend_options={"use_uvloop": True})
+            _say_goodbye(ending, config, directory, console)
+        finally:
+            telemetry.close()
+
+
+def is_complete(directory: RunDirectory, config: Config) -> bool:
+    """Whether an earlier life of this run noted that it reached its end, and no more steps are asked for."""
+    if not directory.database.exists():
+        return False
+    connection = history.open_for_reading(directory.database)
+    try:
+        state = standing.read(connection)
+    except sqlite3.OperationalError as error:
+        # A life that was killed while it made the database left it without some of its tables.
+        if "no such table" not in str(error):
+            raise
+        return False
+    except sqlite3.DatabaseError as error:
+        raise SpadeError(
+            f"The database of run {config.run.name} is damaged: {error}.",
+            where=str(directory.database),
+            remedy="Bring the file back, or start another run with run.name=NAME.",
+        ) from error
+    finally:
+        connection.close()
+    ended = state.notes.get("ended")
+    return bool(ended and ended.get("complete")) and state.rounds >= config.run.steps
+
+
+def _start(resume: str, directory: RunDirectory, config: Config) -> Path | None:
+    """Return the checkpoint to begin at, None for none. Raises ConfigError when the run may not begin."""
+    started = (
+        directory.model_file.exists() if resume not in ("auto", "never") else directory.config_file.exists()
+    )
+    if resume != "auto" and started:
+        raise ConfigError(
+            f"The run {directory.root.name} was started before, and --resume {resume} begins a new one.",
+            where=str(directory.root),
+            remedy="Leave --resume out to go on with it, or give the new one a name: run.name=NAME.",
+        )
+    if resume in ("auto", "never"):
+        return None
+    checkpoint = Path(resume).resolve()
+    if not (checkpoint / "manifest.json").is_file():
+        raise ConfigError(
+            f"--resume {resume}: that is no checkpoint.",
+            remedy="Say auto, never, or a directory under RUN/learner/checkpoints.",
+        )
+    _require_fitting(checkpoint, config)
+    return checkpoint
+
+
+def _require_fitting(checkpoint: Path, config: Config) -> None:
+    """Raise ConfigError when the learner of ``config`` could not take up what ``checkpoint`` holds."""
+    source = RunDirectory(checkpoint.parents[2]) if len(checkpoint.parents) > 2 else None
+    if source is None or not source.config_file.exists():
+        return  # the export that comes next says so
+    theirs, ours = source.config().learner, config.learner
+    for key, was, now in (
+        ("learner.lora.rank", theirs.lora.rank, ours.lora.rank),
+        ("learner.lora.targets", list(theirs.lora.targets), list(ours.lora.targets)),
+        ("learner.optimizer.kind", theirs.optimizer.kind, ours.optimizer.kind),
+    ):
+        if was != now:
+            raise ConfigError(
+                f"--resume {checkpoint}: {key} is {was!r} in that run and {now!r} in this one.",
+                remedy="Set it as it was, or begin at its weights alone: spade export, then model.path.",
+            )
+
+
+async def _prepare(config: Config, directory: RunDirectory, view: View, start: Path | None = None) -> Path:
+    await check_adopted(config)
+    model = directory.starting_model()
+    if model is None and start is not None:
+        model = await prepare_restart(start, directory, view.say)
+    elif model is None:
+        model = await prepare_model(config, directory, view.say)
+    await check_flags(config, model)
+    bus_capacity.check(config, model)
+    directory.keep_starting_model(model)
+    return model
+
+
+def _say_goodbye(ending: Ending, config: Config, directory: RunDirectory, console: Console) -> None:
+    if config.ui.report and directory.database.exists():
+        from engine.views import report
+
+        report.write(directory)
+        console.print(f"Report: {directory.report}", soft_wrap=True)
+    if ending == "stopped":
+        console.print("Stopped. The same command goes on from here.")

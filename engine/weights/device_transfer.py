@@ -1,0 +1,383 @@
+"""Weights straight from the learner's device into the servers' (``nccl``, ``ipc``): the learner's side.
+
+vLLM's own trainer engines do the transfer; what they need is a client that speaks for all servers at once.
+This one also pauses them before the first byte and labels and resumes them after the last, so that a token's
+version is true here as on every path. Everything blocks: it runs in the trainer's thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.client import HTTPException
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+
+from engine.config import Config
+from engine.errors import ConfigError, SpadeError
+from engine.lineage import Version
+from engine.weights.publisher import Outlet, Release
+
+if TYPE_CHECKING:
+    import torch
+
+Way = Literal["nccl", "ipc"]
+
+CONTROL_SECONDS = 60.0
+_HEALTH_SECONDS = 3.0
+_ASK_SECONDS = 0.5
+_WORKERS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+_ATTEMPTS = 2
+
+log = structlog.get_logger("spade.weights")
+
+
+class FleetFault(SpadeError):
+    """A server did not do its part of a transfer."""
+
+
+@dataclass
+class Fleet:
+    """The servers as one, with the four methods of vLLM's ``VLLMWeightSyncClient``.
+
+    ``workers`` is the number of vLLM workers of each server, ``seconds`` bounds one call of a transfer,
+    ``cache`` is the policy of the pause, ``label`` becomes the version of the weights that are sent.
+    """
+
+    urls: tuple[str, ...]
+    workers: int
+    seconds: float
+    cache: Literal["recompute", "keep"] = "recompute"
+    label: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """All ranks of a transfer: the learner's, which is 0, and one for each worker of each server."""
+        return 1 + self.workers * len(self.urls)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Let all servers join at once, each with ranks of its own."""
+
+        def join(index: int, url: str) -> None:
+            info = dict(init_info)
+            if "rank_offset" in info:
+                info["rank_offset"] += index * self.workers
+            self._post(url, "init_weight_transfer_engine", {"init_info": info})
+
+        self._all(join)
+
+    def start_weight_update(self) -> None:
+        """Pause all servers, keeping their requests, and open a session in each."""
+        clear = "true" if self.cache == "recompute" else "false"
+
+        def start(index: int, url: str) -> None:
+            self._post(url, f"pause?mode=keep&clear_cache={clear}")
+            try:
+                self._post(url, "start_weight_update")
+            except FleetFault as error:
+                if "already active" not in error.what:
+                    raise
+                # Left by a transfer that failed elsewhere; what it left will all be written over.
+                self._post(url, "finish_weight_update", {"weight_version": None})
+                self._post(url, "start_weight_update")
+
+        self._all(start)
+
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Let all servers receive what vLLM's engine sends meanwhile."""
+        info = _as_json(update_info)
+        self._all(lambda _, url: self._post(url, "update_weights", {"update_info": info}, self.seconds))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Finish in all servers, under the label, and only then let them sample."""
+        body = {"weight_version": weight_version or self.label}
+        self._all(lambda _, url: self._post(url, "finish_weight_update", body, self.seconds))
+        self._all(lambda _, url: self._post(url, "resume"))
+
+    def leave(self) -> None:
+        """Take the servers out of the group; one that is gone needs nothing."""
+        for url in self.urls:
+            try:
+                self._post(url, "shutdown_weight_transfer_engine")
+            except FleetFault as error:
+                log.debug("server_not_released", server=url, reason=error.what)
+
+    def _all(self, call: Callable[[int, str], object]) -> None:
+        """Call for each server at the same time: they meet in the transfer."""
+        with ThreadPoolExecutor(max_workers=len(self.urls)) as pool:
+            futures = [pool.submit(call, index, url) for index, url in enumerate(self.urls)]
+        faults = [error for future in futures if (error := future.exception()) is not None]
+        if faults:
+            raise faults[0]
+
+    def _post(self, url: str, path: str, body: object = None, seconds: float = CONTROL_SECONDS) -> bytes:
+        return request(f"{url}/{path}", {} if body is None else body, seconds=seconds)
+
+
+class DeviceWriter:
+    """Sends versions to all servers that answer, and again to those that came later.
+
+    ``open_engine`` builds vLLM's trainer engine for a fleet; it is given once for a group of servers.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        workers: int,
+        cache: Literal["recompute", "keep"],
+        seconds: float,
+        open_engine: Callable[[Fleet], Any],
+    ) -> None:
+        self._urls, self._workers, self._cache, self._seconds = tuple(urls), workers, cache, seconds
+        self._open_engine = open_engine
+        self._fleet: Fleet | None = None
+        self._engine: Any = None
+        self._sent = ""
+
+    def write(self, version: int, *, patience: float = 0.0) -> tuple[str, ...]:
+        """Send the weights to all servers that answer, waiting up to ``patience`` seconds for all of them.
+
+        Returns the servers that have them. Raises FleetFault when none has after two attempts.
+        """
+        fault = FleetFault("no server answers", remedy="Look at the servers' logs.")
+        for _ in range(_ATTEMPTS):
+            urls = self._reachable(patience)
+            if not urls:
+                break
+            try:
+                self._send(urls, str(version))
+            except Exception as error:
+                log.warning("transfer_failed", version=version, reason=str(error))
+                fault = FleetFault(f"the weights could not be sent: {error}")
+                self.close()
+            else:
+                self._sent = str(version)
+                return urls
+        raise fault
+
+    def attend(self, version: int) -> tuple[str, ...]:
+        """Send the weights once more if a server that answers does not carry ``version`` (it was started
+        anew); return the servers that had to be brought along.
+        """
+        behind = tuple(url for url in self._reachable(0.0) if label_of(url) != str(version))
+        if not behind or self._sent != str(version):
+            return ()
+        self.close()
+        try:
+            self.write(version)
+        except FleetFault as error:
+            log.warning("servers_not_joined", servers=behind, reason=error.what)
+            return ()
+        return behind
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._engine is not None:
+            self._engine.shutdown()
+        if self._fleet is not None:
+            self._fleet.leave()
+        self._engine = self._fleet = None
+
+    def _send(self, urls: tuple[str, ...], label: str) -> None:
+        if self._fleet is None or self._fleet.urls != urls or self._engine is None:
+            self.close()
+            self._fleet = Fleet(urls, self._workers, self._seconds, self._cache)
+            self._engine = self._open_engine(self._fleet)
+        self._fleet.label = label
+        self._engine.send_weights()
+
+    def _reachable(self, patience: float) -> tuple[str, ...]:
+        end = monotonic() + patience
+        while True:
+            found = tuple(url for url in self._urls if healthy(url))
+            if len(found) == len(self._urls) or monotonic() >= end:
+                return found
+            sleep(_ASK_SECONDS)
+
+
+class DeviceOutlet(Outlet):
+    """Announces versions that the servers have already got."""
+
+    def __init__(self, way: Way, writer: DeviceWriter, *, patience: float) -> None:
+        self._way, self._writer, self._patience = way, writer, patience
+
+    def release(
+        self, version: Version, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None
+    ) -> Release:
+        self._writer.write(version.pack(), patience=self._patience)
+        self._patience = 0.0  # it is for the start, when servers and learner start together
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return Release(f"{self._way}:", "", size)
+
+    def attend(self, version: Version) -> tuple[str, ...]:
+        return self._writer.attend(version.pack())
+
+
+def open_outlet(
+    config: Config, weights: Callable[[], Mapping[str, torch.Tensor]], dtype: torch.dtype | None
+) -> DeviceOutlet:
+    """Return the learner's side for a recipe with ``weights`` = "nccl" or "ipc". Raises ConfigError."""
+    server, way = config.server, config.server.weights
+    assert way in ("nccl", "ipc")
+    check_devices(way)
+    writer = DeviceWriter(
+        addresses(config),
+        workers=workers_of(config),
+        cache=server.pause_cache,
+        seconds=server.start_seconds,
+        open_engine=opener(way, weights, dtype),
+    )
+    return DeviceOutlet(way, writer, patience=server.start_seconds)
+
+
+def addresses(config: Config) -> tuple[str, ...]:
+    """Return the URLs of the servers of a recipe, which must be known beforehand."""
+    server = config.server
+    if server.urls:
+        return tuple(url.rstrip("/") for url in server.urls)
+    return tuple(f"http://127.0.0.1:{server.port + index}" for index in range(server.count))
+
+
+def workers_of(config: Config) -> int:
+    """Return how many workers each server has by its flags.
+
+    Raises ConfigError for a flag that is no number.
+    """
+    flags = {key.lstrip("-").replace("_", "-"): value for key, value in config.server.args.items()}
+    count = 1
+    for flag in _WORKERS:
+        value = flags.get(flag, 1)
+        if not isinstance(value, int):
+            raise ConfigError(f"server.args.{flag} = {value!r} must be a number", where="server.args")
+        count *= value
+    return count
+
+
+def check_devices(way: Way) -> None:
+    """Raise ConfigError where the learner has no device whose memory could be sent."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f'server.weights = "{way}" sends weights from the learner\'s GPU, and PyTorch finds none here',
+            where="server.weights",
+            remedy='Set it to "file" (one host, or a shared disk) or "bus" (any host).',
+        )
+
+
+def opener(
+    way: Way, weights: Callable[[], Mapping[str, torch.Tensor]], dtype: torch.dtype | None
+) -> Callable[[Fleet], Any]:
+    """Return what builds vLLM's trainer engine of kind ``way`` for a fleet. ``weights`` returns the current
+    parameters by name; floating-point ones are sent as ``dtype``.
+    """
+
+    def build(fleet: Fleet) -> Any:
+        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+
+        return WeightTransferTrainerFactory.trainer_init(
+            init_info(way, fleet), client=fleet, source=source(weights, dtype)
+        )
+
+    return build
+
+
+def init_info(way: Way, fleet: Fleet) -> Any:
+    """Return vLLM's description of a transfer from rank 0, in packed buffers."""
+    if way == "ipc":
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        return IPCTrainerInitInfo(rank=0, packed=True)
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    address, port = meeting_point(fleet.urls[0])
+    return NCCLTrainerInitInfo(
+        master_address=address, master_port=port, world_size=fleet.world_size, packed=True, rank=0
+    )
+
+
+def source(weights: Callable[[], Mapping[str, torch.Tensor]], dtype: torch.dtype | None) -> Any:
+    """Return vLLM's ``WeightSource`` over what ``weights`` returns at the time of each pass."""
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    def kind(tensor: torch.Tensor) -> torch.dtype:
+        return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+    class Source(WeightSource):  # type: ignore[misc]  # vLLM is imported without types
+        def metadata(self) -> list[Any]:
+            return [ParamMeta(name, kind(one), tuple(one.shape)) for name, one in weights().items()]
+
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for name, one in weights().items():
+                yield name, one.detach().to(kind(one)).contiguous()
+
+    return Source()
+
+
+def meeting_point(url: str) -> tuple[str, int]:
+    """Return an address of this host that the server at ``url`` can reach, and a free port on it."""
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))
+        address = str(probe.getsockname()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind((address, 0))
+        return address, int(listener.getsockname()[1])
+
+
+def healthy(url: str) -> bool:
+    """Whether a server answers."""
+    try:
+        request(f"{url}/health", None, seconds=_HEALTH_SECONDS)
+    except FleetFault:
+        return False
+    return True
+
+
+def label_of(url: str) -> str:
+    """Return the label of a server's weights, empty where it cannot be asked or is paused half-way."""
+    try:
+        paused = _table(request(f"{url}/is_paused", None, seconds=_HEALTH_SECONDS)).get("is_paused")
+        answer = _table(request(f"{url}/weight_info", None, seconds=_HEALTH_SECONDS))
+    except (FleetFault, msgspec.DecodeError):
+        return ""
+    return "" if paused is not False else str(answer.get("weight_version", ""))
+
+
+def _table(payload: bytes) -> dict[str, Any]:
+    return msgspec.json.decode(payload, type=dict[str, Any])
+
+
+def request(url: str, body: object, *, seconds: float) -> bytes:
+    """Post ``body`` as JSON (get, for None) and return the answer. Raises FleetFault."""
+    data = None if body is None else msgspec.json.encode(body)
+    message = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    try:
+        with _direct.open(message, timeout=seconds) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        text = " ".join(error.read()[:1000].decode(errors="replace").split())
+        raise FleetFault(f"HTTP {error.code}: {text}", where=url) from error
+    except (OSError, HTTPException) as error:
+        raise FleetFault(f"no answer: {error!r}", where=url) from error
+
+
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _as_json(info: dict[str, Any] | list[dict[str, Any]]) -> Any:
+    """Return an update's description as JSON can carry it; handles of device memory are vLLM's to pack."""
+    if isinstance(info, dict) and info.get("ipc_handles") is None:
+        return {key: value for key, value in info.items() if value is not None}
+    from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
+
+    return _json_safe_update_payload(info)

@@ -1,0 +1,109 @@
+"""The designer that a recipe names (``designer.kind``), opened and closed with its role."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from engine import models
+from engine.errors import ConfigError
+from engine.inference.endpoint import Endpoint, key_of, open_endpoint
+from engine.inference.frozen import config_of, open_frozen
+from engine.inference.spending import OnBus
+from roles.designer.design_backends import Author, EndpointAuthor, PlainText, PolicyAuthor, TokenAuthor
+from roles.designer.environment_pool import Programs, read
+from roles.designer.prompt import PromptWriter
+
+if TYPE_CHECKING:
+    from engine.config import Config
+    from engine.config import EndpointConfig as EndpointSettings
+    from engine.inference.tokens import ChatTokens
+    from roles.base import RoleContext
+
+_BUILT = (models.WARMSTART, models.PACKAGE)
+
+
+@asynccontextmanager
+async def open_designer(
+    context: RoleContext, chat: ChatTokens, endpoint: Endpoint | None
+) -> AsyncIterator[Author | Programs]:
+    """Yield who designs; a frozen one's server starts meanwhile, and requests wait for it.
+
+    Raises ConfigError for a missing model or directory, SpadeError when a server does not start.
+    """
+    config, designer = context.config, context.config.designer
+    match designer.kind:
+        case "frozen":
+            name = f"{context.instance}-frozen"
+            async with open_frozen(config, context.directory, name=name) as server:
+                yield TokenAuthor(server, chat, designer.sampling, config.model.max_model_len)
+        case "external":
+            assert endpoint is not None
+            room = designer.external.context_tokens
+            yield EndpointAuthor(endpoint, PlainText(chat), designer.sampling, room)
+        case "pool":
+            yield await anyio.to_thread.run_sync(Programs.open, designer.pool)
+        case _:
+            pool = context.shared["pool"]
+            yield PolicyAuthor(pool, chat, designer.sampling, config.model.max_model_len)
+
+
+@asynccontextmanager
+async def open_external(context: RoleContext) -> AsyncIterator[Endpoint | None]:
+    """Yield the endpoint that writes designs, hints, or both with one pace and one purse; None where neither
+    is external. Raises ConfigError for a missing key.
+    """
+    designer = context.config.designer
+    if "external" not in (designer.kind, designer.hint_writer):
+        yield None
+        return
+    settings = designer.external
+    ledger = OnBus(context.bus, account(settings)) if settings.max_cost else None
+    async with open_endpoint(settings, ledger) as endpoint:
+        yield endpoint
+
+
+def account(settings: EndpointSettings) -> str:
+    """Return the key of the state bucket under which lies what an endpoint has cost the run."""
+    name = f"{settings.base_url}\n{settings.model}".encode()
+    return f"designer.spent.{hashlib.blake2b(name, digest_size=8).hexdigest()}"
+
+
+def check_designer(config: Config) -> None:
+    """Look, before anything is started, whether the designer has what it needs: a key, a model, programs.
+
+    Raises ConfigError.
+    """
+    designer = config.designer
+    if designer.hint_writer == "external":
+        key_of(designer.external)
+    match designer.kind:
+        case "external":
+            key_of(designer.external)
+        case "pool":
+            if next(read(designer.pool.source), None) is None:
+                Programs.open(designer.pool)
+        case "frozen" if designer.frozen.path and not designer.frozen.path.startswith(_BUILT):
+            try:
+                models.resolve(config_of(config), Path())
+            except ConfigError as error:
+                what = f"designer.frozen.path = {designer.frozen.path!r}: {error.what}"
+                raise ConfigError(what, remedy=error.remedy) from error
+        case _:
+            pass
+
+
+def prompts_for(config: Config, chat: ChatTokens) -> PromptWriter:
+    """Return what writes the design prompts: ids of a chat for a model of ours, of plain text for an
+    endpoint, which has a context of its own.
+    """
+    if config.designer.kind != "external":
+        return PromptWriter(config, chat)
+    model = msgspec.structs.replace(config.model, max_model_len=config.designer.external.context_tokens)
+    return PromptWriter(msgspec.structs.replace(config, model=model), PlainText(chat))

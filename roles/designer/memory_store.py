@@ -1,0 +1,228 @@
+"""Keeps the memory in step with the facts of the run, and on disk.
+
+A snapshot holds the memory, how often each document was used, and the EVENT sequence up to which both were
+told; what came later is replayed, so a restart gives exactly the memory that a replay from the beginning
+would give. Programs lie beside it in the archive. A snapshot that is damaged, of another stream or build, or
+whose programs are not all there, is not used: then the whole stream is replayed. A stream of bounded size has
+forgotten its oldest facts: what of them no snapshot holds is lost to the memory, and said.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+import structlog
+
+from bus import NotFound, Undecodable
+from bus.messages import DesignRejected, EnvironmentReady, EnvironmentScored, Message, RoundSummary
+from engine.errors import SpadeError
+from engine.records.archive import Archive, replace
+from roles.designer.memory import Frozen, Memory, Record
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
+    from bus import Bus
+
+TAILS = ("event.designer.ready", "event.designer.rejected", "event.scorer.scored", "event.scorer.round")
+FILE = "designer.memory"
+SECONDS = 15.0
+# A snapshot grows with the run; so much longer than one took is waited before the next.
+_PATIENCE = 20.0
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory after EVENT ``position``, where the message with ``key`` lies; ``used`` counts the uses of
+    each document. All facts up to ``through`` are in it, but for some among ``missed`` messages. ``fields``
+    are those that a record had: another build may tell less of an environment, or more.
+    """
+
+    run: str
+    position: int
+    key: str
+    memory: Frozen
+    used: dict[str, int]
+    through: int = 0
+    missed: int = 0
+    fields: tuple[str, ...] = ()
+
+
+class Keeper:
+    """Feeds ``memory`` from the bus. ``note_used`` is told of each document that an earlier life has used.
+
+    Files lie in ``directory``; ``seconds`` is the least time between two snapshots. Raises SpadeError when
+    they cannot be written. ``log`` is told what the memory lacks.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        directory: Path,
+        memory: Memory,
+        note_used: Callable[[str], None],
+        *,
+        seconds: float = SECONDS,
+        log: BoundLogger | None = None,
+    ) -> None:
+        self._bus, self._directory, self._memory = bus, directory, memory
+        self._note_used, self._seconds = note_used, seconds
+        self._archive = Archive(directory)
+        self._used = Counter[str]()
+        self._saved_at, self._saved, self._took = time.monotonic(), 0, 0.0
+        self.position, self._key = 0, ""
+        self.replayed = 0
+        self._through = self._missed = 0
+        self._log: BoundLogger = log or structlog.get_logger("spade.designer")
+
+    async def read_back(self) -> None:
+        """Rebuild memory and uses of documents from the snapshot and the facts since."""
+        snapshot = await anyio.to_thread.run_sync(read, self._directory)
+        if (
+            snapshot
+            and await self._is_ours(snapshot)
+            and await anyio.to_thread.run_sync(self._thaw, snapshot)
+        ):
+            self.position = self._saved = snapshot.position
+            self._key = snapshot.key
+            self._used.update(snapshot.used)
+            self._through, self._missed = max(snapshot.position, snapshot.through), snapshot.missed
+        stream = await self._bus.stream_info("EVENT")
+        self._note_gap(stream.first)
+        async for record in self._bus.replay("EVENT", start=self.position + 1, tails=TAILS):
+            await self._learn(record.sequence, record.message)
+            self.replayed += 1
+        self._through = max(self._through, stream.last)
+        for document in self._used:
+            self._note_used(document)
+        await self.save()
+
+    async def follow(self) -> None:
+        """Learn from every new fact until cancelled."""
+        async with self._bus.follow("EVENT", start=self.position + 1, tails=TAILS) as facts:
+            async for record in facts:
+                await self._learn(record.sequence, record.message)
+                wait = self._seconds and max(self._seconds, _PATIENCE * self._took)
+                if time.monotonic() - self._saved_at >= wait:
+                    await self.save()
+
+    async def save(self) -> None:
+        """Write a snapshot unless the last one says the same."""
+        if self.position == self._saved:
+            return
+        snapshot = Snapshot(
+            run=self._bus.run,
+            position=self.position,
+            key=self._key,
+            memory=self._memory.freeze(),
+            used=dict(self._used),
+            through=self._through,
+            missed=self._missed,
+            fields=Record.__struct_fields__,
+        )
+        started = time.monotonic()
+        await self._on_disk(write, self._directory, snapshot)
+        self._saved, self._saved_at = snapshot.position, time.monotonic()
+        self._took = self._saved_at - started
+
+    def statistics(self) -> dict[str, float]:
+        """Records and their states, facts replayed at start, facts since the last snapshot, and messages that
+        the stream had forgotten before memory could learn from them.
+        """
+        return {
+            "memory_records": len(self._memory),
+            "memory_waiting": self._memory.waiting,
+            "memory_replayed": self.replayed,
+            "memory_unsaved": self.position - self._saved,
+            "memory_missed": self._missed,
+            **{f"memory_{state}": count for state, count in self._memory.states().items()},
+        }
+
+    async def _learn(self, sequence: int, fact: Message) -> None:
+        match fact:
+            case EnvironmentReady():
+                # the archive first: a snapshot never names a program that is not there
+                await self._on_disk(self._archive.put, fact.source)
+                self._memory.ready(fact)
+                self._used[fact.document] += 1
+            case DesignRejected():
+                self._used[fact.document] += 1
+            case EnvironmentScored():
+                self._memory.scored(fact)
+            case RoundSummary():
+                self._memory.played(fact)
+            case _:
+                pass
+        self.position, self._key = sequence, fact.key
+        self._through = max(self._through, sequence)
+
+    def _note_gap(self, first: int) -> None:
+        """Count what lies between the last fact that is known and the first one that is still there."""
+        gap = max(0, first - self._through - 1)
+        if gap:
+            self._missed += gap
+            self._log.warning(
+                "memory.incomplete",
+                missed=gap,
+                known=self._through,
+                first=first,
+                why="the bus has forgotten these messages; environments told of in them are not remembered",
+                remedy="raise bus.store_gb, and keep the snapshot designer.memory beside the run",
+            )
+
+    async def _on_disk(self, work: Callable[..., object], *arguments: object) -> None:
+        try:
+            await anyio.to_thread.run_sync(work, *arguments)
+        except OSError as error:
+            raise SpadeError(
+                f"The designer's memory cannot be written below {self._directory}: {error}.",
+                remedy="Make room on that disk and run the same command again: it goes on where it stopped.",
+            ) from error
+
+    async def _is_ours(self, snapshot: Snapshot) -> bool:
+        """Whether the stream holds what it held when the snapshot was taken, as far as it reaches back.
+
+        A snapshot of another build will do only where the stream cannot tell all of it again.
+        """
+        stream = await self._bus.stream_info("EVENT")
+        if snapshot.run != self._bus.run or snapshot.position > stream.last:
+            return False
+        if snapshot.fields != Record.__struct_fields__ and stream.first <= 1:
+            return False
+        if snapshot.position < stream.first:
+            return True
+        try:
+            return (await self._bus.get("EVENT", snapshot.position)).key == snapshot.key
+        except (NotFound, Undecodable):
+            return False
+
+    def _thaw(self, snapshot: Snapshot) -> bool:
+        """Read the snapshot into the memory; False when the archive lacks one of its programs."""
+        wanted = {record.environment for record in (*snapshot.memory.closed, *snapshot.memory.open)}
+        sources = {name: source for name in wanted if (source := self._archive.get(name)) is not None}
+        try:
+            self._memory.thaw(snapshot.memory, sources)
+        except KeyError:
+            return False
+        return True
+
+
+def write(directory: Path, snapshot: Snapshot) -> None:
+    """Replace the snapshot in ``directory`` atomically. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    replace(directory / FILE, zlib.compress(msgspec.msgpack.encode(snapshot), 1), durable=True)
+
+
+def read(directory: Path) -> Snapshot | None:
+    """Return the snapshot in ``directory``, None when there is none or it is damaged."""
+    try:
+        data = (directory / FILE).read_bytes()
+        return msgspec.msgpack.decode(zlib.decompress(data), type=Snapshot)
+    except (FileNotFoundError, zlib.error, msgspec.DecodeError):
+        return None

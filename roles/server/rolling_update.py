@@ -1,0 +1,177 @@
+"""Which server loads next, so that never all of them stand still: a pure order over the bus's facts.
+
+No lease is needed. The facts of the servers are one stream, the same for all roles, and the order follows
+from them: among the servers that serve, the one with the oldest version loads first, of equals the one with
+the lesser name, and the next one's turn begins with its announcement. So a server that has just loaded
+cannot overtake one that waits, however fast versions follow each other. A server that does not serve yet
+takes nothing away: it waits for nobody, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+import structlog
+
+from bus.messages import Message, ServerLost, ServerServing
+
+LEAST_PATIENCE = 15.0
+_SLOWER = 4.0
+
+log = structlog.get_logger("spade.server")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a server announced last."""
+
+    epoch: str
+    version: int
+
+
+class Order:
+    """Facts in; who has to load before whom out. ``patience`` is in seconds: how long to wait for one that
+    should load first. It follows the slowest update seen.
+    """
+
+    def __init__(self) -> None:
+        self._standings: dict[str, Standing] = {}
+        self._slow: dict[str, Standing] = {}
+        self._slowest = 0.0
+
+    def note(self, message: Message) -> None:
+        """Take in one fact; an older one of the same server changes nothing."""
+        if isinstance(message, ServerServing):
+            known = self._standings.get(message.server)
+            if known is None or known.epoch != message.epoch or known.version < message.version:
+                self._standings[message.server] = Standing(message.epoch, message.version)
+                self._slowest = max(self._slowest, message.seconds)
+        elif isinstance(message, ServerLost):
+            known = self._standings.get(message.server)
+            if known is not None and known.epoch == message.epoch:
+                del self._standings[message.server]
+
+    def before(self, server: str, version: int) -> str | None:
+        """Return a server that has to load ``version`` before ``server`` may, None when it is its turn."""
+        own = self._standings.get(server)
+        if own is None:
+            return None
+        ahead = [
+            (standing.version, name)
+            for name, standing in self._standings.items()
+            if (standing.version, name) < (own.version, server)
+            and standing.version < version
+            and self._slow.get(name) != standing
+        ]
+        return min(ahead)[1] if ahead else None
+
+    def overstayed(self, server: str) -> None:
+        """Nobody waits for ``server`` again before it announces something new."""
+        if server in self._standings:
+            self._slow[server] = self._standings[server]
+
+    def carried(self, version: int, *, beside: str) -> bool:
+        """Whether a server beside ``beside`` serves ``version`` or a later one."""
+        return any(
+            name != beside and standing.version >= version for name, standing in self._standings.items()
+        )
+
+    def serves(self, version: int, *, beside: str) -> bool:
+        """Whether a server beside ``beside`` serves exactly ``version``."""
+        return any(
+            name != beside and standing.version == version for name, standing in self._standings.items()
+        )
+
+    def detour(self, server: str, version: int) -> float:
+        """Seconds after which at the latest another server's turn to load ``version`` has come, when nobody
+        told them that ``server`` does not take it: each waits for those before it (``patience``).
+        """
+        waiting = [
+            name
+            for name, standing in self._standings.items()
+            if name != server and standing.version < version and self._slow.get(name) != standing
+        ]
+        return self.patience * len(waiting)
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for one server."""
+        return max(LEAST_PATIENCE, _SLOWER * self._slowest)
+
+
+class Rollout:
+    """Lets servers wait for their turn. ``waited`` counts the seconds, ``passed`` the servers given up."""
+
+    def __init__(self, *, rolling: bool) -> None:
+        self._rolling = rolling
+        self._order = Order()
+        self._changed = anyio.Event()
+        self.waited = 0.0
+        self.passed = 0
+
+    def note(self, message: Message) -> None:
+        """Take in a fact of the bus, or one that was just published."""
+        self._order.note(message)
+        self._announce()
+
+    def _gave_way(self, front: str, server: str, version: int) -> bool:
+        return self._order.before(server, version) != front
+
+    def refused(self, server: str) -> None:
+        """``server`` refused the new weights: the others of this role need not wait for it. Those of other
+        roles do not know and have ``patience`` (see ``detour``).
+        """
+        self._order.overstayed(server)
+        self._announce()
+
+    def carried(self, version: int, *, beside: str) -> bool:
+        """Whether a server beside ``beside``, of any role instance, serves ``version`` or a later one."""
+        return self._order.carried(version, beside=beside)
+
+    def serves(self, version: int, *, beside: str) -> bool:
+        """Whether a server beside ``beside``, of any role instance, serves exactly ``version``."""
+        return self._order.serves(version, beside=beside)
+
+    def detour(self, server: str, version: int) -> float:
+        """Seconds after which at the latest another server's turn to load ``version`` has come, when nobody
+        told them that ``server`` does not take it.
+        """
+        return self._order.detour(server, version) if self._rolling else 0.0
+
+    async def others_carry(self, version: int, *, beside: str, seconds: float) -> bool:
+        """Whether a server beside ``beside`` serves ``version`` or a later one within ``seconds``; those that
+        serve at all may be on their way to it.
+        """
+        with anyio.move_on_after(seconds):
+            await self.until(
+                lambda: self.carried(version, beside=beside) or not self.carried(0, beside=beside)
+            )
+        return self.carried(version, beside=beside)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return when ``condition``, which is about the servers, holds."""
+        while not condition():
+            await self._changed.wait()
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def turn(self, server: str, version: int) -> None:
+        """Return when ``server`` may load ``version``: at the latest when all before it had their time."""
+        if not self._rolling:
+            return
+        started = anyio.current_time()
+        try:
+            while (front := self._order.before(server, version)) is not None:
+                with anyio.move_on_after(self._order.patience) as waiting:
+                    await self.until(partial(self._gave_way, front, server, version))
+                if waiting.cancelled_caught and self._order.before(server, version) == front:
+                    log.warning("rollout_passes", server=server, slow=front)
+                    self.passed += 1
+                    self._order.overstayed(front)
+        finally:
+            self.waited += anyio.current_time() - started

@@ -1,0 +1,37 @@
+"""What a text says under another spelling: the disguises in which a hint may carry an action. Pure."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_UNITS = (
+    *("zero", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"),
+    *("twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+# "one" is seldom a number: the one that is meant.
+_NUMERALS = {word: number for number, word in enumerate(_UNITS) if word}
+_NUMERALS |= {word: 10 * number for number, word in enumerate(_TENS, 2)}
+_NUMERALS |= {
+    f"{ten}{joint}{unit}": 10 * number + count
+    for number, ten in enumerate(_TENS, 2)
+    for count, unit in enumerate(("one", *_UNITS[2:10]), 1)
+    for joint in " -"
+}
+_NUMERAL = re.compile(
+    rf"\b({'|'.join(sorted(map(re.escape, _NUMERALS), key=len, reverse=True))})\b", re.IGNORECASE
+)
+# With commas between them, letters are a list.
+_SPELT = re.compile(r"(?<![^\W_])[^\W\d_]([ ._-])[^\W\d_](?:\1[^\W\d_])+(?![^\W_])")
+_LEADING = re.compile(r"(?<![\w.])0+(?=\d)")
+
+
+def plain(text: str) -> str:
+    """Return ``text`` with wide letters and digits as usual ones, without signs that are not seen, with
+    numbers in digits (*one* stays, which is seldom a number) and words that were spelt letter by letter.
+    """
+    seen = (sign for sign in unicodedata.normalize("NFKC", text) if unicodedata.category(sign) != "Cf")
+    joined = _SPELT.sub(lambda found: found[0].replace(found[1], ""), "".join(seen))
+    digits = _NUMERAL.sub(lambda found: str(_NUMERALS[found[0].lower()]), joined)
+    return _LEADING.sub("", digits)

@@ -1,0 +1,1 @@
+"""Shared scenes of the tests: recipes, messages with defaults, worlds of fakes. No test stands here."""
