@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from fake_vllm import policy
+from scenes.fake_vllm import policy
 
 from bus import Bus
 from bus.messages import PolicyPublished

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_vllm import policy
+from scenes.fake_vllm import policy
 from test_vllm import PROMPT
 from tiny_llama import logprobs, tiny
 

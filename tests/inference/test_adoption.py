@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fake_vllm import fake_vllm
+from scenes.fake_vllm import fake_vllm
 
 from engine.config import Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from endpoint_fake import Behaviour, Drop, FakeEndpoint, Hang, Raw, Say, Script, fake_endpoint
+from scenes.endpoint_fake import Behaviour, Drop, FakeEndpoint, Hang, Raw, Say, Script, fake_endpoint
 
 from engine.config import EndpointConfig as Settings
 from engine.config import SamplingConfig

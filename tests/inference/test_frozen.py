@@ -11,7 +11,7 @@ import anyio
 import msgspec
 import pytest
 import structlog
-from fake_vllm import FakeVllm, fake_vllm, policy, until
+from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
 
 from bus import MemoryBus
 from engine.config import (

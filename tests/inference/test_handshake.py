@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_vllm import fake_vllm, policy
 from hypothesis import given
 from hypothesis import strategies as st
+from scenes.fake_vllm import fake_vllm, policy
 
 from engine.config import SamplingConfig
 from engine.errors import ConfigError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from fake_vllm import STOP, FakeVllm, fake_vllm, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenes.fake_vllm import STOP, FakeVllm, fake_vllm, until
 
 from bus.messages import ServerServing
 from engine.checks.settings import check

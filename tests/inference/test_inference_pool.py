@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
-from fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
+from scenes.fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
 
 from bus.messages import ServerLost, ServerServing
 from engine.config import SamplingConfig

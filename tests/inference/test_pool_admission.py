@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
+from scenes.fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
 
 from bus import MemoryBus
 from bus.messages import Message, ServerLost, ServerServing

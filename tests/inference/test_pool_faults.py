@@ -6,7 +6,7 @@ import random
 
 import anyio
 import pytest
-from fake_vllm import STOP, FakeVllm, fake_vllm, until
+from scenes.fake_vllm import STOP, FakeVllm, fake_vllm, until
 
 from bus.messages import ServerLost, ServerServing
 from engine.config import SamplingConfig

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from endpoint_fake import Behaviour, Hang, Raw, Say, fake_endpoint
+from scenes.endpoint_fake import Behaviour, Hang, Raw, Say, fake_endpoint
 
 from bus import BusUnavailable, MemoryBus
 from engine.config import EndpointConfig as Settings

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from template_models import FAMILIES, Bytes, Family, build
+from scenes.template_models import FAMILIES, Bytes, Family, build
 
 from bus.messages import EpisodeRequest, Span
 from engine import prompts

@@ -7,7 +7,7 @@ import json
 import anyio
 import msgspec
 import pytest
-from fake_vllm import fake_vllm
+from scenes.fake_vllm import fake_vllm
 
 from engine.config import SamplingConfig
 from engine.inference import vllm, vllm_schema

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from fake_vllm import fake_vllm, until
 from role_fakes import FakePool, FakeSandbox, make_config, make_context
+from scenes.fake_vllm import fake_vllm, until
 from test_episode import counting, make_request
 
 from bus import MemoryBus

@@ -8,8 +8,8 @@ from typing import Any
 
 import anyio
 import pytest
-from endpoint_fake import Behaviour, FakeEndpoint, Raw, Say, fake_endpoint
 from role_fakes import FakePool, make_config
+from scenes.endpoint_fake import Behaviour, FakeEndpoint, Raw, Say, fake_endpoint
 from test_designer import GOOD, FakeValidator, Policy, Stage, make_ticket
 
 from bus import MemoryBus

@@ -15,9 +15,9 @@ import anyio
 import msgspec
 import pytest
 import pytest_asyncio
-from endpoint_fake import Behaviour, Drop, Hang, Raw, Say, Script, fake_endpoint, talking_vllm
 from role_fakes import FakeChat, FakePool, make_config, make_context
 from sandbox_pools import held_pool
+from scenes.endpoint_fake import Behaviour, Drop, Hang, Raw, Say, Script, fake_endpoint, talking_vllm
 from test_designer import make_ticket
 
 from bus import MemoryBus

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from endpoint_fake import Say, fake_endpoint
 from played import Host, judged
 from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config
+from scenes.endpoint_fake import Say, fake_endpoint
 from test_designer import GOOD, Policy, Stage, make_ticket, scored
 
 from bus.messages import DesignRejected, EnvironmentReady, HeldDesign

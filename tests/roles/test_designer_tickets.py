@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from endpoint_fake import Say, fake_endpoint, talking_vllm
 from role_fakes import COUNTER, STOP, USER, FakeChat
+from scenes.endpoint_fake import Say, fake_endpoint, talking_vllm
 from test_designer import BAD, GOOD, FakeValidator, Policy, Stage, make_ticket
 
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, HeldDesign, Segment

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from fake_vllm import STOP, fake_vllm, logprob, policy, until
+from scenes.fake_vllm import STOP, fake_vllm, logprob, policy, until
 from test_server import Stage, on_stage
 
 import roles.server.role as server_role

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import anyio
 import pytest
 import structlog
-from fake_vllm import policy
+from scenes.fake_vllm import policy
 
 import roles.server.lifecycle as module
 import roles.server.rolling_update as rollout_module

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from fake_vllm import fake_vllm, policy, until
+from scenes.fake_vllm import fake_vllm, policy, until
 from test_server import Nursery, Stage, on_stage, owned
 
 import roles.server.role as server_role

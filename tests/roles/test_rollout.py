@@ -9,9 +9,9 @@ from time import perf_counter
 
 import anyio
 import pytest
-from fake_vllm import FakeVllm, fake_vllm, policy, until
 from hypothesis import given
 from hypothesis import strategies as st
+from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
 from test_server import Stage, on_stage
 
 import roles.server.rolling_update as module

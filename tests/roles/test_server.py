@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 import structlog
-from fake_vllm import FakeVllm, fake_vllm, policy, until
+from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
 
 import roles.server.role as server_role
 from bus import MemoryBus

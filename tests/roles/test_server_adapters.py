@@ -10,7 +10,7 @@ import anyio
 import pytest
 import structlog
 from adapter_files import AdapterLearner
-from fake_vllm import FakeVllm, fake_vllm, logprob, until
+from scenes.fake_vllm import FakeVllm, fake_vllm, logprob, until
 
 import roles.server.role as server_role
 from bus import MemoryBus

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 from adapter_files import SETTINGS, AdapterLearner
-from fake_vllm import FakeVllm, fake_vllm, policy, until
+from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
 
 from bus import MemoryBus
 from bus.messages import PolicyPublished

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 import pytest
-from fake_vllm import FakeVllm, fake_vllm
+from scenes.fake_vllm import FakeVllm, fake_vllm
 
 from engine.config import Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError

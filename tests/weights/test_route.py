@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from fake_vllm import policy
+from scenes.fake_vllm import policy
 
 from bus.policy_messages import PolicyPublished, WeightDelta
 from engine.weights.update_plan import routes

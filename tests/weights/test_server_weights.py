@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 import structlog
-from fake_vllm import FakeVllm, fake_vllm, policy, until
+from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
 
 import roles.server.lifecycle as life
 from bus import BusUnavailable, MemoryBus

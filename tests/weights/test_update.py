@@ -6,7 +6,7 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
-from fake_vllm import FakeVllm, fake_vllm, logprob, policy, until
+from scenes.fake_vllm import FakeVllm, fake_vllm, logprob, policy, until
 
 from bus.messages import PolicyPublished, WeightDelta
 from engine.config import SamplingConfig

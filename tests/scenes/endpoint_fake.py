@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from fake_vllm import FakeVllm
+
+from scenes.fake_vllm import FakeVllm
 
 
 @dataclass(frozen=True)
