@@ -5,7 +5,7 @@ Units are in the names or the docstrings; a field without a default must be give
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -485,7 +485,9 @@ class UiConfig(Table, frozen=True, kw_only=True):
 
 
 class Config(Table, frozen=True, kw_only=True):
-    """One recipe."""
+    """One recipe. ``plugins`` holds the settings of plug-ins, one table for each entry-point name; the
+    plug-in decodes its own (:func:`engine.registry.settings`).
+    """
 
     run: RunConfig
     model: ModelConfig
@@ -500,6 +502,7 @@ class Config(Table, frozen=True, kw_only=True):
     learner: LearnerConfig = LearnerConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     ui: UiConfig = UiConfig()
+    plugins: dict[str, dict[str, Any]] = {}
 
     @property
     def adapters(self) -> bool:

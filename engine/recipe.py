@@ -143,9 +143,9 @@ def _override(source: _Source, text: str) -> None:
     for index, key in enumerate(keys):
         fields = _fields(kind)
         if fields is None:
-            if _is_mapping(kind) and index == len(keys) - 1:
+            if _is_mapping(kind):
                 kind = get_args(kind)[1]
-                break
+                continue
             raise ConfigError(
                 f"{'.'.join(keys[:index])} is not a table, so {dotted} cannot be set.", where=COMMAND_LINE
             )

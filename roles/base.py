@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import msgspec
+
+from engine import registry
 from engine.config import Config
 from engine.context import RoleContext
 
@@ -16,15 +19,22 @@ class Role(ABC):
 
     ``needs`` names the shared services its process must offer. ``own_process`` roles are started by the
     supervisor as ``spade role NAME --connect URL``; the others share the supervisor's event loop.
+    ``settings_type`` is the Struct of the recipe's table ``[plugins.NAME]``; ``self.settings`` is its value.
     """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
     own_process: ClassVar[bool] = False
+    settings_type: ClassVar[type[msgspec.Struct] | None] = None
 
     def __init__(self, context: RoleContext) -> None:
         self.context = context
         self.config = context.config
+        self.settings: Any = (
+            registry.settings(context.config.plugins, self.name, self.settings_type)
+            if self.settings_type
+            else None
+        )
         self.bus = context.bus
         self.log = context.log
 

@@ -16,6 +16,7 @@ from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference import frozen, launch
 from engine.run import RunDirectory
+from engine.running import role_host
 from engine.running.supervisor import Address, child_command
 
 GB = 1 << 30
@@ -67,7 +68,7 @@ def make(config: Config, directory: RunDirectory) -> Plan:
 
 
 def _processes(config: Config, directory: RunDirectory, parameters: int) -> Iterator[Process]:
-    children = [name for name in config.run.roles if name == "learner"]
+    children = [name for name in config.run.roles if role_host.load(name).own_process]
     here = [name for name in config.run.roles if name not in children]
     live = config.sandbox.max_live or 32
     yield Process(
@@ -93,12 +94,14 @@ def _processes(config: Config, directory: RunDirectory, parameters: int) -> Iter
         yield _frozen(config, parameters)
     for name in children:
         reference = 4 if config.learner.kl > 0 else 0
+        trains = name == "learner"
+        weights = parameters * (_LEARNER_BYTES + reference) / GB if trains else 0.0
         yield Process(
             name=name,
             command=shlex.join(child_command(name, config, address, directory.root)),
             port=None,
-            memory_gb=_BASE["learner"] + parameters * (_LEARNER_BYTES + reference) / GB,
-            note="without activations; device memory where it has a device",
+            memory_gb=_BASE["learner"] + weights,
+            note="without activations; device memory where it has a device" if trains else "",
         )
 
 

@@ -17,13 +17,13 @@ import anyio
 from anyio.streams.text import TextReceiveStream
 
 from bus import BusError
-from engine import models
+from engine import models, registry
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.inference import frozen, launch
 from engine.run import RunDirectory
 from engine.running.child import guarded, tail
-from engine.running.role_host import available, load, login
+from engine.running.role_host import load, login
 
 if TYPE_CHECKING:
     from engine.training.pretrain import Progress
@@ -35,10 +35,8 @@ MODEL_MARK = "model: "
 
 def check_start(config: Config) -> None:
     """Check what needs no process: roles, ports, programs, files, a model. Raises ConfigError."""
-    for name in config.run.roles:
-        if name not in available():
-            known = ", ".join(sorted(available()))
-            raise ConfigError(f"run.roles names {name!r}, which is not a role.", remedy=f"Roles: {known}.")
+    roles = [load(name) for name in config.run.roles]
+    registry.require_owners(config.plugins, config.reward.variant)
     for key, port in ports(config):
         _require_free(key, port)
     if config.model.path.startswith(models.PACKAGE):
@@ -61,8 +59,11 @@ def check_start(config: Config) -> None:
                 f"{key} = {source!r}: {path} does not exist.",
                 remedy="A relative path starts at the working directory.",
             )
-    for name in config.run.roles:
-        check = getattr(load(name), "check", None)  # a role need not have one
+    for role in roles:
+        settings = getattr(role, "settings_type", None)
+        if settings is not None:
+            registry.settings(config.plugins, role.name, settings)
+        check = getattr(role, "check", None)  # a role need not have one
         if check is not None:
             check(config)
 

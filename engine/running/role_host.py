@@ -11,10 +11,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -27,14 +26,13 @@ from bus.connection import open_connection
 from bus.credentials import seed_file
 from bus.interface import Announcement
 from bus.messages import Heartbeat, RoleHello, token
-from engine import telemetry
+from engine import registry, telemetry
 from engine.checks.settings import is_bus_url
 from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import ConfigError, SpadeError
 from engine.running import drain_commands
 
-GROUP = "spade.roles"
 GUARDED = "SPADE_GUARDED"
 TOKEN, RUN = "SPADE_BUS_TOKEN", "SPADE_RUN"
 CREDENTIALS, CA = "SPADE_BUS_CREDENTIALS", "SPADE_BUS_CA"
@@ -77,15 +75,9 @@ class Origin(msgspec.Struct, frozen=True):
         )
 
 
-@cache
-def available() -> Mapping[str, EntryPoint]:
-    """Return the registered roles by name."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
-
-
 def require(name: str, url: str) -> None:
     """Check what ``spade role`` was given before it waits for a bus. Raises ConfigError."""
-    _entry(name)
+    load(name)
     if not is_bus_url(url):
         raise ConfigError(
             f"--connect {url!r} is not the URL of a bus.",
@@ -93,28 +85,9 @@ def require(name: str, url: str) -> None:
         )
 
 
-def _entry(name: str) -> EntryPoint:
-    known = available()
-    if name not in known:
-        raise ConfigError(
-            f"There is no role {name!r}.",
-            where="run.roles",
-            remedy=f"Registered in the entry-point group {GROUP}: {', '.join(sorted(known)) or 'none'}.",
-        )
-    return known[name]
-
-
 def load(name: str) -> type[RoleLike]:
     """Import a role's class. Raises ConfigError when it is not registered or cannot be imported."""
-    entry = _entry(name)
-    try:
-        role: type[RoleLike] = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"The role {name!r} ({entry.value}) cannot be imported: {error}.",
-            where="run.roles",
-            remedy="Install what it needs, or take it out of run.roles.",
-        ) from error
+    role: type[RoleLike] = registry.load(registry.ROLES, name, where="run.roles")
     return role
 
 

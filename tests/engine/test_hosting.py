@@ -14,6 +14,7 @@ from shell_fakes import FakeRole, config
 
 from bus import MemoryBus, connect, provision, serve
 from bus.messages import Heartbeat
+from engine import registry
 from engine.context import RoleContext
 from engine.errors import ConfigError
 from engine.running import drain_commands, role_host
@@ -40,7 +41,9 @@ class Stranger:
 
 
 def test_the_built_in_roles_are_registered_like_any_others() -> None:
-    assert {"designer", "agent", "scorer", "learner", "server", "evaluator"} <= set(role_host.available())
+    assert {"designer", "agent", "scorer", "learner", "server", "evaluator"} <= set(
+        registry.registered(registry.ROLES)
+    )
 
 
 def test_an_unknown_role_lists_the_known_ones() -> None:
