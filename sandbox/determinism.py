@@ -32,14 +32,13 @@ class _State:
     clock = 0
 
 
-def seed(*parts: object, numpy: bool = False) -> None:
-    """Start all streams afresh from ``parts``; the clock goes back to its epoch.
+def seed(value: int | str, *, numpy: bool = False) -> None:
+    """Start all streams afresh from ``value``; the clock goes back to its epoch.
 
     ``numpy`` False leaves numpy's own stream as the zygote left it, which is the same everywhere, and saves
     an instance that does not use it from copying the generator.
     """
-    text = "\x1f".join(map(str, parts))
-    _State.key = hashlib.sha256(text.encode()).digest()
+    _State.key = hashlib.sha256(str(value).encode()).digest()
     _State.counter = _State.clock = 0
     number = int.from_bytes(_State.key[:8], "little")
     random.seed(number)

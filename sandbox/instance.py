@@ -123,7 +123,7 @@ class Instance:
 
     async def reset(self, seed: int) -> ResetResult:
         """Start another episode in the same object."""
-        reply = await self._call({"op": "reset", "reset_seed": seed})
+        reply = await self._call({"op": "reset", "seed": seed})
         return ResetResult(reply.o, reply.f)
 
     async def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +151,7 @@ class Instance:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def load(self, frame: bytes) -> None:
+    async def load(self, frame: bytes) -> frames.Reply:
         """Have the process forked and wait for the answer to request 1, ``frame``. For the pool."""
         self._loop.add_reader(self._socket, self._readable)
         # the request lies in the socket before the child exists: one round trip in all
@@ -160,6 +160,10 @@ class Instance:
         self.keeper.request(self, self._theirs)
         reply = await self._wait(answer)
         await self._birth()
+        return reply
+
+    def describe(self, reply: frames.Reply) -> None:
+        """Take over what the answer to ``load`` says of the program. For the pool."""
         if reply.m is None:
             error = EnvProtocolError("the answer to load does not describe the program")
             self._end(error)

@@ -115,23 +115,40 @@ class SandboxPool:
         self,
         source: str,
         *,
-        kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
-        reset_seed: int = 0,
-        lint: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
         apart_from: Instance | None = None,
     ) -> Instance:
-        """Start ``source`` in a process of its own and reset it with ``reset_seed``.
+        """Start ``source`` in a process of its own and reset it with ``seed``.
 
-        ``kwargs`` go to the constructor as far as it takes them; ``seed`` seeds what the program does not
-        seed itself; ``lint`` refuses what the static rules forbid; ``apart_from`` asks for another zygote
-        than that instance's, where there are several. Raises EnvError when the program raises and the
-        other errors of the package; there is no instance then.
+        ``kwargs`` go to the constructor as far as it takes them; ``apart_from`` asks for another zygote than
+        that instance's, where there are several. Raises EnvError when the program raises and the other
+        errors of the package; there is no instance then.
         """
+        request = {"op": "load", "source": plain(source), "seed": seed, "kwargs": dict(kwargs or {})}
+        instance, reply = await self._start(source, request, apart_from)
+        try:
+            instance.describe(reply)
+        except BaseException:
+            await instance.close()
+            raise
+        return instance
+
+    async def lint(self, source: str) -> None:
+        """Check ``source`` by the static rules in a process of its own, which never runs it.
+
+        Raises EnvError, with phase ``parse`` or ``lint``, when the program breaks them, and the other errors
+        of the package.
+        """
+        instance, _ = await self._start(source, {"op": "lint", "source": plain(source)})
+        await instance.close()
+
+    async def _start(
+        self, source: str, request: Mapping[str, Any], apart_from: Instance | None = None
+    ) -> tuple[Instance, frames.Reply]:
+        """Return an instance that has answered ``request``, and its answer."""
         program = self._admissible(source)
-        message = {"i": 1, "op": "load", "source": plain(source), "kwargs": dict(kwargs or {})}
-        message |= {"seed": seed, "reset_seed": reset_seed, "lint": lint, "limits": self.bounds}
-        frame = frames.pack(message)
+        frame = frames.pack({"i": 1, **request, "limits": self.bounds})
         await self._admit()
         try:
             await self._loads.acquire()
@@ -162,7 +179,7 @@ class SandboxPool:
         apart_from: Instance | None = None,
     ) -> probes.Transcript:
         """Play ``actions`` in a fresh instance that was reset with ``seed``; stops at the episode's end."""
-        instance = await self.spawn(source, kwargs=kwargs, reset_seed=seed, apart_from=apart_from)
+        instance = await self.spawn(source, seed=seed, kwargs=kwargs, apart_from=apart_from)
         async with instance:
             return await probes.play(instance, instance.first, iter(actions))
 
@@ -260,11 +277,11 @@ class SandboxPool:
         others = [keeper for keeper in ready if apart_from is None or keeper is not apart_from.keeper]
         return min(others or ready, key=lambda keeper: len(keeper.tenants))
 
-    async def _begin(self, instance: Instance, frame: bytes) -> Instance:
+    async def _begin(self, instance: Instance, frame: bytes) -> tuple[Instance, frames.Reply]:
         self._live[instance.number] = instance
         began = time.monotonic()
         try:
-            await instance.load(frame)
+            reply = await instance.load(frame)
         except BaseException as error:
             self._counts["EnvError"] += isinstance(error, EnvError)
             await instance.close()
@@ -273,7 +290,7 @@ class SandboxPool:
             instance.let_go()
         self._counts["spawns"] += 1
         self._spawn_seconds.append(time.monotonic() - began)
-        return instance
+        return instance, reply
 
     async def _tend(
         self, index: int, scope: anyio.CancelScope, *, task_status: TaskStatus[ProtectionReport]

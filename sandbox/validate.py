@@ -111,9 +111,8 @@ class Validator:
     async def _load(self, climb: Climb) -> None:
         seed = climb.seeds()[0]
         try:
-            climb.opened = await self.pool.spawn(
-                climb.source, kwargs=climb.kwargs, seed=seed, reset_seed=seed, lint=True
-            )
+            await self.pool.lint(climb.source)
+            climb.opened = await self.pool.spawn(climb.source, seed=seed, kwargs=climb.kwargs)
         except EnvError as error:
             raise Rejected(_LOADING.get(error.phase, "load"), tell(error) + _advice(climb, error)) from None
         except EnvFailure as error:
@@ -168,10 +167,9 @@ class Validator:
         if not chosen:
             yield None
             return
-        kwargs, seed = climb.kwargs, climb.seeds()[0]
         try:
             other = await self.pool.spawn(
-                climb.source, kwargs=kwargs, seed=seed, reset_seed=chosen[0][0], apart_from=climb.instance
+                climb.source, seed=chosen[0][0], kwargs=climb.kwargs, apart_from=climb.instance
             )
         except EnvFailure as error:
             raise Rejected("replay", f"loaded once, but not twice: {tell(error)}") from None

@@ -69,9 +69,7 @@ class Host:
         self.instances: list[Instance] = []
         self.fault = fault
 
-    async def spawn(
-        self, source: str, *, kwargs: dict[str, Any] | None = None, seed: int = 0, reset_seed: int = 0
-    ) -> Instance:
+    async def spawn(self, source: str, *, seed: int = 0, kwargs: dict[str, Any] | None = None) -> Instance:
         await anyio.lowlevel.checkpoint()
         if self.fault is not None:
             raise self.fault

@@ -156,13 +156,13 @@ class Inline:
     def __init__(self) -> None:
         self._classes: dict[str, Any] = {}
 
-    async def spawn(self, source: str, *, kwargs: dict[str, Any], seed: int, reset_seed: int) -> _Inline:
+    async def spawn(self, source: str, *, seed: int, kwargs: dict[str, Any]) -> _Inline:
         """Make an instance of the benchmark's program."""
         if source not in self._classes:
             names: dict[str, Any] = {}
             exec(compile(source, "bench", "exec"), names)  # PROGRAM, and nothing else
             self._classes[source] = names["RelayEnv"]
-        return _Inline(self._classes[source](**kwargs), reset_seed)
+        return _Inline(self._classes[source](**kwargs), seed)
 
     def statistics(self) -> dict[str, float]:
         """Nothing is ever short."""

@@ -167,7 +167,7 @@ async def _spawn_times(pool: SandboxPool, programs: Sequence[tuple[str, str]], c
     times = []
     for number, (source, _) in zip(range(count), itertools.cycle(programs), strict=False):
         began = time.perf_counter()
-        instance = await pool.spawn(source, reset_seed=number)
+        instance = await pool.spawn(source, seed=number)
         times.append(time.perf_counter() - began)
         await instance.close()
     return times
@@ -187,7 +187,7 @@ async def _spawn_rate(
         nonlocal done, spent
         while time.perf_counter() - began < seconds:
             number = next(numbers)
-            instance = await pool.spawn(programs[number % len(programs)][0], reset_seed=number)
+            instance = await pool.spawn(programs[number % len(programs)][0], seed=number)
             await instance.close()
             done += 1
             spent += instance.cpu
@@ -235,9 +235,7 @@ async def _step_times(pool: SandboxPool, work: Work) -> tuple[list[float], float
 
 
 async def _crowd(pool: SandboxPool, programs: Sequence[tuple[str, str]], live: int) -> list[Instance]:
-    return await asyncio.gather(
-        *(pool.spawn(programs[k % len(programs)][0], reset_seed=k) for k in range(live))
-    )
+    return await asyncio.gather(*(pool.spawn(programs[k % len(programs)][0], seed=k) for k in range(live)))
 
 
 async def _cold_steps(crowd: Sequence[Instance]) -> list[float]:
@@ -264,7 +262,7 @@ async def _kills(count: int) -> tuple[list[float], list[float]]:
     settings = SandboxSettings(cpu_call_seconds=_DEADLINE, wall_call_seconds=_DEADLINE, strikes=0)
     async with SandboxPool(settings) as pool:
         for source, number in itertools.product((_SLEEPER, _SPINNER), range(count)):
-            instance = await pool.spawn(source, reset_seed=number)
+            instance = await pool.spawn(source, seed=number)
             used = _cpu(instance.pid)
             began = time.perf_counter()
             try:

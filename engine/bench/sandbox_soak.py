@@ -95,7 +95,7 @@ class _Soak:
             number = next(self.numbers)
             try:
                 source, _ = self.programs[number % len(self.programs)]
-                instance = await self.pool.spawn(source, seed=number, reset_seed=number)
+                instance = await self.pool.spawn(source, seed=number)
             except SandboxError as error:
                 self.errors[type(error).__name__] += 1
                 await anyio.sleep(0.1)

@@ -174,7 +174,7 @@ async def play(source: str, seed: int, kwargs: dict[str, Any], settings: Sandbox
     async with SandboxPool(patient) as pool:
         try:
             offered = {"max_turns": _TURNS} | kwargs
-            instance = await pool.spawn(source, kwargs=offered, seed=seed, reset_seed=seed)
+            instance = await pool.spawn(source, seed=seed, kwargs=offered)
         except EnvFailure as error:
             _complain("The program does not start", error)
             return 1

@@ -196,9 +196,8 @@ class Player:
         try:
             instance = await self._sandbox.spawn(
                 request.source,
-                kwargs={"max_turns": self._turn_budget(request)},
                 seed=request.seed,
-                reset_seed=request.seed,
+                kwargs={"max_turns": self._turn_budget(request)},
             )
         except EnvQuarantined:
             raise

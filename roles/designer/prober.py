@@ -40,7 +40,7 @@ class Host(Protocol):
     """What is used of a sandbox pool."""
 
     async def spawn(
-        self, source: str, *, kwargs: dict[str, object] | None = None, seed: int = 0, reset_seed: int = 0
+        self, source: str, *, seed: int = 0, kwargs: dict[str, object] | None = None
     ) -> Playable: ...
 
 
@@ -75,7 +75,7 @@ async def probe(host: Host, source: str, verdict: Verdict, *, max_turns: int, se
     outside = ""
     if worth or candidates:
         try:
-            instance = await host.spawn(source, kwargs={"max_turns": max_turns}, seed=0, reset_seed=seed)
+            instance = await host.spawn(source, seed=seed, kwargs={"max_turns": max_turns})
         except EnvFailure:
             return Seen(_answers(verdict.episodes, known))
         try:

@@ -226,7 +226,7 @@ async def test_probes_play_instances_that_no_program_can_foresee() -> None:
 
     class Watched(Host):
         async def spawn(self, source: str, **arguments: Any) -> Any:
-            played.append(arguments["reset_seed"])
+            played.append(arguments["seed"])
             return await super().spawn(source, **arguments)
 
     for design, seed in (("a", 1), ("a", 1), ("b", 1), ("a", 2)):

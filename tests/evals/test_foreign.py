@@ -157,10 +157,11 @@ async def _try_out(pool: SandboxPool, program: external_benchmarks.Foreign, coun
     refusal = REFUSED.get((program.name, program.level))
     if refusal is not None:
         with pytest.raises(EnvError, match=refusal):
-            await pool.spawn(program.source, reset_seed=3, lint=True)
+            await pool.spawn(program.source, seed=3)
         counts["refused by their generator"] += 1
         return
-    async with await pool.spawn(program.source, reset_seed=3, lint=True) as instance:
+    await pool.lint(program.source)
+    async with await pool.spawn(program.source, seed=3) as instance:
         assert instance.first.strip()
         if program.name == "prime_factorization":
             # it turns an answer into a number before it looks at it

@@ -152,7 +152,7 @@ class FakeSandbox:
         return {"live": live, "waiting": 0, "max_live": self.max_live}
 
     async def spawn(
-        self, source: str, *, kwargs: dict[str, Any] | None = None, seed: int = 0, reset_seed: int = 0
+        self, source: str, *, seed: int = 0, kwargs: dict[str, Any] | None = None
     ) -> FakeInstance:
         await anyio.lowlevel.checkpoint()
         if self.faults:
@@ -161,7 +161,7 @@ class FakeSandbox:
             names: dict[str, Any] = {}
             exec(source, names)
             program = next(value for name, value in names.items() if name.endswith("Env"))()
-            first = program.reset(seed=reset_seed)
+            first = program.reset(seed=seed)
         self.instances.append(FakeInstance(program, first if isinstance(first, str) else first[0]))
         return self.instances[-1]
 

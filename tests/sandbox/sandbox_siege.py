@@ -171,8 +171,8 @@ class Neighbours:
         self._stop, self._stepped = asyncio.Event(), asyncio.Condition()
 
     async def __aenter__(self) -> Neighbours:
-        first = await self.pool.spawn(NEIGHBOUR, seed=1234567, reset_seed=7654321)
-        other = await self.pool.spawn(NEIGHBOUR, seed=1234567, reset_seed=7654321, apart_from=first)
+        first = await self.pool.spawn(NEIGHBOUR, seed=7654321)
+        other = await self.pool.spawn(NEIGHBOUR, seed=7654321, apart_from=first)
         self.instances = [first, other]
         self._tasks = [asyncio.create_task(self._play(one)) for one in self.instances]
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,7 +11,7 @@ from sandbox_pools import held_pool
 from sandbox_programs import PEAK, attack
 from sandbox_siege import HOSTS
 
-from sandbox import EnvError, SandboxPool, SandboxSettings
+from sandbox import EnvError, SandboxPool, SandboxSettings, Validator
 from sandbox.contract import STDLIB
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -47,8 +48,8 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
 
 async def observed(pool: SandboxPool, source: str, *, seed: int) -> tuple[str, str]:
     """What two instances, of two zygotes, show for one step."""
-    one = await pool.spawn(source, reset_seed=seed)
-    other = await pool.spawn(source, reset_seed=seed, apart_from=one)
+    one = await pool.spawn(source, seed=seed)
+    other = await pool.spawn(source, seed=seed, apart_from=one)
     async with one, other:
         assert one.keeper is not other.keeper
         return (await one.step("x")).observation, (await other.step("x")).observation
@@ -67,11 +68,64 @@ async def test_different_for_another_seed(pair: SandboxPool, name: str) -> None:
 
 
 async def test_reset_starts_the_streams_afresh(pair: SandboxPool) -> None:
-    async with await pair.spawn(attack(SOURCES["random"]), reset_seed=1) as instance:
+    async with await pair.spawn(attack(SOURCES["random"]), seed=1) as instance:
         first = await instance.step("x")
         assert await instance.step("x") != first
         await instance.reset(1)
         assert await instance.step("x") == first
+
+
+DRAWS = """
+import random, secrets, time
+import numpy as np
+COIN = random.random()
+class DrawsEnv:
+ def __init__(self):
+  self.made = random.random(), np.random.rand(), time.time()
+ def reset(self, seed):
+  self.drawn = random.random(), np.random.rand(), secrets.token_hex(4), time.time()
+  return f"{COIN} {self.made} {self.drawn}"
+ def step(self, action):
+  return f"{random.random()} {time.time()}", 0.0, True, False, {}
+"""
+
+
+async def test_streams_depend_on_the_seed_of_the_reset_alone(pair: SandboxPool) -> None:
+    """A program cannot tell by what it draws whether an episode is the first one of its object."""
+    async with await pair.spawn(DRAWS, seed=7) as one, await pair.spawn(DRAWS, seed=3) as other:
+        assert one.first != other.first
+        assert (await other.reset(7)).observation == one.first
+        assert await other.step("x") == await one.step("x")
+
+
+# Shows the request that loads it, and is rejected before it is asked for anything else.
+SPY = """
+import sys
+METADATA = 7
+class SpyEnv:
+ def reset(self, seed):
+  frame = sys._getframe()
+  while "request" not in frame.f_locals:
+   frame = frame.f_back
+  return repr(frame.f_locals["request"])
+ def step(self, action):
+  return "x", 0.0, True, False, {}
+"""
+
+
+async def test_judge_and_play_send_the_same_request(
+    pair: SandboxPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unlinted(source: str) -> None:
+        """Let the spy through."""
+
+    monkeypatch.setattr(pair, "lint", unlinted)
+    found = await Validator(pair).validate(SPY)
+    assert found.rung == "metadata"
+    (shown,) = found.first_observations
+    request = ast.literal_eval(shown)
+    async with await pair.spawn(SPY, seed=request["seed"], kwargs=request["kwargs"]) as instance:
+        assert instance.first == shown
 
 
 async def test_clock_passes_and_dates_work(pair: SandboxPool) -> None:

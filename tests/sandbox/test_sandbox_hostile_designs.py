@@ -112,12 +112,10 @@ while True:
 async def test_forged_tools_get_a_verdict(
     pair: SandboxPool, tools: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawn = pair.spawn
+    async def unlinted(source: str) -> None:
+        """Find nothing."""
 
-    async def unlinted(source: str, **options: object) -> object:
-        return await spawn(source, **options | {"lint": False})  # type: ignore[arg-type]
-
-    monkeypatch.setattr(pair, "spawn", unlinted)
+    monkeypatch.setattr(pair, "lint", unlinted)
     found = await judged(pair, FORGER % tools)
     assert found.rung in ("step", "criteria"), found
     assert "get_tools" in found.reason

@@ -230,7 +230,7 @@ async def test_five_hundred_lives_in_few_places(open_files: Callable[[], int]) -
             files = open_files()
 
         async def live(seed: int) -> None:
-            async with await pool.spawn(PEAK, reset_seed=seed) as instance:
+            async with await pool.spawn(PEAK, seed=seed) as instance:
                 await instance.step("4")
 
         for block in range(5):

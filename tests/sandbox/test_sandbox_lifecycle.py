@@ -50,7 +50,7 @@ async def begun(task: asyncio.Task[object], instance: Instance) -> None:
 async def test_pool_leaves_nothing(open_files: Callable[[], int]) -> None:
     before = open_files()
     async with SandboxPool(SandboxSettings(zygotes=2)) as pool:
-        instances = [await pool.spawn(PEAK, reset_seed=k) for k in range(8)]
+        instances = [await pool.spawn(PEAK, seed=k) for k in range(8)]
         pids = [pid for keeper in pool._keepers.values() for pid in family(keeper.pid)]
         assert len(pids) >= 10
         await instances[0].close()
@@ -129,7 +129,7 @@ async def test_many_lives_leave_figures_constant(open_files: Callable[[], int]) 
         before = open_files()
 
         async def live(seed: int) -> None:
-            async with await pool.spawn(PEAK, reset_seed=seed) as instance:
+            async with await pool.spawn(PEAK, seed=seed) as instance:
                 await instance.step("4")
 
         await asyncio.gather(*(live(k) for k in range(48)))

@@ -29,7 +29,7 @@ async def test_figures_stay_in_their_order_of_magnitude(features: tuple[str, ...
         spawns, steps, checks = [], [], []
         for seed in range(40):
             began = time.perf_counter()
-            instance = await pool.spawn(PEAK, reset_seed=seed)
+            instance = await pool.spawn(PEAK, seed=seed)
             spawns.append(time.perf_counter() - began)
             await instance.close()
         async with await pool.spawn(ECHO) as instance:
@@ -41,7 +41,7 @@ async def test_figures_stay_in_their_order_of_magnitude(features: tuple[str, ...
             began = time.perf_counter()
             assert (await Validator(pool).validate(PEAK, max_turns=4)).ok
             checks.append(time.perf_counter() - began)
-        live = await asyncio.gather(*(pool.spawn(PEAK, reset_seed=k) for k in range(200)))
+        live = await asyncio.gather(*(pool.spawn(PEAK, seed=k) for k in range(200)))
         shares = [_proportional(instance.pid) for instance in live]
         await asyncio.gather(*(instance.close() for instance in live))
     # best quarter, because other work on the machine only ever adds
