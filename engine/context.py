@@ -1,4 +1,4 @@
-"""What a role is given by whoever hosts it. ``roles.base`` hands it on to the roles' authors."""
+"""The context that a host gives to a role. ``roles.base`` re-exports it for authors of roles."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from engine.config import Config
 
 @dataclass(frozen=True)
 class RoleContext:
-    """What a role is given. ``directory`` is the run directory, or a scratch one on another host.
+    """The recipe, the bus and the services of one role.
 
-    ``shared`` holds what the roles of one process share (``"pool"``: InferencePool, ``"sandbox"``:
+    ``directory`` is the run directory, or a scratch one on another host. ``shared`` holds the services of the
+    process (``"pool"``: InferencePool, ``"sandbox"``:
     SandboxPool), built by the host of the roles before they start.
     """
 

@@ -1,4 +1,4 @@
-"""Recipes: TOML files decoded into the Structs of ``engine.config``, with errors a person can act on.
+"""Recipes: TOML files decoded into the Structs of ``engine.config``, with errors that name the remedy.
 
 A recipe may say ``extends = "other.toml"`` (relative to itself); its tables are laid over the other's, key
 by key, and lists replace lists. Overrides from the command line (``learner.optimizer.learning_rate=1e-4``)

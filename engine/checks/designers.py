@@ -1,4 +1,4 @@
-"""What types cannot say about who designs: the kinds of designer, repair, and designs of one prompt."""
+"""Rules for ``[designer]`` that types cannot express: kinds of designer, repair, designs per ticket."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _endpoint(endpoint: EndpointConfig, sampling: str, reply: int) -> Iterator[P
 
 
 def _is_url(text: str) -> bool:
-    """Whether ``text`` is an address of a host that can be asked."""
+    """Return whether ``text`` is an HTTP URL with a host."""
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

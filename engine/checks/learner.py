@@ -62,7 +62,8 @@ def _published(config: Config) -> Iterator[Problem]:
 def longest_reply(config: Config) -> float:
     """Return the seconds that the longest reply which is trained may take.
 
-    What misses its deadline is drawn again: where long replies do, only short ones would be trained.
+    A reply that misses its deadline is sampled again. If long replies missed it, only short ones would be
+    trained.
     """
     replies = [config.agent.sampling]
     if config.designer.kind == "policy":

@@ -1,4 +1,4 @@
-"""What types cannot say about a recipe: ranges, and settings that contradict each other.
+"""Rules for a recipe that types cannot express: ranges, and settings that contradict each other.
 
 Each rule yields (dotted key, complaint). A complaint says why the value cannot work and what would.
 """
@@ -35,9 +35,7 @@ def check(config: Config) -> list[Problem]:
 
 
 def is_bus_url(url: str) -> bool:
-    """Whether ``url`` names a host, and a port if any, in a scheme that the bus speaks; or, separated by
-    commas, several servers of a cluster.
-    """
+    """Return whether ``url`` is a NATS URL with a host, or several of them separated by commas."""
     return all(_is_server_url(part.strip()) for part in url.split(","))
 
 

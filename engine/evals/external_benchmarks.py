@@ -79,7 +79,7 @@ class Foreign(NamedTuple):
 
 
 def installed(package: str) -> bool:
-    """Whether ``package`` (``reasoning_gym`` or ``gem``) can be imported here."""
+    """Return whether ``package`` (``reasoning_gym`` or ``gem``) can be imported here."""
     return importlib.util.find_spec(package) is not None
 
 

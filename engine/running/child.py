@@ -33,9 +33,10 @@ _OURS = {GUARDED: "1", "PYTHONSAFEPATH": "1"}
 
 
 class Budget:
-    """Counts crashes: more than ``crashes`` within ``seconds`` are too many, and so are more than ``crashes``
-    in a row, however far apart, at each of which the child had not got beyond where it was at one before.
-    Pure but for the times given.
+    """Counts the crashes of a child and decides whether it may start again. Pure; times are arguments.
+
+    More than ``crashes`` within ``seconds`` are too many. So are more than ``crashes`` in a row without
+    progress between them, however far apart they are.
     """
 
     def __init__(self, crashes: int = 3, seconds: float = 600.0) -> None:
@@ -45,8 +46,9 @@ class Budget:
         self.in_place = 0  # crashes in a row without progress
 
     def crashed(self, now: float, point: int | None = None) -> float | None:
-        """Note a crash at ``now``, when the child had got as far as ``point`` (None: nobody knows); return
-        the seconds to wait before a restart, None when the budget is spent.
+        """Record a crash at ``now``, when the child had reached ``point`` (None: unknown).
+
+        Returns the seconds to wait before a restart, None when the budget is spent.
         """
         self._crashes.append(now)
         while self._crashes[0] < now - self._seconds:
@@ -145,8 +147,9 @@ async def keep_running(
 
 
 def died(name: str, status: int, log: Path, *, point: int | None = None, times: int = 0) -> SpadeError:
-    """Explain a child that will not run, with the last lines of its output. It had got as far as the round
-    ``point``, and ended so many ``times`` in a row without getting further.
+    """Explain a child that will not be started again, with the last lines of its output.
+
+    It had reached round ``point`` and ended ``times`` times in a row without progress.
     """
     how = f"was ended by signal {status - 128}" if status > 128 else f"ended with status {status}"
     if times > 1 and point is not None:

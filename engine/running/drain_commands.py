@@ -1,9 +1,9 @@
-"""Orders to the roles of a run: drain, resume.
+"""Drain and resume commands to the roles of a run.
 
-They are facts of the stream EVENT, so an order is as durable as the work it is about: a role that is
-reconnecting when it is given, or whose broker is away, reads it afterwards. For a role that starts, the last
-one says whether there is still a run to work for. What only listens (strangers' roles) is told on
-``ctl.all`` as well, once.
+A command is a fact in the stream EVENT, so it is as durable as the work that it concerns: a role that was
+disconnected when the command was given reads it afterwards. A role that starts reads the last command to
+learn whether the run still goes on. The same command is also sent once on ``ctl.all``, for roles that only
+listen.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ Command = Literal["drain", "resume"]
 
 
 class Standing(NamedTuple):
-    """Whether the run drains (or has drained, and was not resumed), and the sequence of EVENT from which on
-    further orders come.
+    """The state that the commands so far leave a run in.
+
+    ``drains`` is true when the run drains, or has drained and was not resumed. ``start`` is the sequence in
+    EVENT at which further commands begin.
     """
 
     drains: bool
@@ -33,9 +35,10 @@ class Standing(NamedTuple):
 
 
 async def give(bus: Bus, command: Command, roles: Sequence[str] = (), *, closing: bool = False) -> int:
-    """Order ``roles``, all when empty, and return the order's sequence in EVENT, when it is stored.
+    """Store a command to ``roles`` (all when empty) and return its sequence in EVENT.
 
-    ``closing`` says that the others' turn will come: who starts from now on does nothing. Raises BusError.
+    ``closing`` announces that the other roles will follow: a role that starts afterwards does no work.
+    Raises BusError.
     """
     names = tuple(roles)
     sequence = await bus.publish(
@@ -46,8 +49,9 @@ async def give(bus: Bus, command: Command, roles: Sequence[str] = (), *, closing
 
 
 async def standing(bus: Bus) -> Standing:
-    """Return what holds for a role that starts now. That roles were drained alone, to go on elsewhere, holds
-    for nobody who starts. Raises BusError.
+    """Return the state for a role that starts now.
+
+    A drain of single roles, which go on elsewhere, does not concern it. Raises BusError.
     """
     held = Standing(drains=False, start=1)
     async for record in bus.replay("EVENT", tails=(TAIL,)):
@@ -60,7 +64,7 @@ async def standing(bus: Bus) -> Standing:
 
 
 def drains(message: Message, role: str) -> bool:
-    """Whether ``message`` orders a drain of ``role``; the role "" stands for the whole run."""
+    """Return whether ``message`` drains ``role``; the role "" stands for the whole run."""
     if not isinstance(message, RunOrdered) or message.command != "drain":
         return False
     return not message.roles or role in message.roles
@@ -69,9 +73,9 @@ def drains(message: Message, role: str) -> bool:
 async def heed(
     bus: Bus, role: str, draining: anyio.Event, *, start: int, log: structlog.stdlib.BoundLogger
 ) -> None:
-    """Set ``draining`` when an order from sequence ``start`` on drains ``role`` ("": the whole run).
+    """Set ``draining`` when a command from sequence ``start`` on drains ``role`` ("": the whole run).
 
-    Runs for ever. Raises BusError.
+    Runs until it is cancelled. Raises BusError.
     """
     async with bus.follow("EVENT", start=start, tails=(TAIL,)) as records:
         async for record in records:

@@ -1,4 +1,4 @@
-"""What a recipe will start, before it does: processes, command lines, ports and an estimate of memory."""
+"""The plan of a run for ``--dry-run``: processes, command lines, ports and an estimate of memory."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _adoptable(config: Config, url: str) -> str:
 
 
 def _model(config: Config) -> str:
-    """What stands for the model's directory: one that is built or unpacked has none before that."""
+    """Return the model's directory, or a placeholder for a model that is built or unpacked at the start."""
     path = config.model.path
     return "MODEL" if not path or path.startswith((models.WARMSTART, models.PACKAGE)) else path
 

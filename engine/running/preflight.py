@@ -1,4 +1,4 @@
-"""What happens before a run starts: ports, flags, disk, and the model it begins with."""
+"""Preflight: checks of ports, flags and files before a run starts, and preparation of its model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ MODEL_MARK = "model: "
 
 
 def check_start(config: Config) -> None:
-    """Check what needs no process: roles, ports, programs, files, a model. Raises ConfigError."""
+    """Check everything that needs no process: roles, plug-ins, ports, programs, files, the model.
+
+    Raises ConfigError.
+    """
     roles = [load(name) for name in config.run.roles]
     registry.require_owners(config.plugins, config.reward.variant)
     for key, port in ports(config):
@@ -69,7 +72,7 @@ def check_start(config: Config) -> None:
 
 
 def _require_keys(config: Config) -> None:
-    """Check that this host has what it logs in to the bus with."""
+    """Check that the keys and certificates for the bus exist on this host."""
     table = config.bus
     if table.ca and not Path(table.ca).expanduser().is_file():
         raise ConfigError(f"bus.ca = {table.ca!r} is no file.", remedy="Name a PEM file of the broker's CA.")
@@ -88,7 +91,7 @@ def _require_keys(config: Config) -> None:
 
 
 def _files(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield what the roles of this host will read, with the key that names each."""
+    """Yield the sources that the roles of this host will read, each with the key that names it."""
     if "designer" in config.run.roles:
         corpus = config.designer.corpus
         if isinstance(corpus, str):
@@ -112,7 +115,7 @@ def ports(config: Config) -> Iterator[tuple[str, int]]:
 
 
 def _starts_frozen(config: Config) -> bool:
-    """Whether this host starts the server of a frozen designer."""
+    """Return whether this host starts the server of a frozen designer."""
     designer = config.designer
     return designer.kind == "frozen" and not designer.frozen.url and "designer" in config.run.roles
 
@@ -132,7 +135,7 @@ def _require_free(key: str, port: int) -> None:
 async def prepare_model(config: Config, directory: RunDirectory, say: Callable[[str], None]) -> Path:
     """Return the directory of the starting model, building or unpacking it in a process of its own.
 
-    torch stays out of the calling process. Raises SpadeError with what the process said.
+    torch is not imported in the calling process. Raises SpadeError with the output of the process.
     """
     command = [sys.executable, "-m", "engine.cli", "warmstart", str(directory.config_file)]
     return await _model_of(command, directory.logs / "warmstart.out", say)
@@ -175,7 +178,7 @@ def _forget(log: Path) -> None:
 
 
 def resolve_with_progress(config: Config, directory: Path, say: Callable[[str], None]) -> Path:
-    """Resolve the model in this process, telling about a warm start as it goes. Raises ConfigError."""
+    """Resolve the model in this process and report the progress of a warm start. Raises ConfigError."""
     if config.model.path.startswith(models.WARMSTART):
         from engine.training import warmstart
 

@@ -45,7 +45,7 @@ State = Literal["starting", "running", "draining", "stopped"]
 
 
 class RoleLike(Protocol):
-    """What a host asks of a role (``roles.base.Role`` offers it)."""
+    """The interface of a role that its host uses; ``roles.base.Role`` implements it."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
@@ -59,7 +59,7 @@ class RoleLike(Protocol):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What the state bucket says about a run: its recipe, where its directory and its model are."""
+    """The entry of a run in the state bucket: its recipe, and where its directory and its model are."""
 
     config: Config
     host: str
@@ -95,9 +95,9 @@ def load(name: str) -> type[RoleLike]:
 async def services(
     config: Config, bus: Bus, needs: frozenset[str], tasks: TaskGroup
 ) -> AsyncIterator[dict[str, Any]]:
-    """Offer what the roles of this process share; only what some role ``needs`` is built.
+    """Build the services that the roles of this process need, and no others.
 
-    Tasks of the services run in ``tasks``. Raises ConfigError for a need that nobody offers.
+    Tasks of the services run in ``tasks``. Raises ConfigError for an unknown need.
     """
     unknown = needs - {"pool", "sandbox"}
     if unknown:
@@ -177,7 +177,7 @@ class Host:
         return "draining" if draining else self.state
 
     def _hello(self) -> RoleHello:
-        """Return what is said of the role; ``slots`` and ``version`` are attributes a role may have."""
+        """Return the role's presence entry; ``slots`` and ``version`` are optional attributes of a role."""
         role = self._role
         return RoleHello(
             role=role.name,
@@ -207,8 +207,9 @@ def instance_name(role: str) -> str:
 
 
 def login(role: str, *, token: str = "", credentials: str = "", ca: str = "") -> dict[str, Any]:
-    """Return how ``role`` logs in, as arguments of ``bus.connect``. ``credentials`` is its key file or a
-    directory of keys. Raises BusError when there is no such key.
+    """Return the login of ``role`` as arguments of ``bus.connect``.
+
+    ``credentials`` is its key file or a directory of keys. Raises BusError when there is no such key.
     """
     return {
         "token": token,
@@ -265,8 +266,9 @@ async def serve_role(
     credentials: str = "",
     ca: str = "",
 ) -> None:
-    """Run one role alone in this process until it ends, a drain is ordered, or a signal comes; nothing at
-    all while the run drains (:mod:`engine.running.drain_commands`).
+    """Run one role alone in this process until it ends, a drain is ordered, or a signal comes.
+
+    Returns at once while the run drains (:mod:`engine.running.drain_commands`).
 
     ``secret`` is the token of the bus, ``credentials`` the key of the role (a file, or a directory of keys).
 
@@ -308,9 +310,9 @@ async def serve_role(
 
 
 def _followed(role_class: type[RoleLike]) -> bool:
-    """As one of several processes of a role, but not the first: do what that one says until it ends.
+    """Follow rank 0 until it ends, if this process is a later rank of a role; return whether it was.
 
-    Such a process is not on the bus, and it outlives no launcher.
+    A following rank is not on the bus, and it ends with its launcher.
     """
     follow = getattr(role_class, "follow", None)
     if follow is None or os.environ.get("RANK", "0") == "0":
@@ -337,7 +339,7 @@ async def _drain_on_signal(draining: anyio.Event) -> None:
 
 
 def die_with_parent(*, always: bool = False) -> None:
-    """When this process was started by a guardian, or ``always``: be killed with the parent (Linux)."""
+    """Let the kernel kill this process when its parent ends, if a guard started it or ``always`` (Linux)."""
     if always or os.environ.get(GUARDED):
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -80,7 +80,7 @@ def run(path: Path, overrides: Sequence[str], console: Console, *, resume: str =
 
 
 def is_complete(directory: RunDirectory, config: Config) -> bool:
-    """Whether an earlier life of this run noted that it reached its end, and no more steps are asked for."""
+    """Return whether the run has reached its end and the recipe asks for no more steps."""
     if not directory.database.exists():
         return False
     connection = history.open_for_reading(directory.database)

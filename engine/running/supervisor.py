@@ -1,8 +1,8 @@
-"""The supervisor: starts what a run consists of, waits for its end or a signal, drains, leaves nothing.
+"""The supervisor: starts all parts of a run, waits for its end or a signal, drains, and cleans up.
 
-Order of a start: checks that need no process, the broker, the recorder, the shared services, the roles
-(the learner as a child process). Order of a drain: those who use the inference pool first, then the rest,
-the servers last; what is not done in time is cancelled. Then the last events are recorded.
+A start begins with checks that need no process; then come the broker, the recorder, the shared services and
+the roles (the learner as a child process). A drain begins with the roles that use the inference pool; the
+servers are last. A role that is late is cancelled. Then the last events are recorded.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ _LAUNCHERS = ("python", "accelerate", "torchrun")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the bus of a run is and how to log in; kept in ``bus.json`` (readable by the owner only) for
-    roles on this host. ``credentials`` and ``ca`` are paths, empty for a token.
+    """The address and the login of a run's bus.
+
+    ``bus.json`` keeps it (readable by the owner only) for roles on this host. ``credentials`` and ``ca`` are
+    paths, empty for a token.
     """
 
     url: str
@@ -126,7 +128,7 @@ class Supervisor:
         return "complete" if self._complete else "stopped"
 
     def statistics(self) -> dict[str, float]:
-        """Roles that run and roles that have ended."""
+        """Return the numbers of roles in all and of roles that have ended."""
         ended = sum(event.is_set() for event in self._ended.values())
         return {"roles": float(len(self._ended)), "roles_ended": float(ended)}
 
@@ -178,7 +180,7 @@ class Supervisor:
     async def _on_bus(self, bus: Bus, address: Address) -> None:
         origin = Origin(self.config, socket.gethostname(), str(self.directory.root), str(self._model))
         await role_host.put_origin(bus, origin)
-        resumed = await drain_commands.give(bus, "resume")  # who starts on it finds the recipe of now
+        resumed = await drain_commands.give(bus, "resume")  # a role that reads it finds the current recipe
         _write_private(self.directory.root / "bus.json", msgspec.json.encode(address))
         self.log.info("bus.ready", url=address.url)
         recorder = Recorder(bus, self.directory.database)
@@ -188,7 +190,7 @@ class Supervisor:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(recorder.run)
                 tasks.start_soon(self._watch_run, recorder)
-                # a drain that somebody orders on the bus is one of this run
+                # a drain ordered on the bus stops this run
                 tasks.start_soon(
                     partial(drain_commands.heed, bus, "", self._stop, start=resumed + 1, log=self.log)
                 )
@@ -207,7 +209,7 @@ class Supervisor:
             recorder.close()
 
     async def _beat(self, bus: Bus, parts: Mapping[str, Any]) -> None:
-        """Tell once a second about what the roles of this process share: queue depths, counts, rates."""
+        """Publish the gauges of the shared services once per second: queue depths, counts, rates."""
         while True:
             gauges = {
                 f"{name}.{key}": value
@@ -274,7 +276,7 @@ class Supervisor:
         return await anyio.to_thread.run_sync(history.last_trained, self.directory.database)
 
     def _note_end(self, name: str) -> None:
-        """A role may be drained alone, to go on elsewhere; that the run is without it must be seen."""
+        """Record the end of a role; warn when it was drained alone and the run goes on without it."""
         self._ended[name].set()
         if self._stop.is_set() or self._draining[name].is_set():
             self.log.info("role.ended", role=name)
@@ -293,7 +295,9 @@ class Supervisor:
                 await drain_commands.give(bus, "drain", names, closing=True)
                 for name in names:
                     await self._ended[name].wait()
-        with anyio.move_on_after(TELL_SECONDS) as telling:  # also when ours are late: others wait elsewhere
+        with anyio.move_on_after(
+            TELL_SECONDS
+        ) as telling:  # also after a late drain: roles on other hosts wait for it
             await drain_commands.give(bus, "drain")
         if telling.cancelled_caught:
             self.log.warning("drain.untold", remedy="Stop roles on other hosts by a signal.")
@@ -302,7 +306,7 @@ class Supervisor:
             self.log.warning("drain.late", roles=late, seconds=seconds)
 
     async def _watch_run(self, recorder: Recorder) -> None:
-        """Once a second: read where the run stands, show it, notice its end."""
+        """Once per second, read the status of the run, show it, and detect its end."""
         suites = [suite.name for suite in self.config.evaluator.suites]
         awaited = suites if "evaluator" in self._roles else []
         connection = history.open_for_reading(self.directory.database)
