@@ -44,7 +44,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kill-seed", type=int, default=18, help="kill them at the points of this seed")
     group.addoption("--chaos-kills", type=int, default=12, help="kill -9 so many processes (default 12)")
     group.addoption("--chaos-seed", type=int, default=0, help="repeat the schedule of this seed")
-    group.addoption("--soak-seconds", type=float, default=0.0, help="length of the soak test (default: none)")
     group.addoption(
         "--fuzz-programs", type=int, default=300, help="mutated programs to validate (default 300)"
     )

@@ -26,8 +26,7 @@ import psutil
 import bus
 from bus.messages import ServerServing
 from engine.bench import rollout_model
-from engine.bench.figures import quantile
-from engine.bench.machine import Load, Machine, Meter, describe
+from engine.bench.harness import Load, LoadMeter, Machine, describe, quantile
 from engine.bench.rollout_stage import (
     Actor,
     Bare,
@@ -181,7 +180,7 @@ async def measure(work: Work, say: Say, model: str = "") -> Figures:
 
     Raises SpadeError when vLLM or the broker cannot be started, or when a play goes wrong.
     """
-    meter = Meter()
+    meter = LoadMeter()
     with tempfile.TemporaryDirectory(prefix="spade-bench-rollout-") as name:
         scratch = Path(name)
         directory = await anyio.to_thread.run_sync(_model, scratch, model)
@@ -387,7 +386,7 @@ async def _crowd(work: Work, scratch: Path, directory: Path) -> Crowd:
         anyio.create_task_group() as tasks,
     ):
         seen: list[_Wake] = []
-        meter, own = Meter(), time.process_time()
+        meter, own = LoadMeter(), time.process_time()
         tasks.start_soon(_probe, seen, stage.role)
         wanted = requests("crowd", episodes=work.crowd, turns=work.crowd_turns, words=work.words, seed=0)
         phase = await engine_phase(stage.bus, stage.actor, wanted)

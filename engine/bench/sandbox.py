@@ -1,4 +1,4 @@
-"""How fast the sandbox is, and how fast other ways of running generated programs are, in one sitting."""
+"""``spade bench sandbox``: spawns, steps, memory and kills of the sandbox on this machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from engine.bench.figures import quantile
-from engine.bench.machine import Load, Machine, Meter, describe
-from engine.bench.sandbox_peers import Peer, measure_peers
+from engine.bench.harness import Load, LoadMeter, Machine, describe, own_cpu_seconds, quantile
 
 if TYPE_CHECKING:
     from sandbox import Instance, SandboxPool
@@ -38,9 +36,9 @@ class SleepEnv:
 _DEADLINE = 0.25
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured: spawns and steps one after another, seconds of each throughput, live instances,
-    kills of each kind, spawns of each peer (ten times as many of the peers without processes).
+class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Amount of work: spawns and steps in sequence, seconds of each throughput, live instances, kills of each
+    kind.
     """
 
     spawns: int = 300
@@ -48,19 +46,18 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 3.0
     live: int = 500
     kills: int = 10
-    peers: int = 30
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sandbox did. Milliseconds, counts a second, MB (2**20 bytes).
+class SandboxFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of the sandbox in milliseconds, per second, and MB (2**20 bytes).
 
-    ``spawn_*`` is from the call to the first observation, one after another; ``spawns_per_s`` counts
-    spawn, reset and kill with several at once, ``spawn_cpu_ms`` the CPU time of one of them in all processes,
-    which a busy machine distorts least. ``step_*`` is a round trip to an instance that was just used,
-    ``step_cold_*`` to one of ``live`` others in turn. ``pss_mb_per_env`` is None where the kernel hides it;
-    ``mb_per_env`` is what the host's available memory fell by. ``kill_after_deadline_ms`` is from the
-    deadline of a sleeping program, on the wall clock, to the moment its process was reaped;
-    ``kill_over_budget_ms`` the CPU time that a spinning program got beyond its budget.
+    ``spawn_*``: from the call to the first observation, in sequence. ``spawns_per_s``: spawn, reset and kill
+    with several in parallel; ``spawn_cpu_ms``: CPU time of one of those in all processes, which load
+    distorts least. ``step_*``: a round trip to an instance in use; ``step_cold_*``: to each of ``live``
+    instances in turn. ``pss_mb_per_env`` is None where the kernel hides it; ``mb_per_env``: the fall
+    of the host's available memory per instance.
+    ``kill_after_deadline_ms``: from the wall deadline of a sleeping program until its process was reaped.
+    ``kill_over_budget_ms``: CPU time of a spinning program beyond its budget.
     """
 
     level: int
@@ -78,13 +75,12 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     kill_after_deadline_ms: float
     kill_after_deadline_max_ms: float
     kill_over_budget_ms: float
-    peers: dict[str, Peer]
     machine: Machine
     load: Load
 
 
-def sample() -> list[tuple[str, str]]:
-    """Return (program, plausible action) pairs of ours: small games such as a model writes."""
+def _programs() -> list[tuple[str, str]]:
+    """Return (program, plausible action) pairs: built-in games of the size that a model writes."""
     from engine import seeds
     from sandbox import probes
 
@@ -95,8 +91,8 @@ def sample() -> list[tuple[str, str]]:
     ]
 
 
-def proportional(pid: int) -> int | None:
-    """Return the bytes of memory that count for ``pid``, shared pages divided; None where it is hidden."""
+def _proportional(pid: int) -> int | None:
+    """Return the proportional set size of ``pid`` in bytes, or None where the kernel hides it."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -104,24 +100,13 @@ def proportional(pid: int) -> int | None:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), None)
 
 
-def zygotes(pool: SandboxPool) -> list[int]:
-    """Return the process ids of the zygotes: the outer process of each and, in its namespace, the inner."""
-    found = []
-    for keeper in pool._keepers.values():
-        found.append(keeper.pid)
-        inner = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
-        # without a namespace of its own the children of a zygote are instances
-        found += map(int, inner) if len(inner) == 1 else ()
-    return found
-
-
-async def measure(work: Work | None = None) -> Figures:
-    """Measure the sandbox with its usual settings, then its peers. Raises SandboxUnavailable."""
+async def measure(work: SandboxOptions | None = None) -> SandboxFigures:
+    """Measure the sandbox with its default settings. Raises SandboxUnavailable."""
     from sandbox import SandboxPool, SandboxSettings, host
 
-    work = work or Work()
-    programs = sample()
-    meter = Meter()
+    work = work or SandboxOptions()
+    programs = _programs()
+    meter = LoadMeter()
     async with SandboxPool(SandboxSettings(max_live=work.live + 64)) as pool:
         level = pool.report.level
         spawn = await _spawn_times(pool, programs, work.spawns)
@@ -130,14 +115,13 @@ async def measure(work: Work | None = None) -> Figures:
         before = host.memory()["MemAvailable"]
         crowd = await _crowd(pool, programs, min(work.live, pool.max_live))
         fallen = (before - host.memory()["MemAvailable"]) / len(crowd)
-        shares = [share for one in crowd[:: max(1, len(crowd) // 50)] if (share := proportional(one.pid))]
+        shares = [share for one in crowd[:: max(1, len(crowd) // 50)] if (share := _proportional(one.pid))]
         cold = await _cold_steps(crowd)
         async with anyio.create_task_group() as group:
             for one in crowd:
                 group.start_soon(one.close)
     late, over = await _kills(work.kills)
-    peers = await measure_peers([source for source, _ in programs], spawns=work.peers)
-    return Figures(
+    return SandboxFigures(
         level=level,
         spawn_p50_ms=_ms(quantile(spawn, 0.5)),
         spawn_p99_ms=_ms(quantile(spawn, 0.99)),
@@ -153,7 +137,6 @@ async def measure(work: Work | None = None) -> Figures:
         kill_after_deadline_ms=_ms(statistics.median(late)),
         kill_after_deadline_max_ms=_ms(max(late)),
         kill_over_budget_ms=_ms(statistics.median(over)),
-        peers=peers,
         machine=describe(("numpy", "uvloop")),
         load=meter.stop(),
     )
@@ -176,27 +159,24 @@ async def _spawn_times(pool: SandboxPool, programs: Sequence[tuple[str, str]], c
 async def _spawn_rate(
     pool: SandboxPool, programs: Sequence[tuple[str, str]], seconds: float
 ) -> tuple[float, float]:
-    """Spawn, reset and close by several tasks at once; return how many a second, and CPU seconds of one."""
-    done, spent = 0, 0.0
-    parents = [os.getpid(), *zygotes(pool)]
-    before = sum(map(_cpu, parents))
+    """Spawn, reset and close in parallel; return spawns per second and CPU seconds per spawn."""
+    done, before = 0, own_cpu_seconds()
     began = time.perf_counter()
     numbers = itertools.count()
 
     async def work() -> None:
-        nonlocal done, spent
+        nonlocal done
         while time.perf_counter() - began < seconds:
             number = next(numbers)
             instance = await pool.spawn(programs[number % len(programs)][0], seed=number)
             await instance.close()
             done += 1
-            spent += instance.cpu
 
     async with anyio.create_task_group() as group:
         for _ in range(4 * len(os.sched_getaffinity(0))):
             group.start_soon(work)
     rate = done / (time.perf_counter() - began)
-    return rate, (spent + sum(map(_cpu, parents)) - before) / done
+    return rate, (own_cpu_seconds() - before) / done
 
 
 _ECHO = """class EchoEnv:
@@ -207,8 +187,8 @@ _ECHO = """class EchoEnv:
 """
 
 
-async def _step_times(pool: SandboxPool, work: Work) -> tuple[list[float], float]:
-    """Return round trips one after another, and steps a second with up to 64 instances at once."""
+async def _step_times(pool: SandboxPool, work: SandboxOptions) -> tuple[list[float], float]:
+    """Return sequential round trips in seconds, and steps per second with up to 64 instances in parallel."""
     times = []
     async with await pool.spawn(_ECHO) as instance:
         for _ in range(work.steps):
@@ -239,7 +219,7 @@ async def _crowd(pool: SandboxPool, programs: Sequence[tuple[str, str]], live: i
 
 
 async def _cold_steps(crowd: Sequence[Instance]) -> list[float]:
-    """Step every instance once, in turn; what the program thinks of the action does not matter."""
+    """Step every instance once, in turn; errors of the program do not matter."""
     from sandbox import EnvError
 
     times = []

@@ -26,7 +26,7 @@ import numpy as np
 import bus
 from bus.messages import PolicyPublished
 from engine.bench import weights_model
-from engine.bench.machine import Load, Machine, Meter, describe
+from engine.bench.harness import Load, LoadMeter, Machine, describe
 from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference import vllm_schema
 from engine.inference.process import serve
@@ -132,7 +132,7 @@ class _Made(msgspec.Struct, frozen=True):
 
 async def measure(work: Work, say: Say) -> Figures:
     """Measure everything. Raises SpadeError when vLLM or the broker cannot be started."""
-    meter = Meter()
+    meter = LoadMeter()
     with tempfile.TemporaryDirectory(prefix="spade-bench-weights-") as name:
         scratch = Path(name)
         large = None
@@ -156,7 +156,7 @@ async def _measure(
     large: weights_model.Simulated | None,
     learner: bus.Bus,
     server: bus.Bus,
-    meter: Meter,
+    meter: LoadMeter,
 ) -> Figures:
     on_disk, on_bus = made
     whole = store.local_path(on_disk.policies[0].uri)

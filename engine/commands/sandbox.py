@@ -13,7 +13,6 @@ import typer
 from engine.errors import ConfigError, SpadeError
 
 if TYPE_CHECKING:
-    import msgspec
 
     from engine.config import SandboxConfig
     from sandbox import ProtectionReport, SandboxSettings, Verdict
@@ -268,23 +267,3 @@ def _judged(file: Path, verdict: Verdict) -> str:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def figures(found: msgspec.Struct, *, as_json: bool) -> str:
-    """A benchmark's figures as JSON, or one a line."""
-    import msgspec
-
-    facts = msgspec.to_builtins(found)
-    if as_json:
-        return json.dumps(facts, indent=2)
-    return "\n".join(_rows(facts, ""))
-
-
-def _rows(facts: dict[str, Any], prefix: str) -> list[str]:
-    rows: list[str] = []
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            rows += _rows(value, f"{prefix}{name}.")
-        else:
-            rows.append(f"{prefix + name:<44} {'-' if value is None else value}")
-    return rows

@@ -16,10 +16,8 @@ from sandbox_pools import emulated
 from sandbox_programs import ECHO, PEAK
 from sandbox_siege import HOSTS
 
-from engine.bench.sandbox import Work, measure
-from engine.bench.sandbox_soak import missed, soak
-from engine.errors import SpadeError
-from sandbox import SandboxPool, Validator, host
+from engine.bench.sandbox import SandboxOptions, measure
+from sandbox import SandboxPool, Validator
 
 
 @pytest.mark.slow
@@ -59,8 +57,8 @@ def _proportional(pid: int) -> int:
 
 @pytest.mark.slow
 async def test_the_benchmark_measures_all_it_promises() -> None:
-    work = Work(spawns=12, steps=30, seconds=0.2, live=16, kills=2, peers=2)
-    found = msgspec.to_builtins(await measure(work))
+    options = SandboxOptions(spawns=12, steps=30, seconds=0.2, live=16, kills=2)
+    found = msgspec.to_builtins(await measure(options))
     assert found["level"] >= 2
     assert found["live"] == 16
     for name in (
@@ -77,60 +75,6 @@ async def test_the_benchmark_measures_all_it_promises() -> None:
         assert 0 < found["pss_mb_per_env"] < 20
     assert found["kill_after_deadline_ms"] < 2000
     assert found["kill_over_budget_ms"] < 200
-    peers = found["peers"]
-    assert set(peers) == {"subprocess", "subprocess_numpy", "in_process", "thread_pool"}
-    assert all(peer["spawn_p50_ms"] > 0 and peer["steps_per_s"] > 0 for peer in peers.values())
-    assert [name for name, peer in peers.items() if peer["kill_after_deadline_ms"] is None] == [
-        "in_process",
-        "thread_pool",
-    ]
-
-
-@pytest.mark.slow
-async def test_a_soak_leaves_nothing() -> None:
-    found = await soak(live=20, seconds=1.2, think=0.05)
-    assert found.steps > 0
-    assert found.spawns > 0
-    assert found.leftovers == {"processes": 0, "descriptors": 0, "shared_memory": 0}
-    assert found.statistics["live"] == 0
-    assert 0 <= found.lag_p50_ms <= found.lag_p99_ms <= found.lag_max_ms
-    assert found.errors == {}
-
-
-@pytest.mark.parametrize(
-    ("lag", "slope", "left", "errors", "words"),
-    [
-        (49.9, 0.99, 0, 0, ()),
-        (0.0, -9.0, -1, 0, ()),
-        (50.0, 0.0, 0, 0, ("lag",)),
-        (float("nan"), 0.0, 0, 0, ("lag",)),
-        (1.0, 1.0, 0, 0, ("zygotes",)),
-        (1.0, 0.0, 2, 0, ("processes",)),
-        (60.0, 2.0, 1, 3, ("lag", "zygotes", "processes", "error EnvTimeout")),
-    ],
-)
-def test_the_target_of_a_soak(
-    lag: float, slope: float, left: int, errors: int, words: tuple[str, ...]
-) -> None:
-    slopes = {"engine": 0.0, "zygotes": slope}
-    assert missed(lag, slopes, {"processes": left, "descriptors": 0}, {"EnvTimeout": errors}) == words
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(0)
-async def test_a_long_soak_is_within_its_target(request: pytest.FixtureRequest) -> None:
-    """``--soak-seconds 600`` is the real thing: 1,000 instances that play at random."""
-    seconds: float = request.config.getoption("--soak-seconds")
-    if not seconds:
-        pytest.skip("only with --soak-seconds")
-    found = await soak(live=1000, seconds=seconds)
-    assert found.within_target, (found.missed, found)
-
-
-async def test_a_soak_beyond_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "bounds", lambda: {"memory": 9, "processes": 100})
-    with pytest.raises(SpadeError, match=r"carries 9 live instances \(bound: memory\)"):
-        await soak(live=20, seconds=1.0)
 
 
 _STREWN = """

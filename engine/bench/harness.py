@@ -1,23 +1,24 @@
-"""The machine under a measurement: what it is, and how much of it others used meanwhile."""
+"""Shared by the benchmarks: the machine and its load during a measurement, and simple statistics."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import platform
 import resource
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import msgspec
 import psutil
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What ran the measurement. ``cores`` are those this process may use, ``memory_gb`` is in GiB."""
+    """The machine that ran the measurement. ``cores`` counts those this process may use, ``memory_gb`` is in
+    GiB.
+    """
 
     system: str
     processor: str
@@ -28,10 +29,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Who used the machine during ``seconds`` of measuring, in cores.
+    """CPU use during ``seconds`` of measuring, in cores.
 
-    ``own`` is this process with all its children, ``others`` everybody else, ``steal`` what the host took
-    away. ``average`` is the load average (1, 5, 15 minutes) at the end.
+    ``own`` is this process with all its children, ``others`` every other process, ``steal`` the time that the
+    hypervisor took. ``average`` is the load average (1, 5, 15 minutes) at the end.
     """
 
     seconds: float
@@ -42,7 +43,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(packages: Iterable[str] = ()) -> Machine:
-    """Return what this machine is, with the installed versions of ``packages`` (absent ones left out)."""
+    """Describe this machine, with the versions of those of ``packages`` that are installed."""
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         processor=_processor(),
@@ -71,11 +72,6 @@ def cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def fingerprint(settings: Any) -> str:
-    """Return 12 hex digits over ``settings`` (anything msgspec encodes): same settings, same digits."""
-    return hashlib.sha256(msgspec.json.encode(settings, order="deterministic")).hexdigest()[:12]
-
-
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -85,22 +81,42 @@ def _processor() -> str:
     return next(names, platform.machine())
 
 
-class Meter:
+class Spread(msgspec.Struct, frozen=True):
+    """Median and range over ``runs`` repetitions."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the median and the range of ``values``, which must not be empty."""
+    return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return a quantile of ``values`` by nearest rank, or 0 when there are none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+class LoadMeter:
     """Measures a :class:`Load` between :meth:`start` (made at creation) and :meth:`stop`."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """Begin anew."""
-        self._begin = (monotonic(), *_busy(), _own_seconds())
+        """Restart the measurement."""
+        self._begin = (monotonic(), *_busy(), own_cpu_seconds())
 
     def stop(self) -> Load:
         """Return the load since the start; may be called again."""
         began, busy, steal, own = self._begin
         seconds = max(monotonic() - began, 1e-9)
         busy_now, steal_now = _busy()
-        mine = max(0.0, _own_seconds() - own) / seconds
+        mine = max(0.0, own_cpu_seconds() - own) / seconds
         return Load(
             seconds=round(seconds, 3),
             own=round(mine, 3),
@@ -111,7 +127,7 @@ class Meter:
 
 
 def _busy() -> tuple[float, float]:
-    """Return the seconds all cores spent working since boot, and those the host took away."""
+    """Return seconds since boot, over all cores: busy, and taken by the hypervisor."""
     times = psutil.cpu_times()
     steal = float(getattr(times, "steal", 0.0))
     idle = times.idle + getattr(times, "iowait", 0.0)
@@ -120,7 +136,7 @@ def _busy() -> tuple[float, float]:
     return sum(times) - idle - steal - guest, steal
 
 
-def _own_seconds() -> float:
+def own_cpu_seconds() -> float:
     """Return the CPU seconds of this process, its ended children and all its living descendants."""
     total = sum(
         usage.ru_utime + usage.ru_stime
