@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from bus.messages import RoundClosed, SampleReady, Segment, Span
 from engine.lineage import Version
 
 VOCABULARY = 64
 START = Version(0, 0)
-needs_deepspeed = pytest.mark.skipif(
-    find_spec("deepspeed") is None,
-    reason="DeepSpeed is not installed; to run this: DS_BUILD_OPS=0 .venv/bin/pip install --no-deps "
-    "--no-build-isolation deepspeed==0.19.8 hjson==3.1.0",
-)
 
 
 def make_policy(directory: Path, *, seed: int = 0, hidden: int = 64) -> Path:

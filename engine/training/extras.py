@@ -16,8 +16,6 @@ def require(learner: LearnerConfig) -> None:
         _need("bitsandbytes", f'learner.optimizer.kind = "{learner.optimizer.kind}"')
     if learner.lora.rank:
         _need("peft", f"learner.lora.rank = {learner.lora.rank}")
-    if "--use_deepspeed" in learner.launch:
-        _need("deepspeed", "learner.launch with --use_deepspeed")
     for name in learner.report_to:
         if name in _REPORTERS:
             _need(name, f'learner.report_to = ["{name}"]')

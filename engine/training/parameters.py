@@ -118,15 +118,10 @@ def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool = True
     return {"kind": _kind(optimizer), "groups": groups, "state": state}
 
 
-def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any] | None) -> None:
+def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any]) -> None:
     """Put back the moments that :func:`optimizer_state` returned; learning rate, betas and weight decay stay
     those of ``optimizer``, which come from the recipe. Raises SpadeError for the state of another.
     """
-    if saved is None:
-        raise SpadeError(
-            "The checkpoint was written under DeepSpeed and has no state of the optimiser",
-            remedy="Resume with DeepSpeed, or begin a new run at this checkpoint's exported weights.",
-        )
     parameters = dict(model.named_parameters())
     names = {parameter: name for name, parameter in parameters.items()}
     order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]

@@ -8,7 +8,7 @@ forward pass when one batch makes one step. When it makes several, the log-probs
 policy's) are those of the first step's own forward pass, and only what that step leaves out takes one more.
 
 On several ranks each computes its share of a batch (``engine.training.shares``) with whole weights (DDP) or
-sharded ones (FSDP2, DeepSpeed), as accelerate was told at the launch. What is called on rank 0 and needs all
+sharded ones (FSDP2), as accelerate was told at the launch. What is called on rank 0 and needs all
 of them is called on the others by its name (``engine.training.rank_worker``).
 """
 
@@ -34,7 +34,7 @@ from trl import import_utils as trl_imports
 from engine import malloc
 from engine.config import LearnerConfig
 from engine.errors import ConfigError, SpadeError
-from engine.training import adapted, checkpoint, extras, lora, zero
+from engine.training import adapted, checkpoint, extras, lora
 from engine.training.batch import Batch, MicroBatch
 from engine.training.checkpoint_tensors import Capsule
 from engine.training.command_queue import Closed, Feed
@@ -149,7 +149,6 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         total = torch.zeros((), device=self.accelerator.device)
         for index, micro in enumerate(micro_batches, start=1):
             last = index == len(micro_batches)
-            # DeepSpeed takes its step within the backward pass for which this is set.
             self.accelerator.gradient_state._set_sync_gradients(last)
             # Gradients of sharded weights are reduced at once: all of them would not fit on one rank.
             at_once = last or is_sharded(self.model)
@@ -244,11 +243,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._together("capture")
         keep = self._ranks.leads
         model = {name: whole(tensor, keep=keep) for name, tensor in kept(self.model).items()}
-        if self.is_deepspeed_enabled:
-            model |= zero.masters(self.model, self.optimizer, keep=keep)
-            optimizer = zero.optimizer_state(self.model, self.optimizer, keep=keep)
-        else:
-            optimizer = optimizer_state(self.model, self.optimizer, keep=keep)
+        optimizer = optimizer_state(self.model, self.optimizer, keep=keep)
         generators: dict[str, Any] = {
             "torch": torch.get_rng_state(),
             "python": random.getstate(),
@@ -265,10 +260,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def restore(self, capsule: Capsule, step: int) -> None:
         """Put back what :meth:`capture` returned at ``step``. Raises SpadeError when it does not fit."""
         put(kept(self.model), capsule.model)
-        if self.is_deepspeed_enabled:
-            zero.restore(self.model, self.optimizer, capsule.model, capsule.extra["optimizer"])
-        else:
-            restore_optimizer(self.model, self.optimizer, capsule.extra["optimizer"])
+        restore_optimizer(self.model, self.optimizer, capsule.extra["optimizer"])
         self.state.global_step = self._globalstep_last_logged = step
         if not self._ranks.leads:
             torch.manual_seed(self.args.seed + step * self._ranks.size + self._ranks.rank)
@@ -326,8 +318,6 @@ class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported
         broken = not all(
             torch.isfinite(local(gradient)).all() for gradient in gradients if gradient is not None
         )
-        # DeepSpeed has taken the step by now, or left it out, and has no gradients any more.
-        broken |= context["optimizer"].step_was_skipped
         if self._ranks.total(torch.tensor(float(broken))):
             raise SpadeError(
                 f"The gradient of step {state.global_step + 1} is not finite",
@@ -353,9 +343,7 @@ def arguments(learner: LearnerConfig, output: Path, *, seed: int) -> GRPOConfig:
     optimizer, gpu = learner.optimizer, torch.cuda.is_available()
     ours: dict[str, Any] = {
         "output_dir": str(output),
-        # with use_cpu accelerate leaves DeepSpeed out
-        "use_cpu": not (gpu or zero.launched()),
-        "ddp_backend": "gloo" if zero.launched() and not gpu else None,
+        "use_cpu": not gpu,
         "bf16": learner.precision == "bf16",
         "gradient_checkpointing": learner.gradient_checkpointing,
         "ddp_find_unused_parameters": False,
@@ -412,12 +400,8 @@ def build(
     """
     ranks = ranks or Ranks()
     extras.require(learner)
-    if zero.launched():
-        zero.prepare()
     transformers_logging.disable_progress_bar()
     settings = arguments(learner, output, seed=seed)
-    if settings.deepspeed_plugin is not None:
-        zero.require_stage(settings.deepspeed_plugin)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
         policy = AutoModelForCausalLM.from_pretrained(
@@ -452,18 +436,12 @@ def _require_what_was_launched(trainer: PolicyTrainer, ranks: Ranks) -> None:
             where="learner.launch",
             remedy="Launch with torchrun, or with accelerate launch --multi_gpu.",
         )
-    for name, wanted, got in (
-        ("FSDP2", os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true", trainer.accelerator.is_fsdp2),
-        ("DeepSpeed", zero.launched(), trainer.is_deepspeed_enabled),
-    ):
-        if wanted and not got:
-            raise ConfigError(
-                f"learner.launch asks for {name}, and accelerate works with {how.value} here",
-                where="learner.launch",
-                remedy="It needs GPUs (and --fsdp_version 2); without it every rank holds all weights.",
-            )
-    if trainer.is_deepspeed_enabled:
-        zero.require_agreement(trainer.accelerator.state.deepspeed_plugin)
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and not trainer.accelerator.is_fsdp2:
+        raise ConfigError(
+            f"learner.launch asks for FSDP2, and accelerate works with {how.value} here",
+            where="learner.launch",
+            remedy="It needs GPUs (and --fsdp_version 2); without it every rank holds all weights.",
+        )
 
 
 def _no_reward(**_: Any) -> list[float]:

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 from brokers import free_ports
-from learner_fakes import make_policy, needs_deepspeed, random_samples, round_closed
+from learner_fakes import make_policy, random_samples, round_closed
 
 from bus import Bus, connect, provision, serve
 from bus.messages import BatchTrained, PolicyPublished
@@ -44,10 +44,6 @@ def ranks_of(pid: int) -> list[psutil.Process]:
 
 
 TORCHRUN = ("torchrun", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port")
-DEEPSPEED = (
-    "accelerate", "launch", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
-    "--dynamo_backend", "no", "--use_deepspeed", "--zero_stage", "2", "--main_process_port",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -55,7 +51,6 @@ DEEPSPEED = (
     [
         pytest.param(TORCHRUN, "drained", marks=pytest.mark.slow, id="drained"),
         pytest.param(TORCHRUN, "killed", marks=pytest.mark.long, id="killed"),
-        pytest.param(DEEPSPEED, "drained", marks=[pytest.mark.long, needs_deepspeed], id="deepspeed"),
     ],
 )
 async def test_two_processes_are_one_learner(launch: tuple[str, ...], end: str, tmp_path: Path):

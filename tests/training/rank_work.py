@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import torch
-import transformers.training_args
 from learner_fakes import VOCABULARY, random_samples
 
 from engine.config import LearnerConfig, RoleTraining
@@ -56,33 +55,14 @@ def shard_on_cpu() -> None:
     state.AcceleratorState.__init__ = patched
 
 
-def spoil_a_gradient() -> None:
-    """Have this rank's first micro-batch give a gradient that is no number, from a loss that is one."""
-    from engine.training.trainer import PolicyTrainer
-
-    real = PolicyTrainer.compute_loss
-
-    def spoiled(self: Any, *arguments: Any, **named: Any) -> torch.Tensor:
-        loss = real(self, *arguments, **named)
-        loss.register_hook(lambda gradient: gradient * float("nan"))
-        return loss
-
-    PolicyTrainer.compute_loss = spoiled  # type: ignore[method-assign]
-
-
 def main(job: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     ranks = Ranks.launched()
     if job.get("sharded"):
         shard_on_cpu()
-    if job.get("bf16_on_cpu"):
-        # It works, and transformers asks for a GPU where accelerate may not be told of the CPU.
-        transformers.training_args.is_torch_bf16_gpu_available = lambda: True
     if not ranks.leads:
         if job.get("dies") == "follower":
             Share.__next__ = lambda _: os._exit(7)  # type: ignore[method-assign]
-        if job.get("spoiled"):
-            spoil_a_gradient()
         follow(ranks)
         return
     learner = msgspec.convert(job["learner"], LearnerConfig)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from learner_fakes import needs_deepspeed
 
 HERE = Path(__file__).parent
 LEARNER = {
@@ -55,26 +54,15 @@ def environment() -> dict[str, str]:
     return {**known, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def deepspeed(stage: int, precision: str = "no") -> dict[str, str]:
-    """What `accelerate launch --use_deepspeed --zero_stage N --mixed_precision P` sets."""
-    return {
-        "ACCELERATE_USE_DEEPSPEED": "true",
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage),
-        "ACCELERATE_MIXED_PRECISION": precision,
-    }
-
-
-def attempt(
-    job: dict[str, Any], place: Path, ranks: int, launch: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
+def attempt(job: dict[str, Any], place: Path, ranks: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*launched(ranks), *work(job, place)],
-        env=environment() | launch, capture_output=True, text=True, timeout=180, check=False,
+        env=environment(), capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
 
 
-def run(job: dict[str, Any], place: Path, ranks: int, launch: dict[str, str] | None = None) -> dict[str, Any]:
-    done = attempt(job, place, ranks, launch or {})
+def run(job: dict[str, Any], place: Path, ranks: int) -> dict[str, Any]:
+    done = attempt(job, place, ranks)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = torch.load(place.with_suffix(".pt"), weights_only=True)
     return found
@@ -181,94 +169,11 @@ def test_no_rank_outlives_another(dies: str, policy: Path, tmp_path: Path):
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", ["FSDP", pytest.param("DEEPSPEED", marks=needs_deepspeed)])
-def test_sharded_ranks_publish_the_adapters_of_one(how: str, policy: Path, tmp_path: Path):
+def test_sharded_ranks_publish_the_adapters_of_one(policy: Path, tmp_path: Path):
     learner = {**LEARNER, "lora": {"rank": 4, "alpha": 8.0, "publish": "adapter"}}
     job = {"learner": learner, "policy": str(policy), "home": str(tmp_path), "batches": BATCHES[:1]}
     expected = run(job, tmp_path / "one", 1)
     assert all(".lora_" in name for name in expected["looks"][0]["weights"])
-    if how == "FSDP":
-        found = run({**job, "sharded": True}, tmp_path / "two", 2)
-    else:
-        found = run(job, tmp_path / "two", 2, deepspeed(2))
-    assert found["looks"][0]["how"] == how
+    found = run({**job, "sharded": True}, tmp_path / "two", 2)
+    assert found["looks"][0]["how"] == "FSDP"
     compare(found, expected)
-
-
-@needs_deepspeed
-@pytest.mark.long
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("stage", [1, 2])
-def test_deepspeed_ranks_equal_one(stage: int, alone: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path):
-    """In every step, and in the checkpoint after the last."""
-    job, expected = alone
-    found = run({**job, "home": str(tmp_path), "saves": [3]}, tmp_path / "two", 2, deepspeed(stage))
-    assert found["looks"][0]["how"] == "DEEPSPEED"
-    compare(found, expected)
-    compare_kept(kept(tmp_path, 3), kept(job["home"], 3))
-
-
-@needs_deepspeed
-@pytest.mark.long
-@pytest.mark.timeout(500)
-def test_deepspeed_ranks_go_on_from_the_checkpoint_of_one_and_one_from_theirs(
-    alone: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
-):
-    job, expected = alone
-    resumed = {"resume": str(kept(job["home"], 1)), "batches": BATCHES[1:2], "saves": [1]}
-    found = run({**job, **resumed, "home": str(tmp_path)}, tmp_path / "two", 2, deepspeed(2))
-    compare(found, {"looks": expected["looks"][1:3], "metrics": expected["metrics"][1:2]})
-    back = {"resume": str(kept(tmp_path, 1)), "batches": BATCHES[2:]}
-    found = run({**job, **back, "home": str(tmp_path / "back")}, tmp_path / "one", 1)
-    compare(found, {"looks": expected["looks"][2:], "metrics": expected["metrics"][2:]})
-
-
-@needs_deepspeed
-@pytest.mark.long
-@pytest.mark.timeout(500)
-def test_deepspeed_in_bf16_resumes_at_its_float32_weights(policy: Path, tmp_path: Path):
-    """Its ranks compute with bf16 weights; those that the steps add to are kept, and nothing is lost."""
-    from engine.training.checkpoint import tensors
-
-    learner = {**LEARNER, "precision": "bf16"}
-    job = {"learner": learner, "policy": str(policy), "batches": BATCHES, "bf16_on_cpu": True}
-    job["home"] = str(tmp_path)
-    through = run({**job, "saves": [1]}, tmp_path / "through", 2, deepspeed(2, "bf16"))
-    weights = tensors(kept(tmp_path, 1)).model
-    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    published = through["looks"][1]["weights"]
-    assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
-    assert all(torch.equal(weights[name].bfloat16(), tensor) for name, tensor in published.items())
-    assert any((weights[name] != tensor.float()).any() for name, tensor in published.items())
-    again = {"resume": str(kept(tmp_path, 1)), "batches": BATCHES[1:]}
-    found = run({**job, **again}, tmp_path / "again", 2, deepspeed(2, "bf16"))
-    for one, other in zip(found["looks"], through["looks"][1:], strict=True):
-        assert all(torch.equal(one["weights"][name], tensor) for name, tensor in other["weights"].items())
-
-
-@needs_deepspeed
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_a_step_that_deepspeed_left_out_ends_the_learner(policy: Path, tmp_path: Path):
-    """It leaves out a step whose gradient is not finite, and goes on."""
-    job = {"learner": LEARNER, "policy": str(policy), "home": str(tmp_path), "batches": BATCHES[:1]}
-    done = attempt({**job, "spoiled": True}, tmp_path / "job", 2, deepspeed(2))
-    assert done.returncode
-    assert "The gradient of step 1 is not finite" in done.stderr
-
-
-@needs_deepspeed
-@pytest.mark.long
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("stage", "precision", "words"),
-    [(3, "no", "asks for ZeRO stage 3"), (0, "no", "asks for ZeRO stage 0"), (2, "bf16", "bf16.enabled")],
-)
-def test_a_launch_of_deepspeed_that_does_not_fit_is_refused(
-    stage: int, precision: str, words: str, policy: Path, tmp_path: Path
-):
-    job = {"learner": LEARNER, "policy": str(policy), "home": str(tmp_path), "batches": []}
-    done = attempt(job, tmp_path / "job", 2, deepspeed(stage, precision))
-    assert done.returncode
-    assert "ConfigError" in done.stderr
-    assert words in done.stderr
