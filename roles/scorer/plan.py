@@ -5,6 +5,7 @@ Everything here is arithmetic on the recipe, so two hosts agree without talking.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from bus.messages import stable_id
@@ -13,6 +14,9 @@ from engine.errors import ConfigError
 from roles.scorer.advantages import designer_labels
 
 _SEED_BITS = 31
+
+FEWEST_COMPARED = 4
+"""Below this mean number of designs a centring group, much of the reward is lost in the mean."""
 
 
 class Life(NamedTuple):
@@ -93,19 +97,21 @@ def place(config: Config, cohort: int, slot: int) -> Place:
     return Place(number, turn)
 
 
-def alone(config: Config) -> bool:
-    """Whether no design of a full cohort is ever compared with another one: rewards teach nothing then."""
+def compared(config: Config) -> float | None:
+    """Return the mean number of designs that a design of the policy is centred with, itself among them.
+
+    None where the designer is not trained.
+    """
     training, each = config.learner.designer, config.designer.designs_per_ticket
     if config.designer.kind != "policy" or training.weight == 0:
-        return False
+        return None
     window, count = config.curriculum.rounds_per_window, len(config.designer.skills)
+    sizes: list[int] = []
     for index in range(window * count):
         size = life(config.curriculum, index).size
-        tickets = [str(slot // each) for slot in range(size)]
-        labels = designer_labels(skills(config, index, size), training, tickets)
-        if len(set(labels)) < size:
-            return False
-    return True
+        tickets = [f"{slot // each}" for slot in range(size)]
+        sizes += Counter(designer_labels(skills(config, index, size), training, tickets)).values()
+    return sum(size * size for size in sizes) / sum(sizes)
 
 
 def seed(run_seed: int, *parts: object) -> int:

@@ -84,11 +84,14 @@ class ScorerRole(Role):
         custom.load(config.reward)
 
     async def run(self) -> None:
-        if plan.alone(self.config):
+        compared = plan.compared(self.config)
+        if compared is not None and compared < plan.FEWEST_COMPARED:
             self.log.warning(
-                "each design is alone in what it is compared with: its reward teaches the designer nothing",
+                f"Designs are compared in groups of {compared:.1f} on average: a group of two loses half of "
+                "what its rewards say, and a design alone learns nothing",
                 scope=self.config.learner.designer.scope,
-                remedy="more curriculum.environments, fewer designer.skills_per_cohort, or scope = global",
+                remedy="more curriculum.environments, fewer designer.skills_per_cohort, "
+                'curriculum.schedule = "epoch", or learner.designer.scope = "global"',
             )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._on_drain, tasks.cancel_scope)

@@ -60,7 +60,7 @@ def test_the_games_recipes_have_the_papers_numbers(name: str) -> None:
     assert (table.rounds_per_window, table.delay) == (4, 4)
     assert games.run.steps == 400
     assert len(games.designer.skills) == 6
-    assert games.designer.skills_per_cohort == 3
+    assert (table.schedule, games.designer.skills_per_cohort) == ("rolling", 1)
     agent, reward, learner = games.agent, games.reward, games.learner
     assert (agent.sampling.max_tokens, agent.context_tokens, agent.max_turns) == (8192, 32768, 25)
     assert (reward.plateau_weight, reward.regret_weight, reward.regret_scale) == (0.6, 0.4, 0.15)
@@ -83,7 +83,11 @@ def test_the_tools_recipe_asks_for_tool_environments() -> None:
     tools, games = load("qwen3-8b-tools"), load("qwen3-8b-games")
     designer = tools.designer
     assert (designer.prompt, designer.skills[0], len(designer.skills)) == ("tools", "API Orchestration", 6)
-    assert (designer.skills_per_cohort, designer.corpus) == (1, "botocore:")
+    assert (tools.curriculum.schedule, designer.skills_per_cohort, designer.corpus) == (
+        "epoch",
+        0,
+        "botocore:",
+    )
     assert (tools.curriculum.rounds_per_window, tools.curriculum.delay) == (8, 8)
     assert tools.learner.designer.max_staleness == 16
     assert tools.agent.truncated == "mask"
@@ -92,7 +96,9 @@ def test_the_tools_recipe_asks_for_tool_environments() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_designs_are_compared_with_others(name: str) -> None:
-    assert not curriculum.alone(load(name))
+    compared = curriculum.compared(load(name))
+    assert compared is not None
+    assert compared >= curriculum.FEWEST_COMPARED
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:

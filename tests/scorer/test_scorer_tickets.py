@@ -192,20 +192,18 @@ def test_designs_of_others_have_a_reward_and_no_credit(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "skills", "active", "each", "alone"),
+    ("scope", "skills", "active", "each", "mean"),
     [
-        ("skill", 4, 0, 1, True),
-        ("skill", 4, 2, 1, True),
-        ("skill", 4, 1, 1, False),
-        ("skill", 1, 0, 1, False),
-        ("global", 4, 0, 1, False),
-        ("group", 1, 0, 1, True),
-        ("group", 4, 0, 2, False),
+        ("skill", 4, 0, 1, 1.0),
+        ("skill", 4, 2, 1, 1.0),
+        ("skill", 4, 1, 1, 2.0),
+        ("skill", 1, 0, 1, 2.0),
+        ("global", 4, 0, 1, 2.0),
+        ("group", 1, 0, 1, 1.0),
+        ("group", 4, 0, 2, 2.0),
     ],
 )
-def test_designs_that_nothing_is_compared_with_are_noticed(
-    scope: str, skills: int, active: int, each: int, alone: bool
-) -> None:
+def test_how_many_designs_are_compared(scope: str, skills: int, active: int, each: int, mean: float) -> None:
     """Cohorts of two designs."""
     names = [f"skill {number}" for number in range(skills)]
     table = config(
@@ -213,4 +211,19 @@ def test_designs_that_nothing_is_compared_with_are_noticed(
         designer={"skills": names, "skills_per_cohort": active, "designs_per_ticket": each},
         learner={"designer": {"scope": scope}},
     )
-    assert plan.alone(table) is alone
+    assert plan.compared(table) == mean
+
+
+def test_groups_of_two_sizes_count_by_their_designs() -> None:
+    """Four designs over three skills: two designs have a companion, two are alone."""
+    names = ["Logic", "Optimization", "Patterns"]
+    uneven = config(
+        curriculum={"environments": 4, "rounds_per_window": 1, "delay": 1},
+        designer={"skills": names, "skills_per_cohort": 0},
+    )
+    assert plan.compared(uneven) == pytest.approx((2 * 2 + 1 + 1) / 4)
+
+
+def test_designs_that_are_not_trained_are_compared_with_none() -> None:
+    untrained = {"weight": 0.0, "max_staleness": 64}
+    assert plan.compared(config(learner={"designer": untrained})) is None
