@@ -1,7 +1,7 @@
-"""The wire of SPADE: typed messages, streams, one client, an embedded broker.
+"""Transport of SPADE: typed messages, streams, one client, an embedded broker.
 
-``serve`` runs a broker, ``provision`` creates what a run needs on it, ``connect`` gives a ``Bus``
-(``MemoryBus`` is the same in one process). What a Bus promises stands at :class:`bus.interface.Bus`.
+``serve`` runs a broker, ``provision`` creates the streams of a run on it, ``connect`` returns a ``Bus``.
+:class:`bus.interface.Bus` states the guarantees.
 """
 
 from bus.client import NatsBus, connect
@@ -9,7 +9,6 @@ from bus.codec import Envelope
 from bus.entry import Limits
 from bus.errors import BusError, BusUnavailable, Conflict, Denied, NotFound, Undecodable
 from bus.interface import Bus, Delivery, Lease, Present, Record, StreamInfo
-from bus.memory import MemoryBus
 from bus.provision import provision
 from bus.server import ServerHandle, serve
 
@@ -23,7 +22,6 @@ __all__ = [
     "Envelope",
     "Lease",
     "Limits",
-    "MemoryBus",
     "NatsBus",
     "NotFound",
     "Present",

@@ -7,11 +7,11 @@ subjects of the server.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bus.errors import BusError
-from bus.message_types import token
+from bus.messages.base import token
 from bus.subjects import BUCKETS, CONSUMERS, PIECES, STREAMS, Consumer, Names
 
 ADMIN = "supervisor"
@@ -97,6 +97,12 @@ def consumer_of(role: str) -> Consumer:
     return CONSUMERS.get(role) or Consumer(role, f"task.{role}.>")
 
 
+def consumers_of(roles: Iterable[str]) -> list[Consumer]:
+    """Return the durables of a run with ``roles``: the built-in ones, and one for each role of your own."""
+    own = [name for name in dict.fromkeys(roles) if name not in ROLES and name != ADMIN]
+    return [*CONSUMERS.values(), *(consumer_of(check_role(name)) for name in own)]
+
+
 def queue_of(consumer: str, role: str, known: Mapping[str, Consumer] = CONSUMERS) -> Consumer:
     """Return the durable that a client of ``role`` may name ``consumer``: a built-in one, or that of its own
     role. Raises BusError.
@@ -168,6 +174,7 @@ def _working(names: Names, access: Access) -> list[str]:
     for name in access.works:
         stream = names.stream(consumer_of(name).stream)
         subjects += [
+            f"$JS.API.CONSUMER.INFO.{stream}.{name}",
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}",
             f"$JS.ACK.{stream}.{name}.>",
             f"$JS.ACK.*.*.{stream}.{name}.>",

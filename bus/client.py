@@ -207,6 +207,7 @@ class NatsBus(Bus):
         if limit < 1:
             raise BusError(f"limit {limit} takes no work", remedy="Give a limit of at least 1.")
         work = Work(self.connection, self.names, queue, limit=limit, now=now, bury=self._bury)
+        await work.check()
         async with self._listed(f"consume_{consumer}", work), work.running():
             arrivals = work.arrivals
             yield Opening(arrivals, self._open_delivery, arrivals.put_back, arrivals.take)

@@ -10,15 +10,16 @@ the reference ``[id, size, sha256, chunk, stream]``; :func:`decode` gives a :cla
 
 from __future__ import annotations
 
+import functools
 import re
 import time
-import typing
 from typing import ClassVar
 
 import msgspec
 
 from bus import messages
-from bus.errors import Undecodable
+from bus.errors import BusError, Undecodable, UnknownKind
+from bus.messages import base
 from bus.subjects import PIECES
 
 VERSION = 1
@@ -89,23 +90,28 @@ class Frame(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return Envelope(self.v, self.kind, self.id, self.run, self.role, self.instance, self.ts, self.attempt)
 
 
-def _kinds() -> dict[str, type[messages.Message]]:
-    return {str(kind.__struct_config__.tag): kind for kind in typing.get_args(messages.AnyMessage)}
-
-
-KINDS: dict[str, type[messages.Message]] = _kinds()
-_TAGS = {kind: tag for tag, kind in KINDS.items()}
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 _encoder = msgspec.msgpack.Encoder()
 _frames = msgspec.msgpack.Decoder(Frame)
-_bodies: dict[str, msgspec.msgpack.Decoder[messages.Message]] = {
-    tag: msgspec.msgpack.Decoder(kind) for tag, kind in KINDS.items()
-}
 
 
 def kind_of(message: messages.Message) -> str:
-    """Return the wire tag of a message, for example ``episode_finished.v1``."""
-    return _TAGS.get(type(message)) or str(message.__struct_config__.tag)
+    """Return the wire tag of a message, for example ``episode_finished.v1``. Raises BusError when its class
+    is not registered: no reader could decode it.
+    """
+    kind = type(message)
+    tag = base.kind_of(kind)
+    if base.class_of(tag) is not kind:
+        raise BusError(
+            f"message class {kind.__module__}.{kind.__qualname__} is not registered",
+            remedy="Decorate it with bus.messages.register_message.",
+        )
+    return tag
+
+
+@functools.cache
+def _body_decoder(kind: type[messages.Message]) -> msgspec.msgpack.Decoder[messages.Message]:
+    return msgspec.msgpack.Decoder(kind)
 
 
 def encode(
@@ -143,8 +149,8 @@ def decode(data: bytes) -> tuple[Envelope, messages.Message]:
         raise Undecodable(f"no frame: {error}") from error
     if frame.v != VERSION:
         raise Undecodable(f"envelope version {frame.v}, this build reads {VERSION}", kind=frame.kind)
-    if frame.kind not in _bodies:
-        raise Undecodable("unknown kind or version", kind=frame.kind)
+    if base.class_of(frame.kind) is None:
+        raise UnknownKind(frame.kind)
     if frame.blob is None:
         return frame.envelope, decode_body(frame.kind, frame.body)
     if not _NAME.fullmatch(frame.blob.id) or len(frame.blob.sha256) != 32:
@@ -158,8 +164,11 @@ def decode(data: bytes) -> tuple[Envelope, messages.Message]:
 
 def decode_body(kind: str, body: bytes | msgspec.Raw) -> messages.Message:
     """Return the message of ``kind`` that ``body`` holds. Raises Undecodable."""
+    known = base.class_of(kind)
+    if known is None:
+        raise UnknownKind(kind)
     try:
-        return _bodies[kind].decode(body)
+        return _body_decoder(known).decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Undecodable(str(error), kind=kind) from error
 

@@ -27,7 +27,7 @@ from nats.js.api import Header
 
 from bus.credentials import read_seed, trust
 from bus.errors import BusError, BusUnavailable, Denied, NotFound
-from bus.message_types import token as subject_token
+from bus.messages.base import token as subject_token
 from bus.scopes import flat_task_group
 from bus.wire import Wire
 

@@ -50,6 +50,13 @@ class Undecodable(BusError):
         super().__init__(f"undecodable message{f' of kind {kind}' if kind else ''}: {reason}")
 
 
+class UnknownKind(Undecodable):
+    """A whole message of a kind, or a version of it, that is not registered in this process."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__("unknown kind or version", kind=kind)
+
+
 class Incomplete(Undecodable):
     """A body of which a piece is missing."""
 

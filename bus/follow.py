@@ -18,7 +18,7 @@ import nats.errors
 from anyio.abc import TaskStatus
 
 from bus.connection import Connection
-from bus.errors import BusError, BusUnavailable, Undecodable
+from bus.errors import BusError, BusUnavailable, Undecodable, UnknownKind
 from bus.interface import Record
 from bus.lane import Arrival
 from bus.mailbox import Mailbox
@@ -68,7 +68,8 @@ class Reader:
         self._pull: Pull | None = None
         self._broken = anyio.Event()
         self._expected = 1
-        self._counts = dict.fromkeys(("read", "undecodable", "restarts"), 0.0)
+        self._passed_over: set[str] = set()
+        self._counts = dict.fromkeys(("read", "undecodable", "unknown", "restarts"), 0.0)
 
     def __aiter__(self) -> Reader:
         return self
@@ -201,23 +202,37 @@ class Reader:
         tail = self._names.tail(message.subject)
         try:
             envelope, content = read(message)
+        except UnknownKind as error:
+            if self._kind != "EVENT":
+                self._put_aside(message, sequence, tail, error)
+                return
+            # Facts are for everybody: a reader passes over the kinds of roles that it does not know.
+            self._counts["unknown"] += 1
+            if error.kind not in self._passed_over:
+                self._passed_over.add(error.kind)
+                log.info("%s: messages of kind %s are passed over", self._stream, error.kind)
+            return
         except Undecodable as error:
-            self._counts["undecodable"] += 1
-            log.error("%s %d is skipped: %s", self._stream, sequence, error)
-            letter = DeadLetter(
-                source=self._kind,
-                sequence=sequence,
-                subject=tail,
-                reason=error.reason,
-                attempts=1,
-                frame=message.data,
-            )
-            if self._kind != "DLQ":
-                self._poison.put(letter)
+            self._put_aside(message, sequence, tail, error)
             return
         self._counts["read"] += 1
         self._bytes += len(message.data)
         self._records.put((Record(sequence, content, tail, envelope), len(message.data)))
+
+    def _put_aside(self, message: Arrival, sequence: int, tail: str, error: Undecodable) -> None:
+        """Skip what cannot be read; the dead-letter stream keeps it."""
+        self._counts["undecodable"] += 1
+        log.error("%s %d is skipped: %s", self._stream, sequence, error)
+        letter = DeadLetter(
+            source=self._kind,
+            sequence=sequence,
+            subject=tail,
+            reason=error.reason,
+            attempts=1,
+            frame=message.data,
+        )
+        if self._kind != "DLQ":
+            self._poison.put(letter)
 
     async def _bury_all(self) -> None:
         async for letter in self._poison:

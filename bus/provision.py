@@ -11,12 +11,11 @@ from typing import Any
 
 import anyio
 
-from bus.access import ADMIN
+from bus.access import ADMIN, consumers_of
 from bus.connection import ApiError, Connection, open_connection
 from bus.errors import BusError, NotFound
 from bus.subjects import (
     BUCKETS,
-    CONSUMERS,
     STREAMS,
     Consumer,
     Names,
@@ -47,15 +46,17 @@ async def provision(
     replicas: int | None = None,
     task_slots: int = 4096,
     store_gb: float = 16.0,
-    consumers: Iterable[Consumer] = CONSUMERS.values(),
+    roles: Iterable[str] = (),
+    consumers: Iterable[Consumer] | None = None,
 ) -> None:
     """Create what is missing and bring what exists up to date; running it again changes nothing.
 
     ``task_slots`` is how much work all instances of a role may hold, ``store_gb`` what the streams share,
     ``replicas`` on how many servers of a cluster each lies (None: one, or as many as now). A login with a
-    key needs the supervisor's. A stream is never made smaller than what lies in it: then the others share
-    what is left. Raises BusError when the server refuses (a store that is too small, too few servers, an
-    incompatible older stream).
+    key needs the supervisor's. A stream is never made smaller than what lies in it: the others share the
+    rest. ``roles`` are those of the run: each one of your own gets a queue (``task.ROLE.>``); ``consumers``
+    replaces all queues. Raises BusError when the server refuses (a store that is too small, too few servers,
+    an incompatible stream).
     """
     names, store = Names(run), int(store_gb * (1 << 30))
     kept = {} if replicas is None else {"num_replicas": replicas}
@@ -77,7 +78,7 @@ async def provision(
         for config in order:
             name = config["name"]
             await _stream(connection, {**config, "max_bytes": bounds[name], **kept}, found[name])
-        for consumer in consumers:
+        for consumer in consumers_of(roles) if consumers is None else consumers:
             await _consumer(connection, names, consumer, task_slots)
 
 

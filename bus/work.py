@@ -13,7 +13,7 @@ import msgspec
 
 from bus import codec
 from bus.connection import Connection
-from bus.errors import Undecodable
+from bus.errors import BusError, NotFound, Undecodable
 from bus.interface import Delivery, Verdict
 from bus.lane import Arrival
 from bus.mailbox import Mailbox
@@ -110,6 +110,17 @@ class Work:
             "resets": float(self._pull.resets),
             **self._counts,
         }
+
+    async def check(self) -> None:
+        """Raise BusError when the queue does not exist: a pull from it would never be answered."""
+        queue, stream = self._consumer.name, self._names.stream(self._consumer.stream)
+        try:
+            await self._connection.api(f"CONSUMER.INFO.{stream}.{queue}")
+        except NotFound as error:
+            raise BusError(
+                f"there is no queue {queue} in run {self._names.run} on this broker",
+                remedy=f"Name the role {queue} in run.roles, or run `spade bus provision --role {queue}`.",
+            ) from error
 
     async def leave(self) -> None:
         """Hand back everything unsettled and see the last verdicts confirmed, within two seconds."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from bus.messages import BatchTrained, Message, PolicyPublished
 from bus.scopes import flat_task_group
 from roles.learner.role import LearnerRole as LearnerRole

@@ -131,7 +131,7 @@ def simulate(scratch: Path, *, layers: int = 2, hidden: int = LARGE["hidden"]) -
     """Measure ``layers`` layers of the larger model, one layer in memory at a time while they are made."""
     from safetensors.torch import save_file
 
-    from bus.policy_messages import WeightDelta
+    from bus.messages import WeightDelta
     from engine.weights import delta, store
     from engine.weights.weight_buffer import Image
 

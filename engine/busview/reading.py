@@ -13,9 +13,8 @@ from datetime import UTC, datetime
 import anyio
 
 from bus import BusError, NatsBus, NotFound, reads
-from bus.codec import KINDS
 from bus.interface import check_tails
-from bus.messages import Message
+from bus.messages import Message, registered
 from bus.reads import Stored
 from bus.subjects import STREAMS, stream_of
 from engine.busview.show import View, view
@@ -50,7 +49,7 @@ def choose(stream: str, tails: Sequence[str], kind: str) -> Filter:
 
 
 def _choose(stream: str, tails: Sequence[str], kind: str) -> Filter:
-    stems = {tag.partition(".")[0]: message for tag, message in KINDS.items()} | dict(KINDS)
+    stems = {tag.partition(".")[0]: message for tag, message in registered().items()} | registered()
     if kind and kind not in stems:
         stored = sorted(name for name, message in stems.items() if message.stream and "." not in name)
         raise ConfigError(f"There is no kind {kind!r} of message.", remedy=f"Kinds: {', '.join(stored)}.")

@@ -170,7 +170,12 @@ class Supervisor:
     async def _connected(self, address: Address) -> AsyncIterator[Bus]:
         table, login = self.config.bus, address.login(SUPERVISOR)
         await provision(
-            address.url, run=address.run, store_gb=table.store_gb, replicas=table.replicas or None, **login
+            address.url,
+            run=address.run,
+            roles=self.config.run.roles,
+            store_gb=table.store_gb,
+            replicas=table.replicas or None,
+            **login,
         )
         async with connect(
             address.url, run=address.run, role=SUPERVISOR, instance=SUPERVISOR, **login

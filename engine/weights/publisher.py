@@ -15,7 +15,7 @@ import numpy as np
 
 from bus import NotFound
 from bus.interface import Blobs
-from bus.policy_messages import WeightDelta
+from bus.messages import WeightDelta
 from engine.errors import SpadeError
 from engine.lineage import Version
 from engine.weights import bus_capacity, delta, store

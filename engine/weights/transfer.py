@@ -25,7 +25,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.logger import init_logger
 
-from bus.policy_messages import WeightDelta
+from bus.messages import WeightDelta
 from engine import malloc
 from engine.weights import store
 from engine.weights.plugin import REFUSED

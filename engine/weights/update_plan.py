@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bus.policy_messages import PolicyPublished, WeightDelta
+from bus.messages import PolicyPublished, WeightDelta
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bus.policy_messages import WeightDelta
+from bus.messages import WeightDelta
 from engine.weights import delta
 from engine.weights.layout import Bytes, Layout, read
 from engine.weights.store import WeightFault, fetch, local_path

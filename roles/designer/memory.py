@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from bus.messages import EnvironmentReady, EnvironmentScored, Flag, RoundSummary, Standing, State
+from bus.messages import EnvironmentReady, EnvironmentScored, EnvironmentState, Flag, RoundSummary, Standing
 from roles.designer.memory_feedback import why
 
-_NEGATIVE: frozenset[State] = frozenset(("mastered", "intractable", "degenerate"))
-_FINAL: frozenset[State] = frozenset(("mastered", "degenerate"))
-_BY_WIN: frozenset[State] = frozenset(("mastered", "intractable"))
+_NEGATIVE: frozenset[EnvironmentState] = frozenset(("mastered", "intractable", "degenerate"))
+_FINAL: frozenset[EnvironmentState] = frozenset(("mastered", "degenerate"))
+_BY_WIN: frozenset[EnvironmentState] = frozenset(("mastered", "intractable"))
 _BEST = 10
 _SETTLED = 1 << 16
 # What a template writes around an example, in tokens, generously.
@@ -47,7 +47,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     flag_reason: str = ""
     family: str | None = None
     difficulty: float | None = None
-    state: State = "fresh"
+    state: EnvironmentState = "fresh"
     closed: bool = False
     plays: int = 0
     win: float = 0.0
@@ -123,7 +123,7 @@ class Memory:
         """Environments whose window has not closed yet."""
         return len(self._open)
 
-    def states(self) -> Counter[State]:
+    def states(self) -> Counter[EnvironmentState]:
         """Return how many records are in each state, open windows included."""
         return Counter(record.state for record in self._all())
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from bus.messages import EnvironmentScored, RoundClosed, RoundSummary, Standing, State
+from bus.messages import EnvironmentScored, EnvironmentState, RoundClosed, RoundSummary, Standing
 from engine.config import Config, RewardConfig
 from roles.scorer.leaks import leaks
 from roles.scorer.rewards import Evidence, plateau
@@ -77,7 +77,7 @@ def standing(config: Config, design: Design) -> Standing:
     )
 
 
-def _state(settings: RewardConfig, found: Statistics, broken: bool) -> State:
+def _state(settings: RewardConfig, found: Statistics, broken: bool) -> EnvironmentState:
     """Mastered and intractable are where the plateau has fallen to zero; fresh was never played."""
     if broken:
         return "degenerate"

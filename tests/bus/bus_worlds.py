@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import anyio
 from brokers import TOKEN as TOKEN
 from brokers import plain_server as plain_server
+from scenes.memory_bus import MemoryBus
 
-from bus import Bus, MemoryBus, NatsBus, connect, provision
+from bus import Bus, NatsBus, connect, provision
 from bus.blobstore import Store
 from bus.subjects import BUCKETS, CONSUMERS, STREAMS, Consumer
 

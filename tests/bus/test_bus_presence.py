@@ -12,8 +12,9 @@ import anyio
 import msgspec
 import pytest
 from bus_worlds import World, take
+from scenes.memory_bus import MemoryBus
 
-from bus import Bus, MemoryBus, codec, connect, presence, provision, serve
+from bus import Bus, codec, connect, presence, provision, serve
 from bus.messages import RoleBye, RoleHello
 
 Worlds = Callable[..., AbstractAsyncContextManager[World]]

@@ -3,11 +3,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from bus_examples import example
+from bus_examples import KINDS, example
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import codec
 from bus.errors import BusError
 from bus.interface import check_tails
 from bus.subjects import (
@@ -56,9 +55,9 @@ def test_run_names_that_cannot_be_tokens_are_refused(run: str) -> None:
         Names(run)
 
 
-@pytest.mark.parametrize("kind", sorted(codec.KINDS))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_stored_kind_lies_in_its_stream(kind: str) -> None:
-    message = example(codec.KINDS[kind])
+    message = example(KINDS[kind])
     if message.stream:
         assert stream_of(message.tail) == message.stream
     else:

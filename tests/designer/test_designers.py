@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from scenes.memory_bus import MemoryBus
 
 import sandbox
-from bus import MemoryBus
 from engine.config import (
     Config,
     DesignerConfig,

@@ -16,9 +16,9 @@ import anyio
 import anyio.lowlevel
 import msgspec
 import pytest
+from scenes.memory_bus import MemoryBus
 from test_memory import played, ready, scored, standing
 
-from bus import MemoryBus
 from bus.messages import DesignRejected, EnvironmentReady, EpisodeFailed, Message
 from engine.errors import SpadeError
 from engine.records.archive import Archive

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 import structlog
+from scenes.memory_bus import MemoryBus
 from tiny_llama import VOCABULARY, logprobs, tiny, torch
 
-from bus import MemoryBus
 from bus.messages import PolicyPublished, ServerServing
 from engine.config import (
     AgentConfig,

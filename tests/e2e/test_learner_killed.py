@@ -15,8 +15,9 @@ import msgspec
 import pytest
 import structlog
 from learner_fakes import make_policy, random_samples, round_closed
+from scenes.memory_bus import MemoryBus
 
-from bus import Bus, MemoryBus, connect, provision, serve
+from bus import Bus, connect, provision, serve
 from bus.messages import BatchTrained, PolicyPublished
 from bus.scopes import flat_task_group
 from engine.config import Config, LearnerConfig, ModelConfig, OptimizerConfig, RunConfig

@@ -14,9 +14,9 @@ import pytest
 from archive_fakes import GAMES, played, source, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenes.memory_bus import MemoryBus
 from shell_fakes import events, summary
 
-from bus import MemoryBus
 from bus.messages import Message
 from engine.diversity.measures import (
     Item,

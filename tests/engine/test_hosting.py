@@ -10,9 +10,10 @@ from pathlib import Path
 import anyio
 import pytest
 import structlog
+from scenes.memory_bus import MemoryBus
 from shell_fakes import FakeRole, config
 
-from bus import MemoryBus, connect, provision, serve
+from bus import connect, provision, serve
 from bus.messages import Heartbeat
 from engine import registry
 from engine.context import RoleContext

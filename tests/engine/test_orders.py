@@ -13,10 +13,11 @@ from typing import ClassVar
 import anyio
 import pytest
 import structlog
+from scenes.memory_bus import MemoryBus
 from shell_fakes import FakeRole, RememberingView, config, serving, with_roles
 from test_supervisor import supervise
 
-from bus import MemoryBus, NatsBus, ServerHandle, codec, connect, provision, serve
+from bus import NatsBus, ServerHandle, codec, connect, provision, serve
 from bus.messages import Heartbeat, RunOrdered
 from bus.reads import Stored
 from engine import telemetry

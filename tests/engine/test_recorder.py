@@ -6,9 +6,9 @@ from pathlib import Path
 
 import anyio
 import pytest
+from scenes.memory_bus import MemoryBus
 from shell_fakes import batch, finished, policy
 
-from bus import MemoryBus
 from bus.messages import Heartbeat
 from engine.errors import SpadeError
 from engine.records import history

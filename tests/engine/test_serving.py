@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenes.memory_bus import MemoryBus
 from shell_fakes import evaluation, events, finished, policy
 from shell_fakes import serving as fact
 
-from bus import MemoryBus
 from bus.messages import Message, ServerLost
 from engine.inference.pool import InferencePool
 from engine.records import history, served_versions

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import structlog
 from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from engine.config import (
     Config,
     DesignerConfig,

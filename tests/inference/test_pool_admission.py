@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 from scenes.fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from bus.messages import Message, ServerLost, ServerServing
 from engine.config import SamplingConfig
 from engine.inference import health_prober

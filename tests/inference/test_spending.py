@@ -9,8 +9,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 from scenes.endpoint_fake import Behaviour, Hang, Raw, Say, fake_endpoint
+from scenes.memory_bus import MemoryBus
 
-from bus import BusUnavailable, MemoryBus
+from bus import BusUnavailable
 from engine.config import EndpointConfig as Settings
 from engine.config import SamplingConfig
 from engine.inference import endpoint as module

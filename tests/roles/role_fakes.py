@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import msgspec
 import structlog
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from bus.messages import Span
 from engine.config import (
     AgentConfig,

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from role_fakes import FakePool, FakeSandbox, make_config, make_context
 from scenes.fake_vllm import fake_vllm, until
+from scenes.memory_bus import MemoryBus
 from test_episode import counting, make_request
 
-from bus import MemoryBus
 from bus.messages import EpisodeFailed, EpisodeFinished, Message, ServerServing
 from engine.config import AgentConfig as AgentConfig
 from engine.config import RunConfig, SamplingConfig

@@ -12,8 +12,8 @@ import anyio
 import numpy as np
 import pytest
 from role_fakes import COUNTER, STOP, FakeChat, FakePool, FakeSandbox, make_config, make_context
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from bus.messages import (
     DesignFailed,
     DesignRejected,

@@ -10,9 +10,9 @@ import anyio
 import pytest
 from role_fakes import FakePool, make_config
 from scenes.endpoint_fake import Behaviour, FakeEndpoint, Raw, Say, fake_endpoint
+from scenes.memory_bus import MemoryBus
 from test_designer import GOOD, FakeValidator, Policy, Stage, make_ticket
 
-from bus import MemoryBus
 from bus.access import ROLES
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady
 from engine.config import DesignerConfig as DesignerConfig

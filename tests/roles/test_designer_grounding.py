@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config, make_context
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from bus.messages import DesignRejected, DesignTicket, EnvironmentReady, HeldDesign
 from engine import prompts
 from engine.config import DesignerConfig as DesignerConfig

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from role_fakes import COUNTER
+from scenes.memory_bus import MemoryBus
 from test_designer import BAD, GOOD, FakeValidator, FakeVerdict, Policy, Stage, make_ticket
 
-from bus import MemoryBus
 from bus.messages import DesignRejected, EnvironmentReady, Finding, HeldDesign, Message
 from engine.inference.completion import InferenceUnavailable
 from roles import work_loop

@@ -18,9 +18,9 @@ import pytest_asyncio
 from role_fakes import FakeChat, FakePool, make_config, make_context
 from sandbox_pools import held_pool
 from scenes.endpoint_fake import Behaviour, Drop, Hang, Raw, Say, Script, fake_endpoint, talking_vllm
+from scenes.memory_bus import MemoryBus
 from test_designer import make_ticket
 
-from bus import MemoryBus
 from bus.messages import (
     DesignFailed,
     DesignRejected,

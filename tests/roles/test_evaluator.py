@@ -12,10 +12,10 @@ import anyio
 import msgspec
 import pytest
 from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
+from scenes.memory_bus import MemoryBus
 from shell_fakes import evaluation
 from test_agenda import finished, published, serving, trained
 
-from bus import MemoryBus
 from bus.messages import EvaluationFinished
 from engine.config import AgentConfig, SamplingConfig, SuiteConfig
 from engine.config import EvaluatorConfig as EvaluatorConfig

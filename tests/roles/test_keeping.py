@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from scenes.memory_bus import MemoryBus
 from shell_fakes import config as make_config
 from shell_fakes import evaluation
 
-from bus import MemoryBus
 from engine.config import EvaluatorConfig, LearnerConfig, SuiteConfig
 from engine.lineage import Lineage
 from engine.training.retention import Best, read_best, write_best

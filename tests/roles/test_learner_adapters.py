@@ -10,8 +10,8 @@ import anyio
 import pytest
 import structlog
 from learner_fakes import make_policy, random_samples, round_closed
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from bus.messages import PolicyPublished
 from bus.scopes import flat_task_group
 from engine.config import (

@@ -10,8 +10,8 @@ import pytest
 import structlog
 import torch
 from learner_fakes import random_samples, round_closed
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from bus.messages import SampleReady
 from engine.config import (
     Config,

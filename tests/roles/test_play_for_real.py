@@ -11,10 +11,11 @@ import anyio
 import numpy as np
 import pytest
 from role_fakes import FakeChat, FakePool, make_config, make_context
+from scenes.memory_bus import MemoryBus
 from test_designer import make_ticket
 from test_episode import make_request
 
-from bus import MemoryBus, codec
+from bus import codec
 from bus.messages import DesignRejected, EnvironmentReady, EpisodeFinished, HeldDesign
 from engine import seeds
 from engine.config import AgentConfig as AgentConfig

@@ -10,10 +10,11 @@ import anyio
 import pytest
 import structlog
 from scenes.fake_vllm import policy
+from scenes.memory_bus import MemoryBus
 
 import roles.server.lifecycle as module
 import roles.server.rolling_update as rollout_module
-from bus import BusUnavailable, MemoryBus, Record
+from bus import BusUnavailable, Record
 from bus.messages import PolicyPublished, ServerServing
 from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference.vllm import VllmClient

@@ -10,9 +10,9 @@ import anyio
 import pytest
 import structlog
 from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
+from scenes.memory_bus import MemoryBus
 
 import roles.server.role as server_role
-from bus import MemoryBus
 from bus.messages import Message, ServerLost, ServerServing
 from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig
 from engine.config import ServerConfig as ServerTable

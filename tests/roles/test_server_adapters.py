@@ -11,9 +11,9 @@ import pytest
 import structlog
 from adapter_files import AdapterLearner
 from scenes.fake_vllm import FakeVllm, fake_vllm, logprob, until
+from scenes.memory_bus import MemoryBus
 
 import roles.server.role as server_role
-from bus import MemoryBus
 from bus.messages import Message, ServerLost, ServerServing
 from engine.config import (
     AgentConfig,

@@ -9,11 +9,12 @@ from typing import Any
 
 import anyio
 import pytest
+from scenes.memory_bus import MemoryBus
 from scorer_cast import Cast
 from scorer_world import config
 from test_scorer_role import check, complete, memory_peer
 
-from bus import Bus, MemoryBus, connect, provision, serve
+from bus import Bus, connect, provision, serve
 from bus.messages import RoundClosed
 from engine.config import Config
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from scenes.memory_bus import MemoryBus
 from scorer_cast import Cast
 from scorer_world import config
 from structlog.testing import capture_logs
 from test_scorer_role import complete, memory_peer
 
-from bus import MemoryBus
 from bus.errors import Forgotten
 from bus.messages import EpisodeFinished, Message, RoundClosed, SampleReady
 from engine.config import Config

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import anyio
 import pytest
+from scenes.memory_bus import MemoryBus
 from scorer_cast import Cast, scorer, segment
 from scorer_world import config, finished
 
-from bus import MemoryBus, codec
+from bus import codec
 from bus.messages import EpisodeFailed, EpisodeRequest, RoundSummary
 
 RECIPE = config(steps=4, curriculum={"lead": 1}, learner={"train_hinted": True})

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import anyio
 import pytest
+from scenes.memory_bus import MemoryBus
 from scorer_cast import Cast, scorer
 from scorer_world import config
 from test_scorer_role import check, complete, memory_peer
 
-from bus import MemoryBus
 from bus.messages import DesignFailed, DesignTicket
 
 GROUPED = config(

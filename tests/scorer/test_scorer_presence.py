@@ -6,11 +6,11 @@ from pathlib import Path
 
 import anyio
 import pytest
+from scenes.memory_bus import MemoryBus
 from scorer_cast import scorer
 from scorer_world import config, published, serving
 
 import roles.scorer.role as scorer_role
-from bus import MemoryBus
 from bus.messages import DesignTicket, Heartbeat, ServerLost
 from engine.lineage import Version
 from roles.scorer.presence import Presence

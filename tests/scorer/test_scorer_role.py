@@ -9,10 +9,11 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
+from scenes.memory_bus import MemoryBus
 from scorer_cast import Cast, scorer, segment, text_of
 from scorer_world import config, finished, lost, published
 
-from bus import Bus, MemoryBus, connect, provision, serve
+from bus import Bus, connect, provision, serve
 from bus.messages import (
     DesignRejected,
     EnvironmentReady,

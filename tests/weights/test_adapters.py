@@ -13,8 +13,8 @@ import pytest
 import torch
 from adapter_files import SETTINGS, AdapterLearner
 from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from bus.messages import PolicyPublished
 from engine.config import SamplingConfig
 from engine.inference import adapters

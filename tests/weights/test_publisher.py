@@ -7,8 +7,8 @@ from pathlib import Path
 
 import anyio
 import pytest
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from bus.messages import PolicyPublished
 from engine.lineage import Version
 from engine.weights import buspath, store

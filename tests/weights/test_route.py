@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from scenes.fake_vllm import policy
 
-from bus.policy_messages import PolicyPublished, WeightDelta
+from bus.messages import PolicyPublished, WeightDelta
 from engine.weights.update_plan import routes
 
 

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 import structlog
 from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
+from scenes.memory_bus import MemoryBus
 
 import roles.server.lifecycle as life
-from bus import BusUnavailable, MemoryBus
+from bus import BusUnavailable
 from bus.messages import PolicyPublished, ServerServing
 from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.errors import ConfigError

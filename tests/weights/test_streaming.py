@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus
 from bus.messages import PolicyPublished
 from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference.process import serve

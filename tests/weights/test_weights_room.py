@@ -14,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from scenes.memory_bus import MemoryBus
 
-from bus import MemoryBus, NatsBus, connect, provision, serve
+from bus import NatsBus, connect, provision, serve
 from bus.provision import fit
 from bus.subjects import STREAMS
 from engine.config import BusConfig, Config, ModelConfig, RunConfig, ServerConfig

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from bus.policy_messages import WeightDelta
+from bus.messages import WeightDelta
 from engine.weights import delta
 from engine.weights.store import file_digest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.message_types import Message
+from bus.messages.base import Message, register_message
 
 
 class WeightDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +19,7 @@ class WeightDelta(msgspec.Struct, frozen=True, kw_only=True):
     size: int
 
 
+@register_message
 class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.v1"):
     """New weights, whose whole file has ``sha256`` and ``size`` bytes. At ``uri`` lies that file or, where
     ``start`` is set, an older one with that SHA-256, from which all ``deltas`` lead here, in order. Without
@@ -50,6 +51,7 @@ class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.
         return "event.learner.published"
 
 
+@register_message
 class ServerServing(Message, frozen=True, kw_only=True, tag="server_serving.v1"):
     """A vLLM server at ``url`` answers with ``version``; ``canary_error`` is the largest absolute
     log-prob difference from the learner's. ``epoch`` changes with every start of the process.
@@ -71,6 +73,7 @@ class ServerServing(Message, frozen=True, kw_only=True, tag="server_serving.v1")
         return "event.server.serving"
 
 
+@register_message
 class ServerLost(Message, frozen=True, kw_only=True, tag="server_lost.v1"):
     """A vLLM server ended or was stopped; its URL must not be used any more."""
 
@@ -87,6 +90,7 @@ class ServerLost(Message, frozen=True, kw_only=True, tag="server_lost.v1"):
         return "event.server.lost"
 
 
+@register_message
 class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_finished.v1"):
     """A held-out suite was played. ``version`` is the lowest and ``version_high`` the highest version
     that answered; ``stderr`` is the standard error of ``win``. The key tells the same step of another

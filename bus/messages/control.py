@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from bus.message_types import Message, token
+from bus.messages.base import Message, register_message, token
 
 
+@register_message
 class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
     """A message that nobody could use, kept with its bytes. ``source`` is the stream it lay in,
     ``subject`` its tail there, ``frame`` its bytes as stored, ``attempts`` how often it was delivered.
@@ -29,6 +30,7 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
         return f"dlq.{self.source.lower()}"
 
 
+@register_message
 class RunOrdered(Message, frozen=True, kw_only=True, tag="run_ordered.v1"):
     """What ``roles``, all when empty, were ordered to do. A fact, so that nobody misses it. ``closing``: it
     is part of the end of the run, so nobody begins work, whatever its role. ``at`` is the wall clock (ns).
@@ -49,6 +51,7 @@ class RunOrdered(Message, frozen=True, kw_only=True, tag="run_ordered.v1"):
         return "event.supervisor.ordered"
 
 
+@register_message
 class Control(Message, frozen=True, kw_only=True, tag="control.v1"):
     """A command to ``roles``, to all when empty, for who listens at this moment (core NATS, not stored).
     Who must not miss it reads :class:`RunOrdered`, which says the same.
@@ -68,6 +71,7 @@ class Control(Message, frozen=True, kw_only=True, tag="control.v1"):
         return "ctl.all"
 
 
+@register_message
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """Progress of one role instance, once a second on core NATS: ``statistics`` are its gauges."""
 
@@ -86,6 +90,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
         return f"hb.{self.role}.{self.instance}"
 
 
+@register_message
 class RoleHello(Message, frozen=True, kw_only=True, tag="role_hello.v1"):
     """A role instance is there (core NATS when it comes; kept, and renewed, among those present).
 
@@ -112,6 +117,7 @@ class RoleHello(Message, frozen=True, kw_only=True, tag="role_hello.v1"):
         return f"hello.{token(self.role)}.{token(self.instance)}"
 
 
+@register_message
 class RoleBye(Message, frozen=True, kw_only=True, tag="role_bye.v1"):
     """A role instance leaves by itself (core NATS). One that was killed says nothing."""
 

@@ -1,11 +1,4 @@
-"""Every message that travels on the bus: one frozen Struct a subject.
-
-Evolution is append-only: a field, once released, keeps its name, type and meaning, and a new one has
-a default. The wire tag (``kind``) carries the schema version; a reader that does not know a tag sends
-the message to the dead-letter stream.
-
-The parts that several of them share are in ``bus.message_types``.
-"""
+"""Messages of the self-play loop: tickets, environments, episodes, scores, samples and rounds."""
 
 from __future__ import annotations
 
@@ -13,27 +6,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from bus.control_messages import Control as Control
-from bus.control_messages import DeadLetter as DeadLetter
-from bus.control_messages import Heartbeat as Heartbeat
-from bus.control_messages import RoleBye as RoleBye
-from bus.control_messages import RoleHello as RoleHello
-from bus.control_messages import RunOrdered as RunOrdered
-from bus.message_types import Finding as Finding
-from bus.message_types import Flag as Flag
-from bus.message_types import Message as Message
-from bus.message_types import Segment as Segment
-from bus.message_types import Span as Span
-from bus.message_types import Standing as Standing
-from bus.message_types import State as State
-from bus.message_types import Turn as Turn
-from bus.message_types import stable_id as stable_id
-from bus.message_types import token as token
-from bus.policy_messages import EvaluationFinished as EvaluationFinished
-from bus.policy_messages import PolicyPublished as PolicyPublished
-from bus.policy_messages import ServerLost as ServerLost
-from bus.policy_messages import ServerServing as ServerServing
-from bus.policy_messages import WeightDelta as WeightDelta
+from bus.messages.base import Message, register_message, token
+from bus.messages.parts import EnvironmentState, Finding, Flag, Segment, Standing, Turn
 
 Role = Literal["agent", "designer"]
 Arm = Literal["plain", "hinted"]
@@ -46,6 +20,7 @@ def _again(issue: int) -> str:
     return f"-{issue}" if issue else ""
 
 
+@register_message
 class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
     """Work for a designer: write one environment. ``target`` is the win rate wanted.
 
@@ -86,6 +61,7 @@ class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
         )
 
 
+@register_message
 class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
     """The designer's own tokens of one attempt, waiting for their window to close.
 
@@ -116,6 +92,7 @@ class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
         return f"design.{self.cohort}.{self.design}-{self.attempt}{self.part and '-' + self.part}"
 
 
+@register_message
 class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1"):
     """One attempt failed the validator: ``rung`` names the step, ``reason`` is for people."""
 
@@ -138,6 +115,7 @@ class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1
         return "event.designer.rejected"
 
 
+@register_message
 class DesignFailed(Message, frozen=True, kw_only=True, tag="design_failed.v1"):
     """A design ended without an environment after ``attempts`` attempts at ``issue`` of its ticket."""
 
@@ -158,6 +136,7 @@ class DesignFailed(Message, frozen=True, kw_only=True, tag="design_failed.v1"):
         return "event.designer.failed"
 
 
+@register_message
 class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_ready.v1"):
     """A ticket was answered by a valid program. ``environment`` is the SHA-256 of ``source``.
 
@@ -200,6 +179,7 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
         return "event.designer.ready"
 
 
+@register_message
 class EpisodeRequest(Message, frozen=True, kw_only=True, tag="episode_request.v1"):
     """Work for an agent: play one instance. The arms of a pair differ in ``hint`` and ``arm`` only."""
 
@@ -225,6 +205,7 @@ class EpisodeRequest(Message, frozen=True, kw_only=True, tag="episode_request.v1
         return f"task.agent.play.{self.episode}"
 
 
+@register_message
 class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.v1"):
     """A play came to its end. ``returned`` is the agent's return in [-1, 1].
 
@@ -258,6 +239,7 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
         return "event.agent.finished"
 
 
+@register_message
 class EpisodeFailed(Message, frozen=True, kw_only=True, tag="episode_failed.v1"):
     """A play has no outcome (infrastructure, quarantine): it leaves its group and is counted."""
 
@@ -278,6 +260,7 @@ class EpisodeFailed(Message, frozen=True, kw_only=True, tag="episode_failed.v1")
         return "event.agent.failed"
 
 
+@register_message
 class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_scored.v1"):
     """A window closed. ``win`` is the mean plain return over the window, ``regret`` hinted - plain.
 
@@ -306,7 +289,7 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
     plateau: float
     reward: float
     advantage: float
-    state: State
+    state: EnvironmentState
     difficulty: float | None = None
     family: str | None = None
     noise_floor: float | None = None
@@ -328,6 +311,7 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
         return "event.scorer.scored"
 
 
+@register_message
 class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
     """What the learner trains on. ``advantage`` is normalised and scaled for its role, among the ``members``
     of its group. ``accepted``: these are the tokens of a program that passed the validator.
@@ -354,6 +338,7 @@ class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
         return f"sample.{self.role}.{token(self.skill)}.{self.sample}"
 
 
+@register_message
 class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
     """All samples of ``round`` precede this in the stream: the learner may form its batch.
 
@@ -380,6 +365,7 @@ class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
         return f"sample.round.all.{self.round}"
 
 
+@register_message
 class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
     """What a round looked like, for people: returns, validity, share of plays with a gradient.
 
@@ -412,6 +398,7 @@ class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
         return "event.scorer.round"
 
 
+@register_message
 class BatchTrained(Message, frozen=True, kw_only=True, tag="batch_trained.v1"):
     """One batch reached its terminal state. ``step`` counts batches with samples along this lineage.
 
@@ -439,30 +426,3 @@ class BatchTrained(Message, frozen=True, kw_only=True, tag="batch_trained.v1"):
     @property
     def tail(self) -> str:
         return "event.learner.trained"
-
-
-AnyMessage = (
-    DesignTicket
-    | HeldDesign
-    | DesignRejected
-    | DesignFailed
-    | EnvironmentReady
-    | EpisodeRequest
-    | EpisodeFinished
-    | EpisodeFailed
-    | EnvironmentScored
-    | SampleReady
-    | RoundClosed
-    | RoundSummary
-    | BatchTrained
-    | PolicyPublished
-    | ServerServing
-    | ServerLost
-    | EvaluationFinished
-    | RunOrdered
-    | Control
-    | Heartbeat
-    | RoleHello
-    | RoleBye
-    | DeadLetter
-)

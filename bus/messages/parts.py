@@ -1,4 +1,4 @@
-"""What messages are made of: ids, subject tokens, the base Struct, and the parts that several share.
+"""Parts that several messages share: token segments, turns of a play, review results.
 
 Arrays travel as raw little-endian bytes: token ids int32, log-probs float32, masks uint8.
 A policy version on the wire is the packed integer of ``engine.lineage.Version``.
@@ -6,44 +6,9 @@ A policy version on the wire is the packed integer of ``engine.lineage.Version``
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import re
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
-
-
-def stable_id(kind: str, *parts: object) -> str:
-    """Return the id of a logical result: the same parts give the same id on every host.
-
-    Returns ``kind`` and 24 hex digits of BLAKE2b over the parts.
-    """
-    text = "\x1f".join(str(part) for part in parts)
-    return f"{kind}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
-
-
-@functools.lru_cache(maxsize=4096)
-def token(text: str) -> str:
-    """Return ``text`` as one subject token: lower case, ``[a-z0-9_-]`` only."""
-    return re.sub(r"[^a-z0-9_-]+", "-", text.lower()).strip("-") or "none"
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
-    """Base of all messages. ``key`` is the deterministic id, ``tail`` the subject after the run.
-
-    They are plain data without cycles: the garbage collector is spared looking at them.
-    """
-
-    stream: ClassVar[str] = "EVENT"
-
-    @property
-    def key(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def tail(self) -> str:
-        raise NotImplementedError
 
 
 class Span(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -68,7 +33,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """What the agent saw and what it answered, as text, for people."""
+    """One observation, the agent's reply to it, the action read from the reply and its reward, as text."""
 
     observation: str
     reply: str
@@ -76,7 +41,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     reward: float
 
 
-State = Literal["fresh", "frontier", "mastered", "intractable", "degenerate"]
+EnvironmentState = Literal["fresh", "frontier", "mastered", "intractable", "degenerate"]
 Flag = Literal["", "off_ticket", "incoherent"]
 
 
@@ -111,7 +76,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
 
     design: str
     environment: str
-    state: State
+    state: EnvironmentState
     plays: int
     win: float
     win_low: float

@@ -1,0 +1,73 @@
+"""All messages that travel on the bus: one frozen Struct per subject.
+
+Evolution is append-only: a released field keeps its name, type and meaning, and a new field has a default.
+The wire tag (``kind``) carries the schema version. A role of your own registers its kinds with
+:func:`register_message`; readers pass over facts of a kind that they do not know.
+"""
+
+from bus.messages.base import Message, register_message, registered, stable_id, token
+from bus.messages.control import Control, DeadLetter, Heartbeat, RoleBye, RoleHello, RunOrdered
+from bus.messages.parts import EnvironmentState, Finding, Flag, Segment, Span, Standing, Turn
+from bus.messages.policy import EvaluationFinished, PolicyPublished, ServerLost, ServerServing, WeightDelta
+from bus.messages.self_play import (
+    Arm,
+    BatchTrained,
+    DesignFailed,
+    DesignRejected,
+    DesignTicket,
+    EnvironmentReady,
+    EnvironmentScored,
+    EpisodeFailed,
+    EpisodeFinished,
+    EpisodeRequest,
+    FailureKind,
+    HeldDesign,
+    Outcome,
+    Role,
+    RoundClosed,
+    RoundSummary,
+    SampleReady,
+)
+
+__all__ = [
+    "Arm",
+    "BatchTrained",
+    "Control",
+    "DeadLetter",
+    "DesignFailed",
+    "DesignRejected",
+    "DesignTicket",
+    "EnvironmentReady",
+    "EnvironmentScored",
+    "EnvironmentState",
+    "EpisodeFailed",
+    "EpisodeFinished",
+    "EpisodeRequest",
+    "EvaluationFinished",
+    "FailureKind",
+    "Finding",
+    "Flag",
+    "Heartbeat",
+    "HeldDesign",
+    "Message",
+    "Outcome",
+    "PolicyPublished",
+    "Role",
+    "RoleBye",
+    "RoleHello",
+    "RoundClosed",
+    "RoundSummary",
+    "RunOrdered",
+    "SampleReady",
+    "Segment",
+    "ServerLost",
+    "ServerServing",
+    "Span",
+    "Standing",
+    "Turn",
+    "WeightDelta",
+    "register_message",
+    "registered",
+    "stable_id",
+    "token",
+]
