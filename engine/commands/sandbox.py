@@ -13,7 +13,6 @@ import typer
 from engine.errors import ConfigError, SpadeError
 
 if TYPE_CHECKING:
-
     from engine.config import SandboxConfig
     from sandbox import ProtectionReport, SandboxSettings, Verdict
 
