@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -91,6 +91,16 @@ class SegmentBuilder:
             logprobs=np.asarray(self._logprobs[:end], dtype="<f4").tobytes(),
             spans=tuple(self._spans),
         )
+
+
+def prompt_and_reply(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+    """Return the ids of the first prompt in ``segments`` (at least one), and all ids that were sampled."""
+    prompt = np.frombuffer(segments[0].tokens, "<i4")[: segments[0].mask.find(1)].tolist()
+    sampled: list[int] = []
+    for segment in segments:
+        mask = np.frombuffer(segment.mask, np.uint8).astype(bool)
+        sampled += np.frombuffer(segment.tokens, "<i4")[mask].tolist()
+    return prompt, sampled
 
 
 def _check_cover(completion: Completion) -> None:

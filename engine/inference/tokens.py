@@ -16,10 +16,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
+import structlog
 from jinja2.exceptions import TemplateError
 
 from engine.errors import ConfigError
+from engine.inference.replies import CHANNEL_MARKS, THOUGHT_NAMES, opens_thought, visible_reply
 from engine.inference.segments import SegmentBuilder as SegmentBuilder
+
+log = structlog.get_logger("spade.inference")
 
 Thinking = Literal["off", "on", "unset"]
 
@@ -30,7 +34,8 @@ _USER, _REPLY = "Qx7 first words", "Rx7 answer words"
 _THOUGHTFUL = f"<think>\nWx7 idle thoughts\n</think>\n\n{_REPLY}"
 _SECOND, _SECOND_REPLY = "Sx7 second words", "Tx7 more words"
 _THIRD = "Ux7 third words"
-_REASONING = re.compile(r"[<\[]\W*(think|thinking|thought|reasoning)\W*[>\]]", re.IGNORECASE)
+_REASONING = re.compile(rf"[<\[◁]\W*(seed:)?({THOUGHT_NAMES})\W*[>\]▷]", re.IGNORECASE)
+_PROMPT_TAIL = 48  # tokens at the end of a prompt in which the template may open a thought
 _PRIVATE = range(0xE000, 0xF8FF)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # Names of transformers' class for any tokenizer.json, and the types of models whose files get what they name.
@@ -67,9 +72,11 @@ class ChatTokens:
         added = {str(token): token for token in self._tokenizer.added_tokens_decoder.values() if str(token)}
         reasoning = {name for name in added if _REASONING.fullmatch(name)}
         special = {name for name, token in added.items() if token.special}
+        channels = special.intersection(CHANNEL_MARKS)
+        self._channels = bool(channels)
         self._controls = sorted(special | reasoning)
         self._reply_controls = sorted(special - reasoning)
-        self._silent = {int(self._fast.token_to_id(name)) for name in special - reasoning}
+        self._silent = {int(self._fast.token_to_id(name)) for name in special - reasoning - channels}
         self._opening = self._text([_USER])
         self._stop = self._find_stop()
         self._bridge, self.rewrites = self._find_bridge()
@@ -106,6 +113,10 @@ class ChatTokens:
         """Return the ids that end a reply which was cut off for length: the turn's stop token."""
         return [] if self._bridge is None else [self._bridge.stop]
 
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Return whether the template opened a thought at the end of ``prompt``."""
+        return opens_thought(self.decode(prompt[-_PROMPT_TAIL:], special=True))
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text; the names of control tokens in it are plain text too."""
         (spelled,), mark = self._spelled([_sound(text)], [self._controls])
@@ -114,7 +125,7 @@ class ChatTokens:
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Return the text of ``ids``, without special tokens unless ``special``.
 
-        The marks around reasoning always stay: who reads a reply has to see where the reasoning ends.
+        The marks around reasoning and channels always stay: :func:`visible_reply` needs them.
         """
         kept = list(ids) if special else [token for token in ids if token not in self._silent]
         return str(self._fast.decode(kept, skip_special_tokens=False))
@@ -142,6 +153,8 @@ class ChatTokens:
         The template sees each message as it is, but for the control tokens that it names; in replies it
         still finds the marks of reasoning, which it may cut.
         """
+        if self._channels:  # the template writes the header of the answer's channel itself
+            messages = [visible_reply(text) if turn % 2 else text for turn, text in enumerate(messages)]
         parts = [_sound(message) for message in messages]
         names = [self._reply_controls if turn % 2 else self._controls for turn in range(len(parts))]
         if system is not None:
@@ -213,11 +226,25 @@ class ChatTokens:
         return bridge, ""
 
     def _stops(self) -> tuple[int, ...]:
-        ids: list[int] = [int(self._fast.token_to_id(self._stop))] if self._stop else []
+        """Return the ids that end a reply, the template's end of a turn first where it is one of them.
+
+        The end of a turn is not always the end of a reply: in templates with channels it ends each channel.
+        Where the model's generation_config.json names ends, the tokenizer's own among them, but not that one,
+        the reply goes on after it.
+        """
+        turn_end = [int(self._fast.token_to_id(self._stop))] if self._stop else []
+        own = _as_list(self._tokenizer.eos_token_id)
         generation = self._path / "generation_config.json"
-        if generation.is_file():
-            ids += _as_list(json.loads(generation.read_text()).get("eos_token_id"))
-        ids += _as_list(self._tokenizer.eos_token_id)
+        named = (
+            _as_list(json.loads(generation.read_text()).get("eos_token_id")) if generation.is_file() else []
+        )
+        trusted = named or (own if self._channels else [])
+        if set(own) & set(trusted) and not set(turn_end) & set(trusted):
+            if turn_end:
+                ends = self._tokenizer.convert_ids_to_tokens(trusted)
+                log.warning("turn_end_is_no_stop", turn_end=self._stop, stops=ends, path=str(self._path))
+            turn_end = []
+        ids = [*turn_end, *named, *own]
         if not ids:
             raise ConfigError(
                 "no token ends a reply: the tokenizer names no end-of-sequence token",

@@ -1,12 +1,13 @@
-"""The action in a reply: pure text in, text out."""
+"""Finds the action in a reply: pure, text in, text out."""
 
 from __future__ import annotations
 
 import json
 import re
 
+from engine.inference.replies import visible_reply
+
 _TOKENS = re.compile(r"\\boxed\s*\{|\{|\}")
-_THINK_END = "</think>"
 _BOX = re.compile(r"\\boxed\s*\{\s*(?=[{\[])")
 _FENCE = re.compile(r"^```(json)?[ \t]*$", re.MULTILINE)
 _TEXT = re.compile(r"\S|\Z")
@@ -16,17 +17,18 @@ _PLACES = 64
 _decoder = json.JSONDecoder()
 
 
-def find_action(reply: str) -> str | None:
+def find_action(reply: str, *, thought_open: bool = False) -> str | None:
     r"""Return the inner text of the last complete ``\boxed{...}`` group of ``reply``, else None.
 
-    Only the text after the last closing think tag counts: a tentative box inside the reasoning is not a
-    move. "Last" is by opening brace among the groups whose braces balance, so an unfinished group at the
-    end does not hide the one before it, and of nested groups the inner one is taken. Surrounding white
-    space is removed; an empty group is the action "". Linear in the length of the reply.
+    Only the text outside reasoning counts (:func:`visible_reply`, which explains ``thought_open``): a
+    tentative box inside the reasoning is not a move, whether the reasoning ends or not. "Last" is by opening
+    brace among the groups whose braces balance, so an unfinished group at the end does not hide the one
+    before it, and of nested groups the inner one is taken. Surrounding white space is removed; an empty group
+    is the action "". Linear in the length of the reply.
 
     Differs from the reference, which takes the first group (reference spec 3.3 and 14.1, row 18).
     """
-    answer = reply.rpartition(_THINK_END)[2]
+    answer = visible_reply(reply, thought_open=thought_open)
     opened: list[int] = []  # start of the inner text of a boxed group, -1 for a plain brace
     best: tuple[int, int] | None = None
     for match in _TOKENS.finditer(answer):
@@ -39,14 +41,14 @@ def find_action(reply: str) -> str | None:
     return None if best is None else answer[best[0] : best[1]].strip()
 
 
-def find_call(reply: str) -> str | None:
-    r"""Return what of ``reply`` goes to a tool environment, None when it holds nothing of the kind.
+def find_call(reply: str, *, thought_open: bool = False) -> str | None:
+    r"""Return the part of ``reply`` that goes to a tool environment, None when it holds nothing of the kind.
 
-    With ``<tool_call>`` or ``<answer>`` in it that is the whole text after the last closing think tag, and so
-    it is when that text is JSON or a fence of it. Else it is the JSON of the last box (whose strings may
+    It is the whole text outside reasoning (:func:`visible_reply`) when that holds ``<tool_call>`` or
+    ``<answer>``, is JSON or a fence of it. Else it is the JSON of the last box (whose strings may
     hold braces that do not balance), the box's text, or JSON that begins a fence or a line.
     """
-    answer = reply.rpartition(_THINK_END)[2].strip()
+    answer = visible_reply(reply, thought_open=thought_open).strip()
     if any(mark in answer for mark in _MARKS) or _json(answer, 0) == answer:
         return answer
     for match in reversed([*_BOX.finditer(answer)][-_PLACES:]):
@@ -78,7 +80,7 @@ def _fenced(text: str) -> list[int]:
 
 
 def _json(text: str, start: int) -> str | None:
-    """The text of the JSON object or list at ``start``, None when there is none."""
+    """Return the text of the JSON object or list at ``start``, None when there is none."""
     if text[start : start + 1] not in ("{", "["):
         return None
     try:

@@ -31,6 +31,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
@@ -153,6 +154,14 @@ class _Context:
     transcript: list[Turn] = field(default_factory=list)
 
 
+class _Reply(NamedTuple):
+    """The text of a completion and why it ended; ``thought_open``: its prompt ended inside a thought."""
+
+    text: str
+    finish: str
+    thought_open: bool
+
+
 class Player:
     """Plays episodes against one inference pool and one sandbox. Holds nothing of a play after it.
 
@@ -242,22 +251,21 @@ class Player:
                 room = min(room, self.rules.play_tokens - context.sampled)
                 if room <= 0:
                     return Ending("truncated", "policy", "token budget spent")
-            reply, finish = await self._reply(request, turn, context, room)
+            reply = await self._reply(request, turn, context, room)
             progress()
-            ending = await self._act(instance, context, reply, finish)
+            ending = await self._act(instance, context, reply)
             progress()
             if ending is not None:
                 return ending
         return Ending("truncated", "policy", "turn budget spent")
 
-    async def _reply(
-        self, request: EpisodeRequest, turn: int, context: _Context, room: int
-    ) -> tuple[str, str]:
+    async def _reply(self, request: EpisodeRequest, turn: int, context: _Context, room: int) -> _Reply:
         sampling = self.rules.sampling
         if sampling.max_tokens > room:
             sampling = msgspec.structs.replace(sampling, max_tokens=room)
+        prompt = context.segments.context
         completion = await self._pool.generate(
-            context.segments.context,
+            prompt,
             sampling=sampling,
             seed=sampling_seed(request.episode, turn),
             key=request.episode,
@@ -268,18 +276,19 @@ class Player:
         context.sampled += len(completion.tokens)
         context.last_token = completion.tokens[-1] if completion.tokens else -1
         long = len(completion.tokens) > _LONG_REPLY
-        return await _apart(self._chat.decode, completion.tokens, long=long), completion.finish
+        text = await _apart(self._chat.decode, completion.tokens, long=long)
+        return _Reply(text, completion.finish, self._chat.opens_thought(prompt))
 
-    async def _act(self, instance: Instance, context: _Context, reply: str, finish: str) -> Ending | None:
-        """Carry out ``reply``; return the ending, or None when the play goes on."""
-        seen = context.messages[-1]
-        find = find_call if instance.tools else find_action
+    async def _act(self, instance: Instance, context: _Context, answer: _Reply) -> Ending | None:
+        """Carry out ``answer``; return the ending, or None when the play goes on."""
+        seen, reply = context.messages[-1], answer.text
+        find = partial(find_call if instance.tools else find_action, thought_open=answer.thought_open)
         action = None
-        if finish != "length":
+        if answer.finish != "length":
             action = await _apart(find, reply, long=len(reply) > _LONG_TEXT)
         if action is None:
             context.transcript.append(Turn(seen, reply, "", 0.0))
-            if finish == "length":
+            if answer.finish == "length":
                 return Ending("truncated", "policy", "reply cut at its length limit")
             return Ending("failed", "policy", "no action in the reply")
         self.stepping += 1

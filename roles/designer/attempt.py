@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
-import numpy as np
 
 from bus.messages import DesignTicket, HeldDesign, Segment
 from engine import prompts
+from engine.inference.segments import prompt_and_reply
 from roles.designer.corpus import Corpus, Document
 from roles.designer.design_backends import Author, Reply
 from roles.designer.environment_pool import Programs
@@ -121,10 +121,7 @@ class Workshop:
 
     def asked(self, ticket: DesignTicket, held: HeldDesign) -> Asked:
         """Return the prompt that published tokens of ``ticket`` were an answer to."""
-        (segment, *_) = held.segments
-        prompt = segment.mask.find(1)
-        ids = np.frombuffer(segment.tokens, "<i4")[:prompt].tolist()
-        return Asked(held.document, ids, ticket.design)
+        return Asked(held.document, prompt_and_reply(held.segments)[0], ticket.design)
 
     async def write(
         self,
@@ -165,12 +162,14 @@ class Workshop:
         """Return the draft that an earlier life of the ticket has already published."""
         if not held.segments:
             return Draft(held.document, Reply(held.text, "stop"), held.prompt)
-        tokens: list[int] = []
-        for segment in held.segments:
-            mask = np.frombuffer(segment.mask, np.uint8).astype(bool)
-            tokens += np.frombuffer(segment.tokens, "<i4")[mask].tolist()
+        prompt, tokens = prompt_and_reply(held.segments)
         ended = bool(tokens) and tokens[-1] in set(self._chat.stop_token_ids)
-        reply = Reply(self._chat.decode(tokens), "stop" if ended else "length", held.segments)
+        reply = Reply(
+            self._chat.decode(tokens),
+            "stop" if ended else "length",
+            held.segments,
+            thought_open=self._chat.opens_thought(prompt),
+        )
         return Draft(held.document, reply, held.prompt)
 
     async def judge(self, draft: Draft) -> Judged:
@@ -179,9 +178,11 @@ class Workshop:
             return Judged(draft, "", REFUSED, draft.reply.refusal)
         if draft.finish == "length":
             return Judged(draft, draft.text, "extract", "the reply was cut at its length limit")
-        source = draft.source or extract(draft.text)
+        source = draft.source or extract(draft.reply.visible)
         if not source.strip():
-            return Judged(draft, source, "extract", "no program in the reply")
+            thinks = draft.text.strip() and not draft.reply.visible.strip()
+            why = "the reasoning does not end" if thinks else "no program in the reply"
+            return Judged(draft, source, "extract", why)
         ambiguous = rivals(source)
         if ambiguous:
             return Judged(draft, source, "load", f"which class is the game? {' and '.join(ambiguous)}")

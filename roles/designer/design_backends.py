@@ -14,6 +14,7 @@ import numpy as np
 
 from bus.messages import Segment
 from engine.inference.endpoint import EndpointRefused
+from engine.inference.replies import visible_reply
 from engine.inference.tokens import SegmentBuilder
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class Reply:
     """What an author wrote and why it ended. ``segments`` are its tokens with all before them, ``turns`` the
     conversation as texts up to and with the reply, where there are no tokens; ``refusal`` is why it will not
-    write at all.
+    write at all; ``thought_open``: the prompt ended inside a thought.
     """
 
     text: str
@@ -35,6 +36,12 @@ class Reply:
     segments: tuple[Segment, ...] = ()
     turns: tuple[str, ...] = ()
     refusal: str = ""
+    thought_open: bool = False
+
+    @property
+    def visible(self) -> str:
+        """The text outside reasoning."""
+        return visible_reply(self.text, thought_open=self.thought_open)
 
 
 class Author(Protocol):
@@ -89,7 +96,10 @@ class TokenAuthor:
         segments.prompt(prompt)
         segments.completion(completion)
         return Reply(
-            self._chat.decode(completion.tokens), completion.finish, segments=tuple(segments.segments())
+            self._chat.decode(completion.tokens),
+            completion.finish,
+            segments=tuple(segments.segments()),
+            thought_open=self._chat.opens_thought(prompt),
         )
 
     async def mend(self, before: Reply, message: str, *, seed: int, key: str) -> Reply | None:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-import numpy as np
-
 from engine import prompts
 from engine.inference.endpoint import EndpointRefused
+from engine.inference.replies import visible_reply
+from engine.inference.segments import prompt_and_reply
 from engine.inference.tokens import SegmentBuilder
+from roles.designer.design_backends import Reply
 from roles.designer.prober import Answers
 from roles.text_normalise import plain
 from roles.work_loop import sampling_seed
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 LONGEST_HINT = 800
 _NO_ADVICE = ("\\boxed", "```")
-_THINK, _THINK_END = "<think>", "</think>"
 _LABEL = re.compile(r"^\s*hint\s*:\s*", re.IGNORECASE)
 _WORD = re.compile(r"-?\d+|[^\W\d_]+")
 _CLAIM = r"\b(answer|solution|secret|key|target|number|word)\b\W{0,3}(is|are|=|:)\W{0,3}"
@@ -75,18 +75,17 @@ class Hint(NamedTuple):
     segments: tuple[Segment, ...] = ()
 
 
-def clean_hint(text: str, finish: str) -> str | None:
+def clean_hint(text: str, finish: str, *, thought_open: bool = False) -> str | None:
     r"""Return the hint in a reply as one line, None when it is not acceptable.
 
     Refused are a reply that was cut, an empty one, one longer than LONGEST_HINT characters, and one with
     a ``\boxed`` group, which would be an action and not advice, a block of code, or signs that cannot be
-    shown. Reasoning before the last closing think tag is not part of the hint, and reasoning that does not
-    end is none.
+    shown. Reasoning is not part of the hint (``visible_reply``, which explains ``thought_open``).
     """
     if finish != "stop":
         return None
-    line = _LABEL.sub("", " ".join(text.rpartition(_THINK_END)[2].split()))
-    if not line or len(line) > LONGEST_HINT or line.startswith(_THINK):
+    line = _LABEL.sub("", " ".join(visible_reply(text, thought_open=thought_open).split()))
+    if not line or len(line) > LONGEST_HINT:
         return None
     return None if any(sign in line for sign in _NO_ADVICE) or not line.isprintable() else line
 
@@ -212,11 +211,10 @@ class HintWriter:
             reply = await self._reply(source, sampling_seed(design, attempt, "hint", trial), design)
             if reply is None:
                 return None
-            text, finish, segments = reply
-            hint = clean_hint(text, finish)
+            hint = clean_hint(reply.text, reply.finish, thought_open=reply.thought_open)
             fault = "malformed" if hint is None else self.fault(hint, answers or Answers(), firsts)
             if hint is not None and not fault:
-                return Hint(hint, segments)
+                return Hint(hint, reply.segments)
             self._counts[f"hint_{fault}"] += 1
         return None
 
@@ -230,24 +228,16 @@ class HintWriter:
         """Return the hint that an earlier life of the ticket has published."""
         if not held.segments:
             return Hint(held.text) if held.text else None
-        reply = [
-            token
-            for segment in held.segments
-            for token in np.frombuffer(segment.tokens, "<i4")[
-                np.frombuffer(segment.mask, np.uint8).astype(bool)
-            ].tolist()
-        ]
-        hint = clean_hint(self._chat.decode(reply), "stop")
+        prompt, reply = prompt_and_reply(held.segments)
+        hint = clean_hint(self._chat.decode(reply), "stop", thought_open=self._chat.opens_thought(prompt))
         return Hint(hint, held.segments) if hint is not None else None
 
     def statistics(self) -> dict[str, float]:
         """Counts of refused hints by what was wrong with them."""
         return dict(self._counts)
 
-    async def _reply(
-        self, source: str, seed: int, design: str
-    ) -> tuple[str, str, tuple[Segment, ...]] | None:
-        """One reply with why it ended, None when the program leaves no room for it."""
+    async def _reply(self, source: str, seed: int, design: str) -> Reply | None:
+        """Return one reply, None when the program leaves no room for it or the endpoint refuses."""
         if self._writer is not None:
             content = prompts.render(self._template, source=source)
             try:
@@ -255,7 +245,7 @@ class HintWriter:
             except EndpointRefused:
                 self._counts["hint_refused"] += 1
                 return None
-            return answer.text, answer.finish, ()
+            return Reply(answer.text, answer.finish)
         prompt = self._prompts.hint(source)
         if prompt is None:
             self._counts["hint_no_room"] += 1
@@ -270,7 +260,12 @@ class HintWriter:
         segments = SegmentBuilder()
         segments.prompt(prompt)
         segments.completion(completion)
-        return self._chat.decode(completion.tokens), completion.finish, tuple(segments.segments())
+        return Reply(
+            self._chat.decode(completion.tokens),
+            completion.finish,
+            tuple(segments.segments()),
+            thought_open=self._chat.opens_thought(prompt),
+        )
 
 
 def _spelt(text: str) -> Words:

@@ -26,6 +26,9 @@ class Chat:
     def first(self, content: str, system: str | None = None) -> list[int]:
         return [USER, *map(ord, content)]
 
+    def opens_thought(self, prompt: list[int]) -> bool:
+        return False
+
     def bridge(self, observation: str) -> list[int]:
         return [USER, *map(ord, observation)]
 

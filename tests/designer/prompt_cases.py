@@ -24,6 +24,9 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(token) for token in ids)
 
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        return False
+
     def first(self, content: str, system: str | None = None) -> list[int]:
         return self.encode(content)
 

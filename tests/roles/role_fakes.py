@@ -48,6 +48,9 @@ class FakeChat:
     def first(self, content: str, system: str | None = None) -> list[int]:
         return [START, USER, *self.encode(content)]
 
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        return False
+
     def bridge(self, observation: str) -> list[int] | None:
         return None if self._rewrites else [USER, *self.encode(observation)]
 

@@ -96,6 +96,18 @@ async def test_progress_is_told_at_the_start_and_after_each_reply_and_step() -> 
     assert told == [0, *(turn for turn in range(1, len(played.transcript) + 1) for _ in range(2))]
 
 
+async def test_a_box_in_a_thought_that_the_template_opened_is_not_played() -> None:
+    class Thinking(FakeChat):
+        def opens_thought(self, prompt: Any) -> bool:
+            return True
+
+    replies = ["2? No.</think>\\boxed{2}", "It may be \\boxed{3}"]
+    player, _ = make_player(lambda _, call: replies[call], chat=Thinking())
+    played = await player.play(make_request())
+    assert played.ending == Ending("failed", "policy", "no action in the reply")
+    assert [turn.action for turn in played.transcript] == ["2", ""]
+
+
 async def test_a_play_that_is_won() -> None:
     sandbox = FakeSandbox()
     player, pool = make_player(sandbox=sandbox)
@@ -247,9 +259,9 @@ async def test_a_long_reply_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPa
             note("decode")
             return super().decode(ids)
 
-    def find(reply: str) -> str | None:
+    def find(reply: str, *, thought_open: bool) -> str | None:
         note("find")
-        return find_action(reply)
+        return find_action(reply, thought_open=thought_open)
 
     monkeypatch.setattr(episode, "find_action", find)
     player, _ = make_player(
