@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,7 +57,6 @@ def rollout(
     concurrency: Annotated[int, typer.Option(min=1, help="Concurrent episodes.")] = 64,
     tokens: Annotated[int, typer.Option(min=8, help="Mean length of a reply in tokens.")] = 64,
     turns: Annotated[int, typer.Option(min=2, help="Turns of a multi-turn episode.")] = 6,
-    crowd: Annotated[int, typer.Option(min=1, help="Concurrent episodes on a simulated server.")] = 1000,
     model: Annotated[str, typer.Option(help="Model path as in a recipe; default: random weights.")] = "",
 ) -> None:
     """Measure the share of vLLM's speed that episodes get, beside a bare client (status 1 below target)."""
@@ -64,10 +64,10 @@ def rollout(
 
     from engine.bench import rollout as bench
 
-    work = bench.Work(
-        repeat=repeat, seconds=seconds, concurrency=concurrency, tokens=tokens, turns=turns, crowd=crowd
+    options = bench.RolloutOptions(
+        repeat=repeat, seconds=seconds, concurrency=concurrency, tokens=tokens, turns=turns
     )
-    figures = anyio.run(bench.measure, work, _progress, model, backend_options=_LOOP)
+    figures = anyio.run(bench.measure, options, _progress, model, backend_options=_LOOP)
     _show(figures, as_json)
     if not figures.within_target:
         raise typer.Exit(1)
@@ -78,15 +78,31 @@ def weights(
     as_json: AsJson = False,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions of each case; results are medians.")] = 3,
     requests: Annotated[int, typer.Option(min=1, help="Requests that stream during an update.")] = 8,
-    layers: Annotated[int, typer.Option(min=0, help="Layers of the 4B model that are simulated.")] = 2,
 ) -> None:
     """Measure a weight update: the time without tokens, the time until it is served, and their limits."""
     import anyio
 
     from engine.bench import weights as bench
 
-    work = bench.Work(repeat=repeat, requests=requests, layers=layers)
-    _show(anyio.run(bench.measure, work, _progress), as_json)
+    options = bench.WeightOptions(repeat=repeat, requests=requests)
+    _show(anyio.run(bench.measure, options, _progress), as_json)
+
+
+@app.command()
+def loop(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file (TOML), such as configs/nano.toml.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides: key=value.")] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Rounds of each mode.")] = 6,
+    directory: Annotated[Path, typer.Option(help="Directory of the two runs.")] = Path("runs/bench"),
+    as_json: AsJson = False,
+) -> None:
+    """Measure the whole loop in a short run: samples per second and idle shares, async against sync."""
+    from engine.bench import loop as bench
+
+    options = bench.LoopOptions(
+        recipe=recipe, rounds=rounds, overrides=tuple(overrides or ()), directory=directory
+    )
+    _show(bench.measure(options, _progress), as_json)
 
 
 def _progress(text: str) -> None:
