@@ -1,1 +1,1 @@
-"""Looking into the bus of a run: what `spade bus top`, `tail`, `replay` and `dlq` are made of."""
+"""Looks into the streams of a run: stored messages, depths, dead letters."""

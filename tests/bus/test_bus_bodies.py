@@ -15,7 +15,7 @@ import anyio
 import msgspec
 import pytest
 from bus_examples import example, summary, ticket
-from bus_trouble import over_nats, until
+from bus_trouble import until
 from bus_worlds import TOKEN, World, nats_world, take
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,9 +27,6 @@ from bus.connection import Connection, open_connection
 from bus.errors import Forgotten, NotFound
 from bus.messages import DesignRejected, SampleReady
 from bus.subjects import STREAMS, Names, Stream, stream_config
-from engine.busview import letters, reading
-from engine.busview.reading import Filter
-from engine.busview.resend import Sent, send_again
 
 Worlds = Callable[..., AbstractAsyncContextManager[World]]
 LARGE = int(1.9 * (1 << 20))
@@ -105,21 +102,6 @@ def noting(drop: Callable[[Any, str], Awaitable[None]], dropped: list[str]) -> o
         await drop(self, pattern)
 
     return noted
-
-
-async def test_a_letter_that_is_dropped_takes_its_body_with_it(nats_url: str) -> None:
-    async with nats_world(nats_url, inline=SMALL) as w:
-        await w.bus.publish(msgspec.structs.replace(ticket(1), skill="x" * 3 * SMALL))
-        async with w.bus.consume("designer", limit=1) as source:
-            (delivery,) = await take(source, 1)
-            await delivery.term("useless")
-        bus = over_nats(w)
-        async with bus.follow("DLQ") as letters_there:
-            (record,) = await take(letters_there, 1)
-        assert await w.blobs() != []
-        assert await letters.drop(bus, await letters.find(bus, record.sequence))
-        await until(lambda: bus.statistics()["blob_removed"] == 1, "the body is removed")
-        assert await w.blobs() == []
 
 
 async def test_a_fact_that_would_push_itself_out_is_refused(nats_url: str) -> None:
@@ -257,18 +239,3 @@ async def test_a_full_stream_is_named_once_with_what_to_do(
     assert len(told) == 1
     assert f"stream BODY_{run} is full (maximum bytes exceeded; its part is 16 % of bus.store_gb)" in told[0]
     assert "raise bus.store_gb" in told[0]
-
-
-async def test_a_copy_of_a_stream_leaves_out_what_was_forgotten(nats_url: str) -> None:
-    async with nats_world(nats_url, inline=SMALL) as w, nats_world(nats_url) as other:
-        source, target, sent = w.aside, other.aside, Sent()
-        assert isinstance(source, NatsBus)
-        assert isinstance(target, NatsBus)
-        await source.publish_all([fact(1, 3 * SMALL), fact(2, 3 * SMALL), summary(3)])
-        (lost, _) = sorted(await w.blobs())
-        await w.write_blob(lost, None)
-        there = [record.message async for record in source.replay("EVENT")]
-        messages = reading.between(source, Filter("EVENT"), 1, 3)
-        await send_again(messages, source, target, "EVENT", sent, lambda _: None)
-        assert [record.message async for record in target.replay("EVENT")] == there
-        assert (sent.stored, sent.last, len(there)) == (2, 3, 2)

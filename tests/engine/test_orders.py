@@ -14,14 +14,12 @@ import anyio
 import pytest
 import structlog
 from scenes.memory_bus import MemoryBus
-from shell_fakes import FakeRole, RememberingView, config, serving, with_roles
+from shell_fakes import FakeRole, RememberingView, config, with_roles
 from test_supervisor import supervise
 
-from bus import NatsBus, ServerHandle, codec, connect, provision, serve
-from bus.messages import Heartbeat, RunOrdered
-from bus.reads import Stored
+from bus import NatsBus, ServerHandle, connect, provision, serve
+from bus.messages import Heartbeat
 from engine import telemetry
-from engine.busview import resend, show
 from engine.context import RoleContext
 from engine.run import RunDirectory
 from engine.running import drain_commands, role_host
@@ -105,23 +103,6 @@ async def test_who_starts_while_the_run_drains_takes_no_work_and_resuming_clears
             await anext(beats)
             await drain_commands.give(far.bus, "drain")
     assert CountedRole.begun == 1
-
-
-async def test_an_order_is_not_given_again_with_the_events_around_it(tmp_path: Path) -> None:
-    async with far_run(tmp_path) as far:
-        old = RunOrdered(command="drain", at=7, closing=True)
-        facts = [old, serving(1)]
-
-        async def stored() -> AsyncIterator[tuple[Stored, show.View]]:
-            for number, fact in enumerate(facts):
-                frame = codec.encode(fact, run="toy", role="supervisor", instance="s")
-                one = Stored(number + 1, fact.tail, frame, "", 0.0)
-                yield one, show.view("EVENT", one)
-
-        await drain_commands.give(far.bus, "resume")
-        sent = resend.Sent()
-        await resend.send_again(stored(), far.bus, far.bus, "EVENT", sent, lambda _: None)
-        assert (sent.stored, (await drain_commands.standing(far.bus)).drains) == (1, False)
 
 
 async def test_a_role_that_runs_drains_in_its_own_turn() -> None:

@@ -1,0 +1,142 @@
+"""Opens the bus of a run for an operator: of a run in progress, of one at rest, or at a URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bus import BusUnavailable, NatsBus, NotFound, connect, serve
+from bus.access import ADMIN
+from engine.checks.settings import is_bus_url
+from engine.config import BusConfig
+from engine.errors import ConfigError, SpadeError
+from engine.run import RunDirectory, find
+from engine.running import role_host
+from engine.running.supervisor import Address, read_address
+
+_CONNECT_SECONDS = 5.0
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class BusLocation:
+    """A run of this host by name or path (None: the newest), or a ``url`` and a run on it.
+
+    ``token``, or ``credentials`` (the seed file of the supervisor's key, or the directory that holds it),
+    and ``ca`` (trusted certificates) belong to the ``url``.
+    """
+
+    run: str | None = None
+    directory: Path = Path("runs")
+    url: str = ""
+    token: str = field(default="", repr=False)
+    credentials: str = ""
+    ca: str = ""
+
+
+@asynccontextmanager
+async def attached(location: BusLocation) -> AsyncIterator[NatsBus]:
+    """Connect to the bus of a run. A broker that was started for this is stopped at the end.
+
+    Must be entered in the main thread. Raises ConfigError (no such run, no bus, a wrong URL), SpadeError
+    (the broker does not answer) or BusError (access denied).
+    """
+    async with AsyncExitStack() as stack:
+        if location.url:
+            address = await _at_url(location)
+        else:
+            found = find(location.run, location.directory)
+            config = found.config() if found.config_file.exists() else None
+            if config is not None and config.bus.url:
+                address = read_address(found.root) or Address.of(config)
+            elif found.holder() is not None:
+                address = _in_progress(found)
+            else:
+                address = await stack.enter_async_context(_at_rest(found))
+        yield await stack.enter_async_context(_connected(address))
+
+
+async def _at_url(location: BusLocation) -> Address:
+    if not is_bus_url(location.url):
+        raise ConfigError(
+            f"--connect {location.url!r} is not the URL of a bus.",
+            remedy="Example: nats://127.0.0.1:4222. runs/NAME/bus.json has that of a private broker.",
+        )
+    try:
+        run = location.run or await role_host.only_run(
+            location.url, location.token, role=ADMIN, credentials=location.credentials, ca=location.ca
+        )
+    except BusUnavailable as error:
+        raise _unreachable(location.url, error) from error
+    return Address(location.url, location.token, run, location.credentials, location.ca)
+
+
+def _in_progress(found: RunDirectory) -> Address:
+    address = read_address(found.root)
+    if address is None:
+        raise ConfigError(
+            f"The run {found.root.name} has no bus yet.",
+            where=str(found.root / "bus.json"),
+            remedy="The file appears when the broker is up; see logs/ if it does not.",
+        )
+    return address
+
+
+@asynccontextmanager
+async def _at_rest(found: RunDirectory) -> AsyncIterator[Address]:
+    """Serve the store of a run that is not running. Its lock refuses a resume meanwhile."""
+    if not (found.bus / "store").is_dir():
+        raise ConfigError(
+            f"The run {found.root.name} has no bus: it never started, or its streams were removed.",
+            where=str(found.bus),
+            remedy="Name another run with --run, or a broker with --connect URL.",
+        )
+    config = found.config() if found.config_file.exists() else None
+    known, settings = read_address(found.root), config.bus if config is not None else BusConfig()
+    run = known.run if known is not None else config.run.name if config is not None else found.root.name
+    async with serve(
+        found.bus,
+        run=run,
+        sync=settings.sync,
+        max_payload_mb=settings.max_payload_mb,
+        store_gb=settings.store_gb,
+    ) as server:
+        yield Address(server.url, server.token, run)
+
+
+@asynccontextmanager
+async def _connected(address: Address) -> AsyncIterator[NatsBus]:
+    login = address.login(ADMIN)
+    async with AsyncExitStack() as stack:
+        try:
+            bus = await stack.enter_async_context(
+                connect(
+                    address.url,
+                    run=address.run,
+                    role=ADMIN if login.get("seed_file") else "operator",
+                    instance=f"operator-{os.getpid()}",
+                    patience=_PATIENCE_SECONDS,
+                    connect_seconds=_CONNECT_SECONDS,
+                    **login,
+                )
+            )
+        except BusUnavailable as error:
+            raise _unreachable(address.url, error) from error
+        try:
+            await bus.stream_info("EVENT")
+        except NotFound as error:
+            raise ConfigError(
+                f"The bus at {address.url} has no run {address.run}.",
+                remedy="Name another with --run, or prepare it with `spade bus provision`.",
+            ) from error
+        yield bus
+
+
+def _unreachable(url: str, error: BusUnavailable) -> SpadeError:
+    return SpadeError(
+        f"The bus at {url} does not answer: {error.what}.",
+        remedy="Check that its broker runs and that the address is right.",
+    )
