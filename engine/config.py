@@ -336,6 +336,15 @@ class CurriculumConfig(Table, frozen=True, kw_only=True):
         """Rounds between the opening of a window and the batch that trains its designs."""
         return self.delay or self.rounds_per_window - 1
 
+    @property
+    def oldest_design(self) -> int:
+        """Age in versions that a designer's token can reach before it is trained, without crashes.
+
+        A cohort is designed ``design_ahead`` rounds before its window opens, by weights that are at most
+        ``lead`` rounds behind, and trained ``held_rounds`` after the window opened.
+        """
+        return self.held_rounds + self.design_ahead + self.lead
+
 
 class RewardConfig(Table, frozen=True, kw_only=True):
     """The designer's reward.

@@ -15,8 +15,8 @@ from engine.errors import SpadeError
 from roles.scorer.snapshot import FLUSHED_KEY
 from roles.scorer.state import (
     Command,
+    DesignCredit,
     Graded,
-    Held,
     MarkFlushed,
     Publish,
     PublishDesigns,
@@ -30,7 +30,7 @@ _CACHE_BYTES = 64 << 20
 log = structlog.get_logger("spade.scorer")
 
 
-class Outbox:
+class CommandExecutor:
     """Commands in, messages out. Samples are acknowledged before the message that closes their round.
 
     Segments of plays are kept in memory (64 MiB) until their round closes; others are fetched from EVENT, at
@@ -182,7 +182,7 @@ class Outbox:
             if sample in found
         ]
 
-    async def _fetch_design(self, held: Held, sample: str, found: dict[str, HeldDesign]) -> None:
+    async def _fetch_design(self, held: DesignCredit, sample: str, found: dict[str, HeldDesign]) -> None:
         """Tokens that are gone, or that another try of the ticket has replaced, are not trained."""
         async with self._limit:
             record = await self._bus.last(held.tail)

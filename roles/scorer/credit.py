@@ -1,4 +1,4 @@
-"""Credit for designs: what a cohort earned when its window closes, and what of it is sent. Pure."""
+"""Credit: from returns of groups and rewards of designs to the advantages that are trained. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.messages import EnvironmentScored
+from bus.messages import Arm, EnvironmentScored, stable_id
 from engine.config import Config, RewardConfig
-from roles.scorer.advantages import designer_labels, idle, normalise
+from roles.scorer import cohort_plan
+from roles.scorer.advantages import agent_label, designer_labels, idle, normalise
+from roles.scorer.parity import reference_rewards
 from roles.scorer.reports import scored
-from roles.scorer.rewards import CORRECTED, REFERENCE, Evidence, Own, Tracker, raw_rewards, regret_credit
-from roles.scorer.state import Cohort, Design, Held
-from roles.scorer.window_stats import evidence_of, measured, paid
+from roles.scorer.rewards import Evidence, Reward, Tracker, raw_rewards, regret_credit
+from roles.scorer.state import Cohort, Design, DesignCredit, Graded, Play, PlayStatus, PublishGroup, Tally
+from roles.scorer.window import evidence_of, hint_leaks, measured, paid
+
+FEWEST_COMPARED = 4
+"""Below this mean number of designs in a centring group, much of the reward is lost in the mean."""
 
 
 class _Entry(NamedTuple):
@@ -38,27 +43,30 @@ def settle(
     cohort: Cohort,
     designs: Sequence[Design],
     round_: int,
-    own: Own | None = None,
-) -> tuple[list[EnvironmentScored], list[Held]]:
+    reward: Reward,
+) -> tuple[list[EnvironmentScored], list[DesignCredit]]:
     """Close the window of ``cohort`` in ``round_``: score its designs, give credit to their tokens.
 
     Invalid attempts are part of their skill's (or group's) mean under ``designer.invalid = "penalise"``. A
     design that was never played has no reward and is not trained; those of a designer that is not the policy
-    have a reward and no credit. A hint whose tokens are held earns the regret, among hints. ``own`` is a
-    reward that is not built in. Moves the moving averages of ``tracker``.
+    have a reward and no credit. A hint whose tokens are held earns the regret, among hints. Moves the moving
+    averages of ``tracker``.
     """
     settings = config.reward
-    found = [measured(config, design) for design in designs]
+    found = [measured(settings, config.run.seed, design) for design in designs]
     proofs = [
-        evidence_of(config, design, statistics, estimate)
+        evidence_of(settings, design, statistics, estimate)
         for design, statistics, estimate in zip(designs, found, paid(settings, found), strict=True)
     ]
-    rules = REFERENCE if settings.reference_parity else CORRECTED
-    rewards = raw_rewards(proofs, settings, tracker, rules, own)
+    rewards = (
+        reference_rewards(proofs, settings, tracker)
+        if settings.reference_parity
+        else raw_rewards(proofs, settings, tracker, reward)
+    )
     entries = [
-        _Entry(design.design, design.attempt, design.skill, True, reward)
-        for design, reward in zip(designs, rewards, strict=True)
-        if reward is not None
+        _Entry(design.design, design.attempt, design.skill, True, value)
+        for design, value in zip(designs, rewards, strict=True)
+        if value is not None
     ]
     if penalises(config):
         entries += [_Entry(*where, False, settings.invalid_reward) for where in cohort.rejected]
@@ -74,7 +82,7 @@ def settle(
     return scores, [*programs, *_compared(hints, config)]
 
 
-def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list[Held]:
+def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list[DesignCredit]:
     """Give programs their advantage among those of their ticket, their skill, or the cohort."""
     settings, each = config.learner.designer, config.designer.designs_per_ticket
     ticket = {name: f"cohort-{cohort.number}-{slot // each}" for slot, name in enumerate(cohort.designs)}
@@ -83,7 +91,7 @@ def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list
     advantages = normalise([entry.reward for entry in entries], labels, settings)
     members = Counter(labels)
     return [
-        Held(
+        DesignCredit(
             entry.design,
             entry.attempt,
             cohort.number,
@@ -99,7 +107,7 @@ def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list
     ]
 
 
-def _hint(cohort: Cohort, design: Design, settings: RewardConfig, proof: Evidence) -> Held | None:
+def _hint(cohort: Cohort, design: Design, settings: RewardConfig, proof: Evidence) -> DesignCredit | None:
     """The tokens of a hint that will be trained, with the regret as their reward."""
     if not design.hint_held or proof.regret is None:
         return None
@@ -107,10 +115,10 @@ def _hint(cohort: Cohort, design: Design, settings: RewardConfig, proof: Evidenc
         settings.degenerate_reward if proof.broken else regret_credit(proof.regret, settings.regret_scale)
     )
     where = (design.design, design.attempt, cohort.number, design.skill)
-    return Held(*where, True, reward, 0.0, cohort.due, part="hint")
+    return DesignCredit(*where, True, reward, 0.0, cohort.due, part="hint")
 
 
-def _compared(hints: Sequence[Held | None], config: Config) -> list[Held]:
+def _compared(hints: Sequence[DesignCredit | None], config: Config) -> list[DesignCredit]:
     """Give hints their advantage, centred among those of their skill, or of the cohort."""
     held, settings = [hint for hint in hints if hint is not None], config.learner.designer
     labels = ["" if settings.scope == "global" else hint.skill for hint in held]
@@ -122,8 +130,8 @@ def _compared(hints: Sequence[Held | None], config: Config) -> list[Held]:
     ]
 
 
-def worth_sending(config: Config, due: Sequence[Held]) -> list[Held]:
-    """Return those of ``due`` that the learner has a use for, as with plays: the rest is counted, not sent.
+def worth_sending(config: Config, due: Sequence[DesignCredit]) -> list[DesignCredit]:
+    """Return those of ``due`` that change the weights; as with plays, the others are counted and not sent.
 
     Designs that were compared with each other leave the weights alone when their rewards do not differ. An
     accepted one is sent all the same where the supervised mix learns from it.
@@ -140,7 +148,88 @@ def worth_sending(config: Config, due: Sequence[Held]) -> list[Held]:
     ]
 
 
-def _peers(item: Held, config: Config) -> tuple[int, str, str, str]:
-    """Return what those have in common that a held sample was compared with."""
+def _peers(item: DesignCredit, config: Config) -> tuple[int, str, str, str]:
+    """Return the key of the samples that ``item`` was compared with."""
     skill = "" if config.learner.designer.scope == "global" else item.skill
     return item.cohort, item.part, item.group, skill
+
+
+class PlayGroup(NamedTuple):
+    """Plays of one design, round and arm."""
+
+    design: Design
+    arm: Arm
+    plays: Sequence[Play]
+
+
+def trains(config: Config, group: PlayGroup) -> bool:
+    """Whether the plays of ``group`` are trained.
+
+    Plain ones are, and with ``train_hinted`` hinted ones, unless their hint gave the answer and ``hint_leak``
+    is "floor".
+    """
+    if group.arm == "plain":
+        return True
+    floored = config.reward.hint_leak == "floor" and hint_leaks(group.plays)
+    return config.learner.train_hinted and not floored
+
+
+def grade(config: Config, round_: int, groups: Sequence[PlayGroup], tally: Tally) -> list[PublishGroup]:
+    """Return the samples of finished ``groups`` and count them in ``tally``, as far as they are trained.
+
+    Plays without an outcome have left their group. Groups whose returns do not differ are counted, and sent
+    only where KL or entropy have a gradient. Truncated plays count in their group's mean; with
+    ``agent.truncated = "mask"`` they are not sent.
+    """
+    settings, run = config.learner.agent, config.run.name
+    groups = [group for group in groups if trains(config, group)]
+    names = [stable_id("group", run, g.design.design, round_, g.arm) for g in groups]
+    finished = [
+        [(i, play) for i, play in enumerate(g.plays) if play.status is PlayStatus.DONE] for g in groups
+    ]
+    returns = [play.returned for plays in finished for _, play in plays]
+    labels = [
+        agent_label(name, group.design.skill, group.arm, settings)
+        for name, group, plays in zip(names, groups, finished, strict=True)
+        for _ in plays
+    ]
+    advantages = iter(normalise(returns, labels, settings))
+    commands = []
+    for name, group, plays in zip(names, groups, finished, strict=True):
+        weight = config.learner.hinted_weight if group.arm == "hinted" else 1.0
+        values = [next(advantages) * weight for _ in plays]
+        tally.plays += len(plays)
+        tally.groups += bool(plays)
+        tally.flat += bool(plays) and not any(values)
+        if group.arm == "plain":
+            tally.graded += sum(value != 0.0 for value in values)
+        if plays and not idle(values, config.learner):
+            graded = tuple(
+                Graded(_sample(run, group, round_, index), play.sequence, play.returned, value)
+                for (index, play), value in zip(plays, values, strict=True)
+                if not (play.truncated and config.agent.truncated == "mask")
+            )
+            tally.agent_samples += len(graded)
+            commands.append(PublishGroup(round_, group.design.skill, name, graded, len(plays)))
+    return commands
+
+
+def _sample(run: str, group: PlayGroup, round_: int, index: int) -> str:
+    return stable_id("sample", run, group.design.design, round_, group.arm, index)
+
+
+def mean_group_size(config: Config) -> float | None:
+    """Return the mean number of designs that a design of the policy is centred with, itself among them.
+
+    None where the designer is not trained.
+    """
+    training, each = config.learner.designer, config.designer.designs_per_ticket
+    if config.designer.kind != "policy" or training.weight == 0:
+        return None
+    sizes: list[int] = []
+    for index in range(config.curriculum.rounds_per_window * len(config.designer.skills)):
+        size = cohort_plan.rounds_of(config.curriculum, index).size
+        tickets = [f"{slot // each}" for slot in range(size)]
+        skills = cohort_plan.skills(config.designer, index, size)
+        sizes += Counter(designer_labels(skills, training, tickets)).values()
+    return sum(size * size for size in sizes) / sum(sizes)

@@ -22,30 +22,54 @@ from bus.messages import (
     ServerServing,
 )
 from engine.config import Config
-from roles.scorer import custom, design_events, episode_events, plan, round_close, scheduling, work
-from roles.scorer.run_extensions import Segments, complete
-from roles.scorer.state import Command, State
+from roles.scorer import events, rewards, round_close, scheduling
+from roles.scorer.state import Command, CurriculumState, complete
 
 
-class CurriculumState:
+class RunExtensions:
+    """The segments of a run, by the rounds with plays after which each ends.
+
+    ``flushed`` are those that have ended; a larger number of ``steps`` appends one.
+    """
+
+    def __init__(self, steps: int, flushed: tuple[int, ...]) -> None:
+        more = (steps,) if not flushed or steps > flushed[-1] else ()
+        self._totals = flushed + more
+
+    def finished(self, state: CurriculumState) -> bool:
+        """Whether the last batch of the last segment has been cut."""
+        return len(state.flushed) >= len(self._totals)
+
+    def rounds(self, state: CurriculumState) -> int:
+        """Return how many rounds with plays the current segment has."""
+        number = len(state.flushed)
+        return self._totals[number] - (self._totals[number - 1] if number else 0)
+
+    def last_round(self, state: CurriculumState) -> int:
+        """Return its last round with plays; those admitted before ``run.steps`` was lowered are played."""
+        return max(state.first + self.rounds(state) - 1, state.admitted)
+
+
+class Curriculum:
     """Scheduler and ledger of credit for one run.
 
     ``flushed`` are the totals of earlier, finished segments (rounds with plays); a larger ``run.steps``
     appends one with fresh cohorts. Raises ConfigError when the recipe cannot turn.
     """
 
-    def __init__(self, config: Config, *, flushed: tuple[int, ...] = (), state: State | None = None) -> None:
-        plan.check(config)
+    def __init__(
+        self, config: Config, *, flushed: tuple[int, ...] = (), state: CurriculumState | None = None
+    ) -> None:
         self.config = config
-        self.state = state or State()
+        self.state = state or CurriculumState()
         self.draining = False
-        self._segments = Segments(config.run.steps, max(flushed, tuple(self.state.flushed), key=len))
-        self._own = custom.load(config.reward)
+        self._segments = RunExtensions(config.run.steps, max(flushed, tuple(self.state.flushed), key=len))
+        self._reward = rewards.load(config)
 
     @classmethod
-    def restore(cls, config: Config, data: bytes, *, flushed: tuple[int, ...] = ()) -> CurriculumState:
+    def restore(cls, config: Config, data: bytes, *, flushed: tuple[int, ...] = ()) -> Curriculum:
         """Return a machine that continues from :meth:`snapshot`. Raises msgspec.ValidationError."""
-        return cls(config, flushed=flushed, state=msgspec.msgpack.decode(data, type=State))
+        return cls(config, flushed=flushed, state=msgspec.msgpack.decode(data, type=CurriculumState))
 
     def snapshot(self) -> bytes:
         """Return the whole state as msgpack."""
@@ -78,15 +102,15 @@ class CurriculumState:
         commands: list[Command] = []
         match message:
             case EpisodeFinished():
-                commands = episode_events.finished(config, state, sequence, message)
+                commands = events.play_finished(config, state, sequence, message)
             case EpisodeFailed():
-                commands = episode_events.failed(config, state, message)
+                commands = events.play_failed(config, state, message)
             case EnvironmentReady():
-                commands = design_events.ready(config, state, message)
+                commands = events.environment_ready(config, state, message)
             case DesignRejected():
-                commands = design_events.rejected(config, state, message)
+                commands = events.design_rejected(config, state, message)
             case DesignFailed():
-                commands = design_events.failed(config, state, message)
+                commands = events.design_failed(config, state, message)
             case BatchTrained():
                 commands = round_close.purge(state, message.round) if progress.batch_trained(message) else []
             case PolicyPublished():
@@ -101,7 +125,7 @@ class CurriculumState:
 
     def outstanding(self) -> list[Message]:
         """Return the tickets and requests that have no outcome yet, equal to those first published."""
-        return work.outstanding(self.config, self.state)
+        return scheduling.outstanding(self.config, self.state)
 
     def statistics(self) -> dict[str, float]:
         """Gauges: rounds, open work, what was dropped."""
@@ -134,10 +158,10 @@ class CurriculumState:
         commands += scheduling.waiting(config, state)
         while complete(state, round_ := state.closed + 1):
             commands += round_close.close_round(
-                config, state, round_, last=round_ == last(state), own=self._own
+                config, state, round_, last=round_ == last(state), reward=self._reward
             )
         if state.closed >= last(state):
-            commands += round_close.flush(config, state, own=self._own) + self._advance()
+            commands += round_close.flush(config, state, reward=self._reward) + self._advance()
         return commands
 
     def _admissible(self, round_: int) -> bool:

@@ -1,28 +1,119 @@
-"""Cases of the designer's reward as others computed them, beside ours (reference spec 5.2-5.9).
+"""The public implementation's delayed reward, edge cases and all, and cases that it computed (spec 5.2-5.9).
 
-A file has one case a line; what a case holds is said by :class:`Case`. Advantages are compared: rewards
-centred by skill and scaled, ``"masked"`` where a design is not trained.
+``reward.reference_parity`` makes the scorer pay by it; ``spade credit --parity`` compares it with the cases
+of a file, one JSON object per line (docs/credit.md). Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, pvariance
 from typing import Literal
 
 import msgspec
 
 from engine.config import RewardConfig, RoleTraining
 from engine.errors import ConfigError
-from roles.scorer.advantages import designer_labels, normalise
-from roles.scorer.rewards import Evidence, Rules, Tracker, raw_rewards
+from roles.scorer.advantages import normalise
+from roles.scorer.rewards import Evidence, Tracker, micro_lp, plateau
 
 TOLERANCE = 1e-9
+_HANG_REWARD = -0.5
 Advantage = float | Literal["masked"]
 
 
-class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a case. ``gamma_fast`` and ``gamma_slow`` weigh the new value of the moving means,
+class ReferenceRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Switches of the public implementation that its recipes leave as they are.
+
+    ``micro_lp_slope``: the progress term is a regression instead of late half minus early half.
+    ``micro_lp_signed``: it may be negative inside ``blend``. ``variance_bonus``: learning_potential likes
+    games that are fair coins. ``update_with_window``: the slow mean has seen the window before it serves as
+    the window's baseline.
+    """
+
+    regret_floor: bool = True
+    micro_lp_slope: bool = True
+    micro_lp_signed: bool = True
+    variance_bonus: bool = False
+    update_with_window: bool = True
+
+
+def reference_rewards(
+    evidence: Sequence[Evidence],
+    settings: RewardConfig,
+    tracker: Tracker,
+    rules: ReferenceRules = ReferenceRules(),  # noqa: B008 - frozen
+) -> list[float | None]:
+    """Return the public implementation's reward of every design; None masks a blend that came out negative.
+
+    Feeds the cohort to ``tracker``.
+    """
+    if rules.update_with_window:
+        tracker.observe(evidence, settings)
+    baseline = dict(tracker.slow)
+    rewards = [_reward(item, settings, baseline.get(item.skill, 0.0), rules) for item in evidence]
+    if not rules.update_with_window:
+        tracker.observe(evidence, settings)
+    return rewards
+
+
+def _reward(item: Evidence, settings: RewardConfig, baseline: float, rules: ReferenceRules) -> float | None:
+    returns = item.returns
+    win = fmean(returns) if returns else 0.0
+    match settings.variant:
+        case "regret":
+            return _HANG_REWARD if item.broken else max(0.0, (item.hinted or 0.0) - win)
+        case "micro_lp":
+            return max(0.0, _halves(item.rounds))
+        case "learning_potential":
+            if not returns:
+                return 0.0
+            bonus = rules.variance_bonus and len(returns) > 1
+            extra = math.exp(-((pvariance(returns) - 0.25) ** 2) / 0.02) if bonus else 0.0
+            return abs(win - baseline) + extra
+        case _:
+            value = _blend(item, win, settings, rules)
+            return None if value < 0 else value
+
+
+def _blend(item: Evidence, win: float, settings: RewardConfig, rules: ReferenceRules) -> float:
+    solve_rate = settings.variant == "solve_rate"
+    plateau_weight = 1.0 if solve_rate else settings.plateau_weight
+    regret_weight = 0.0 if solve_rate else settings.regret_weight
+    played = [number for number in sorted(item.rounds) if item.rounds[number]]
+    first = fmean(item.rounds[played[0]]) if played else 0.0
+    regret = ((item.hinted or 0.0) - first) / settings.regret_scale
+    if rules.regret_floor:
+        regret = min(1.0, max(0.0, regret))
+    progress = micro_lp(item.rounds) if rules.micro_lp_slope else _halves(item.rounds)
+    if not rules.micro_lp_signed:
+        progress = max(0.0, progress)
+    return (
+        regret_weight * regret
+        + settings.micro_lp_weight * progress / settings.micro_lp_scale
+        + plateau_weight * plateau(win, settings.low, settings.high, settings.ramp)
+        - settings.frontier_weight * (win - 0.5) ** 2 / settings.frontier_scale
+    )
+
+
+def _halves(rounds: Mapping[int, Sequence[float]]) -> float:
+    """Return the late half's mean less the early half's; an odd middle round is late (spec 5.6)."""
+    played = [rounds[number] for number in sorted(rounds) if rounds[number]]
+    if len(played) < 2:
+        return 0.0
+    early = [value for values in played[: len(played) // 2] for value in values]
+    late = [value for values in played[len(played) // 2 :] for value in values]
+    return fmean(late) - fmean(early)
+
+
+# --- cases of a file ----------------------------------------------------------------------------------
+
+
+class Parameters(ReferenceRules, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a case. ``gamma_fast`` and ``gamma_slow`` weigh the new value of the moving means.
+
     ``history`` holds a skill's mean returns before the window.
     """
 
@@ -36,18 +127,15 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     plateau_lo: float = 0.4
     plateau_hi: float = 0.6
     plateau_ramp: float = 0.25
-    regret_floor: bool = True
-    micro_lp_slope: bool = True
-    micro_lp_signed: bool = True
     gamma_fast: float = 0.98
     gamma_slow: float = 0.85
     history: dict[str, list[float]] = {}
-    variance_bonus: bool = False
     update_with_window: bool = False
 
 
-class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """One environment: ``plain_returns`` maps round within the window -> returns in [-1, 1];
+class CaseEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """One environment: ``plain_returns`` maps round within the window -> returns in [-1, 1].
+
     ``hinted_mean`` is None when it has no hint.
     """
 
@@ -59,13 +147,13 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One window: what was played, and the advantages (or ``"masked"``) that are ``expected``."""
+    """One window: its outcomes, and the advantages (or ``"masked"``) that are ``expected``."""
 
     id: int | str
     variant: Literal["blend", "solve_rate", "regret", "micro_lp", "learning_potential"]
     params: Parameters
     advantage_scale: float
-    environments: list[Played]
+    environments: list[CaseEnvironment]
     expected: dict[str, Advantage]
 
 
@@ -89,14 +177,12 @@ def read(path: Path) -> list[Case]:
     decoder = msgspec.json.Decoder(Case)
     cases = []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
         try:
-            cases.append(decoder.decode(line))
+            cases += [decoder.decode(line)] if line.strip() else []
         except msgspec.MsgspecError as error:
             raise ConfigError(
                 f"{path}, line {number} is no case of the designer's reward: {error}",
-                remedy="docs/credit.md says what a case holds.",
+                remedy="docs/credit.md describes a case.",
             ) from error
     if not cases:
         raise ConfigError(f"{path} has no cases", remedy="It needs one JSON object a line.")
@@ -104,74 +190,51 @@ def read(path: Path) -> list[Case]:
 
 
 def advantages(case: Case) -> dict[str, Advantage]:
-    """Return what ``reward.reference_parity`` gives each environment of ``case``."""
-    settings, rules = _settings(case), _rules(case.params)
+    """Return the advantage of each environment of ``case`` by the public implementation's formulas."""
+    given = case.params
+    settings = RewardConfig(
+        variant=case.variant,
+        low=given.plateau_lo,
+        high=given.plateau_hi,
+        ramp=given.plateau_ramp,
+        fast_decay=given.gamma_fast,
+        slow_decay=given.gamma_slow,
+        reference_parity=True,
+        **{name: getattr(given, name) for name in RewardConfig.__struct_fields__ if hasattr(given, name)},
+    )
     tracker = Tracker()
-    for skill, values in case.params.history.items():
+    for skill, values in given.history.items():
         for value in values:
             tracker.update(skill, value, fast=settings.fast_decay, slow=settings.slow_decay)
     evidence = [
         Evidence(skill=one.skill, rounds=one.plain_returns, hinted=one.hinted_mean, broken=one.step_timeout)
         for one in case.environments
     ]
-    rewards = raw_rewards(evidence, settings, tracker, rules)
+    rewards = reference_rewards(evidence, settings, tracker, given)
     kept = [
         (one.id, one.skill, reward)
         for one, reward in zip(case.environments, rewards, strict=True)
         if reward is not None
     ]
-    training = RoleTraining(normalise="centre", scope="skill", advantage_scale=case.advantage_scale)
-    labels = designer_labels([skill for _, skill, _ in kept], training)
-    scaled = normalise([reward for _, _, reward in kept], labels, training)
+    training = RoleTraining(normalise="centre", advantage_scale=case.advantage_scale)
+    scaled = normalise([reward for *_, reward in kept], [skill for _, skill, _ in kept], training)
     found: dict[str, Advantage] = {one.id: "masked" for one in case.environments}
     return found | {name: value for (name, _, _), value in zip(kept, scaled, strict=True)}
 
 
-def compare(cases: list[Case]) -> Iterator[Compared]:
-    """Yield every expected advantage beside ours; one that we do not know counts as masked."""
-    for case in cases:
+def check(path: Path) -> list[Compared]:
+    """Return every expected advantage of a file beside ours. Raises ConfigError.
+
+    An environment that the case does not hold counts as masked.
+    """
+    result = []
+    for case in read(path):
         found = advantages(case)
         for name, expected in case.expected.items():
             ours = found.get(name, "masked")
-            yield Compared(case.id, case.variant, name, ours, expected, _equal(ours, expected))
-
-
-def check(path: Path) -> list[Compared]:
-    """Compare all cases of a file. Raises ConfigError."""
-    return list(compare(read(path)))
-
-
-def _equal(ours: Advantage, expected: Advantage) -> bool:
-    if isinstance(ours, str) or isinstance(expected, str):
-        return ours == expected
-    return abs(ours - expected) <= TOLERANCE
-
-
-def _settings(case: Case) -> RewardConfig:
-    given = case.params
-    return RewardConfig(
-        variant=case.variant,
-        plateau_weight=given.plateau_weight,
-        regret_weight=given.regret_weight,
-        micro_lp_weight=given.micro_lp_weight,
-        frontier_weight=given.frontier_weight,
-        regret_scale=given.regret_scale,
-        micro_lp_scale=given.micro_lp_scale,
-        frontier_scale=given.frontier_scale,
-        low=given.plateau_lo,
-        high=given.plateau_hi,
-        ramp=given.plateau_ramp,
-        fast_decay=given.gamma_fast,
-        slow_decay=given.gamma_slow,
-    )
-
-
-def _rules(given: Parameters) -> Rules:
-    return Rules(
-        reference=True,
-        regret_floor=given.regret_floor,
-        slope=given.micro_lp_slope,
-        signed=given.micro_lp_signed,
-        variance_bonus=given.variance_bonus,
-        update_first=given.update_with_window,
-    )
+            if isinstance(ours, str) or isinstance(expected, str):
+                equal = ours == expected
+            else:
+                equal = abs(ours - expected) <= TOLERANCE
+            result.append(Compared(case.id, case.variant, name, ours, expected, equal))
+    return result

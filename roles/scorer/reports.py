@@ -8,18 +8,20 @@ from typing import NamedTuple
 
 from bus.messages import EnvironmentScored, EnvironmentState, RoundClosed, RoundSummary, Standing
 from engine.config import Config, RewardConfig
-from roles.scorer.leaks import leaks
 from roles.scorer.rewards import Evidence, plateau
-from roles.scorer.state import Cohort, Design, Held, Play, Status, Tally
-from roles.scorer.window import Statistics
-from roles.scorer.window_stats import broken, measured, plays_of, turns
-from roles.scorer.work import ARMS
+from roles.scorer.state import ARMS, Cohort, Design, DesignCredit, Play, PlayStatus, Tally
+from roles.scorer.window import Statistics, broken, hint_leaks, measured, plays_of, turns
 
 _BINS = 10
 
 
 def scored(
-    config: Config, design: Design, found: Statistics, proof: Evidence, credit: Held | None, round_: int
+    config: Config,
+    design: Design,
+    found: Statistics,
+    proof: Evidence,
+    credit: DesignCredit | None,
+    round_: int,
 ) -> EnvironmentScored:
     """Return the score of a design whose window closed in ``round_``; ``credit`` None: it has none."""
     settings, versions = config.reward, versions_of(design)
@@ -53,17 +55,17 @@ def scored(
         plain_versions=versions.plain,
         hinted_versions=versions.hinted,
         regret_paid=proof.regret,
-        leak=leaks(plays_of(design, "hinted")),
+        leak=hint_leaks(plays_of(design, "hinted")),
     )
 
 
-def standing(config: Config, design: Design) -> Standing:
+def standing(settings: RewardConfig, run_seed: int, design: Design) -> Standing:
     """Return how a design of an open window has done so far."""
-    found = measured(config, design)
+    found = measured(settings, run_seed, design)
     return Standing(
         design=design.design,
         environment=design.environment,
-        state=_state(config.reward, found, broken(config, design, found)),
+        state=_state(settings, found, broken(settings, design, found)),
         plays=found.plays,
         win=found.win,
         win_low=found.win_low,
@@ -73,7 +75,7 @@ def standing(config: Config, design: Design) -> Standing:
         regret=found.regret,
         turns=turns(design),
         noise_floor=found.noise_floor,
-        leak=leaks(plays_of(design, "hinted")),
+        leak=hint_leaks(plays_of(design, "hinted")),
     )
 
 
@@ -88,7 +90,7 @@ def _state(settings: RewardConfig, found: Statistics, broken: bool) -> Environme
     return "intractable" if found.win <= settings.low - settings.ramp else "frontier"
 
 
-class Versions(NamedTuple):
+class ArmVersions(NamedTuple):
     """Which policies sampled the plays of a design: (oldest, newest) of each arm, and pairs without a common
     one.
     """
@@ -98,10 +100,10 @@ class Versions(NamedTuple):
     apart: int
 
 
-def versions_of(design: Design) -> Versions:
+def versions_of(design: Design) -> ArmVersions:
     """Return the versions of the arms. Packed versions compare by learner, then by step."""
     arms = [
-        [play.versions for play in plays_of(design, arm) if play.status is Status.DONE and play.versions]
+        [play.versions for play in plays_of(design, arm) if play.status is PlayStatus.DONE and play.versions]
         for arm in ARMS
     ]
     plain, hinted = (
@@ -111,14 +113,19 @@ def versions_of(design: Design) -> Versions:
         (one.versions, other.versions)
         for plays in design.rounds.values()
         for one, other in zip(plays.plain, plays.hinted, strict=False)
-        if one.status is other.status is Status.DONE
+        if one.status is other.status is PlayStatus.DONE
     ]
     apart = sum(a[1] < b[0] or b[1] < a[0] for a, b in pairs if a and b)
-    return Versions(plain, hinted, apart)
+    return ArmVersions(plain, hinted, apart)
 
 
 def close(
-    round_: int, tally: Tally, due: Sequence[Held], sent: Sequence[Held], *, final: bool = False
+    round_: int,
+    tally: Tally,
+    due: Sequence[DesignCredit],
+    sent: Sequence[DesignCredit],
+    *,
+    final: bool = False,
 ) -> RoundClosed:
     """Return the message that closes a round, in which ``sent`` of the ``due`` designs are trained."""
     return RoundClosed(
@@ -152,7 +159,7 @@ def summarise(
     hinted = [value for _, plays in active for value in _returns(plays.hinted)]
     levels = [design.difficulty for design, _ in active if design.difficulty is not None]
     arms = [plays.arm(arm) for _, plays in active for arm in ARMS]
-    missing = [sum(play.status is Status.LOST for play in arm) for arm in arms]
+    missing = [sum(play.status is PlayStatus.LOST for play in arm) for arm in arms]
     histogram = [0] * _BINS
     for win in wins:
         histogram[min(_BINS - 1, max(0, int(win * _BINS)))] += 1
@@ -182,7 +189,7 @@ def summarise(
 
 
 def _returns(plays: Sequence[Play]) -> list[float]:
-    return [play.returned for play in plays if play.status is Status.DONE]
+    return [play.returned for play in plays if play.status is PlayStatus.DONE]
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,32 +1,40 @@
-"""The designer's reward (architecture section 5; reference spec 5.2-5.8). Pure.
+"""The designer's reward: the built-in formulas, the registry, and the rewards of a cohort. Pure.
 
-Two sets of rules. ``CORRECTED`` is what runs use: no play means no reward, a program that is degenerate or
-breaks in play earns a floor, a missing hint earns no regret credit. ``REFERENCE`` reproduces the public
-implementation number for number, for comparison (``reward.reference_parity``).
+A reward is a function ``(evidence, settings) -> float | None``: the value of one design before centring,
+None to leave it untrained. ``BUILT_IN`` and the entry-point group ``spade.rewards`` name them, and
+``reward.variant`` may be a "package.module:function" too. ``settings`` is the recipe's ``[reward]`` table;
+where the function's second parameter is annotated with a Struct of its own, it is ``[plugins.NAME]`` decoded
+as that. A reward must be pure: a scorer that starts again computes all of them once more.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from statistics import fmean, pvariance
+from statistics import fmean
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from engine.config import RewardConfig
+from engine import registry
+from engine.config import Config, RewardConfig
+from engine.errors import ConfigError, SpadeError
 
 BROKEN_SHARE = 0.5
-_HANG_REWARD = -0.5
+"""A program that ends more than this share of its own plays by a fault is broken."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reward may look at. ``rounds`` maps round -> plain returns in [-1, 1].
+    """Everything that a reward may use. ``rounds`` maps round -> plain returns in [-1, 1].
 
     ``hinted`` is the mean hinted return; ``regret`` the estimate that ``reward.regret_estimate`` asks for and
-    ``measured`` the mean over ``pairs``, with ``noise_floor``; None without a hint. ``turns`` is the mean
+    ``measured`` the mean over ``pairs``, with ``noise_floor``; None without a pair. ``turns`` is the mean
     length of a plain play. ``broken`` marks a degenerate program or one that itself ended most of its plays.
+    ``baseline`` is the slow moving mean of the skill's returns before this window.
     """
 
     skill: str
@@ -38,6 +46,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int = 0
     noise_floor: float | None = None
     turns: float | None = None
+    baseline: float = 0.0
 
     @property
     def returns(self) -> list[float]:
@@ -45,27 +54,81 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return [value for number in sorted(self.rounds) for value in self.rounds[number]]
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """Switches of the formulas that the recipe table does not name.
+Formula = Callable[[Evidence, Any], float | None]
 
-    ``slope``: micro_lp is a weighted regression instead of late half minus early half. ``signed``: it may
-    be negative inside ``blend``. ``variance_bonus``: learning_potential likes games that are fair coins.
-    ``update_first``: the slow mean has seen the window before it serves as the window's baseline.
+
+# --- built-in formulas --------------------------------------------------------------------------------
+
+
+def blend(evidence: Evidence, settings: RewardConfig) -> float:
+    """Return the weighted sum of plateau, regret credit and progress, less the distance to the frontier."""
+    win = fmean(evidence.returns)
+    progress = micro_lp(evidence.rounds) / settings.micro_lp_scale
+    return (
+        settings.plateau_weight * plateau(win, settings.low, settings.high, settings.ramp)
+        + settings.regret_weight * regret_credit(evidence.regret, settings.regret_scale)
+        + settings.micro_lp_weight * min(1.0, max(-1.0, progress))
+        - settings.frontier_weight * (win - 0.5) ** 2 / settings.frontier_scale
+    )
+
+
+def _regret(evidence: Evidence, settings: RewardConfig) -> float:
+    return max(0.0, evidence.regret or 0.0)
+
+
+def _solve_rate(evidence: Evidence, settings: RewardConfig) -> float:
+    return plateau(fmean(evidence.returns), settings.low, settings.high, settings.ramp)
+
+
+def _learning_potential(evidence: Evidence, settings: RewardConfig) -> float:
+    return abs(fmean(evidence.returns) - evidence.baseline)
+
+
+def _progress(evidence: Evidence, settings: RewardConfig) -> float:
+    return max(0.0, micro_lp(evidence.rounds))
+
+
+def _frontier(evidence: Evidence, settings: RewardConfig) -> float:
+    return max(0.0, 1.0 - (fmean(evidence.returns) - 0.5) ** 2 / settings.frontier_scale)
+
+
+BUILT_IN: Mapping[str, Formula] = {
+    "blend": blend,
+    "regret": _regret,
+    "solve_rate": _solve_rate,
+    "learning_potential": _learning_potential,
+    "micro_lp": _progress,
+    "frontier": _frontier,
+}
+
+
+def plateau(win: float, low: float, high: float, ramp: float) -> float:
+    """Return 1 on [low, high], falling linearly to 0 over ``ramp`` on both sides."""
+    distance = max(low - win, win - high, 0.0)
+    if distance == 0.0:
+        return 1.0
+    return max(0.0, 1.0 - distance / ramp) if ramp > 0 else 0.0
+
+
+def regret_credit(regret: float | None, scale: float) -> float:
+    """Return clip(regret / scale, 0, 1); no credit without a measured regret."""
+    return 0.0 if regret is None else min(1.0, max(0.0, regret / scale))
+
+
+def micro_lp(rounds: Mapping[int, Sequence[float]]) -> float:
+    """Return how much the plain return rose over the window; 0 below two rounds with plays.
+
+    Least squares of round means on their index, weighted by plays, times (rounds - 1). Reference spec 5.5.
     """
+    played = [rounds[number] for number in sorted(rounds) if rounds[number]]
+    if len(played) < 2:
+        return 0.0
+    means = [fmean(values) for values in played]
+    weights = [math.sqrt(len(values)) for values in played]
+    return float(np.polyfit(np.arange(len(played)), means, 1, w=weights)[0]) * (len(played) - 1)
 
-    reference: bool = False
-    regret_floor: bool = True
-    slope: bool = True
-    signed: bool = True
-    variance_bonus: bool = False
-    update_first: bool = False
 
-
-CORRECTED = Rules()
-REFERENCE = Rules(reference=True, update_first=True)
-
-Own = Callable[[Evidence, RewardConfig], float | None]
-"""A reward of your own: the value of one design before centring, None to leave it untrained."""
+# --- a cohort -----------------------------------------------------------------------------------------
 
 
 class Tracker(msgspec.Struct, kw_only=True):
@@ -79,13 +142,13 @@ class Tracker(msgspec.Struct, kw_only=True):
         for means, weight in ((self.fast, fast), (self.slow, slow)):
             means[skill] = (1 - weight) * means[skill] + weight * value if skill in means else value
 
-    def observe(self, evidence: Sequence[Evidence], settings: RewardConfig, rules: Rules = CORRECTED) -> None:
+    def observe(self, evidence: Sequence[Evidence], settings: RewardConfig) -> None:
         """Take in a window: the mean return of every skill that was played in it.
 
-        The recipe's ``fast_decay`` is always the weight of the new value. ``slow_decay`` is that too in the
-        reference, which makes its slow mean almost memoryless; corrected, it is the weight of the old one.
+        The recipe's ``fast_decay`` weighs the new value, ``slow_decay`` the old one. In the reference both
+        weigh the new value, which makes its slow mean almost memoryless.
         """
-        slow = settings.slow_decay if rules.reference else 1 - settings.slow_decay
+        slow = settings.slow_decay if settings.reference_parity else 1 - settings.slow_decay
         for skill, mean in skill_means(evidence).items():
             self.update(skill, mean, fast=settings.fast_decay, slow=slow)
 
@@ -102,146 +165,154 @@ def skill_means(evidence: Sequence[Evidence]) -> dict[str, float]:
     return {skill: fmean(values) for skill, values in pooled.items() if values}
 
 
-def raw_rewards(
-    evidence: Sequence[Evidence],
-    settings: RewardConfig,
-    tracker: Tracker,
-    rules: Rules = CORRECTED,
-    own: Own | None = None,
-) -> list[float | None]:
-    """Return the reward of every design before centring, None where it has none.
+class Reward:
+    """A loaded reward: checks each value that its formula returns."""
 
-    Feeds the window to ``tracker``. None means "not trained, not part of a mean": a design that was never
-    played (corrected rules), or one whose blend came out negative (reference rules). ``own`` takes the place
-    of the built-in formulas for what was played and is not broken.
+    def __init__(self, name: str, formula: Formula, settings: Any) -> None:
+        self._name, self._formula, self._settings = name, formula, settings
+
+    def __call__(self, evidence: Evidence) -> float | None:
+        """Return the value of a design that was played. Raises SpadeError when it is not usable."""
+        try:
+            value = self._formula(evidence, self._settings)
+        except Exception as error:
+            raise self._failure(f"raised {error!r}", evidence) from error
+        if not _fits(value):
+            raise self._failure(f"returned {value!r}", evidence)
+        return None if value is None else float(value)
+
+    def _failure(self, what: str, evidence: Evidence) -> SpadeError:
+        return SpadeError(
+            f'reward.variant = "{self._name}" {what} for {evidence}',
+            where="scorer",
+            remedy="Mend it and run the same command again: nothing is lost. It must return a finite number, "
+            "or None.",
+        )
+
+
+def raw_rewards(
+    evidence: Sequence[Evidence], settings: RewardConfig, tracker: Tracker, reward: Reward
+) -> list[float | None]:
+    """Return the reward of every design of a cohort before centring, and feed the cohort to ``tracker``.
+
+    A broken design earns the floor, one that was never played has no reward (None: not trained, in no mean),
+    and none earns less than the floor.
     """
     baseline = skill_means(evidence) | tracker.slow
-    if rules.update_first:
-        tracker.observe(evidence, settings, rules)
-        baseline = dict(tracker.slow)
-    elif rules.reference:
-        baseline = dict(tracker.slow)
-    if own is not None:
-        rewards = [_floored(item, settings, partial(own, item, settings)) for item in evidence]
-    else:
-        single = _reference if rules.reference else _corrected
-        rewards = [single(item, settings, baseline.get(item.skill, 0.0), rules) for item in evidence]
-    if not rules.update_first:
-        tracker.observe(evidence, settings, rules)
+    rewards: list[float | None] = []
+    for item in evidence:
+        if item.broken:
+            rewards.append(settings.degenerate_reward)
+            continue
+        known = msgspec.structs.replace(item, baseline=baseline.get(item.skill, 0.0))
+        value = reward(known) if item.returns else None
+        rewards.append(None if value is None else max(settings.degenerate_reward, value))
+    tracker.observe(evidence, settings)
     return rewards
 
 
-def plateau(win: float, low: float, high: float, ramp: float) -> float:
-    """Return 1 on [low, high], falling linearly to 0 over ``ramp`` on both sides."""
-    distance = max(low - win, win - high, 0.0)
-    if distance == 0.0:
-        return 1.0
-    return max(0.0, 1.0 - distance / ramp) if ramp > 0 else 0.0
+# --- the registry -------------------------------------------------------------------------------------
+
+_TRIAL = Evidence(
+    skill="trial", rounds={0: [0.0, 1.0], 1: [1.0, 1.0]}, hinted=1.0, regret=0.5, measured=0.5, pairs=2
+)
 
 
-def regret_credit(regret: float | None, scale: float) -> float:
-    """Return clip(regret / scale, 0, 1); no credit without a measured regret."""
-    return 0.0 if regret is None else min(1.0, max(0.0, regret / scale))
+def names() -> list[str]:
+    """Return the names of all known rewards: the built-in ones, then those of installed packages."""
+    return [*BUILT_IN, *registry.registered(registry.REWARDS)]
 
 
-def micro_lp(rounds: Mapping[int, Sequence[float]], *, slope: bool = True) -> float:
-    """Return how much the plain return rose over the window; 0 below two rounds with plays.
+def load(config: Config) -> Reward:
+    """Return the reward that ``reward.variant`` names, after one call on made-up evidence.
 
-    ``slope``: least squares of round means on their index, weighted by plays, times (rounds - 1). Otherwise
-    the late half's mean minus the early half's (an odd middle round is late). Reference spec 5.5, 5.6.
+    Raises ConfigError when it cannot be found or does not fit.
     """
-    played = [rounds[number] for number in sorted(rounds) if rounds[number]]
-    count = len(played)
-    if count < 2:
-        return 0.0
-    if slope:
-        means = [fmean(values) for values in played]
-        weights = [math.sqrt(len(values)) for values in played]
-        return float(np.polyfit(np.arange(count), means, 1, w=weights)[0]) * (count - 1)
-    early = [value for values in played[: count // 2] for value in values]
-    late = [value for values in played[count // 2 :] for value in values]
-    return fmean(late) - fmean(early)
+    name = config.reward.variant
+    label = f'reward.variant = "{name}"'
+    formula = BUILT_IN.get(name) or _find(name, label)
+    if not callable(formula):
+        raise _error(f"{label} is a {type(formula).__name__}, not a function")
+    settings = _settings(config, name, formula)
+    try:
+        inspect.signature(formula).bind(_TRIAL, settings)
+    except (TypeError, ValueError) as error:
+        raise _error(f"{label} does not take (evidence, settings): {error}") from error
+    try:
+        value = formula(_TRIAL, settings)
+    except Exception as error:
+        raise _error(f"{label} raised {error!r} on made-up evidence") from error
+    if not _fits(value):
+        raise _error(f"{label} returned {value!r} on made-up evidence")
+    return Reward(name, formula, settings)
 
 
-def frontier(win: float) -> float:
-    """Return the squared distance from an even chance."""
-    return (win - 0.5) ** 2
+def check(config: Config) -> None:
+    """Load the reward and check that the recipe measures what it pays for. Raises ConfigError."""
+    load(config)
+    reward, plan = config.reward, config.curriculum
+    blended = reward.variant == "blend"
+    weights = reward.plateau_weight + reward.regret_weight + reward.micro_lp_weight + reward.frontier_weight
+    if blended and abs(weights - 1) > 1e-6:
+        raise _contradiction(
+            "reward.plateau_weight", f"the four weights of a blend must add up to 1, not {weights:g}"
+        )
+    if plan.hinted_plays < 1 and (reward.variant == "regret" or (blended and reward.regret_weight > 0)):
+        raise _contradiction(
+            "curriculum.hinted_plays",
+            f'must be at least 1: reward.variant = "{reward.variant}" needs the regret',
+        )
+    slope = reward.variant == "micro_lp" or (blended and reward.micro_lp_weight > 0)
+    if slope and plan.rounds_per_window < 2:
+        raise _contradiction(
+            "curriculum.rounds_per_window", "must be at least 2: the micro_lp term is a slope over the window"
+        )
+    if reward.reference_parity and reward.variant not in BUILT_IN:
+        raise _contradiction("reward.reference_parity", f"needs a built-in variant: {', '.join(BUILT_IN)}")
 
 
-def _corrected(item: Evidence, settings: RewardConfig, baseline: float, rules: Rules) -> float | None:
-    return _floored(item, settings, lambda: _valid(item, fmean(item.returns), settings, baseline, rules))
+def _find(name: str, label: str) -> object:
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        if name not in registry.registered(registry.REWARDS):
+            raise _error(f"{label} is none of {', '.join(names())}")
+        return registry.load(registry.REWARDS, name, where="reward.variant")
+    try:
+        found: object = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise _error(f"{label} cannot be loaded: {error}") from error
+    return found
 
 
-def _floored(item: Evidence, settings: RewardConfig, formula: Callable[[], float | None]) -> float | None:
-    """A broken design earns the floor, one that was never played nothing, and none less than the floor."""
-    if item.broken:
-        return settings.degenerate_reward
-    value = formula() if item.returns else None
-    return None if value is None else max(settings.degenerate_reward, value)
+def _settings(config: Config, name: str, formula: Formula) -> Any:
+    """Return the table that ``formula`` takes: ``[plugins.NAME]`` where it asks for a Struct of its own."""
+    kind = RewardConfig
+    try:
+        hints = typing.get_type_hints(formula)
+        second = list(inspect.signature(formula).parameters)[1]
+        kind = hints.get(second, RewardConfig)
+    except (TypeError, ValueError, NameError, IndexError):
+        pass  # the call on made-up evidence says what is wrong with it
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or kind is RewardConfig:
+        return config.reward
+    return registry.settings(config.plugins, name, kind)
 
 
-def _valid(item: Evidence, win: float, settings: RewardConfig, baseline: float, rules: Rules) -> float:
-    in_band = plateau(win, settings.low, settings.high, settings.ramp)
-    progress = micro_lp(item.rounds, slope=rules.slope)
-    distance = frontier(win) / settings.frontier_scale
-    match settings.variant:
-        case "regret":
-            return max(0.0, item.regret or 0.0)
-        case "solve_rate":
-            return in_band
-        case "learning_potential":
-            return abs(win - baseline)
-        case "micro_lp":
-            return max(0.0, progress)
-        case "frontier":
-            return max(0.0, 1.0 - distance)
-        case _:
-            return (
-                settings.plateau_weight * in_band
-                + settings.regret_weight * regret_credit(item.regret, settings.regret_scale)
-                + settings.micro_lp_weight * min(1.0, max(-1.0, progress / settings.micro_lp_scale))
-                - settings.frontier_weight * distance
-            )
+def _fits(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and math.isfinite(value))  # type: ignore[arg-type]
 
 
-def _reference(item: Evidence, settings: RewardConfig, baseline: float, rules: Rules) -> float | None:
-    """The public implementation's delayed reward with its edge cases (reference spec 5.3-5.8)."""
-    returns = item.returns
-    win = fmean(returns) if returns else 0.0
-    hinted = item.hinted or 0.0
-    match settings.variant:
-        case "regret":
-            return _HANG_REWARD if item.broken else max(0.0, hinted - win)
-        case "micro_lp":
-            return max(0.0, micro_lp(item.rounds, slope=False))
-        case "learning_potential":
-            if not returns:
-                return 0.0
-            bonus = rules.variance_bonus and len(returns) > 1
-            extra = math.exp(-((pvariance(returns) - 0.25) ** 2) / 0.02) if bonus else 0.0
-            return abs(win - baseline) + extra
-        case variant:
-            value = _reference_blend(item, win, hinted, settings, rules, variant == "solve_rate")
-            return None if value < 0 else value
+def _contradiction(key: str, complaint: str) -> ConfigError:
+    return ConfigError(f"{key} {complaint}.", where=key)
 
 
-def _reference_blend(
-    item: Evidence, win: float, hinted: float, settings: RewardConfig, rules: Rules, solve_rate: bool
-) -> float:
-    in_band = plateau(win, settings.low, settings.high, settings.ramp)
-    plateau_weight, regret_weight = settings.plateau_weight, settings.regret_weight
-    if solve_rate:
-        plateau_weight, regret_weight = 1.0, 0.0
-    played = [number for number in sorted(item.rounds) if item.rounds[number]]
-    regret = (hinted - (fmean(item.rounds[played[0]]) if played else 0.0)) / settings.regret_scale
-    if rules.regret_floor:
-        regret = min(1.0, max(0.0, regret))
-    progress = micro_lp(item.rounds, slope=rules.slope)
-    if not rules.signed:
-        progress = max(0.0, progress)
-    return (
-        regret_weight * regret
-        + settings.micro_lp_weight * progress / settings.micro_lp_scale
-        + plateau_weight * in_band
-        - settings.frontier_weight * frontier(win) / settings.frontier_scale
+def _error(what: str) -> ConfigError:
+    return ConfigError(
+        what,
+        where="reward",
+        remedy="It must be a pure function (evidence, settings) that returns a finite number or None; "
+        "docs/credit.md has one.",
     )

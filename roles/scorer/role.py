@@ -28,12 +28,11 @@ from bus.messages import (
 from engine.config import Config
 from engine.errors import SpadeError
 from roles.base import Role, RoleContext
-from roles.scorer import custom, plan
-from roles.scorer.command_executor import Outbox
-from roles.scorer.curriculum import CurriculumState
-from roles.scorer.presence import TICK_SECONDS, Presence
-from roles.scorer.progress import Progress
-from roles.scorer.snapshot import Snapshot, Snapshots
+from roles.scorer import credit, rewards
+from roles.scorer.command_executor import CommandExecutor
+from roles.scorer.curriculum import Curriculum
+from roles.scorer.pacing import TICK_SECONDS, HeartbeatWatch, TrainingProgress
+from roles.scorer.snapshot import ScorerSnapshot, Snapshots
 from roles.scorer.state import Command, Publish, PublishDesigns, PublishGroup
 
 LEASE = "leader.scorer"
@@ -51,7 +50,7 @@ class _Step(NamedTuple):
     """
 
     commands: list[Command]
-    snapshot: Snapshot | None = None
+    snapshot: ScorerSnapshot | None = None
     done: anyio.Event | None = None
 
 
@@ -66,10 +65,9 @@ class ScorerRole(Role):
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
-        plan.check(self.config)
         self._snapshots = Snapshots(self.bus, context.directory)
-        self._outbox = Outbox(self.bus)
-        self._machine = CurriculumState(self.config)
+        self._outbox = CommandExecutor(self.bus)
+        self._machine = Curriculum(self.config)
         self._since_snapshot = self._queued = 0
         self._newest = ""
         self._barren = 0
@@ -80,12 +78,11 @@ class ScorerRole(Role):
     @classmethod
     def check(cls, config: Config) -> None:
         """Look whether the curriculum can turn; load a reward that is not built in. Raises ConfigError."""
-        plan.check(config)
-        custom.load(config.reward)
+        rewards.check(config)
 
     async def run(self) -> None:
-        compared = plan.compared(self.config)
-        if compared is not None and compared < plan.FEWEST_COMPARED:
+        compared = credit.mean_group_size(self.config)
+        if compared is not None and compared < credit.FEWEST_COMPARED:
             self.log.warning(
                 f"Designs are compared in groups of {compared:.1f} on average: a group of two loses half of "
                 "what its rewards say, and a design alone learns nothing",
@@ -149,15 +146,15 @@ class ScorerRole(Role):
                     await self._hand_over(outbox, [], keep=True)
                 readers.cancel_scope.cancel()
 
-    async def _restore(self, *, anew: bool = False) -> CurriculumState:
+    async def _restore(self, *, anew: bool = False) -> Curriculum:
         """Return the machine of the newest usable snapshot, or a fresh one that must see everything."""
         self._newest = ""
         info = await self.bus.stream_info("EVENT")
         flushed = await self._snapshots.flushed()
-        machine = CurriculumState(self.config, flushed=flushed)
+        machine = Curriculum(self.config, flushed=flushed)
         for snapshot in [] if anew else await self._snapshots.find(info.last):
             try:
-                machine = CurriculumState.restore(self.config, snapshot.state, flushed=flushed)
+                machine = Curriculum.restore(self.config, snapshot.state, flushed=flushed)
                 self._newest = snapshot.key
                 break
             except msgspec.DecodeError as error:
@@ -334,9 +331,9 @@ class ScorerRole(Role):
             await outbox.send(_Step(commands, self._snapshot() if keep else None))
             self._queued = outbox.statistics().current_buffer_used
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> ScorerSnapshot:
         machine = self._machine
-        return Snapshot(self.config.run.name, machine.state.position, machine.snapshot(), self._newest)
+        return ScorerSnapshot(self.config.run.name, machine.state.position, machine.snapshot(), self._newest)
 
     async def _carry_out(self, steps: MemoryObjectReceiveStream[_Step]) -> None:
         """Carry out steps in order, as many at once as wait; keep the newest snapshot once they are done."""
@@ -369,7 +366,7 @@ class ScorerRole(Role):
 
     async def _mourn(self) -> None:
         """Announce the loss of servers whose role has gone silent: nobody else would."""
-        presence = Presence()
+        presence = HeartbeatWatch()
         async with self.bus.listen("hb.>") as beats, anyio.create_task_group() as tasks:
             tasks.start_soon(_hear, beats, presence)
             while True:
@@ -380,7 +377,7 @@ class ScorerRole(Role):
                     await self.bus.publish(ServerLost(server=server, epoch=epoch, reason=reason))
 
 
-def unsaid(command: Command, progress: Progress, said: Collection[str]) -> bool:
+def unsaid(command: Command, progress: TrainingProgress, said: Collection[str]) -> bool:
     """Whether a command found while catching up must be carried out; ``said`` are keys of facts that were.
 
     Work is handled apart: only what has no outcome is still wanted.
@@ -397,7 +394,7 @@ def unsaid(command: Command, progress: Progress, said: Collection[str]) -> bool:
     return True
 
 
-async def _hear(beats: AsyncIterator[Message], presence: Presence) -> None:
+async def _hear(beats: AsyncIterator[Message], presence: HeartbeatWatch) -> None:
     async for beat in beats:
         if isinstance(beat, Heartbeat) and beat.state != "stopped":
             presence.heard(beat.instance)

@@ -6,38 +6,40 @@ from collections.abc import Iterable
 
 from bus.messages import EnvironmentScored, stable_id
 from engine.config import Config
-from roles.scorer import work
-from roles.scorer.credit import settle, worth_sending
-from roles.scorer.grading import Group, grade
+from roles.scorer.credit import PlayGroup, grade, settle, worth_sending
 from roles.scorer.reports import close, standing, summarise
-from roles.scorer.rewards import Own
+from roles.scorer.rewards import Reward
 from roles.scorer.state import (
+    ARMS,
     Cohort,
     Command,
-    Held,
+    CurriculumState,
+    DesignCredit,
     MarkFlushed,
     Publish,
     PublishDesigns,
     PurgeHeld,
-    State,
     Tally,
 )
 
 
-def close_round(config: Config, state: State, round_: int, *, last: bool, own: Own | None) -> list[Command]:
-    """Close a round, and the windows that end with it: all of them in the ``last`` round of a segment.
-
-    ``own`` is a reward that is not built in.
-    """
+def close_round(
+    config: Config, state: CurriculumState, round_: int, *, last: bool, reward: Reward
+) -> list[Command]:
+    """Close a round, and the windows that end with it: all of them in the ``last`` round of a segment."""
     tally, commands = state.tallies[round_], list[Command]()
     if config.learner.agent.scope != "group":
         commands += grade(config, round_, _groups(state, round_), tally)
     opening = [cohort for cohort in state.cohorts.values() if cohort.opens == round_]
     played = list(state.designs.values())
     ending = [cohort for cohort in state.cohorts.values() if cohort.last <= round_ or last]
-    scores = _settle(config, state, ending, round_, own)
+    scores = _settle(config, state, ending, round_, reward)
     due = [item for item in state.held if item.due <= round_]
-    going_on = [standing(config, design) for design in state.designs.values() if round_ in design.rounds]
+    going_on = [
+        standing(config.reward, config.run.seed, design)
+        for design in state.designs.values()
+        if round_ in design.rounds
+    ]
     summary = summarise(config, round_, tally, played, opening, scores, going_on)
     commands += [Publish(message) for message in scores]
     commands += [*_train(config, state, round_, due, tally), Publish(summary)]
@@ -46,11 +48,11 @@ def close_round(config: Config, state: State, round_: int, *, last: bool, own: O
     return commands
 
 
-def flush(config: Config, state: State, *, own: Own | None) -> list[Command]:
+def flush(config: Config, state: CurriculumState, *, reward: Reward) -> list[Command]:
     """Cut the last batch of a segment from everything held, due or not, and begin the next segment."""
     round_ = state.closed + 1
     total = (state.flushed[-1] if state.flushed else 0) + round_ - state.first
-    scores = _settle(config, state, list(state.cohorts.values()), state.closed, own)
+    scores = _settle(config, state, list(state.cohorts.values()), state.closed, reward)
     due, later = list(state.held), [number for numbers in state.purges.values() for number in numbers]
     state.purges = {round_: later}
     state.flushed.append(total)
@@ -62,8 +64,8 @@ def flush(config: Config, state: State, *, own: Own | None) -> list[Command]:
     return commands
 
 
-def purge(state: State, trained: int) -> list[Command]:
-    """Held designs are stored as samples and trained: their subjects are no longer needed.
+def purge(state: CurriculumState, trained: int) -> list[Command]:
+    """DesignCredit designs are stored as samples and trained: their subjects are no longer needed.
 
     They are dropped twice, with the next ones again: a ticket that was delivered twice may have been
     answered in between, by news that the broker took for a repetition.
@@ -76,24 +78,24 @@ def purge(state: State, trained: int) -> list[Command]:
     return [PurgeHeld(f"design.{number}.>") for number in [*before, *state.purged]]
 
 
-def _groups(state: State, round_: int) -> list[Group]:
+def _groups(state: CurriculumState, round_: int) -> list[PlayGroup]:
     return [
-        Group(design, arm, plays.arm(arm))
+        PlayGroup(design, arm, plays.arm(arm))
         for design in state.designs.values()
         if (plays := design.rounds.get(round_))
-        for arm in work.ARMS
+        for arm in ARMS
     ]
 
 
 def _settle(
-    config: Config, state: State, cohorts: Iterable[Cohort], round_: int, own: Own | None
+    config: Config, state: CurriculumState, cohorts: Iterable[Cohort], round_: int, reward: Reward
 ) -> list[EnvironmentScored]:
     """Close windows: credit goes to the held designs, the plays are forgotten."""
     scores: list[EnvironmentScored] = []
     for cohort in cohorts:
         designs = [state.designs.pop(name) for name in cohort.designs]
         ready = [design for design in designs if design.status == "ready"]
-        scored, held = settle(config, state.tracker, cohort, ready, round_, own)
+        scored, held = settle(config, state.tracker, cohort, ready, round_, reward)
         state.held += held
         state.purges.setdefault(cohort.due, []).append(cohort.number)
         del state.cohorts[cohort.number]
@@ -102,7 +104,13 @@ def _settle(
 
 
 def _train(
-    config: Config, state: State, round_: int, due: list[Held], tally: Tally, *, final: bool = False
+    config: Config,
+    state: CurriculumState,
+    round_: int,
+    due: list[DesignCredit],
+    tally: Tally,
+    *,
+    final: bool = False,
 ) -> list[Command]:
     """Send the designs of a batch, and close its round."""
     sent = worth_sending(config, due)

@@ -1,22 +1,39 @@
-"""Asking for work: tickets of cohorts, plays of rounds. It changes the state and returns what to publish."""
+"""Asks for work: tickets of cohorts, plays of rounds, and everything that has no outcome yet.
+
+Ids and seeds follow from the recipe. Functions change the state and return what to publish.
+"""
 
 from __future__ import annotations
 
-from bus.messages import stable_id
+from collections.abc import Iterator
+
+from bus.messages import Arm, DesignTicket, EpisodeRequest, Message, stable_id
 from engine.config import Config
-from roles.scorer import plan, work
-from roles.scorer.run_extensions import alive, designing
-from roles.scorer.state import Cohort, Command, Design, Publish, State, Tally
+from roles.scorer import cohort_plan
+from roles.scorer.state import (
+    ARMS,
+    Cohort,
+    Command,
+    CurriculumState,
+    Design,
+    Play,
+    Plays,
+    PlayStatus,
+    Publish,
+    Tally,
+    alive,
+    designing,
+)
 
 
-def admit(config: Config, state: State) -> list[Command]:
+def admit(config: Config, state: CurriculumState) -> list[Command]:
     """Admit the next round; in sync mode its plays come later, from :func:`waiting`."""
     state.admitted += 1
     state.tallies.setdefault(state.admitted, Tally())
     return [] if config.curriculum.mode == "sync" else _round(config, state, state.admitted)
 
 
-def waiting(config: Config, state: State) -> list[Command]:
+def waiting(config: Config, state: CurriculumState) -> list[Command]:
     """In sync mode, a round is played once all of its tickets have their answer."""
     if config.curriculum.mode != "sync":
         return []
@@ -28,7 +45,7 @@ def waiting(config: Config, state: State) -> list[Command]:
     ]
 
 
-def _round(config: Config, state: State, round_: int) -> list[Command]:
+def _round(config: Config, state: CurriculumState, round_: int) -> list[Command]:
     return [
         command
         for cohort in alive(state, round_)
@@ -38,7 +55,7 @@ def _round(config: Config, state: State, round_: int) -> list[Command]:
     ]
 
 
-def open_rounds(config: Config, state: State, design: Design) -> list[Command]:
+def open_rounds(config: Config, state: CurriculumState, design: Design) -> list[Command]:
     """A new environment is played at once in the admitted rounds of its window; not so in sync mode."""
     if config.curriculum.mode == "sync":
         return []
@@ -47,22 +64,22 @@ def open_rounds(config: Config, state: State, design: Design) -> list[Command]:
     return [command for round_ in admitted for command in _plays(config, state, design, round_)]
 
 
-def _plays(config: Config, state: State, design: Design, round_: int) -> list[Command]:
+def _plays(config: Config, state: CurriculumState, design: Design, round_: int) -> list[Command]:
     hints = round_ < state.cohorts[design.cohort].opens + config.curriculum.hinted_rounds
-    plays = work.new_plays(config, design, hints=hints)
+    plays = new_plays(config, design, hints=hints)
     design.rounds[round_] = plays
     state.tallies[round_].pending += len(plays.plain) + len(plays.hinted)
-    return [Publish(request) for request in work.requests(config, design, round_)]
+    return [Publish(request) for request in requests(config, design, round_)]
 
 
-def cohorts(config: Config, state: State, rounds: int) -> list[Command]:
+def cohorts(config: Config, state: CurriculumState, rounds: int) -> list[Command]:
     """Ask for every cohort whose opening round is at most ``design_ahead`` rounds away.
 
     ``rounds`` is how many the segment has.
     """
     commands: list[Command] = []
     while state.admitted >= state.first:
-        life = plan.life(config.curriculum, state.next_cohort - state.first_cohort)
+        life = cohort_plan.rounds_of(config.curriculum, state.next_cohort - state.first_cohort)
         opens = state.first + life.opens
         if opens - config.curriculum.design_ahead > state.admitted or life.opens >= rounds:
             break
@@ -70,7 +87,7 @@ def cohorts(config: Config, state: State, rounds: int) -> list[Command]:
     return commands
 
 
-def _cohort(config: Config, state: State, life: plan.Life) -> list[Command]:
+def _cohort(config: Config, state: CurriculumState, life: cohort_plan.CohortRounds) -> list[Command]:
     number = state.next_cohort
     state.next_cohort += 1
     names = [stable_id("design", config.run.name, number, slot) for slot in range(life.size)]
@@ -83,19 +100,103 @@ def _cohort(config: Config, state: State, life: plan.Life) -> list[Command]:
         designs=names,
     )
     commands: list[Command] = []
-    for slot, skill in enumerate(plan.skills(config, number, life.size)):
+    for slot, skill in enumerate(cohort_plan.skills(config.designer, number, life.size)):
         design = Design(design=names[slot], cohort=number, slot=slot, skill=skill)
         state.designs[design.design] = design
         if slot % config.designer.designs_per_ticket == 0:
-            commands.append(Publish(work.ticket(config, cohort, design, 0)))
+            commands.append(Publish(ticket(config, cohort, design, 0)))
     return commands
 
 
-def ticket_again(config: Config, state: State, design: Design) -> list[Command]:
+def ticket_again(config: Config, state: CurriculumState, design: Design) -> list[Command]:
     """Of a group, the first design that failed brings the ticket of all."""
-    before = work.newest_issue(config, state, design)
+    before = newest_issue(config, state, design)
     design.issue += 1
     if design.issue <= before:
         return []
     state.reissued += 1
-    return [Publish(work.ticket(config, state.cohorts[design.cohort], design, design.issue))]
+    return [Publish(ticket(config, state.cohorts[design.cohort], design, design.issue))]
+
+
+def ticket(config: Config, cohort: Cohort, design: Design, issue: int) -> DesignTicket:
+    """Return the ticket that ``design`` is on, alone or with the others of its group."""
+    each = config.designer.designs_per_ticket
+    first = design.slot - design.slot % each
+    group = cohort.designs[first : first + each]
+    number, turn = cohort_plan.place(config, cohort.number, first)
+    return DesignTicket(
+        design=group[0],
+        cohort=cohort.number,
+        slot=first,
+        skill=design.skill,
+        seed=cohort_plan.seed(config.run.seed, group[0]),
+        attempts=config.designer.attempts,
+        target=config.designer.target,
+        round=cohort.opens,
+        number=number,
+        turn=turn,
+        designs=tuple(group) if each > 1 else (),
+        issue=issue,
+    )
+
+
+def newest_issue(config: Config, state: CurriculumState, design: Design) -> int:
+    """Return how often the ticket of ``design`` was asked for again."""
+    each = config.designer.designs_per_ticket
+    first = design.slot - design.slot % each
+    group = state.cohorts[design.cohort].designs[first : first + each]
+    return max(state.designs[name].issue for name in group)
+
+
+def episode(config: Config, design: str, round_: int, arm: str, index: int, attempt: int) -> str:
+    """Return the id of one attempt at one play."""
+    return stable_id("episode", config.run.name, design, round_, arm, index, attempt)
+
+
+def request(
+    config: Config, design: Design, round_: int, arm: Arm, index: int, attempt: int
+) -> EpisodeRequest:
+    """Return the request of one play. Nothing in it but ``arm``, ``hint`` and the id knows the arm (I4)."""
+    return EpisodeRequest(
+        episode=episode(config, design.design, round_, arm, index, attempt),
+        design=design.design,
+        environment=design.environment,
+        skill=design.skill,
+        arm=arm,
+        round=round_,
+        index=index,
+        seed=cohort_plan.seed(config.run.seed, design.design, round_, index),
+        source=design.source,
+        hint=design.hint if arm == "hinted" else None,
+        max_turns=config.agent.max_turns,
+    )
+
+
+def requests(config: Config, design: Design, round_: int) -> Iterator[EpisodeRequest]:
+    """Yield the requests of the pending plays of a round, the arms of a pair next to each other."""
+    plays = design.rounds[round_]
+    for index in range(max(len(plays.plain), len(plays.hinted))):
+        for arm in ARMS:
+            if index < len(plays.arm(arm)) and plays.arm(arm)[index].status is PlayStatus.PENDING:
+                yield request(config, design, round_, arm, index, plays.arm(arm)[index].attempt)
+
+
+def new_plays(config: Config, design: Design, *, hints: bool) -> Plays:
+    """Return the plays of a design in one round: hinted ones where hints are played, if it has one."""
+    settings = config.curriculum
+    hinted = settings.hinted_plays if hints and design.hint is not None else 0
+    return Plays([Play() for _ in range(settings.plays_per_round)], [Play() for _ in range(hinted)])
+
+
+def outstanding(config: Config, state: CurriculumState) -> list[Message]:
+    """Return all tickets and requests that have no outcome yet, equal to those first published."""
+    tickets: dict[str, Message] = {}
+    plays: list[Message] = []
+    for design in state.designs.values():
+        if design.status == "asked":
+            issue = newest_issue(config, state, design)
+            message = ticket(config, state.cohorts[design.cohort], design, issue)
+            tickets[message.tail] = message
+        for round_ in design.rounds:
+            plays += requests(config, design, round_)
+    return [*tickets.values(), *plays]

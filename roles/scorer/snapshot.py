@@ -17,7 +17,7 @@ _FILE = "scorer.snapshot"
 _LARGEST_ON_BUS = 256 << 10
 
 
-class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+class ScorerSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """The curriculum's state after EVENT ``position``; all commands up to there were carried out. ``key`` is
     that of the fact at the position, "" where it is not known.
     """
@@ -35,14 +35,14 @@ class Snapshots:
         self._bus = bus
         self._path = directory / _FILE
 
-    async def save(self, snapshot: Snapshot) -> None:
+    async def save(self, snapshot: ScorerSnapshot) -> None:
         """Replace the file atomically; small snapshots go to the state bucket too."""
         data = zlib.compress(msgspec.msgpack.encode(snapshot), 1)
         await anyio.to_thread.run_sync(self._write, data)
         if len(data) <= _LARGEST_ON_BUS:
             await self._bus.state_put(SNAPSHOT_KEY, data)
 
-    async def find(self, last: int) -> list[Snapshot]:
+    async def find(self, last: int) -> list[ScorerSnapshot]:
         """Return the readable snapshots that do not know more than EVENT up to ``last``, newest first."""
         stored = await self._bus.state_get(SNAPSHOT_KEY)
         candidates = [await anyio.to_thread.run_sync(self._read), stored[1] if stored else None]
@@ -51,7 +51,7 @@ class Snapshots:
         told = [item for item in usable if await self._tells_of(item)]
         return sorted(told, key=lambda item: item.position, reverse=True)
 
-    async def _tells_of(self, snapshot: Snapshot) -> bool:
+    async def _tells_of(self, snapshot: ScorerSnapshot) -> bool:
         """Whether the fact at its position is still that one: a broker that lost power may have forgotten it,
         and have stored another there since.
         """
@@ -82,8 +82,8 @@ class Snapshots:
             return None
 
     @staticmethod
-    def _decode(data: bytes) -> Snapshot | None:
+    def _decode(data: bytes) -> ScorerSnapshot | None:
         try:
-            return msgspec.msgpack.decode(zlib.decompress(data), type=Snapshot)
+            return msgspec.msgpack.decode(zlib.decompress(data), type=ScorerSnapshot)
         except (zlib.error, msgspec.DecodeError):
             return None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Literal
 
 import msgspec
 
 from bus.messages import Arm, Flag, Message
-from roles.scorer.progress import Progress
+from roles.scorer.pacing import TrainingProgress
 from roles.scorer.rewards import Tracker
 
+ARMS: tuple[Arm, Arm] = ("plain", "hinted")
 
-class Status(IntEnum):
+
+class PlayStatus(IntEnum):
     """Where a play stands: asked for, with an outcome, or without one for good."""
 
     PENDING = 0
@@ -22,18 +25,18 @@ class Status(IntEnum):
 
 class Play(msgspec.Struct, array_like=True):
     """One play. ``sequence`` is where its outcome lies in EVENT; ``attempt`` counts re-issues. ``versions``
-    are the oldest and the newest policy version that sampled it; ``told``: its hint held its one action.
+    are the oldest and the newest policy version that sampled it; ``leaked``: its hint named its one action.
     """
 
     attempt: int = 0
-    status: Status = Status.PENDING
+    status: PlayStatus = PlayStatus.PENDING
     sequence: int = 0
     returned: float = 0.0
     truncated: bool = False
     env_failed: bool = False
     turns: int = 0
     versions: tuple[int, int] | None = None
-    told: bool = False
+    leaked: bool = False
 
 
 class Plays(msgspec.Struct, array_like=True):
@@ -89,7 +92,7 @@ class Cohort(msgspec.Struct, kw_only=True):
     failed: dict[str, int] = {}
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class DesignCredit(msgspec.Struct, frozen=True, array_like=True):
     """A designer sample with its credit. ``group`` names those it was compared with, where they are those of
     one ticket, ``members`` is how many they are; ``part`` is that of the ``HeldDesign``.
     """
@@ -124,7 +127,7 @@ class Tally(msgspec.Struct, kw_only=True):
     failures: dict[str, int] = {}
 
 
-class State(msgspec.Struct, kw_only=True):
+class CurriculumState(msgspec.Struct, kw_only=True):
     """All of the curriculum. ``position`` is the last EVENT sequence taken in.
 
     A run that was finished and then extended consists of segments: ``flushed`` holds the number of rounds
@@ -143,11 +146,11 @@ class State(msgspec.Struct, kw_only=True):
     closed: int = -1
     designs: dict[str, Design] = {}
     cohorts: dict[int, Cohort] = {}
-    held: list[Held] = []
+    held: list[DesignCredit] = []
     purges: dict[int, list[int]] = {}
     purged: list[int] = []
     tallies: dict[int, Tally] = {}
-    progress: Progress = msgspec.field(default_factory=Progress)
+    progress: TrainingProgress = msgspec.field(default_factory=TrainingProgress)
     tracker: Tracker = msgspec.field(default_factory=Tracker)
     reissued: int = 0
     late: int = 0
@@ -182,7 +185,7 @@ class PublishDesigns(msgspec.Struct, frozen=True):
     """Publish designer samples into the batch of ``round``; ``samples`` are their ids."""
 
     round: int
-    held: tuple[Held, ...]
+    held: tuple[DesignCredit, ...]
     samples: tuple[str, ...]
 
 
@@ -199,3 +202,20 @@ class MarkFlushed(msgspec.Struct, frozen=True):
 
 
 Command = Publish | PublishGroup | PublishDesigns | PurgeHeld | MarkFlushed
+
+
+def alive(state: CurriculumState, round_: int) -> Iterator[Cohort]:
+    """Yield the cohorts that are played in ``round_``."""
+    return (cohort for cohort in state.cohorts.values() if cohort.opens <= round_ <= cohort.last)
+
+
+def designing(state: CurriculumState, round_: int) -> bool:
+    """Whether a ticket of ``round_`` has no answer yet."""
+    return any(cohort.asked for cohort in alive(state, round_))
+
+
+def complete(state: CurriculumState, round_: int) -> bool:
+    """Whether ``round_`` is admitted and waits for nothing any more."""
+    if round_ > state.admitted or state.tallies[round_].pending:
+        return False
+    return not designing(state, round_)

@@ -1,26 +1,45 @@
-"""What a window says about one design: win rate, hint-based regret, their intervals.
+"""Statistics of a window: win rate, paired regret, their uncertainty, hint leaks. Pure.
 
-Pure. The plain arm is pooled over all rounds of the window; regret over the rounds in which hints were
-played, on plays of a round that have the same instance seed in both arms (architecture section 5, invariant
-I4). A later plain play has no partner: the policy has moved on, and its gain would be taken from the hint.
+The plain arm is pooled over all rounds of the window. Regret compares plays of one round that have the same
+instance seed in both arms (architecture section 5, invariant I4). A plain play of a later round has no
+partner: by then the policy has moved on, and its gain would be taken from the hint.
+
+Uncertainty of the regret: differences d_i = hinted - plain lie in [-width, width]. They are taken as draws
+from an unknown distribution whose prior is a Dirichlet process of total mass 1, half of it at each end: the
+Bayesian bootstrap (Rubin 1981) with half a pseudo pair at -width and half at +width. So equal pairs leave
+doubt: four wins with the hint against four losses give a regret of 1 with an interval down to 0.1, where
+resampling the pairs themselves gives [1, 1].
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
-from roles.scorer.regret import doubt, spread
+from bus.messages import Arm, Turn
+from engine.config import RewardConfig
+from roles.scorer import cohort_plan
+from roles.scorer.rewards import BROKEN_SHARE, Evidence
+from roles.scorer.state import Design, Play, PlayStatus
+from roles.text_normalise import plain
 
 _Z = 1.959963984540054
+_DRAWS = 1000
+_ENDS = 0.5
+_LEAK_SHARE = 0.9
+_FEWEST = 2
+_WORD = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d_]+")
 
 Returns = Mapping[int, Mapping[int, float]]
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class WindowReturns(msgspec.Struct, frozen=True, kw_only=True):
     """Outcomes of one design. ``plain`` and ``hinted`` map round -> play index -> return in [-1, 1].
 
     Hinted plays exist in the first rounds only.
@@ -64,11 +83,11 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     noise_floor: float | None
 
 
-def measure(window: Window, seed: int, *, lowest: float = 0.0, confidence: float = 0.9) -> Statistics:
+def measure(window: WindowReturns, seed: int, *, lowest: float = 0.0, confidence: float = 0.9) -> Statistics:
     """Return the statistics of ``window``; ``seed`` makes the bootstrap the same on every host.
 
     ``lowest`` is the least return that is declared for the environments, ``confidence`` that of the one-sided
-    bound.
+    bound. Without a pair there is no regret: a difference of arms that met other instances is none.
     """
     returns, hinted = window.returns, list(_values(window.hinted))
     low, high = wilson(returns, lowest)
@@ -82,7 +101,7 @@ def measure(window: Window, seed: int, *, lowest: float = 0.0, confidence: float
         win_low=low,
         win_high=high,
         hinted=fmean(hinted) if hinted else None,
-        regret=_regret(window, differences),
+        regret=fmean(differences) if differences else None,
         regret_low=left.low if left else None,
         regret_high=left.high if left else None,
         regret_lower=left.lower if left else None,
@@ -91,27 +110,13 @@ def measure(window: Window, seed: int, *, lowest: float = 0.0, confidence: float
     )
 
 
-def paired(window: Window) -> list[float]:
+def paired(window: WindowReturns) -> list[float]:
     """Return hinted - plain for every round and index that both arms have an outcome of."""
     result = []
     for number, hinted in sorted(window.hinted.items()):
         plain = window.plain.get(number, {})
         result += [hinted[i] - plain[i] for i in sorted(hinted.keys() & plain.keys())]
     return result
-
-
-def _regret(window: Window, differences: Sequence[float]) -> float | None:
-    """Pairs when there are any; else the difference of the arms' means in the hinted rounds; else None.
-
-    Surplus hinted plays (more than plain ones) have seeds of their own and enter only the fallback.
-    """
-    if differences:
-        return fmean(differences)
-    played = {number: plays for number, plays in window.hinted.items() if plays}
-    plain = [value for number in played for value in window.plain.get(number, {}).values()]
-    if not plain or not played:
-        return None
-    return fmean(_values(played)) - fmean(plain)
 
 
 def _values(rounds: Returns) -> Iterator[float]:
@@ -122,7 +127,7 @@ def wilson(returns: Sequence[float], lowest: float = 0.0, z: float = _Z) -> tupl
     """Return the Wilson interval (95 %) of a mean of values in [lowest, 1].
 
     For values that are not all 0 or 1 it is conservative: no variable on [0, 1] with mean p varies more than
-    a coin with probability p. The range is a declared one: a single return moves the interval as little as
+    a coin with probability p. The range is a declared one, so a single return moves the interval as little as
     the mean. The mean of values that break the declaration is inside all the same. Without values the
     interval is the whole range.
     """
@@ -142,3 +147,176 @@ def _noise_floor(returns: Sequence[float], lowest: float, pairs: int) -> float |
     if pairs == 0 or not returns:
         return None
     return math.sqrt(2 * spread(returns, lowest, 1.0) / pairs)
+
+
+class Doubt(NamedTuple):
+    """Of a mean difference: its 95 % interval, its one-sided ``lower`` bound, its ``variance``."""
+
+    low: float
+    high: float
+    lower: float
+    variance: float
+
+
+def doubt(differences: Sequence[float], width: float, seed: int, *, confidence: float = 0.9) -> Doubt | None:
+    """Return what ``differences`` leave open about their mean, None without any.
+
+    ``seed`` makes the draws the same on every host. The interval holds the mean of the differences.
+    """
+    if not differences:
+        return None
+    mean = fmean(differences)
+    generator = np.random.default_rng(seed)
+    # Dirichlet weights are gamma variables: of shape 1 exponential, of shape 1/2 half a squared normal.
+    weights = generator.standard_exponential((_DRAWS, len(differences)))
+    ends = generator.standard_normal((_DRAWS, 2)) ** 2 / 2
+    total = weights.sum(axis=1) + ends.sum(axis=1)
+    means = (weights @ np.asarray(differences, dtype=np.float64) + ends @ np.array([-width, width])) / total
+    low, high, lower = np.quantile(means, (0.025, 0.975, 1 - confidence))
+    return Doubt(
+        low=min(mean, float(low)),
+        high=max(mean, float(high)),
+        lower=min(mean, float(lower)),
+        variance=spread(differences, -width, width) / len(differences),
+    )
+
+
+def spread(values: Sequence[float], low: float, high: float) -> float:
+    """Return the variance of ``values`` and half a pseudo value at each of ``low`` and ``high``.
+
+    It is above 0 for equal values, and 1/4 of the squared range for a fair coin.
+    """
+    total = len(values) + 2 * _ENDS
+    mean = (math.fsum(values) + _ENDS * (low + high)) / total
+    square = (math.fsum(value * value for value in values) + _ENDS * (low * low + high * high)) / total
+    return max(0.0, square - mean * mean)
+
+
+def shrink(means: Sequence[float], variances: Sequence[float]) -> list[float]:
+    """Return ``means`` drawn towards 0 by the share of their size that is noise (empirical Bayes).
+
+    True regrets are taken as normal around 0 with a variance that the means themselves show: their mean
+    square less their mean ``variances``, at least 0. A single mean gets the positive-part James-Stein rule.
+    """
+    if not means:
+        return []
+    true = max(0.0, fmean(m * m - v for m, v in zip(means, variances, strict=True)))
+    return [m * (true / (true + v) if true > 0 else 0.0) for m, v in zip(means, variances, strict=True)]
+
+
+# --- of one design ------------------------------------------------------------------------------------
+
+
+def window_of(design: Design) -> WindowReturns:
+    """Return the outcomes of a design so far."""
+
+    def returns(plays: Sequence[Play]) -> dict[int, float]:
+        return {i: play.returned for i, play in enumerate(plays) if play.status is PlayStatus.DONE}
+
+    return WindowReturns(
+        plain={number: returns(plays.plain) for number, plays in design.rounds.items()},
+        hinted={number: returns(plays.hinted) for number, plays in design.rounds.items() if plays.hinted},
+    )
+
+
+def plays_of(design: Design, arm: Arm) -> list[Play]:
+    """Return the plays of one arm, of all rounds so far."""
+    return [play for plays in design.rounds.values() for play in plays.arm(arm)]
+
+
+def measured(settings: RewardConfig, run_seed: int, design: Design) -> Statistics:
+    """Return the statistics of its window so far, the same on every host."""
+    return measure(
+        window_of(design),
+        cohort_plan.seed(run_seed, design.design, "bootstrap"),
+        lowest=settings.lowest_return,
+        confidence=settings.confidence,
+    )
+
+
+def evidence_of(
+    settings: RewardConfig, design: Design, found: Statistics, estimate: float | None
+) -> Evidence:
+    """Return the evidence that a reward is computed from; ``estimate`` is the regret that is paid."""
+    return Evidence(
+        skill=design.skill,
+        rounds=window_of(design).by_round,
+        hinted=found.hinted,
+        regret=estimate,
+        broken=broken(settings, design, found),
+        measured=found.regret,
+        pairs=found.pairs,
+        noise_floor=found.noise_floor,
+        turns=turns(design),
+    )
+
+
+def paid(settings: RewardConfig, found: Sequence[Statistics]) -> list[float | None]:
+    """Return the part of each measured regret that is paid (``reward.regret_estimate``)."""
+    if settings.regret_estimate == "mean":
+        return [one.regret for one in found]
+    if settings.regret_estimate == "lower":
+        return [one.regret_lower for one in found]
+    known = [
+        (i, one.regret, one.regret_variance)
+        for i, one in enumerate(found)
+        if one.regret is not None and one.regret_variance is not None
+    ]
+    result: list[float | None] = [None] * len(found)
+    for (i, _, _), value in zip(known, shrink([m for _, m, _ in known], [v for *_, v in known]), strict=True):
+        result[i] = value
+    return result
+
+
+def turns(design: Design) -> float | None:
+    """Return the mean length of finished plain plays, in turns."""
+    lengths = [play.turns for play in plays_of(design, "plain") if play.status is PlayStatus.DONE]
+    return fmean(lengths) if lengths else None
+
+
+def broken(settings: RewardConfig, design: Design, found: Statistics) -> bool:
+    """Whether a design earns the floor: flagged, degenerate, ending most of its own plays, or leaking."""
+    crashes = sum(play.env_failed for play in plays_of(design, "plain"))
+    crashing = found.plays > 0 and crashes > BROKEN_SHARE * found.plays
+    if settings.reference_parity:
+        return design.degenerate or crashing
+    leak = settings.hint_leak == "floor" and hint_leaks(plays_of(design, "hinted"))
+    return design.degenerate or crashing or bool(design.flag) or leak
+
+
+# --- hints that hold the answer -----------------------------------------------------------------------
+
+
+def hint_names_action(hint: str | None, transcript: Sequence[Turn]) -> bool:
+    """Whether a play was over after one action that stands in ``hint``, as written or normalised.
+
+    An action that the observation names as well is a choice that every player was offered, and no secret.
+    """
+    if hint is None or len(transcript) != 1:
+        return False
+    (turn,) = transcript
+    return any(
+        _names(_words(read(hint)), _words(read(turn.action)), _words(read(turn.observation)))
+        for read in (str, plain)
+    )
+
+
+def hint_leaks(hinted: Sequence[Play]) -> bool:
+    """Whether nearly all of at least two hinted plays were won at once by an action that the hint names."""
+    done = [play for play in hinted if play.status is PlayStatus.DONE]
+    if len(done) < _FEWEST:
+        return False
+    least = _LEAK_SHARE * len(done)
+    return sum(play.returned for play in done) >= least and sum(play.leaked for play in done) >= least
+
+
+def _names(hint: Sequence[str], action: Sequence[str], observation: Sequence[str]) -> bool:
+    return bool(action) and _within(action, hint) and not _within(action, observation)
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def _within(part: Sequence[str], whole: Sequence[str]) -> bool:
+    return any(whole[at : at + len(part)] == part for at in range(len(whole) - len(part) + 1))

@@ -29,7 +29,7 @@ from bus.messages import (
 )
 from engine import recipe
 from engine.lineage import Version
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Publish
 from sandbox import SandboxPool, SandboxSettings, Validator
 
@@ -110,9 +110,9 @@ def ticket(number: int) -> DesignTicket:
     )
 
 
-def curriculum() -> CurriculumState:
+def curriculum() -> Curriculum:
     """Return the scorer's machine for the nano recipe."""
-    return CurriculumState(recipe.load(ROOT / "configs" / "nano.toml", [f"run.name={RUN}"]).config)
+    return Curriculum(recipe.load(ROOT / "configs" / "nano.toml", [f"run.name={RUN}"]).config)
 
 
 def served() -> list[Message]:

@@ -14,7 +14,7 @@ from engine.config import Config
 from engine.errors import SpadeError
 from engine.run import RunDirectory
 from engine.running import plan
-from roles.scorer import plan as curriculum
+from roles.scorer import credit
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 ALL = sorted(path.stem for path in CONFIGS.glob("*.toml"))
@@ -96,7 +96,7 @@ def test_the_tools_recipe_asks_for_tool_environments() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_designs_are_compared_with_others(name: str) -> None:
-    compared = curriculum.compared(load(name))
+    compared = credit.mean_group_size(load(name))
     assert compared is not None
     assert compared >= curriculum.FEWEST_COMPARED
 

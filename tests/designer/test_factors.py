@@ -24,7 +24,7 @@ from roles.designer.attempt import Workshop
 from roles.designer.corpus import Corpus
 from roles.designer.memory import Memory
 from roles.designer.prompt import PromptWriter
-from roles.scorer import plan, work
+from roles.scorer import cohort_plan, scheduling
 from roles.scorer.curriculum import CurriculumState
 from roles.scorer.state import Cohort, Design, Publish
 from roles.work_loop import sampling_seed
@@ -119,14 +119,14 @@ def tickets(config: Config) -> list[DesignTicket]:
     """The tickets of a run's first cohorts; those of the first are what the curriculum itself asks for."""
     found = []
     for number in range(COHORTS):
-        life = plan.life(config.curriculum, number)
+        life = cohort_plan.rounds_of(config.curriculum, number)
         names = [stable_id("design", config.run.name, number, slot) for slot in range(life.size)]
         cohort = Cohort(
             number=number, opens=life.opens, last=life.last, due=life.due, asked=life.size, designs=names
         )
-        for slot, skill in enumerate(plan.skills(config, number, life.size)):
+        for slot, skill in enumerate(cohort_plan.skills(config.designer, number, life.size)):
             design = Design(design=names[slot], cohort=number, slot=slot, skill=skill)
-            found.append(work.ticket(config, cohort, design, 0))
+            found.append(scheduling.ticket(config, cohort, design, 0))
     asked = first_tickets(config)
     assert asked == found[: len(asked)]
     assert len(asked) >= config.curriculum.environments

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine import ablations, recipe
 from engine.config import Config, CurriculumConfig, DesignerConfig, ModelConfig, RunConfig, SkillConfig
 from roles.designer.skills import DESCRIPTIONS, Coverage, descriptions
-from roles.scorer import plan
+from roles.scorer import cohort_plan
 
 
 def config(designer: dict[str, Any] | None = None, **curriculum: Any) -> Config:
@@ -38,7 +38,7 @@ def test_a_recipe_can_describe_its_own_skills_and_ours() -> None:
 
 def test_the_games_recipes_take_three_skills_in_turn() -> None:
     games = recipe.load("configs/qwen3-4b-games.toml").config
-    cohorts = [plan.skills(games, cohort, 6) for cohort in range(4)]
+    cohorts = [cohort_plan.skills(games.designer, cohort, 6) for cohort in range(4)]
     names = games.designer.skills
     assert Counter(cohorts[0]) == dict.fromkeys(names[:3], 2)
     assert Counter(cohorts[1]) == dict.fromkeys(names[3:], 2)
@@ -66,9 +66,11 @@ def test_a_place_counts_what_comes_before(
     )
     number, turns = 0, Counter[str]()
     for cohort in range(3 * count):
-        skills = plan.skills(recipe_, cohort, plan.life(recipe_.curriculum, cohort).size)
+        skills = cohort_plan.skills(
+            recipe_.designer, cohort, cohort_plan.rounds_of(recipe_.curriculum, cohort).size
+        )
         for slot in range(0, len(skills), each):
-            assert plan.place(recipe_, cohort, slot) == (number, turns[skills[slot]])
+            assert cohort_plan.place(recipe_, cohort, slot) == (number, turns[skills[slot]])
             number += 1
             turns[skills[slot]] += 1
 

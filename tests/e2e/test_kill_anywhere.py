@@ -36,8 +36,8 @@ from bus.messages import BatchTrained, Message, stable_id
 from engine import recipe
 from engine.config import Config
 from engine.running.supervisor import read_address
-from roles.scorer import plan
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer import cohort_plan
+from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import PublishDesigns, PublishGroup
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -167,7 +167,7 @@ async def running(directory: Path, steps: int) -> AsyncIterator[Watched]:
 
 def wanted(config: Config, seen: list[tuple[int, Message]]) -> dict[int, set[str]]:
     """What each round owes, by the facts alone: a scorer that nobody ever killed says so."""
-    machine = CurriculumState(config)
+    machine = Curriculum(config)
     commands = machine.start()
     for sequence, message in seen:
         commands += machine.apply(sequence, message)
@@ -185,7 +185,7 @@ def due(config: Config) -> dict[str, int]:
     found: dict[str, int] = {}
     run, last = config.run.name, config.run.steps
     for cohort in range(last + 1):
-        life = plan.life(config.curriculum, cohort)
+        life = cohort_plan.rounds_of(config.curriculum, cohort)
         for slot in range(life.size):
             design = stable_id("design", run, cohort, slot)
             for attempt in range(config.designer.attempts + 1):

@@ -111,7 +111,6 @@ def test_an_unknown_key_in_a_list_of_tables_is_found(tmp_path: Path) -> None:
         ("learner.clip_low=true", ["learner.clip_low = true", "a number"]),
         ("run.roles=3", ["run.roles = 3", "a list, each item a text"]),
         ("sandbox.allow_unsafe=1", ["sandbox.allow_unsafe = 1", "true or false"]),
-        ("reward.variant=blnd", ["reward.variant", '"blend" or "regret"']),
     ],
 )
 def test_a_value_that_does_not_fit_says_what_does(base: Path, override: str, parts: list[str]) -> None:

@@ -374,12 +374,12 @@ async def test_the_best_checkpoint_stays(world: World):
 
 async def test_the_curriculum_lies_in_the_checkpoint(world: World):
     from engine.training.checkpoint import newest
-    from roles.scorer.snapshot import Snapshot, Snapshots
+    from roles.scorer.snapshot import ScorerSnapshot, Snapshots
 
     snapshots = Snapshots(world.bus, world.directory)
     async with world.running(world.role()):
         await world.until(lambda _: True, PolicyPublished)
-        await snapshots.save(Snapshot("test", 1, b"where the curriculum is"))
+        await snapshots.save(ScorerSnapshot("test", 1, b"where the curriculum is"))
         await world.round(0, final=True)
         await world.until(lambda batch: batch.final)
     found = newest(world.directory / "learner" / "checkpoints")

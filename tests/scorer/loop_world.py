@@ -37,7 +37,7 @@ from engine.config import Config
 from engine.lineage import Lineage, Version
 from engine.training.buffer import Buffer, BufferState, Selection
 from roles.learner.resume import merge, resume
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer.curriculum import Curriculum
 from roles.scorer.role import unsaid
 from roles.scorer.state import Command, MarkFlushed, Publish, PublishDesigns, PublishGroup, PurgeHeld
 
@@ -94,7 +94,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.cast = Cast(self.config, self.chance, self.luck)
-        self.machine = CurriculumState(self.config)
+        self.machine = Curriculum(self.config)
         self.snapshot = self.machine.snapshot()
         self._start_learner(Checkpoint())
         for number in range(self.servers):
@@ -189,7 +189,7 @@ class Loop:
         self._restart_scorer()
 
     def _restart_scorer(self) -> None:
-        self.machine = CurriculumState.restore(self.config, self.snapshot, flushed=self.flushed)
+        self.machine = Curriculum.restore(self.config, self.snapshot, flushed=self.flushed)
         self._catch_up()
 
     def _catch_up(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.config import RewardConfig
 from roles.scorer.rewards import Evidence
 
@@ -14,6 +16,18 @@ def half_won(evidence: Evidence, settings: RewardConfig) -> float | None:
         return None
     returns = evidence.returns
     return 1.0 - abs(sum(returns) / len(returns) - 0.5) * settings.frontier_scale
+
+
+class Near(msgspec.Struct, frozen=True):
+    """Settings of :func:`near_target`, the recipe's table ``[plugins.near]``."""
+
+    target: float = 0.5
+
+
+def near_target(evidence: Evidence, settings: Near) -> float:
+    """Pay for a win rate near a target of one's own."""
+    returns = evidence.returns
+    return 1.0 - abs(sum(returns) / len(returns) - settings.target)
 
 
 def of_one(evidence: Evidence) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from scorer_world import config
 
-from engine.config import Config
-from roles.scorer.custom import BUILT_IN
+from engine.config import Config, CurriculumConfig
+from roles.scorer.rewards import BUILT_IN
 
 OWN = "own_rewards:half_won"
 SCOPES = st.sampled_from(["group", "group", "skill", "global"])
@@ -18,7 +18,7 @@ SCOPES = st.sampled_from(["group", "group", "skill", "global"])
 def rewards(draw: st.DrawFn) -> dict[str, Any]:
     """Built-in rewards, the reference's, and one of somebody's own."""
     if draw(st.integers(0, 5)) == 0:
-        return {"reference_parity": True, "variant": draw(st.sampled_from(BUILT_IN))}
+        return {"reference_parity": True, "variant": draw(st.sampled_from([*BUILT_IN]))}
     return {
         "variant": draw(st.sampled_from(["blend", "blend", *BUILT_IN, OWN])),
         "regret_estimate": draw(st.sampled_from(["mean", "shrunk", "lower"])),
@@ -36,7 +36,7 @@ def recipes(draw: st.DrawFn, *, tight: bool = True) -> Config:
     in_step = draw(st.integers(0, 3)) == 0
     lead = 0 if in_step else draw(st.integers(0, 2))
     ahead = 0 if in_step else draw(st.integers(0, 2))
-    oldest = (delay or window - 1) + ahead + lead
+    plan = CurriculumConfig(rounds_per_window=window, delay=delay, lead=lead, design_ahead=ahead)
     reward = draw(rewards())
     quota = st.sampled_from([0, 0, 2] if tight else [0])
     priority = st.sampled_from(["oldest", "newest", "largest"])
@@ -59,7 +59,7 @@ def recipes(draw: st.DrawFn, *, tight: bool = True) -> Config:
         },
         learner={
             "designer": {
-                "max_staleness": oldest + draw(wider),
+                "max_staleness": plan.oldest_design + draw(wider),
                 "scope": draw(SCOPES),
                 "quota": draw(quota),
                 "priority": draw(priority),

@@ -11,19 +11,19 @@ from scorer_world import QUIET, World, finished, ready
 
 from bus.messages import DesignTicket, EpisodeRequest
 from engine.config import Config
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer.curriculum import Curriculum
 
 Win = Callable[[EpisodeRequest], float]
 
 
-def start(recipe: Config, **fields: Any) -> tuple[World, CurriculumState]:
+def start(recipe: Config, **fields: Any) -> tuple[World, Curriculum]:
     world = World(recipe, random.Random(1), QUIET, **fields)
-    machine = CurriculumState(recipe)
+    machine = Curriculum(recipe)
     world.begin(machine)
     return world, machine
 
 
-def design_all(world: World, machine: CurriculumState, **fields: Any) -> list[DesignTicket]:
+def design_all(world: World, machine: Curriculum, **fields: Any) -> list[DesignTicket]:
     tickets = list(world.tickets.values())
     world.tickets.clear()
     for part in (part for ticket in tickets for part in ticket.parts()):
@@ -31,14 +31,14 @@ def design_all(world: World, machine: CurriculumState, **fields: Any) -> list[De
     return tickets
 
 
-def play_all(world: World, machine: CurriculumState, win: Win = lambda r: float(r.index % 2)) -> None:
+def play_all(world: World, machine: Curriculum, win: Win = lambda r: float(r.index % 2)) -> None:
     while world.requests:
         name, request = next(iter(world.requests.items()))
         del world.requests[name]
         world.tell(machine, finished(request, win(request)))
 
 
-def step(world: World, machine: CurriculumState, win: Win = lambda r: float(r.index % 2)) -> None:
+def step(world: World, machine: Curriculum, win: Win = lambda r: float(r.index % 2)) -> None:
     """Design and play what is asked for, train and serve what is closed."""
     design_all(world, machine)
     play_all(world, machine, win)

@@ -35,10 +35,10 @@ from bus.messages import (
 )
 from engine.config import Config
 from engine.lineage import Version
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import (
     Command,
-    Held,
+    DesignCredit,
     MarkFlushed,
     Publish,
     PublishDesigns,
@@ -136,7 +136,7 @@ class World:
     scored: dict[str, EnvironmentScored] = field(default_factory=dict)
     summaries: dict[int, RoundSummary] = field(default_factory=dict)
     groups: dict[str, PublishGroup] = field(default_factory=dict)
-    designs: dict[str, tuple[int, Held]] = field(default_factory=dict)
+    designs: dict[str, tuple[int, DesignCredit]] = field(default_factory=dict)
     requested: list[EpisodeRequest] = field(default_factory=list)
     flushed: tuple[int, ...] = ()
     purged: list[str] = field(default_factory=list)
@@ -184,7 +184,7 @@ class World:
             case _:
                 raise AssertionError(message)
 
-    def tell(self, machine: CurriculumState, message: Message) -> None:
+    def tell(self, machine: Curriculum, message: Message) -> None:
         """Append an event to the log, feed it, carry out the answer."""
         sequence = len(self.log) + 1
         self.log.append((sequence, message))
@@ -192,21 +192,21 @@ class World:
         self.given[sequence] = commands
         self.execute(commands)
 
-    def begin(self, machine: CurriculumState) -> None:
+    def begin(self, machine: Curriculum) -> None:
         """Start the machine, the learner and the servers."""
         self.execute(machine.start())
         self.tell(machine, published(self.version))
         for number in range(self.servers):
             self.serve(machine, f"s{number}")
 
-    def serve(self, machine: CurriculumState, server: str) -> None:
+    def serve(self, machine: Curriculum, server: str) -> None:
         """Let a server answer with the learner's newest version."""
         self.serving[server] = self.version
         self.tell(machine, serving(server, self.version, f"e{self.epochs}"))
 
-    def actions(self) -> list[Callable[[CurriculumState], None]]:
+    def actions(self) -> list[Callable[[Curriculum], None]]:
         """Return what could happen next."""
-        result: list[Callable[[CurriculumState], None]] = [
+        result: list[Callable[[Curriculum], None]] = [
             *(partial(self.design, ticket=ticket) for ticket in self.tickets.values()),
             *(partial(self.play, request=request) for request in self.requests.values()),
         ]
@@ -215,7 +215,7 @@ class World:
         stale = [server for server, version in self.serving.items() if version != self.version]
         return result + [partial(self.serve, server=server) for server in stale]
 
-    def run(self, machine: CurriculumState, *, limit: int = 100_000) -> None:
+    def run(self, machine: Curriculum, *, limit: int = 100_000) -> None:
         """Let things happen until nothing is left to do, or ``limit`` things have happened."""
         for _ in range(limit):
             actions = self.actions()
@@ -226,20 +226,20 @@ class World:
                 self.tell(machine, self.random.choice(self.log)[1])
                 self._resync(machine)
 
-    def _resync(self, machine: CurriculumState) -> None:
+    def _resync(self, machine: Curriculum) -> None:
         """A repeated announcement may be old news: servers say again what they really answer with."""
         last = self.log[-1][1]
         if isinstance(last, ServerServing | ServerLost):
             for server in list(self.serving):
                 self.serve(machine, server)
 
-    def design(self, machine: CurriculumState, ticket: DesignTicket) -> None:
+    def design(self, machine: Curriculum, ticket: DesignTicket) -> None:
         """Answer a ticket, design by design."""
         del self.tickets[ticket.design]
         for part in ticket.parts():
             self._answer(machine, part)
 
-    def _answer(self, machine: CurriculumState, ticket: DesignTicket) -> None:
+    def _answer(self, machine: Curriculum, ticket: DesignTicket) -> None:
         """Answer one design of a ticket, perhaps after refused attempts."""
         if self.random.random() < self.chances.infra:
             self.tell(machine, failed(ticket, 0, failure="infra"))
@@ -257,7 +257,7 @@ class World:
         trains = hint is not None and self.config.designer.hint_train
         self.tell(machine, msgspec.structs.replace(fact, hint_held=trains))
 
-    def play(self, machine: CurriculumState, request: EpisodeRequest) -> None:
+    def play(self, machine: Curriculum, request: EpisodeRequest) -> None:
         """Play an episode, or fail to."""
         del self.requests[request.episode]
         draw = self.random.random()
@@ -275,7 +275,7 @@ class World:
         else:
             self.tell(machine, finished(request, float(self.random.random() < 0.5)))
 
-    def train(self, machine: CurriculumState) -> None:
+    def train(self, machine: Curriculum) -> None:
         """Train the next closed round, or crash and go back to the checkpoint of an earlier one."""
         if self.trained and self.random.random() < self.chances.refork:
             self.version = Version(self.version.fence + 1, max(0, self.version.step - 1))

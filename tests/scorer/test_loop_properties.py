@@ -25,7 +25,7 @@ from engine.config import Config
 from engine.lineage import Version
 from engine.training.buffer import Buffer
 from engine.training.samples import versions
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Publish, PublishDesigns, PublishGroup
 
 QUICK = settings(
@@ -131,7 +131,7 @@ def check_credit(loop: Loop) -> None:
 
 def check_replay(loop: Loop) -> None:
     """I11: a scorer that has seen nothing says the same, a learner that has seen nothing trains the same."""
-    machine = CurriculumState(loop.config, flushed=loop.flushed)
+    machine = Curriculum(loop.config, flushed=loop.flushed)
     said = machine.start()
     for sequence, message in enumerate(loop.events, 1):
         said += machine.apply(sequence, message)
@@ -243,6 +243,28 @@ def lock_step(**curriculum: Any) -> Config:
         curriculum=table | curriculum,
         learner={"designer": {"max_staleness": 0}, "agent": {"max_staleness": 0}},
     )
+
+
+@pytest.mark.parametrize("schedule", ["rolling", "epoch"])
+@pytest.mark.parametrize(("delay", "lead", "ahead"), [(3, 0, 0), (3, 2, 1), (0, 1, 2), (4, 1, 0)])
+def test_designs_reach_the_age_that_the_recipe_must_allow(
+    schedule: str, delay: int, lead: int, ahead: int
+) -> None:
+    """The bound that a recipe is held to is reached, and never passed."""
+    table = {"rounds_per_window": 3, "delay": delay, "lead": lead, "design_ahead": ahead}
+    recipe = config(steps=12, curriculum=table | {"schedule": schedule, "environments": 3})
+    oldest = 0
+    for number in range(8):
+        loop = Watched(recipe, random.Random(number), CALM)
+        loop.run()
+        ages = [
+            age
+            for batch in loop.history
+            for sample, age in zip(batch.selection.samples, batch.selection.ages, strict=True)
+            if sample.role == "designer"
+        ]
+        oldest = max(oldest, *ages)
+    assert oldest == recipe.curriculum.oldest_design
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -12,10 +12,10 @@ from scorer_world import World, config, finished, lost
 
 from bus.messages import EpisodeRequest, Turn
 from engine.lineage import Version
-from roles.scorer.curriculum import CurriculumState
-from roles.scorer.leaks import leaks, told
-from roles.scorer.state import Play, Status
-from roles.scorer.work import episode
+from roles.scorer.curriculum import Curriculum
+from roles.scorer.scheduling import episode
+from roles.scorer.state import Play, PlayStatus
+from roles.scorer.window import hint_leaks, hint_names_action
 
 ONE = {"environments": 1, "rounds_per_window": 1, "delay": 1, "plays_per_round": 4, "hinted_plays": 4}
 
@@ -24,7 +24,7 @@ def hinted_wins(request: EpisodeRequest) -> float:
     return float(request.arm == "hinted")
 
 
-def one(steps: int = 1, **tables: Any) -> tuple[World, CurriculumState, str]:
+def one(steps: int = 1, **tables: Any) -> tuple[World, Curriculum, str]:
     tables = {"curriculum": ONE | tables.pop("curriculum", {}), **tables}
     world, machine = start(config(steps=steps, **tables))
     (ticket,) = design_all(world, machine, hint="the number is 7")
@@ -160,9 +160,9 @@ def test_an_action_that_stands_in_the_hint_is_told(
     hint: str | None, action: str, observation: str, expected: bool
 ) -> None:
     turn = Turn(observation, "", action, 1.0)
-    assert told(hint, [turn]) == expected
-    assert not told(hint, [turn, turn]), "a play of two turns is more than an answer"
-    assert not told(hint, [])
+    assert hint_names_action(hint, [turn]) == expected
+    assert not hint_names_action(hint, [turn, turn]), "a play of two turns is more than an answer"
+    assert not hint_names_action(hint, [])
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_an_action_that_stands_in_the_hint_is_told(
 def test_nearly_all_of_at_least_two_plays(
     won_by_telling: int, won: int, lost_by_telling: int, leak: bool
 ) -> None:
-    plays = [Play(status=Status.DONE, returned=1.0, told=True)] * won_by_telling
-    plays += [Play(status=Status.DONE, returned=1.0)] * won
-    plays += [Play(status=Status.DONE)] * lost_by_telling
-    plays += [Play(status=Status.LOST), Play()]
-    assert leaks(plays) == leak
+    plays = [Play(status=PlayStatus.DONE, returned=1.0, leaked=True)] * won_by_telling
+    plays += [Play(status=PlayStatus.DONE, returned=1.0)] * won
+    plays += [Play(status=PlayStatus.DONE)] * lost_by_telling
+    plays += [Play(status=PlayStatus.LOST), Play()]
+    assert hint_leaks(plays) == leak
 
 
 def test_an_action_that_lost_was_no_answer() -> None:

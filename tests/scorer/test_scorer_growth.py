@@ -33,7 +33,7 @@ def test_state_after_many_rounds_is_as_large_as_after_some(
     schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The versions of the last 512 rounds are kept: with 32 the state is full-grown within this test.
-    monkeypatch.setattr("roles.scorer.progress._ROUNDS_KEPT", 32)
+    monkeypatch.setattr("roles.scorer.pacing._ROUNDS_KEPT", 32)
     recipe = config(
         steps=ROUNDS,
         curriculum={"schedule": schedule, "environments": 2, "delay": 3, "hinted_plays": 1, "lead": 1},

@@ -9,13 +9,13 @@ from scorer_world import World, config, finished, ready
 
 from bus.messages import EnvironmentReady, EpisodeFinished, EpisodeRequest, HeldDesign, Turn
 from engine.config import Config
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Graded
 
 ONE_ROUND = {"rounds_per_window": 1, "delay": 1}
 
 
-def answer(world: World, machine: CurriculumState, **fields: object) -> list[str]:
+def answer(world: World, machine: Curriculum, **fields: object) -> list[str]:
     """Answer all tickets; ``fields`` go to the first one's environment. Return the designs' names."""
     tickets = list(world.tickets.values())
     world.tickets.clear()

@@ -13,8 +13,7 @@ import pytest
 
 from engine.config import RewardConfig
 from roles.scorer.rewards import regret_credit
-from roles.scorer.window import Statistics, Window, measure
-from roles.scorer.window_stats import paid
+from roles.scorer.window import Statistics, WindowReturns, measure, paid
 
 ESTIMATES = ("mean", "shrunk", "lower")
 COHORT = 24
@@ -45,7 +44,7 @@ def simulate(
                 {r: {i: float(chance.random() < p) for i in range(plays)} for r in range(rounds)}
                 for p in (0.5, win)
             )
-            found.append(measure(Window(plain=plain, hinted=hinted), cohort * COHORT + index))
+            found.append(measure(WindowReturns(plain=plain, hinted=hinted), cohort * COHORT + index))
         credit += [regret_credit(one, 0.15) for one in paid(settings, found)[: round(helped * COHORT)]]
     return Paid(fmean(one == 1.0 for one in credit), fmean(credit))
 

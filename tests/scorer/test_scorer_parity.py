@@ -29,7 +29,7 @@ def test_all_cases_are_there() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_reference_parity(variant: str) -> None:
     cases = [case for case in parity.read(DATA) if case.variant == variant]
-    found = list(parity.compare(cases))
+    found = [one for one in parity.check(DATA) if one.variant == variant]
     assert len(found) == sum(len(case.environments) for case in cases)
     assert [one for one in found if not one.equal] == []
 

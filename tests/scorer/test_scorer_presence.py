@@ -13,14 +13,13 @@ from scorer_world import config, published, serving
 import roles.scorer.role as scorer_role
 from bus.messages import DesignTicket, Heartbeat, ServerLost
 from engine.lineage import Version
-from roles.scorer.presence import Presence
-from roles.scorer.progress import Known
+from roles.scorer.pacing import HeartbeatWatch, KnownServer
 
-SERVERS = {"far-0": Known("e1", 1), "far-1": Known("e2", 1), "near-a-0": Known("e3", 1)}
+SERVERS = {"far-0": KnownServer("e1", 1), "far-1": KnownServer("e2", 1), "near-a-0": KnownServer("e3", 1)}
 
 
 def test_silence_of_a_role_is_the_loss_of_its_servers() -> None:
-    presence = Presence(patience=3)
+    presence = HeartbeatWatch(patience=3)
     for tick in range(3):
         presence.heard("near-a")
         if tick == 0:
@@ -31,7 +30,7 @@ def test_silence_of_a_role_is_the_loss_of_its_servers() -> None:
 
 
 def test_a_heartbeat_ends_the_silence() -> None:
-    presence = Presence(patience=2)
+    presence = HeartbeatWatch(patience=2)
     for tick in range(6):
         presence.heard("near-a")
         if tick % 2:
@@ -40,7 +39,7 @@ def test_a_heartbeat_ends_the_silence() -> None:
 
 
 def test_silence_of_everybody_is_the_bus() -> None:
-    presence = Presence(patience=2)
+    presence = HeartbeatWatch(patience=2)
     assert [presence.tick(SERVERS) for _ in range(9)] == [{}] * 9
 
 

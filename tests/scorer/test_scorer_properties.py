@@ -12,7 +12,7 @@ from scorer_draws import OWN, recipes
 from scorer_world import Chances, World, name_of
 
 from engine.lineage import Version
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Publish, PublishDesigns, PublishGroup
 
 PROFILE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,7 +21,7 @@ PROFILE = settings(max_examples=40, deadline=None, suppress_health_check=[Health
 RECIPES = recipes(tight=False)
 
 
-def check_run(world: World, machine: CurriculumState) -> None:
+def check_run(world: World, machine: Curriculum) -> None:
     """What must hold of every run that came to its end."""
     assert machine.finished
     assert machine.settled
@@ -61,7 +61,7 @@ def check_run(world: World, machine: CurriculumState) -> None:
 @given(recipe=RECIPES, seed=st.integers(0, 2**32), servers=st.integers(1, 2))
 def test_any_order_terminates(recipe: Any, seed: int, servers: int) -> None:
     world = World(recipe, random.Random(seed), servers=servers)
-    machine = CurriculumState(recipe)
+    machine = Curriculum(recipe)
     world.begin(machine)
     world.run(machine)
     check_run(world, machine)
@@ -71,15 +71,15 @@ def test_any_order_terminates(recipe: Any, seed: int, servers: int) -> None:
 @given(recipe=RECIPES, seed=st.integers(0, 2**32), data=st.data())
 def test_restart_from_any_snapshot_repeats(recipe: Any, seed: int, data: st.DataObject) -> None:
     world = World(recipe, random.Random(seed))
-    machine = CurriculumState(recipe)
+    machine = Curriculum(recipe)
     world.begin(machine)
-    snapshots = {0: CurriculumState(recipe).snapshot()}
+    snapshots = {0: Curriculum(recipe).snapshot()}
     for _ in range(data.draw(st.integers(1, 4))):
         world.run(machine, limit=data.draw(st.integers(1, 40)))
         snapshots[machine.state.position] = machine.snapshot()
         world.run(machine, limit=data.draw(st.integers(1, 40)))
         position = data.draw(st.sampled_from(sorted(snapshots)))
-        machine = CurriculumState.restore(recipe, snapshots[position], flushed=world.flushed)
+        machine = Curriculum.restore(recipe, snapshots[position], flushed=world.flushed)
         world.execute(machine.start())
         for sequence, message in world.log[position:]:
             commands = machine.apply(sequence, message)
@@ -93,18 +93,18 @@ def test_restart_from_any_snapshot_repeats(recipe: Any, seed: int, data: st.Data
 @given(recipe=RECIPES, seed=st.integers(0, 2**32), limit=st.integers(0, 60))
 def test_drain_and_restart_changes_no_content(recipe: Any, seed: int, limit: int) -> None:
     world = World(recipe, random.Random(seed))
-    machine = CurriculumState(recipe)
+    machine = Curriculum(recipe)
     world.begin(machine)
     world.run(machine, limit=limit)
     machine.drain()
     world.run(machine)
     assert machine.settled
     assert not world.requests
-    machine = CurriculumState.restore(recipe, machine.snapshot(), flushed=world.flushed)
+    machine = Curriculum.restore(recipe, machine.snapshot(), flushed=world.flushed)
     world.execute(machine.start())
     world.run(machine)
     check_run(world, machine)
-    replayed = CurriculumState(recipe, flushed=world.flushed)
+    replayed = Curriculum(recipe, flushed=world.flushed)
     again = replayed.start()
     for sequence, message in world.log:
         again += replayed.apply(sequence, message)
@@ -116,7 +116,7 @@ def test_drain_and_restart_changes_no_content(recipe: Any, seed: int, limit: int
 def test_pacing_bounds_the_age_of_plays(recipe: Any, seed: int) -> None:
     """I6: a play of round r is asked for when round r - 1 - lead is trained and served."""
     world = World(recipe, random.Random(seed), Chances(refork=0, server_lost=0, duplicate=0), servers=2)
-    machine = CurriculumState(recipe)
+    machine = Curriculum(recipe)
     seen = 0
 
     def admissible() -> None:
@@ -138,18 +138,18 @@ def test_pacing_bounds_the_age_of_plays(recipe: Any, seed: int) -> None:
 @given(recipe=RECIPES, seed=st.integers(0, 2**32), more=st.integers(1, 3))
 def test_a_finished_run_can_be_extended(recipe: Any, seed: int, more: int) -> None:
     world = World(recipe, random.Random(seed))
-    machine = CurriculumState(recipe)
+    machine = Curriculum(recipe)
     world.begin(machine)
     world.run(machine)
     longer = config_with_steps(recipe, recipe.run.steps + more)
-    machine = CurriculumState.restore(longer, machine.snapshot(), flushed=world.flushed)
+    machine = Curriculum.restore(longer, machine.snapshot(), flushed=world.flushed)
     assert not machine.finished
     world.execute(machine.start())
     world.run(machine)
     assert machine.finished
     assert [c.round for c in world.closed if c.final] == [recipe.run.steps, recipe.run.steps + 1 + more]
     assert len(world.closed) == longer.run.steps + 2
-    replayed = CurriculumState(longer, flushed=world.flushed)
+    replayed = Curriculum(longer, flushed=world.flushed)
     again = replayed.start()
     for sequence, message in world.log:
         again += replayed.apply(sequence, message)
@@ -165,7 +165,7 @@ def config_with_steps(recipe: Any, steps: int) -> Any:
 def test_samples_precede_their_round(recipe: Any, seed: int) -> None:
     """All sample commands of a round come before the one that closes it."""
     world = World(recipe, random.Random(seed))
-    machine = CurriculumState(recipe)
+    machine = Curriculum(recipe)
     world.begin(machine)
     world.run(machine)
     closed = -1

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.scorer.regret import doubt, shrink, spread
-from roles.scorer.window import Window, measure, wilson
+from roles.scorer.window import WindowReturns, doubt, measure, shrink, spread, wilson
 
 RETURNS = st.sampled_from([-1.0, 0.0, 0.3, 1.0])
 
 
-def window(plain: dict[int, dict[int, float]], hinted: dict[int, float], first: int = 3) -> Window:
-    return Window(plain=plain, hinted={first: hinted})
+def window(plain: dict[int, dict[int, float]], hinted: dict[int, float], first: int = 3) -> WindowReturns:
+    return WindowReturns(plain=plain, hinted={first: hinted})
 
 
 def test_regret_is_paired_by_round_and_index() -> None:
@@ -31,19 +30,19 @@ def test_regret_is_paired_by_round_and_index() -> None:
 
 
 def test_rounds_without_a_plain_outcome_are_left_out() -> None:
-    found = Window(plain={4: {1: 0.0, 0: 1.0}, 3: {}, 2: {0: 0.5}}, hinted={})
+    found = WindowReturns(plain={4: {1: 0.0, 0: 1.0}, 3: {}, 2: {0: 0.5}}, hinted={})
     assert found.by_round == {2: [0.5], 4: [1.0, 0.0]}
     assert found.returns == [0.5, 1.0, 0.0]
 
 
 def test_pairs_are_pooled_over_the_rounds_with_hints() -> None:
-    both = Window(
+    both = WindowReturns(
         plain={3: {0: 0.0, 1: 1.0}, 4: {0: 0.0, 1: 0.0}, 5: {0: 1.0}},
         hinted={3: {0: 1.0, 1: 1.0}, 4: {0: 1.0, 1: 0.0}},
     )
     found = measure(both, seed=1)
     assert (found.pairs, found.regret) == (4, 0.5)
-    alone = measure(Window(plain=both.plain, hinted={3: both.hinted[3]}), seed=1)
+    alone = measure(WindowReturns(plain=both.plain, hinted={3: both.hinted[3]}), seed=1)
     assert (alone.pairs, alone.regret) == (2, 0.5)
     assert found.noise_floor is not None
     assert alone.noise_floor == pytest.approx(found.noise_floor * math.sqrt(2))
@@ -52,9 +51,10 @@ def test_pairs_are_pooled_over_the_rounds_with_hints() -> None:
     assert alone.regret_low < found.regret_low, "more pairs, less doubt"
 
 
-def test_without_pairs_regret_is_the_difference_of_the_arms() -> None:
+def test_without_a_pair_there_is_no_regret() -> None:
     found = measure(window({3: {0: 0.0}}, {5: 1.0}), seed=1)
-    assert (found.regret, found.regret_low, found.regret_lower) == (1.0, None, None)
+    assert (found.pairs, found.regret, found.regret_low, found.regret_lower) == (0, None, None, None)
+    assert (found.hinted, found.win) == (1.0, 0.0)
 
 
 def test_regret_needs_both_arms_in_a_round() -> None:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from engine.config import RewardConfig, RoleTraining
 from roles.scorer.advantages import normalise
+from roles.scorer.parity import ReferenceRules, reference_rewards
 from roles.scorer.rewards import (
-    REFERENCE,
+    BUILT_IN,
     Evidence,
+    Reward,
     Tracker,
     micro_lp,
     plateau,
@@ -26,7 +28,12 @@ BAND = {0: [1.0, 0.0], 1: [1.0, 0.0]}
 
 def reward(settings: RewardConfig | None = None, **fields: Any) -> float | None:
     evidence = Evidence(**({"skill": "Logic", "rounds": BAND, "regret": 0.3, "hinted": 0.8} | fields))
-    return raw_rewards([evidence], settings or RewardConfig(), Tracker())[0]
+    return paid([evidence], settings or RewardConfig(), Tracker())[0]
+
+
+def paid(evidence: list[Evidence], settings: RewardConfig, tracker: Tracker) -> list[float | None]:
+    formula = Reward(settings.variant, BUILT_IN[settings.variant], settings)
+    return raw_rewards(evidence, settings, tracker, formula)
 
 
 def test_blend_is_plateau_and_regret() -> None:
@@ -45,9 +52,9 @@ def test_a_missing_hint_earns_no_regret_credit() -> None:
 def test_a_design_that_was_never_played_has_no_reward() -> None:
     assert reward(rounds={}, regret=None) is None
     assert reward(rounds={0: []}, regret=None) is None
-    assert raw_rewards(
-        [Evidence(skill="Logic", rounds={}, hinted=0.9)], RewardConfig(), Tracker(), REFERENCE
-    ) == [pytest.approx(0.4)], "the reference pays a design that was never played"
+    never = Evidence(skill="Logic", rounds={}, hinted=0.9)
+    found = reference_rewards([never], RewardConfig(), Tracker())
+    assert found == [pytest.approx(0.4)], "the reference pays a design that was never played"
 
 
 def test_a_broken_design_earns_the_floor_and_no_valid_one_less() -> None:
@@ -62,7 +69,7 @@ def test_a_broken_design_earns_the_floor_and_no_valid_one_less() -> None:
 def test_the_reference_masks_a_negative_blend() -> None:
     crooked = RewardConfig(frontier_weight=5.0, regret_weight=0.0)
     evidence = [Evidence(skill="Logic", rounds={0: [1.0, 1.0]})]
-    assert raw_rewards(evidence, crooked, Tracker(), REFERENCE) == [None]
+    assert reference_rewards(evidence, crooked, Tracker()) == [None]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +99,9 @@ def test_progress_is_clipped_within_a_blend() -> None:
 def test_learning_potential_is_the_distance_to_a_mean_that_remembers() -> None:
     settings, tracker = RewardConfig(variant="learning_potential"), Tracker()
     first = Evidence(skill="Logic", rounds={0: [0.2]})
-    raw_rewards([first], settings, tracker)
+    paid([first], settings, tracker)
     second = Evidence(skill="Logic", rounds={0: [1.0]})
-    assert raw_rewards([second], settings, tracker) == [pytest.approx(0.8)]
+    assert paid([second], settings, tracker) == [pytest.approx(0.8)]
     assert tracker.slow["Logic"] == pytest.approx(0.85 * 0.2 + 0.15 * 1.0)
     assert tracker.fast["Logic"] == pytest.approx(0.02 * 0.2 + 0.98 * 1.0)
 
@@ -103,8 +110,13 @@ def test_micro_lp_weighs_rounds_by_their_plays() -> None:
     assert micro_lp({0: [0.0], 1: [0.5], 2: [1.0]}) == pytest.approx(1.0)
     assert micro_lp({0: [0.0], 3: [1.0]}) == pytest.approx(1.0)
     assert micro_lp({0: [0.0]}) == 0.0
-    assert micro_lp({0: [0.0], 1: [1.0], 2: [1.0]}, slope=False) == 1.0
-    assert micro_lp({0: [0.0], 1: [0.0], 2: [1.0]}, slope=False) == 0.5
+
+
+def test_the_reference_compares_halves() -> None:
+    settings, rules = RewardConfig(variant="micro_lp"), ReferenceRules()
+    for middle, expected in ((1.0, 1.0), (0.0, 0.5)):
+        item = Evidence(skill="Logic", rounds={0: [0.0], 1: [middle], 2: [1.0]})
+        assert reference_rewards([item], settings, Tracker(), rules) == [expected]
 
 
 @given(win=st.floats(-1, 1), low=st.floats(0, 0.5), width=st.floats(0, 0.5), ramp=st.floats(0.01, 1))

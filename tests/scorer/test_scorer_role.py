@@ -27,9 +27,9 @@ from bus.messages import (
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.lineage import Version
-from roles.scorer.command_executor import Outbox
-from roles.scorer.snapshot import SNAPSHOT_KEY, Snapshot, Snapshots
-from roles.scorer.state import Publish, State
+from roles.scorer.command_executor import CommandExecutor
+from roles.scorer.snapshot import SNAPSHOT_KEY, ScorerSnapshot, Snapshots
+from roles.scorer.state import CurriculumState, Publish
 
 Peer = Callable[[str, str], Awaitable[Bus]]
 RECIPE = config(steps=5, curriculum={"lead": 1}, learner={"train_hinted": True})
@@ -180,8 +180,8 @@ async def test_rounds_that_the_broker_forgot_are_closed_again(bus: MemoryBus, tm
     await check(await complete(RECIPE, bus, tmp_path, [], await memory_peer(bus)), bus)
 
 
-def _closed(snapshot: Snapshot) -> bool:
-    return msgspec.msgpack.decode(snapshot.state, type=State).closed == 1
+def _closed(snapshot: ScorerSnapshot) -> bool:
+    return msgspec.msgpack.decode(snapshot.state, type=CurriculumState).closed == 1
 
 
 async def test_another_host_takes_over_without_the_file(bus: MemoryBus, tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ async def test_outcomes_are_kept_once_and_until_their_round_closes(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scorer that lost its lease reads again; the size of its cache must not drift away from it."""
-    outbox = Outbox(bus)
+    outbox = CommandExecutor(bus)
     outcome = msgspec.structs.replace(finished(_request(), 1.0), segments=(segment("text", Version(0, 1)),))
     outbox.remember(1, outcome)
     size = outbox.statistics()["cached_bytes"]

@@ -18,7 +18,7 @@ from bus.messages import BatchTrained, EpisodeFinished
 from engine import recipe as recipes
 from engine.config import Config
 from engine.errors import ConfigError
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer.curriculum import Curriculum
 
 IN_STEP = {"mode": "sync", "lead": 0, "design_ahead": 0}
 
@@ -113,7 +113,7 @@ def test_it_ends_and_never_overlaps(
     delay = 0 if extra < 0 else curriculum["rounds_per_window"] + extra
     table = recipe(steps, delay=delay, **curriculum)
     world = World(table, random.Random(seed), Chances(refork=0.0), servers=2)
-    machine = CurriculumState(table)
+    machine = Curriculum(table)
     world.begin(machine)
     told = 0
     while actions := world.actions():
@@ -123,7 +123,7 @@ def test_it_ends_and_never_overlaps(
             machine.drain()
             world.run(machine)
             assert machine.settled
-            machine = CurriculumState.restore(table, machine.snapshot(), flushed=world.flushed)
+            machine = Curriculum.restore(table, machine.snapshot(), flushed=world.flushed)
             world.execute(machine.start())
         if world.tickets or world.requests:
             assert world.trained == len(world.closed), "work is out while a batch waits or trains"

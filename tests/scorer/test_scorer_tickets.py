@@ -11,8 +11,9 @@ from scorer_world import World, config, failed, ready, rejected
 
 from bus.messages import DesignTicket, Message
 from engine.config import Config
-from roles.scorer import plan, work
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer import cohort_plan, scheduling
+from roles.scorer.credit import mean_group_size
+from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Command, PurgeHeld
 
 ONE_ROUND = {"environments": 4, "rounds_per_window": 1, "delay": 1, "hinted_plays": 0}
@@ -27,7 +28,7 @@ def grouped(each: int = 2, **tables: Any) -> Config:
     return config(designer=designer, **tables)
 
 
-def answer(world: World, machine: CurriculumState, message: Message) -> list[Command]:
+def answer(world: World, machine: Curriculum, message: Message) -> list[Command]:
     """Tell an event; return the commands it led to."""
     world.tell(machine, message)
     return world.given[len(world.log)]
@@ -85,14 +86,14 @@ def test_refused_attempts_are_members_of_their_group() -> None:
 
 def test_the_slots_of_a_ticket_share_a_skill_and_no_skill_starves() -> None:
     recipe = grouped(designer={"skills": ["m", "l", "s"]})
-    names = [plan.skills(recipe, cohort, 4) for cohort in range(3)]
+    names = [cohort_plan.skills(recipe.designer, cohort, 4) for cohort in range(3)]
     assert all(skills[::2] == skills[1::2] for skills in names)
     assert set(Counter(skill for skills in names for skill in skills).values()) == {4}
-    places = [plan.place(recipe, cohort, slot) for cohort in range(6) for slot in (0, 2)]
+    places = [cohort_plan.place(recipe, cohort, slot) for cohort in range(6) for slot in (0, 2)]
     assert [place.number for place in places] == list(range(12))
 
 
-def reissuing(reissues: int = 2, **tables: Any) -> tuple[World, CurriculumState, DesignTicket]:
+def reissuing(reissues: int = 2, **tables: Any) -> tuple[World, Curriculum, DesignTicket]:
     curriculum = ONE_ROUND | {"environments": 2, "reissues": reissues}
     world, machine = start(config(steps=1, curriculum=curriculum, **tables))
     return world, machine, next(iter(world.tickets.values()))
@@ -149,7 +150,7 @@ def test_a_group_is_asked_for_again_once() -> None:
     for part in ticket.parts():
         world.tell(machine, failed(part, 0, failure="infra"))
     assert machine.statistics()["reissued"] == 1, "one ticket, though two designs failed"
-    assert work.newest_issue(world.config, machine.state, machine.state.designs[ticket.design]) == 1
+    assert scheduling.newest_issue(world.config, machine.state, machine.state.designs[ticket.design]) == 1
 
 
 def test_tokens_of_a_cohort_that_is_past_are_purged() -> None:
@@ -211,7 +212,7 @@ def test_how_many_designs_are_compared(scope: str, skills: int, active: int, eac
         designer={"skills": names, "skills_per_cohort": active, "designs_per_ticket": each},
         learner={"designer": {"scope": scope}},
     )
-    assert plan.compared(table) == mean
+    assert mean_group_size(table) == mean
 
 
 def test_groups_of_two_sizes_count_by_their_designs() -> None:
@@ -221,9 +222,9 @@ def test_groups_of_two_sizes_count_by_their_designs() -> None:
         curriculum={"environments": 4, "rounds_per_window": 1, "delay": 1},
         designer={"skills": names, "skills_per_cohort": 0},
     )
-    assert plan.compared(uneven) == pytest.approx((2 * 2 + 1 + 1) / 4)
+    assert mean_group_size(uneven) == pytest.approx((2 * 2 + 1 + 1) / 4)
 
 
 def test_designs_that_are_not_trained_are_compared_with_none() -> None:
     untrained = {"weight": 0.0, "max_staleness": 64}
-    assert plan.compared(config(learner={"designer": untrained})) is None
+    assert mean_group_size(config(learner={"designer": untrained})) is None

@@ -1,6 +1,9 @@
-"""Who is how far: what the learner has trained and which version every server answers with. Pure."""
+"""Pacing: rounds that are trained, versions that servers answer with, servers that were lost. Pure."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
@@ -10,17 +13,17 @@ from engine.lineage import Lineage, Version
 _ROUNDS_KEPT = 512
 
 
-class Known(msgspec.Struct, array_like=True):
+class KnownServer(msgspec.Struct, array_like=True):
     """A server: its process (epoch) and the version it answers with."""
 
     epoch: str
     version: int
 
 
-class Progress(msgspec.Struct, kw_only=True):
+class TrainingProgress(msgspec.Struct, kw_only=True):
     """``trained`` maps round -> version after its batch, along the surviving weights, newest rounds only."""
 
-    servers: dict[str, Known] = {}
+    servers: dict[str, KnownServer] = {}
     lineage: Lineage = Lineage()
     trained: dict[int, int] = {}
 
@@ -62,10 +65,47 @@ class Progress(msgspec.Struct, kw_only=True):
 
     def serving(self, message: ServerServing) -> None:
         """A server answers with a version; a new process replaces the old one of that name."""
-        self.servers[message.server] = Known(message.epoch, message.version)
+        self.servers[message.server] = KnownServer(message.epoch, message.version)
 
     def lost(self, message: ServerLost) -> None:
         """A server's process ended; news about an earlier process of that name is old news."""
         known = self.servers.get(message.server)
         if known and known.epoch == message.epoch:
             del self.servers[message.server]
+
+
+TICK_SECONDS = 5.0
+PATIENCE = 12
+
+
+class HeartbeatWatch:
+    """Detects orphaned servers: their supervising role stopped sending heartbeats.
+
+    A server role announces the end of its servers, but not its own: after a kill or a lost host its servers
+    would stay known at their last version, and no round could be admitted (invariant I10). Server
+    ``<instance>-<index>`` belongs to the role instance ``<instance>``. A tick in which no role at all was
+    heard shows an outage of the bus, not of a server: it does not count.
+    """
+
+    def __init__(self, patience: int = PATIENCE) -> None:
+        self._patience = patience
+        self._heard: set[str] = set()
+        self._silent: Counter[str] = Counter()
+
+    def heard(self, instance: str) -> None:
+        """Take in a heartbeat."""
+        self._heard.add(instance)
+
+    def tick(self, servers: Mapping[str, KnownServer]) -> dict[str, str]:
+        """Return server -> epoch of the known servers that have been silent for ``patience`` ticks."""
+        heard, self._heard = self._heard, set()
+        if not heard:
+            return {}
+        owners = {server: server.rpartition("-")[0] for server in servers}
+        silent = set(owners.values()) - heard
+        self._silent = Counter({owner: self._silent[owner] + 1 for owner in silent})
+        return {
+            server: servers[server].epoch
+            for server, owner in owners.items()
+            if self._silent[owner] >= self._patience
+        }

@@ -1,0 +1,163 @@
+"""Takes in outcomes of plays and answers to design tickets."""
+
+from __future__ import annotations
+
+import math
+
+from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, EpisodeFailed, EpisodeFinished
+from engine.config import Config
+from roles.scorer import scheduling
+from roles.scorer.credit import PlayGroup, grade, penalises
+from roles.scorer.state import Command, CurriculumState, Design, Play, PlayStatus, Publish, PurgeHeld
+from roles.scorer.window import hint_names_action
+
+Outcome = EpisodeFinished | EpisodeFailed
+
+
+def play_finished(
+    config: Config, state: CurriculumState, sequence: int, message: EpisodeFinished
+) -> list[Command]:
+    """A play has a return; its segments are at ``sequence`` of EVENT."""
+    play = _first(config, state, message)
+    if play is None:
+        return []
+    if not math.isfinite(message.returned):
+        return _lose(config, state, play, message, "quarantined")
+    play.status, play.sequence = PlayStatus.DONE, sequence
+    play.returned = min(1.0, max(-1.0, message.returned))
+    play.versions = _versions(message)
+    hint = state.designs[message.design].hint if message.arm == "hinted" else None
+    play.leaked = play.returned > 0 and hint_names_action(hint, message.transcript)
+    play.truncated = message.outcome == "truncated"
+    play.env_failed = message.failure == "env"
+    play.turns = message.turns
+    if message.failure:
+        _count(state, message.round, message.failure)
+    return _ended(config, state, message)
+
+
+def play_failed(config: Config, state: CurriculumState, message: EpisodeFailed) -> list[Command]:
+    """A play came to nothing: it is asked for again after faults of the infrastructure, or lost."""
+    play = _first(config, state, message)
+    if play is None:
+        return []
+    if message.failure != "infra" or play.attempt >= config.curriculum.reissues:
+        return _lose(config, state, play, message, message.failure)
+    _count(state, message.round, message.failure)
+    play.attempt += 1
+    state.reissued += 1
+    design = state.designs[message.design]
+    return [
+        Publish(scheduling.request(config, design, message.round, message.arm, message.index, play.attempt))
+    ]
+
+
+def _first(config: Config, state: CurriculumState, message: Outcome) -> Play | None:
+    """Return the play that ``message`` is the first outcome of."""
+    design = state.designs.get(message.design)
+    plays = design.rounds.get(message.round) if design else None
+    arm = plays.arm(message.arm) if plays else []
+    play = arm[message.index] if 0 <= message.index < len(arm) else None
+    if play and play.status is PlayStatus.PENDING:
+        key = (message.design, message.round, message.arm, message.index)
+        if message.episode == scheduling.episode(config, *key, play.attempt):
+            return play
+    state.late += 1
+    return None
+
+
+def _lose(config: Config, state: CurriculumState, play: Play, message: Outcome, kind: str) -> list[Command]:
+    """A play without an outcome leaves its group, which closes with what it has."""
+    _count(state, message.round, kind)
+    play.status = PlayStatus.LOST
+    return _ended(config, state, message)
+
+
+def _count(state: CurriculumState, round_: int, kind: str) -> None:
+    failures = state.tallies[round_].failures
+    failures[kind] = failures.get(kind, 0) + 1
+
+
+def _ended(config: Config, state: CurriculumState, message: Outcome) -> list[Command]:
+    """One play of a group is over. Groups that are compared with others wait for the end of the round."""
+    tally, design = state.tallies[message.round], state.designs[message.design]
+    tally.pending -= 1
+    plays = design.rounds[message.round].arm(message.arm)
+    if config.learner.agent.scope != "group" or any(play.status is PlayStatus.PENDING for play in plays):
+        return []
+    return [*grade(config, message.round, [PlayGroup(design, message.arm, plays)], tally)]
+
+
+def _versions(outcome: EpisodeFinished) -> tuple[int, int] | None:
+    """Return the oldest and the newest policy version that sampled a token of a play."""
+    found = [span.version for segment in outcome.segments for span in segment.spans]
+    return (min(found), max(found)) if found else None
+
+
+_TOLD = (
+    *("attempt", "environment", "source", "hint", "document", "degenerate", "flag", "hint_held"),
+    *("difficulty", "family"),
+)
+
+
+def environment_ready(config: Config, state: CurriculumState, message: EnvironmentReady) -> list[Command]:
+    """An environment can be played."""
+    design = _asked(state, message.design)
+    if design is None:
+        return _late(state, message)
+    for name in _TOLD:
+        setattr(design, name, getattr(message, name))
+    design.status = "ready"
+    cohort = state.cohorts[design.cohort]
+    cohort.asked -= 1
+    # A ticket that was answered twice can have refused the attempt that was accepted in the end.
+    cohort.rejected = [r for r in cohort.rejected if r[:2] != (design.design, design.attempt)]
+    return scheduling.open_rounds(config, state, design)
+
+
+def design_rejected(config: Config, state: CurriculumState, message: DesignRejected) -> list[Command]:
+    """One attempt was refused; the ticket may have more."""
+    design = _asked(state, message.design)
+    if design is None:
+        return _late(state, message)
+    cohort = state.cohorts[design.cohort]
+    entry = (design.design, message.attempt, design.skill)
+    if not penalises(config):
+        # refused attempts are not held: tokens on their subject are those of a later life's valid attempt
+        cohort.refused += 1
+    elif entry not in cohort.rejected:
+        cohort.refused += 1
+        cohort.rejected.append(entry)
+    return []
+
+
+def design_failed(config: Config, state: CurriculumState, message: DesignFailed) -> list[Command]:
+    """A fault of the infrastructure asks for the ticket again, as long as ``reissues`` lasts."""
+    design = _asked(state, message.design)
+    if design is None:
+        return _late(state, message)
+    if message.failure == "infra":
+        if message.issue != design.issue:
+            return _late(state, message)
+        if design.issue < config.curriculum.reissues:
+            return scheduling.ticket_again(config, state, design)
+    cohort = state.cohorts[design.cohort]
+    cohort.asked -= 1
+    design.status = "failed"
+    cohort.failed[message.failure] = cohort.failed.get(message.failure, 0) + 1
+    return []
+
+
+def _asked(state: CurriculumState, name: str) -> Design | None:
+    """Return the design if its ticket still waits for an answer; the first answer counts."""
+    design = state.designs.get(name)
+    return design if design and design.status == "asked" else None
+
+
+def _late(state: CurriculumState, message: EnvironmentReady | DesignRejected | DesignFailed) -> list[Command]:
+    """Tokens that came after their cohort was trained and purged would stay for ever."""
+    state.late += 1
+    number = message.cohort
+    if number in state.cohorts or any(number in due for due in state.purges.values()):
+        return []
+    return [PurgeHeld(f"design.{number}.>")]
