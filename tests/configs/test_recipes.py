@@ -98,7 +98,7 @@ def test_the_tools_recipe_asks_for_tool_environments() -> None:
 def test_designs_are_compared_with_others(name: str) -> None:
     compared = credit.mean_group_size(load(name))
     assert compared is not None
-    assert compared >= curriculum.FEWEST_COMPARED
+    assert compared >= credit.FEWEST_COMPARED
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from roles.designer.corpus import Corpus
 from roles.designer.memory import Memory
 from roles.designer.prompt import PromptWriter
 from roles.scorer import cohort_plan, scheduling
-from roles.scorer.curriculum import CurriculumState
+from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Cohort, Design, Publish
 from roles.work_loop import sampling_seed
 
@@ -135,7 +135,7 @@ def tickets(config: Config) -> list[DesignTicket]:
 
 def first_tickets(config: Config) -> list[DesignTicket]:
     """What the curriculum asks for once the first weights are served."""
-    machine = CurriculumState(config)
+    machine = Curriculum(config)
     commands = machine.start()
     version = Version(0, 0).pack()
     weights = PolicyPublished(
