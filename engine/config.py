@@ -117,7 +117,6 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     canary_tolerance: float = 0.0
     max_concurrency: int = 288
     rollout: Literal["rolling", "together"] = "rolling"
-    hedge: float = 0.0
 
 
 class SandboxConfig(Table, frozen=True, kw_only=True):

@@ -128,7 +128,7 @@ def unpack_gguf(source: Path, target: Path) -> None:
 
 def _unpack(source: Path, target: Path) -> None:
     """Run ``unpack_gguf`` in a process of its own: the caller need not load torch."""
-    command = [sys.executable, "-m", "engine.models", str(source), str(target)]
+    command = [sys.executable, "-P", "-m", "engine.models", str(source), str(target)]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_UNPACK_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

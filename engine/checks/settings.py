@@ -118,11 +118,6 @@ def _addresses(config: Config) -> Iterator[Problem]:
     yield from _positive("server.start_seconds", server.start_seconds)
     yield from _positive("server.request_seconds", server.request_seconds)
     yield from _positive("server.canary_tolerance", config.canary_tolerance)
-    if server.hedge and not 0.5 <= server.hedge < 1:
-        yield (
-            "server.hedge",
-            "must be 0 (off) or lie in [0.5, 1): 0.95 hedges the slowest twentieth of requests",
-        )
     yield from _weights(config)
 
 

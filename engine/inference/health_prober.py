@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 import structlog
 
 from engine.inference.completion import InferenceError, ServerStuck
-from engine.inference.metrics import congestion
 from engine.inference.server_set import Roster, Server
 
 _WATCH_SECONDS = 2.0
+_WAITING, _PREEMPTIONS = "vllm:num_requests_waiting", "vllm:num_preemptions_total"
+_CACHE_USAGE, _FULL = "vllm:kv_cache_usage_perc", 0.9
 _UPDATE_PATIENCE = 4
 
 log = structlog.get_logger("spade.inference")
@@ -91,3 +93,24 @@ class Keeper:
         if (waiting > 0 or more) and not self._roster.behind(server):
             server.limit.congested(in_flight=server.load)
         self._preemptions = preemptions
+
+
+def congestion(metrics: str) -> tuple[float, float]:
+    """Return (requests that wait for cache now, preemptions so far), summed over engines.
+
+    ``metrics`` is vLLM's Prometheus text; series that are missing or unreadable count as zero. Requests that
+    wait while the cache has room wait for the prefill of others, as after every burst: fewer requests would
+    only make the server slower, so these do not count.
+    """
+    usage = _values(metrics, _CACHE_USAGE)
+    waiting = sum(_values(metrics, _WAITING)) if max(usage, default=1.0) >= _FULL else 0.0
+    return waiting, sum(_values(metrics, _PREEMPTIONS))
+
+
+def _values(metrics: str, name: str) -> list[float]:
+    found = []
+    for line in metrics.splitlines():
+        if line.startswith(name) and line[len(name) : len(name) + 1] in ("{", " "):
+            with suppress(ValueError):
+                found.append(float(line.rsplit(" ", 1)[1]))
+    return found

@@ -1,4 +1,8 @@
-"""The command line, the environment and the port of a vLLM server, and their validation."""
+"""The command line, the environment and the port of a vLLM server, and their validation.
+
+Run as ``python -P -m engine.inference.launch deep|shallow FLAGS...`` it lets vLLM judge its flags (see
+:func:`check_args`).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ from urllib.parse import urlsplit
 
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
+from engine.inference import LEASH, WEIGHT_BACKEND, WORKER_EXTENSION
 from engine.inference.adapters import kept
-from engine.weights.plugin import BACKEND, EXTENSION, LEASH
 
 SERVED_NAME = "policy"
 LOOPBACK = "127.0.0.1"
@@ -33,40 +37,45 @@ _OWNED = {
     "api-server-count": "The label of the weights and the pause belong to one API server.",
 }
 _SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM has kernels for these
 _SECRETS = ("SPADE_BUS_TOKEN",)
 _VALIDATE_SECONDS = 120.0
 _CPU_BLOCK = 32
+_MODULE = "vllm.entrypoints.openai.api_server"
+_REFUSED = 2  # the exit status of argparse, too
 
 
 def command(config: Config, model_path: Path, port: int, *, updates: bool = True) -> list[str]:
-    """Return the exact command line of a server: vLLM's own flags, the recipe's over our defaults.
+    """Return the exact command line of a server: the interpreter, vLLM's module and :func:`flags`."""
+    return [sys.executable, "-P", "-m", _MODULE, *flags(config, model_path, port, updates=updates)]
 
-    Without ``updates`` it has no engine that could load other weights.
 
-    A flag with the value ``false`` in ``[server.args]`` removes a default. Raises ConfigError for a flag
-    that spade sets itself.
+def flags(config: Config, model_path: Path, port: int, *, updates: bool = True) -> list[str]:
+    """Return the flags of a server: the recipe's ``[server.args]`` over our defaults.
+
+    Without ``updates`` it has no engine that could load other weights. A flag with the value ``false`` in
+    ``[server.args]`` removes a default. Raises ConfigError for a flag that spade sets itself.
     """
-    flags = _defaults(config, model_path, port)
+    found = _defaults(config, model_path, port)
     if config.adapters and updates:
-        flags |= _adapter_flags(config)
+        found |= _adapter_flags(config)
     if config.adapters or not updates:
         for flag in ("weight-transfer-config", "worker-extension-cls"):
-            flags.pop(flag, None)
+            found.pop(flag, None)
     own = arguments(config)
     for flag, value in own.items():
         if flag in _OWNED:
             raise ConfigError(
-                f"server.args.{flag} = {value!r} is not yours to set",
+                f"server.args.{flag} = {value!r}: spade sets this flag itself",
                 where="server.args",
                 remedy=_OWNED[flag],
             )
-        flags[flag] = value
+        found[flag] = value
     if "distributed-executor-backend" not in own and _workers(own) > 1:
-        flags.pop("distributed-executor-backend", None)  # ours is for one worker
-    _check_block_size(flags)
-    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    for flag, value in flags.items():
+        found.pop("distributed-executor-backend", None)  # ours is for one worker
+    _check_block_size(found)
+    words = []
+    for flag, value in found.items():
         if value is False:
             continue
         words.append(f"--{flag}")
@@ -80,14 +89,21 @@ def arguments(config: Config) -> dict[str, str | int | float | bool]:
     return {key.lstrip("-").replace("_", "-"): value for key, value in config.server.args.items()}
 
 
-def adoptable(config: Config, model: str, url: str) -> list[str]:
-    """Return the command line of a server that somebody else starts, to be adopted at ``url``."""
-    flags = command(config, Path(model), urlsplit(url).port or 80)[3:]
+def external_command(config: Config, model: str, url: str) -> list[str]:
+    """Return the command line by which somebody else starts the external server at ``url``."""
+    found = flags(config, Path(model), urlsplit(url).port or 80)
+    place = found.index("--host")
+    del found[place : place + 2]
     values = {key: value for key, value in settings(config).items() if key not in (LEASH, "VLLM_HOST_IP")}
-    place = flags.index("--host")
-    del flags[place : place + 2]
-    words = ["env", *(f"{key}={value}" for key, value in values.items())]
-    return [*words, "python", "-m", "vllm.entrypoints.openai.api_server", *flags]
+    return [
+        "env",
+        *(f"{key}={value}" for key, value in values.items()),
+        "python",
+        "-P",
+        "-m",
+        _MODULE,
+        *found,
+    ]
 
 
 def copies(config: Config) -> int:
@@ -98,7 +114,7 @@ def copies(config: Config) -> int:
 
 
 def spans_hosts(config: Config) -> bool:
-    """Whether a server's workers run on several hosts, by vLLM's own means (Ray, or its multiprocessing)."""
+    """Return whether a server's workers run on several hosts, by Ray or vLLM's multiprocessing."""
     flags = arguments(config)
     backends = (flags.get("distributed-executor-backend"), flags.get("data-parallel-backend"))
     return "ray" in backends or flags.get("nnodes", 1) != 1 or "data-parallel-address" in flags
@@ -116,7 +132,7 @@ def environment(config: Config) -> dict[str, str]:
 
 
 def settings(config: Config) -> dict[str, str]:
-    """Return what a server has in its environment beyond what this process has: defaults, the recipe's."""
+    """Return the environment of a server beyond that of this process: defaults, with the recipe's on top."""
     values = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -124,6 +140,7 @@ def settings(config: Config) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # a module of the working directory is not taken for one of vLLM's
         LEASH: "1",
     }
     if not spans_hosts(config):
@@ -146,12 +163,12 @@ def settings(config: Config) -> dict[str, str]:
 def check_args(config: Config, model_path: Path) -> None:
     """Let vLLM's own parser read the command line; nothing is started, no weights are read.
 
-    When ``model_path`` exists, vLLM also checks the flags against the model (length, data type). Takes
-    some seconds: vLLM is imported in a child process. Raises ConfigError that carries vLLM's own words,
-    which name the flag.
+    When ``model_path`` exists, vLLM also checks the flags against the model (length, data type). Takes some
+    seconds: vLLM is imported in a child process. Raises ConfigError with vLLM's own words, which name the
+    flag; SpadeError when vLLM cannot be imported or does not answer.
     """
-    words = command(config, model_path, config.server.port or 1)[3:]
-    program = [sys.executable, "-m", "engine.inference.check"]
+    words = flags(config, model_path, config.server.port or 1)
+    program = [sys.executable, "-P", "-m", "engine.inference.launch"]
     try:
         result = subprocess.run(
             [*program, "deep" if model_path.exists() else "shallow", *words],
@@ -162,14 +179,43 @@ def check_args(config: Config, model_path: Path) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise SpadeError(f"vLLM did not check its flags in {_VALIDATE_SECONDS:.0f} s") from error
+        raise SpadeError(
+            f"vLLM did not check its flags in {_VALIDATE_SECONDS:.0f} s",
+            remedy="The machine may be busy: run the command again.",
+        ) from error
     if result.returncode == 0:
         return
+    if result.returncode != _REFUSED:
+        raise SpadeError(
+            f"vLLM cannot be imported (exit status {result.returncode}): {_reason(result.stderr)}",
+            remedy=f"Try it: {sys.executable} -P -c 'import vllm'",
+        )
     raise ConfigError(
         f"vLLM refuses its command line: {_reason(result.stderr)}",
         where="server.args",
         remedy="Compare the keys of [server.args] with `vllm serve --help`.",
     )
+
+
+def judge(depth: str, words: list[str]) -> int:
+    """Parse ``words`` as vLLM does and return the exit status: 0 when vLLM accepts them, else _REFUSED.
+
+    ``deep`` also lets vLLM build its configuration from the model's directory.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    try:
+        validate_parsed_serve_args(arguments)
+        if depth == "deep":
+            AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
+    except (TypeError, ValueError, OSError, RuntimeError, AssertionError, ImportError) as error:
+        message = " ".join(str(error).split())
+        print(f"error: {type(error).__name__}: {message}", file=sys.stderr)
+        return _REFUSED
+    return 0
 
 
 def port_for(config: Config, index: int) -> int:
@@ -186,14 +232,14 @@ def port_for(config: Config, index: int) -> int:
             raise SpadeError(
                 f"port {wanted} is taken ({error.strerror})",
                 where="server.port",
-                remedy="Stop what listens there, choose another port, or set it to 0 for a free one.",
+                remedy="End its user, choose another port, or set it to 0 for a free one.",
             ) from error
         return int(probe.getsockname()[1])
 
 
 @cache
 def on_cpu() -> bool:
-    """Whether the installed vLLM is the CPU build.
+    """Return whether the installed vLLM is the CPU build.
 
     Raises SpadeError when no vLLM is installed.
     """
@@ -220,7 +266,7 @@ def _defaults(config: Config, model_path: Path, port: int) -> dict[str, str | in
         "max-logprobs": -1,
         "generation-config": "vllm",
         "weight-transfer-config": f'{{"backend": "{weight_backend(config)}"}}',
-        "worker-extension-cls": EXTENSION,
+        "worker-extension-cls": WORKER_EXTENSION,
         "disable-uvicorn-access-log": True,
     }
     if on_cpu():
@@ -234,7 +280,7 @@ def _defaults(config: Config, model_path: Path, port: int) -> dict[str, str | in
 
 
 def _adapter_flags(config: Config) -> dict[str, str | int | float | bool]:
-    """As many adapters as are kept, one that comes, and one that the last request of it still holds."""
+    """Return flags with room for all adapters that are kept, a new one, and one that a last request holds."""
     places = kept(config) + 2
     rank = next(size for size in _RANKS if size >= config.learner.lora.rank)
     return {"enable-lora": True, "max-lora-rank": rank, "max-loras": places}
@@ -244,7 +290,7 @@ def weight_backend(config: Config) -> str:
     """Return the name of vLLM's weight-transfer engine. Raises ConfigError for one that needs a GPU."""
     way = config.server.weights
     if way in ("file", "bus"):
-        return BACKEND
+        return WEIGHT_BACKEND
     if on_cpu():
         raise ConfigError(
             f'server.weights = "{way}" moves weights between GPUs, and the installed vLLM is the CPU build',
@@ -270,3 +316,7 @@ def _reason(text: str) -> str:
     errors = [line for line in lines if "error" in line.lower()]
     line = (errors or lines or ["no message"])[-1]
     return line.split(" [type=")[0].split("error: ", 1)[-1][:500]
+
+
+if __name__ == "__main__":
+    sys.exit(judge(sys.argv[1], sys.argv[2:]))

@@ -28,12 +28,10 @@ from engine.inference.completion import (
     InferenceError,
     InferenceUnavailable,
     ServerGone,
-    ServerRefused,
     ServerStuck,
 )
 from engine.inference.concurrency import Rate
 from engine.inference.health_prober import Keeper
-from engine.inference.hedging import Hedging
 from engine.inference.server_set import Roster, Server
 from engine.inference.vllm import VllmClient, open_session
 from engine.records import served_versions
@@ -73,9 +71,8 @@ class InferencePool:
     ``max_concurrency`` bounds the requests in flight on one server, ``request_seconds`` is the default
     deadline of a request, ``max_waiting`` bounds the queue before the servers. Without progress for
     ``stuck_seconds`` a server is probed, and given up when a single token does not come within as long.
-    ``hedge`` is the share of answers after whose time a request goes to a second server as well (0: never),
-    ``max_lag`` how many versions a server may be behind the one published last. With ``adapters``, the name
-    of the run, requests name the adapter of the version that their server has announced last.
+    ``max_lag`` bounds how many versions a server may be behind the one published last. With ``adapters``,
+    the name of the run, requests name the adapter of the version that their server has announced last.
 
     Seeds are not sent unless ``send_seeds``: batching and updates in flight make sampling irreproducible in
     any case, a generator a request costs vLLM an eighth of its speed, and vLLM 0.32 on CPU dies when the
@@ -90,7 +87,6 @@ class InferencePool:
         max_waiting: int = 8192,
         stuck_seconds: float | None = None,
         send_seeds: bool = False,
-        hedge: float = 0.0,
         max_lag: int | None = None,
         adapters: str = "",
     ) -> None:
@@ -101,7 +97,6 @@ class InferencePool:
         least, most = _STUCK_SECONDS
         self._stuck_seconds = stuck_seconds or min(most, max(least, request_seconds / 4))
         self._roster = Roster(ceiling=max_concurrency, max_lag=max_lag)
-        self._hedging = Hedging(hedge)
         self._waiters: deque[_Waiter] = deque()
         self._changed = anyio.Event()
         self._session: aiohttp.ClientSession | None = None
@@ -197,7 +192,7 @@ class InferencePool:
             server = await self._acquire(request, failed, last)
             with self._place(server):
                 try:
-                    return await self._first_answer(server, request)
+                    return await self._attempt(server, request)
                 except (ServerGone, ServerStuck) as error:
                     last = error
                     failed.append(server)
@@ -230,7 +225,6 @@ class InferencePool:
             "tokens_per_second": self._token_rate.value(now),
             "requests_per_second": self._request_rate.value(now),
             **{name: float(count) for name, count in self._counts.items()},
-            **self._hedging.statistics(),
         }
         for server in servers:
             of_server = {
@@ -248,64 +242,19 @@ class InferencePool:
 
     # One request
 
-    async def _first_answer(self, server: Server, request: _Request) -> Completion:
-        """Ask ``server``, and another one too when that takes unusually long; the loser is aborted."""
-        delay = self._hedging.delay(request.sampling.max_tokens)
-        if delay is None:
-            return await self._attempt(server, request)
-        answers: list[Completion] = []
-        errors: list[InferenceError] = []
-        hedged = False
-
-        async def ask(one: Server) -> None:
-            started = anyio.current_time()
-            won = False
-            try:
-                answers.append(await self._attempt(one, request))
-                won = len(answers) == 1
-            except InferenceError as error:
-                errors.append(error)
-            finally:
-                if hedged and not won:
-                    self._hedging.wasted_seconds += anyio.current_time() - started
-                self._hedging.won += won and one is not server
-            if answers or not hedged:
-                tasks.cancel_scope.cancel()
-
-        async def hedge() -> None:
-            nonlocal hedged
-            await anyio.sleep(delay)
-            if self._waiters or not self._hedging.allowed():
-                return
-            others = [other for other in self._roster if other is not server]
-            second = self._roster.least_loaded(others)
-            if second is not None:
-                hedged = True
-                self._hedging.sent += 1
-                second.load += 1
-                with self._place(second):
-                    await ask(second)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(hedge)
-            await ask(server)
-        if answers:
-            return answers[0]
-        raise next((error for error in errors if isinstance(error, ServerRefused)), errors[0])
-
     async def _attempt(self, server: Server, request: _Request) -> Completion:
         if server.gone or server.breaker.retry_at is not None:
             self._counts["moved"] += 1
             raise ServerGone("it was lost before the request was sent", where=server.url)
         completion, why = None, "the request was moved away from a lost server"
-        in_flight, started = server.load, anyio.current_time()
+        in_flight = server.load
         try:
             with anyio.CancelScope() as scope:
                 server.scopes.add(scope)
                 found = await server.client.generate(
                     request.prompt,
                     request.sampling,
-                    deadline=max(0.001, request.end - started),
+                    deadline=max(0.001, request.end - anyio.current_time()),
                     seed=request.seed,
                     stop_token_ids=request.stop_token_ids,
                     salt=str(server.version),
@@ -326,7 +275,6 @@ class InferencePool:
             self._counts["moved"] += 1
             raise ServerGone(why, where=server.url)
         self._answered(server, completion, in_flight)
-        self._hedging.answered(request.sampling.max_tokens, anyio.current_time() - started)
         return completion
 
     async def _acknowledged(self, server: Server, completion: Completion, end: float) -> bool:

@@ -1,9 +1,11 @@
-"""Proof, at the start of a server, that its log-probs are those the learner will compute.
+"""Checks that a vLLM server can be used: before a run starts, and before the server is announced.
 
-Three questions. Do both sides mean the same: tokenizer, vocabulary, length of the context. Is the model the
-same: the learner's canary against the server's prompt log-probs. Is the sampling what the learner corrects
-for: the log-probs that come with sampled tokens must equal log softmax(logits / T) over the whole vocabulary,
-which is what the trainer computes; a truncated distribution (top-p, top-k) or a masked one cannot be equal.
+Before a run, each external server must answer, be vLLM, accept weights and take the context
+(:func:`check_external_servers`). Before a server is announced, its log-probs must be those that the learner
+will compute (:func:`handshake`): same tokenizer, vocabulary and context (:func:`examine`); the same model, by
+the learner's canary; and sampling that the learner can correct for. The log-probs of sampled tokens must
+equal log softmax(logits / T) over the whole vocabulary, as the trainer computes them. Those of a distribution
+that is truncated (top-p, top-k) or masked cannot.
 """
 
 from __future__ import annotations
@@ -18,25 +20,25 @@ import anyio.to_thread
 import numpy as np
 
 from bus.messages import PolicyPublished
-from engine.config import SamplingConfig
+from engine.config import Config, SamplingConfig
 from engine.errors import ConfigError
-from engine.inference.completion import InferenceError, ServerGone, ServerRefused
-from engine.inference.tokenizer_digest import tokenizer_digest
-from engine.inference.vllm import CONTROL_SECONDS, VllmClient
-from engine.weights.update import canary_error
+from engine.inference.completion import InferenceError, ServerGone, ServerRefused, ServerStuck
+from engine.inference.tokens import tokenizer_digest
+from engine.inference.vllm import CONTROL_SECONDS, VllmClient, open_session
 
-TRAINER_TEMPERATURE = 1.0  # what engine.training divides logits by
+TRAINER_TEMPERATURE = 1.0  # the divisor of logits in engine.training
+_EXTERNAL_SECONDS = 5.0  # deadline of a question to an external server
 _TOKENS = 16
 _TOKENS_FULL = 4  # with the whole vocabulary in each answer
 _OTHER_TEMPERATURE = 0.5  # tells log-probs before the temperature from those after it
-_TELLING = 0.02  # where both are as near as this, nothing can be told
+_TELLING = 0.02  # below this mean difference the two cannot be told apart
 
 _Sampled = tuple[int, float, dict[int, float]]
 """A token, its log-prob as reported, log-probs at its place at temperature 1."""
 
 
 class HandshakeRefused(InferenceError):
-    """The two sides do not agree on log-probs."""
+    """Server and learner do not agree on log-probs."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,57 @@ class Handshake:
     sampling_error: float
     temperature: float
     tokens: int
+
+
+async def check_external_servers(config: Config) -> None:
+    """Check each of ``server.urls`` before a run starts anything.
+
+    A server that listens but is not ready yet passes: its role waits for it (``server.start_seconds``).
+    Raises ConfigError that names the URL and the remedy.
+    """
+    if not config.server.urls or "server" not in config.run.roles:
+        return
+    async with open_session() as session:
+        for url in config.server.urls:
+            try:
+                await _check_external(VllmClient(url, session), config)
+            except ServerStuck:
+                continue
+            except ServerGone as error:
+                if not isinstance(error.__cause__, OSError):
+                    continue  # it answered, and is not ready
+                raise ConfigError(
+                    f"server.urls: nothing answers at {url} ({error.what}).",
+                    remedy="Start that server first, or take it out of server.urls. "
+                    "`spade run RECIPE --dry-run` shows the command line that it needs.",
+                ) from error
+
+
+async def _check_external(client: VllmClient, config: Config) -> None:
+    try:
+        await client.health(deadline=_EXTERNAL_SECONDS)
+    except ServerRefused as error:
+        raise ConfigError(
+            f"server.urls: {client.url} is no vLLM server ({error.what.partition(': <')[0][:100]}).",
+            remedy="Give the root of one, such as http://127.0.0.1:8000.",
+        ) from error
+    _, length = await client.model(deadline=_EXTERNAL_SECONDS)
+    if length and length < config.model.max_model_len:
+        raise ConfigError(
+            f"server.urls: {client.url} takes {length} tokens of prompt and completion together, "
+            f"model.max_model_len = {config.model.max_model_len}.",
+            remedy="Start it with --max-model-len, or lower model.max_model_len.",
+        )
+    if config.adapters:
+        return
+    try:
+        await client.version(deadline=_EXTERNAL_SECONDS)
+    except ServerRefused as error:
+        raise ConfigError(
+            f"server.urls: {client.url} does not let weights be loaded ({error.what}).",
+            remedy="Start it with VLLM_SERVER_DEV_MODE=1 in its environment and the flags that "
+            "`spade run RECIPE --dry-run` shows.",
+        ) from error
 
 
 def check_sampling(sampling: SamplingConfig, key: str) -> None:
@@ -70,10 +123,10 @@ def check_sampling(sampling: SamplingConfig, key: str) -> None:
 async def examine(
     client: VllmClient, policy: PolicyPublished, *, context: int, deadline: float = CONTROL_SECONDS
 ) -> None:
-    """Compare what needs no weights: the length of the context and, where the server's model lies on this
-    host, the tokenizer. ``context`` is what the recipe promises its roles.
+    """Compare the length of the context and, where the server's model lies on this host, the tokenizer.
 
-    Raises HandshakeRefused with both sides' figures; the client's errors.
+    Needs no weights. ``context`` is the length that the recipe promises its roles. Raises HandshakeRefused
+    with both sides' figures; the client's errors.
     """
     root, length = await client.model(deadline=deadline)
     if length and length < context:
@@ -93,6 +146,23 @@ async def examine(
         )
 
 
+async def canary_error(client: VllmClient, policy: PolicyPublished, *, deadline: float) -> float:
+    """Return the largest absolute log-prob difference on the policy's canary prompt (0 for no canary).
+
+    Not-a-number on either side counts as infinite. Raises HandshakeRefused for a canary whose tokens and
+    log-probs do not fit together; the client's errors.
+    """
+    tokens = np.frombuffer(policy.canary_tokens, "<i4").tolist()
+    expected = np.frombuffer(policy.canary_logprobs, "<f4").astype(np.float64)
+    if len(expected) != max(0, len(tokens) - 1):
+        raise HandshakeRefused(f"the canary has {len(tokens)} tokens and {len(expected)} log-probs")
+    if not len(expected):
+        return 0.0
+    found = np.asarray(await client.prompt_logprobs(tokens, deadline=deadline))
+    error = float(np.max(np.abs(found - expected)))
+    return error if np.isfinite(error) else float("inf")
+
+
 async def handshake(
     client: VllmClient,
     policy: PolicyPublished,
@@ -101,7 +171,7 @@ async def handshake(
     tolerance: float,
     deadline: float,
 ) -> Handshake:
-    """Compare both sides and return the differences. ``sampling`` is that of trained tokens.
+    """Compare log-probs of both sides and return the differences. ``sampling`` is that of trained tokens.
 
     Raises HandshakeRefused with the figures when one exceeds ``tolerance``; the client's errors.
     """
@@ -141,13 +211,13 @@ async def _sample(
 
 
 async def _check_mode(client: VllmClient, prompt: list[int], vocabulary: int, deadline: float) -> None:
-    """Look whether reported log-probs are those after the temperature, and how many tokens there are."""
+    """Check that reported log-probs are those after the temperature, and the size of the vocabulary."""
     sampling = SamplingConfig(temperature=_OTHER_TEMPERATURE, max_tokens=_TOKENS_FULL)
     try:
         found = await _sample(client, prompt, sampling, deadline, whole=True)
     except ServerRefused as error:
         raise HandshakeRefused(
-            f"the server does not say the log-probs of its whole vocabulary: {error.what}",
+            f"the server does not report the log-probs of its whole vocabulary: {error.what}",
             where=client.url,
             remedy="Start it with --max-logprobs -1.",
         ) from error
@@ -175,6 +245,7 @@ async def _check_mode(client: VllmClient, prompt: list[int], vocabulary: int, de
 async def _sampling_error(
     client: VllmClient, prompt: list[int], sampling: SamplingConfig, deadline: float
 ) -> tuple[float, int]:
+    """Return the largest log-prob error of a few sampled tokens, and their number."""
     tempered = sampling.temperature != 1
     short = SamplingConfig(
         temperature=sampling.temperature,
@@ -184,12 +255,12 @@ async def _sampling_error(
     )
     found = await _sample(client, prompt, short, deadline, whole=tempered)
     right = await _tempered(found, sampling.temperature)
-    differences = [abs(said - expected) for (_, said, _), expected in zip(found, right, strict=True)]
+    differences = [abs(seen - expected) for (_, seen, _), expected in zip(found, right, strict=True)]
     return max(differences), len(differences)
 
 
 async def _tempered(found: list[_Sampled], temperature: float) -> list[float]:
-    """Return what each log-prob should be, computed in a thread: rows hold whole vocabularies."""
+    """Return the log-prob that each token should have; computed in a thread, since rows hold vocabularies."""
     return await anyio.to_thread.run_sync(
         lambda: [tempered_logprob(row, token, temperature) for token, _, row in found]
     )

@@ -8,6 +8,7 @@ What the world says is text: the name of a control token in it is spelled out, n
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -36,6 +37,7 @@ _SECOND, _SECOND_REPLY = "Sx7 second words", "Tx7 more words"
 _THIRD = "Ux7 third words"
 _REASONING = re.compile(rf"[<\[◁]\W*(seed:)?({THOUGHT_NAMES})\W*[>\]▷]", re.IGNORECASE)
 _PROMPT_TAIL = 48  # tokens at the end of a prompt in which the template may open a thought
+_VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
 _PRIVATE = range(0xE000, 0xF8FF)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # Names of transformers' class for any tokenizer.json, and the types of models whose files get what they name.
@@ -252,6 +254,20 @@ class ChatTokens:
                 remedy="Add eos_token to tokenizer_config.json.",
             )
         return tuple(dict.fromkeys(ids))
+
+
+def tokenizer_digest(directory: Path) -> str:
+    """Return the SHA-256 of the files that decide a model directory's token ids, "" without such a file.
+
+    Two hosts with the same digest mean the same text by a token id.
+    """
+    found = [path for name in _VOCABULARY if (path := directory / name).is_file()]
+    if not found:
+        return ""
+    digest = hashlib.sha256()
+    for path in found[:1] if found[0].name == _VOCABULARY[0] else found:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _holds(text: str, names: Iterable[str]) -> bool:

@@ -140,7 +140,7 @@ def _frozen(config: Config, parameters: int) -> Process:
 
 def _adoptable(config: Config, url: str) -> str:
     try:
-        words = shlex.join(launch.adoptable(config, _model(config), url))
+        words = shlex.join(launch.external_command(config, _model(config), url))
     except SpadeError:  # a host without vLLM may well adopt the servers of others
         return "docs/weights.md says with which flags it must have been started"
     return f"must have been started with: {words}"

@@ -137,7 +137,7 @@ async def prepare_model(config: Config, directory: RunDirectory, say: Callable[[
 
     torch is not imported in the calling process. Raises SpadeError with the output of the process.
     """
-    command = [sys.executable, "-m", "engine.cli", "warmstart", str(directory.config_file)]
+    command = [sys.executable, "-P", "-m", "engine.cli", "warmstart", str(directory.config_file)]
     return await _model_of(command, directory.logs / "warmstart.out", say)
 
 
@@ -149,7 +149,7 @@ async def prepare_restart(checkpoint: Path, directory: RunDirectory, say: Callab
     start = directory.root / "start"
     shutil.rmtree(start, ignore_errors=True)
     say(f"Starting from {checkpoint}")
-    command = [sys.executable, "-m", "engine.cli", "export", str(checkpoint), str(start)]
+    command = [sys.executable, "-P", "-m", "engine.cli", "export", str(checkpoint), str(start)]
     command += ["--restart", str(directory.root / "learner" / "checkpoints")]
     return await _model_of(command, directory.logs / "restart.out", say)
 

@@ -114,7 +114,6 @@ async def services(
             pool = InferencePool(
                 max_concurrency=config.server.max_concurrency,
                 request_seconds=config.server.request_seconds,
-                hedge=config.server.hedge,
                 max_lag=max(config.learner.agent.max_staleness, config.learner.designer.max_staleness),
                 adapters=config.run.name if config.adapters else "",
             )

@@ -14,7 +14,7 @@ from rich.console import Console
 from engine import recipe, telemetry
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
-from engine.inference.external_server import check_adopted
+from engine.inference.server_checks import check_external_servers
 from engine.records import history
 from engine.records import status as standing
 from engine.run import RunDirectory
@@ -145,7 +145,7 @@ def _require_fitting(checkpoint: Path, config: Config) -> None:
 
 
 async def _prepare(config: Config, directory: RunDirectory, view: View, start: Path | None = None) -> Path:
-    await check_adopted(config)
+    await check_external_servers(config)
     model = directory.starting_model()
     if model is None and start is not None:
         model = await prepare_restart(start, directory, view.say)

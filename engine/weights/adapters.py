@@ -25,7 +25,6 @@ from bus.interface import Blobs
 from bus.messages import PolicyPublished
 from engine.inference import adapters
 from engine.inference.completion import InferenceError, ServerRefused
-from engine.inference.metrics import adapters_in_use
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.lineage import Version
 from engine.weights import store
@@ -232,7 +231,7 @@ class AdapterPath(WeightPath):
 
     async def _in_use(self, client: VllmClient) -> set[str] | None:
         """Return the adapters of requests that run or wait, None when the server does not say."""
-        return adapters_in_use(await client.metrics(deadline=CONTROL_SECONDS))
+        return adapters.adapters_in_use(await client.metrics(deadline=CONTROL_SECONDS))
 
     async def _unload(self, client: VllmClient, name: str) -> None:
         try:

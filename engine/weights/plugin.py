@@ -12,11 +12,10 @@ import signal
 import threading
 import time
 
-BACKEND = "spade_file"
+from engine.inference import LEASH, WEIGHT_BACKEND
+
 REFUSED = "spade_file refuses"  # begins the message of a push that changed nothing
-EXTENSION = "engine.weights.transfer.WeightsExtension"
 STATE = "spade_weights_state"  # what the extension adds to vLLM's workers
-LEASH = "SPADE_VLLM_LEASH"
 _LEASH_NAME = "spade-leash"
 _LEASH_SECONDS = 1.0
 
@@ -31,7 +30,7 @@ def register() -> None:
 
     try:
         WeightTransferEngineFactory.register_engine(
-            BACKEND, "engine.weights.transfer", "FileWeightTransferEngine"
+            WEIGHT_BACKEND, "engine.weights.transfer", "FileWeightTransferEngine"
         )
     except ValueError as error:
         if "already registered" not in str(error):

@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-import numpy as np
 import structlog
 
 from bus.messages import PolicyPublished
 from engine.inference.completion import InferenceError
+from engine.inference.server_checks import HandshakeRefused, canary_error
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.lineage import Version
 from engine.weights.outcome import FetchFailed, ServerBroken, Updated, UpdateRefused
@@ -58,7 +58,10 @@ async def update(
                     raise
                 why = f"and could not be loaded again: {fault.what}"  # the old weights are gone already
                 break
-        error = await canary_error(client, policy, deadline=CONTROL_SECONDS)
+        try:
+            error = await canary_error(client, policy, deadline=CONTROL_SECONDS)
+        except HandshakeRefused as fault:
+            raise UpdateRefused(fault.what, where=client.url) from fault
         if error > tolerance and await path.overtaken(client, policy):
             raise FetchFailed("newer weights have come before these were proved", where=client.url)
         if error <= tolerance:
@@ -75,20 +78,4 @@ async def update(
     )
 
 
-async def canary_error(client: VllmClient, policy: PolicyPublished, *, deadline: float) -> float:
-    """Return the largest absolute log-prob difference on the policy's canary prompt (0 for no canary).
-
-    Not-a-number on either side counts as infinite.
-    """
-    tokens = np.frombuffer(policy.canary_tokens, "<i4").tolist()
-    expected = np.frombuffer(policy.canary_logprobs, "<f4").astype(np.float64)
-    if len(expected) != max(0, len(tokens) - 1):
-        raise UpdateRefused(f"the canary has {len(tokens)} tokens and {len(expected)} log-probs")
-    if not len(expected):
-        return 0.0
-    found = np.asarray(await client.prompt_logprobs(tokens, deadline=deadline))
-    error = float(np.max(np.abs(found - expected)))
-    return error if np.isfinite(error) else float("inf")
-
-
-__all__ = ["FetchFailed", "ServerBroken", "UpdateRefused", "Updated", "canary_error", "update"]
+__all__ = ["FetchFailed", "ServerBroken", "UpdateRefused", "Updated", "update"]

@@ -127,7 +127,7 @@ class LearnerRole(Role):
             )
 
     async def _work(self) -> None:
-        from engine.inference.tokenizer_digest import tokenizer_digest
+        from engine.inference.tokens import tokenizer_digest
         from engine.models import resolve
         from engine.training.ranks import Ranks
         from engine.training.session import Session

@@ -130,11 +130,11 @@ def test_accelerate_accepts_the_learners_launch(name: str) -> None:
 # ``launch.check_args`` for several command lines: importing vLLM costs more than all of them.
 JUDGE = """
 import json, sys
-from engine.inference.check import main
+from engine.inference.launch import judge
 found = {}
 for name, words in json.load(sys.stdin).items():
     try:
-        found[name] = main("shallow", words)
+        found[name] = judge("shallow", words)
     except SystemExit as error:
         found[name] = error.code
 print("JUDGED", json.dumps(found))
@@ -151,9 +151,7 @@ def test_vllm_accepts_the_servers_command_lines(monkeypatch: pytest.MonkeyPatch)
     configs = {name: load(name) for name in GAMES}
     settings = ["server.args.max-num-sequences=3"]
     configs["wrong"] = recipe.load(CONFIGS / f"{GAMES[0]}.toml", settings).config
-    lines = {
-        name: launch.command(one, Path("a-model-that-is-not-here"), 1)[3:] for name, one in configs.items()
-    }
+    lines = {name: launch.flags(one, Path("a-model-that-is-not-here"), 1) for name, one in configs.items()}
     assert not any("--enforce-eager" in words for words in lines.values())
     done = subprocess.run(
         [sys.executable, "-c", JUDGE],

@@ -18,11 +18,11 @@ from tiny_llama import VOCABULARY, logprobs, tiny, torch, transformers
 from bus.messages import PolicyPublished
 from engine.config import Config, ModelConfig, RunConfig, SamplingConfig
 from engine.inference.process import VllmProcess, serve
-from engine.inference.server_checks import HandshakeRefused, examine, handshake
+from engine.inference.server_checks import HandshakeRefused, canary_error, examine, handshake
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights import store
-from engine.weights.update import UpdateRefused, canary_error, update
+from engine.weights.update import UpdateRefused, update
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 

@@ -21,7 +21,7 @@ from engine.inference.server_checks import (
     handshake,
     tempered_logprob,
 )
-from engine.inference.tokenizer_digest import tokenizer_digest
+from engine.inference.tokens import tokenizer_digest
 from engine.inference.vllm import VllmClient, open_session
 
 PLAIN = SamplingConfig()

@@ -177,6 +177,69 @@ def test_free_ports_are_found_and_configured_ones_are_numbered() -> None:
     assert port_for(config(port=base), 1) == base + 1
 
 
+FAKE_PARSER = """
+import argparse, grp
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    pass
+
+def make_arg_parser(parser):
+    parser.add_argument("--port", choices=["1"])
+    return parser
+
+def validate_parsed_serve_args(arguments):
+    pass
+"""
+
+
+@pytest.fixture
+def fake_vllm_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package ``vllm`` that imports in no time, found by child processes before the real one."""
+    root = tmp_path / "packages" / "vllm"
+    packages = ("", "engine/", "entrypoints/", "entrypoints/launchers/", "utils/")
+    files = {f"{package}__init__.py": "" for package in packages} | {
+        "engine/arg_utils.py": "AsyncEngineArgs = None",
+        "entrypoints/launchers/cli_args.py": FAKE_PARSER,
+        "utils/argparse_utils.py": "from vllm.entrypoints.launchers.cli_args import FlexibleArgumentParser",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(root.parent))
+    monkeypatch.setattr(launch, "flags", lambda config, model, port: ["--port", str(port)])
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return root
+
+
+@pytest.mark.parametrize("name", ["grp.py", "argparse.py", "vllm.py"])
+def test_a_file_of_the_working_directory_does_not_enter_a_child(fake_vllm_package: Path, name: str) -> None:
+    Path(name).write_text("raise SystemExit('a file of the user ran')")
+    check_args(config(port=1), Path("later"))
+
+
+def test_a_refusal_and_a_failed_import_are_told_apart(fake_vllm_package: Path) -> None:
+    with pytest.raises(ConfigError, match=r"vLLM refuses its command line: .*'2'"):
+        check_args(config(port=2), Path("later"))
+    for fault in (
+        "raise ImportError('no such lib')",
+        "raise SystemExit('lib ended')",
+        "import no_such_thing",
+    ):
+        (fake_vllm_package / "engine" / "arg_utils.py").write_text(fault)
+        with pytest.raises(SpadeError, match=r"vLLM cannot be imported .*(such|ended)") as caught:
+            check_args(config(port=1), Path("later"))
+        assert not isinstance(caught.value, ConfigError)
+
+
+def test_every_command_line_is_safe_from_the_working_directory(on_cpu: bool) -> None:
+    assert command(config(), MODEL, 1)[1:3] == ["-P", "-m"]
+    assert environment(config())["PYTHONSAFEPATH"] == "1"
+    words = launch.external_command(config(), "model", "http://host:9000")
+    assert words[words.index("python") + 1] == "-P"
+    assert "PYTHONSAFEPATH=1" in words
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from scenes.fake_vllm import fake_vllm
 from engine.config import SamplingConfig
 from engine.inference import vllm, vllm_schema
 from engine.inference.completion import ServerGone, ServerRefused, ServerStuck
-from engine.inference.metrics import congestion
+from engine.inference.health_prober import congestion
 from engine.inference.vllm import VllmClient, open_session
 
 

@@ -69,7 +69,7 @@ class StubLearner(LearnerRole):
 @pytest.fixture
 def without_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("engine.models.resolve", lambda *_: tmp_path)
-    monkeypatch.setattr("engine.inference.tokenizer_digest.tokenizer_digest", lambda _: "digest")
+    monkeypatch.setattr("engine.inference.tokens.tokenizer_digest", lambda _: "digest")
 
 
 class StubWorld(Scene):

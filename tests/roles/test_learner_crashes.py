@@ -114,7 +114,7 @@ async def test_weights_that_differ_after_a_restart_get_numbers_of_their_own(
             await anyio.sleep_forever()
     monkeypatch.undo()
     monkeypatch.setattr("engine.models.resolve", lambda *_: world.directory)
-    monkeypatch.setattr("engine.inference.tokenizer_digest.tokenizer_digest", lambda _: "digest")
+    monkeypatch.setattr("engine.inference.tokens.tokenizer_digest", lambda _: "digest")
     await rounds(world, 3, final=True)
     async with world.running(world.role(noise=0.25)):
         last = await world.until(lambda batch: batch.final)

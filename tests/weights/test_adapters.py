@@ -19,7 +19,6 @@ from bus.messages import PolicyPublished
 from engine.config import SamplingConfig
 from engine.inference import adapters
 from engine.inference.completion import ServerGone
-from engine.inference.metrics import adapters_in_use
 from engine.inference.server_checks import handshake
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
@@ -315,11 +314,11 @@ def in_use(running: str, waiting: str = "", at: float = 1.0e9) -> str:
 
 
 def test_the_newest_note_says_which_adapters_are_in_use() -> None:
-    assert adapters_in_use("vllm:num_requests_waiting 3\n") is None
-    assert adapters_in_use(in_use("", "")) == set()
+    assert adapters.adapters_in_use("vllm:num_requests_waiting 3\n") is None
+    assert adapters.adapters_in_use(in_use("", "")) == set()
     text = in_use("a@0.1", at=5.0) + in_use("a@0.2,a@0.3", "a@0.4", at=7.5) + in_use("a@0.9", at=6.0)
-    assert adapters_in_use(text) == {"a@0.2", "a@0.3", "a@0.4"}
-    assert adapters_in_use("vllm:lora_requests_info{garbage} x\n") is None
+    assert adapters.adapters_in_use(text) == {"a@0.2", "a@0.3", "a@0.4"}
+    assert adapters.adapters_in_use("vllm:lora_requests_info{garbage} x\n") is None
 
 
 @pytest.mark.parametrize("port", ["another", "the same", "the same, unseen"])

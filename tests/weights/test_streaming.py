@@ -14,13 +14,14 @@ from scenes.memory_bus import MemoryBus
 from bus.messages import PolicyPublished
 from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference.process import serve
+from engine.inference.server_checks import canary_error
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights import store
 from engine.weights.buspath import BusPath
 from engine.weights.paths import FilePath, WeightPath, worker_states
 from engine.weights.publisher import DELTA_NAME, Publisher
-from engine.weights.update import Updated, UpdateRefused, canary_error, update
+from engine.weights.update import Updated, UpdateRefused, update
 
 torch = pytest.importorskip("torch")
 

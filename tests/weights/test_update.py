@@ -11,6 +11,7 @@ from scenes.fake_vllm import FakeVllm, fake_vllm, logprob, policy, until
 from bus.messages import PolicyPublished, WeightDelta
 from engine.config import SamplingConfig
 from engine.inference.completion import Completion, ServerGone, ServerStuck
+from engine.inference.server_checks import HandshakeRefused, canary_error
 from engine.inference.vllm import VllmClient, open_session
 from engine.weights.paths import FilePath, LearnerPath
 from engine.weights.update import (
@@ -18,7 +19,6 @@ from engine.weights.update import (
     ServerBroken,
     Updated,
     UpdateRefused,
-    canary_error,
     update,
 )
 
@@ -303,7 +303,9 @@ async def test_canary_faults() -> None:
         wrong = msgspec.structs.replace(good, canary_logprobs=lost)
         assert await canary_error(client, wrong, deadline=5.0) == float("inf")
         short = msgspec.structs.replace(good, canary_logprobs=good.canary_logprobs[:-4])
-        with pytest.raises(UpdateRefused, match="4 tokens and 2 log-probs"):
+        with pytest.raises(HandshakeRefused, match="4 tokens and 2 log-probs"):
             await canary_error(client, short, deadline=5.0)
+        with pytest.raises(UpdateRefused, match="4 tokens and 2 log-probs"):
+            await update(client, short, cache="recompute", tolerance=1.0, load_seconds=5.0)
         none = msgspec.structs.replace(good, canary_tokens=b"", canary_logprobs=b"")
         assert await canary_error(client, none, deadline=5.0) == 0.0
