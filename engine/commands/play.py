@@ -195,13 +195,13 @@ async def play(source: str, seed: int, kwargs: dict[str, Any], settings: Sandbox
 
 def _say(text: str) -> None:
     """Print what a program may have written, without what steers a terminal."""
-    from engine.views.envs_view import clean
+    from engine.text import clean
 
     print(clean(text), flush=True)
 
 
 def _complain(what: str, error: Exception) -> None:
-    from engine.views.envs_view import clean
+    from engine.text import clean
 
     frames = getattr(error, "traceback", "")
     print(clean(f"{what}: {error}" + (f"\n{frames}" if frames else "")), file=sys.stderr, flush=True)

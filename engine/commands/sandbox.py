@@ -110,7 +110,7 @@ def validate(
     """Let programs climb the validator's ladder; exit status 1 when any is rejected."""
     import msgspec
 
-    from engine.views.envs_view import clean
+    from engine.text import clean
 
     sources = {file: _source(file) for file in files}
     verdicts = sandboxed(_verdicts, sources, _settings(recipe), strict, max_turns)

@@ -1,20 +1,19 @@
-"""The environments of a run as a catalogue: found, filtered, compared and copied out of its database."""
+"""The environments of a run: listed, found by id, exported from its database."""
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from engine.errors import ConfigError, SpadeError
-from engine.records import history
+from engine.text import shorten
 
 SHORT = 8
 """Characters of a program's hash that people see; more where two programs begin alike."""
@@ -22,28 +21,28 @@ NEIGHBOURS = 5
 LISTED = 6
 MANIFEST = "manifest.json"
 STATES = ("open", "fresh", "frontier", "mastered", "intractable", "degenerate", "off_ticket", "incoherent")
-SORTS = ("step", "win", "regret", "reward", "turns", "skill", "title")
+SORTS = ("step", "win", "regret", "regret_low", "reward")
 
-_COLUMNS = """e.design, e.environment, e.cohort AS step, e.skill, e.document, e.title, e.family, e.difficulty,
-e.attempt, e.trivial_win_rate, e.degenerate, e.hint IS NOT NULL AS hinted, COALESCE(s.state, 'open') AS state,
-s.round, s.win, s.regret, s.reward, s.advantage, s.fields, l.flag, l.fields AS labels"""
-_FROM = "FROM environments e LEFT JOIN scores s USING (design) LEFT JOIN {labels} l USING (design)"
-# Databases of older builds have no labels.
-_NO_LABELS = "(SELECT '' AS design, '' AS flag, NULL AS fields)"
-_TURNS = "SELECT design, AVG(turns) FROM episodes WHERE arm = 'plain' GROUP BY design"
+_QUERY = """SELECT e.design, e.environment, e.cohort AS step, e.skill, e.document, e.title, e.family,
+e.difficulty, e.attempt, e.trivial_win_rate, e.degenerate, e.hint IS NOT NULL AS hinted,
+COALESCE(s.state, 'open') AS state, s.round, s.win, s.regret, s.reward, s.advantage, s.fields,
+COALESCE(l.flag, '') AS flag, l.fields AS labels, t.turns
+FROM environments e LEFT JOIN scores s USING (design) LEFT JOIN labels l USING (design)
+LEFT JOIN (SELECT design, AVG(turns) AS turns FROM episodes WHERE arm = 'plain' GROUP BY design) t
+USING (design) ORDER BY e.sequence"""
 _FROM_SCORE = (
     *("win_low", "win_high", "regret_low", "regret_high", "plays", "hinted_plays", "noise_floor"),
     *("regret_paid", "pairs", "pairs_apart", "leak"),
 )
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One environment of a run. ``step`` is the round it was written for, ``turns`` the mean of its plain
-    plays. Figures are None until its window has closed (``state`` is ``open``) and without a hint's plays.
-    ``regret_paid`` is what of the regret its reward took, over ``pairs`` of which ``pairs_apart`` have no
-    policy version in common; ``leak``: its hint holds the answer.
-    ``flag`` says that the design does not belong to its ticket, ``similarity`` is the cosine to the most
-    similar program that the designer remembered.
+    episodes. Figures are None until its window has closed (``state`` is ``open``), those of the hint also
+    without hinted episodes. ``regret_paid`` is the part of the regret that its reward took, over ``pairs``
+    of which ``pairs_apart`` have no policy version in common; ``leak``: its hint holds the answer. ``flag``
+    says that the design does not match its ticket; ``similarity`` is the cosine to the most similar program
+    that the designer remembered.
     """
 
     id: str
@@ -84,161 +83,128 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     leak: bool | None = None
 
 
-class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which environments: all conditions hold. ``steps`` is inclusive, ``skill`` a part of its name,
-    ``state`` a state or a flag.
-    """
-
-    skill: str = ""
-    state: str = ""
-    steps: tuple[int, int] | None = None
-    least_regret: float | None = None
-
-    def admits(self, entry: Entry) -> bool:
-        return (
-            self.skill.casefold() in entry.skill.casefold()
-            and self.state in ("", entry.state, entry.flag)
-            and (self.steps is None or self.steps[0] <= entry.step <= self.steps[1])
-            and (self.least_regret is None or _or_least(entry.regret) >= self.least_regret)
-        )
-
-
 class Program(NamedTuple):
-    """What the designer wrote."""
+    """Source and hint of an environment."""
 
     source: str
     hint: str | None
 
 
 class Catalogue:
-    """All environments of one run, in the order of their writing. Raises sqlite3.Error."""
+    """All environments of one run, in the order in which they were written. Raises sqlite3.Error."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        turns = dict(connection.execute(_TURNS).fetchall())
-        origin = _FROM.format(labels="labels" if history.has(connection, "labels") else _NO_LABELS)
-        rows = [dict(row) for row in connection.execute(f"SELECT {_COLUMNS} {origin} ORDER BY e.sequence")]
+        rows = [dict(row) for row in connection.execute(_QUERY)]
         lengths = _lengths({row["environment"] for row in rows})
-        self.entries = [_entry(row, turns, lengths) for row in rows]
+        self.entries = [_record(row, lengths) for row in rows]
 
-    def select(self, wanted: Filter, *, sort: str = "step", limit: int = 0) -> list[Entry]:
-        """Return the environments that ``wanted`` admits; the highest first for figures, ``limit`` 0 all.
+    def select(
+        self, *, skill: str = "", state: str = "", sort: str = "step", limit: int = 0
+    ) -> list[EnvironmentRecord]:
+        """Return the environments whose skill's name contains ``skill`` and whose state or flag is
+        ``state``, in ascending order of steps or descending order of a figure; ``limit`` 0 returns all.
 
-        Raises ConfigError for an unknown state or sort.
+        Raises ConfigError for an unknown skill, state or sort.
         """
-        self._check(wanted, sort)
-        found = [entry for entry in self.entries if wanted.admits(entry)]
-        if sort in ("skill", "title"):
-            found.sort(key=lambda entry: (getattr(entry, sort).casefold(), entry.step))
-        elif sort == "step":
-            found.sort(key=lambda entry: entry.step)
+        states = {*STATES, *(one.state for one in self.entries)}
+        skills = {one.skill for one in self.entries}
+        if sort not in SORTS:
+            raise ConfigError(f"Environments have no order {sort!r}.", remedy=f"Use {', '.join(SORTS)}.")
+        if state and state not in states:
+            raise ConfigError(f"There is no state {state!r}.", remedy=f"Use {', '.join(sorted(states))}.")
+        if skills and not any(skill.casefold() in one.casefold() for one in skills):
+            raise ConfigError(
+                f"No skill of this run has {skill!r} in its name.",
+                remedy=f"Its skills are {', '.join(sorted(skills))}.",
+            )
+        found = [
+            one
+            for one in self.entries
+            if skill.casefold() in one.skill.casefold() and state in ("", one.state, one.flag)
+        ]
+        if sort == "step":
+            found.sort(key=lambda one: one.step)
         else:
-            found.sort(key=lambda entry: -_or_least(getattr(entry, sort)))
+            found.sort(key=lambda one: -_or_least(getattr(one, sort)))
         return found[:limit] if limit else found
 
-    def _check(self, wanted: Filter, sort: str) -> None:
-        states = {*STATES, *(entry.state for entry in self.entries)}
-        skills = {entry.skill for entry in self.entries}
-        if sort not in SORTS:
-            raise ConfigError(f"Environments cannot be sorted by {sort!r}.", remedy=f"Use {_listed(SORTS)}.")
-        if wanted.state and wanted.state not in states:
-            raise ConfigError(f"There is no state {wanted.state!r}.", remedy=f"Use {_listed(states)}.")
-        if skills and not any(wanted.skill.casefold() in skill.casefold() for skill in skills):
-            raise ConfigError(
-                f"No skill of this run has {wanted.skill!r} in its name.",
-                remedy=f"Its skills are {_listed(skills)}.",
-            )
-
-    def _known(self, text: str) -> str:
-        """Tell a person what there is in place of ``text``."""
-        if not self.entries:
-            return "The run has written none yet."
-        near = difflib.get_close_matches(text, {entry.id for entry in self.entries}, LISTED, 0.5)
-        shown = [entry for entry in self.entries if entry.id in near] or self.entries[-LISTED:]
-        programs = {entry.environment: entry for entry in shown}
-        return f"`spade envs list` shows all; among them: {_candidates(list(programs.values()))}."
-
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> EnvironmentRecord:
         """Return the environment whose program's hash or design begins with ``name``.
 
-        Of several designs with the same program the last one that was scored, else the last one, is taken.
-        Raises ConfigError, with the candidates, when there is none or when they are different programs.
+        Of several designs with the same program the last scored one is returned, else the last one. Raises
+        ConfigError, with candidates, when there is none or when several programs match.
         """
         text = name.strip()
-        exact = [entry for entry in self.entries if text in (entry.design, entry.environment)]
-        found = exact or [
-            entry
-            for entry in self.entries
-            if text and (entry.environment.startswith(text.lower()) or entry.design.startswith(text))
+        found = [one for one in self.entries if text in (one.design, one.environment)] or [
+            one
+            for one in self.entries
+            if text and (one.environment.startswith(text.lower()) or one.design.startswith(text))
         ]
-        programs = {entry.environment: entry for entry in found}
+        programs = {one.environment: one for one in found}
         if len(programs) == 1:
-            return max(found, key=lambda entry: (entry.round is not None, found.index(entry)))
-        if not programs:
-            raise ConfigError(f"There is no environment {name!r} in this run.", remedy=self._known(text))
+            return max(found, key=lambda one: (one.round is not None, found.index(one)))
+        if programs:
+            raise ConfigError(
+                f"{name!r} is the beginning of {len(programs)} environments.",
+                remedy=f"Give more characters: {_candidates(list(programs.values()))}.",
+            )
+        some = _candidates(self.entries[-LISTED:])
         raise ConfigError(
-            f"{name!r} is the beginning of {len(programs)} environments.",
-            remedy=f"Give more characters: {_candidates(list(programs.values()))}.",
+            f"There is no environment {name!r} in this run.",
+            remedy=f"`spade envs list` shows all; among them: {some}." if some else "It has none yet.",
         )
 
-    def program(self, entry: Entry) -> Program:
+    def program(self, entry: EnvironmentRecord) -> Program:
         """Return source and hint of an environment."""
         query = "SELECT source, hint FROM environments WHERE design = ?"
         return Program(*self._connection.execute(query, (entry.design,)).fetchone())
 
-    def twins(self, entry: Entry) -> list[Entry]:
-        """Return the other environments with the very same program."""
-        return [
-            other
-            for other in self.entries
-            if other.environment == entry.environment and other.design != entry.design
-        ]
-
-    def plays(self, entry: Entry) -> list[dict[str, Any]]:
-        """Return the plays of an environment that were kept, the best first, of each arm at most two."""
+    def plays(self, entry: EnvironmentRecord) -> list[dict[str, Any]]:
+        """Return the recorded episodes of an environment, at most two per arm, the best first."""
         query = "SELECT arm, episode, round, returned, reason, turns FROM transcripts WHERE design = ?"
         rows = [dict(row) for row in self._connection.execute(query, (entry.design,))]
         rows.sort(key=lambda row: (row["arm"] != "plain", -row["returned"]))
         return [row | {"turns": json.loads(row["turns"])} for row in rows]
 
-    def neighbours(self, entry: Entry, *, count: int = NEIGHBOURS) -> list[tuple[float, Entry]]:
-        """Return the most similar other programs with their cosines, the nearest first.
-
-        They are looked for among an even sample of ``engine.diversity.measures.SAMPLE`` programs.
+    def neighbours(
+        self, entry: EnvironmentRecord, *, count: int = NEIGHBOURS
+    ) -> list[tuple[float, EnvironmentRecord]]:
+        """Return the most similar other programs with their cosines, the nearest first, out of an even
+        sample of ``engine.diversity.measures.SAMPLE`` programs.
         """
         from engine.diversity.measures import sampled
         from engine.diversity.similarity import HashedTfidf, nearest
         from engine.records.diversity_log import sources
 
-        others = list({other.environment: other for other in self.entries}.values())
-        others = [other for other in others if other.environment != entry.environment]
-        others = sampled(others, [other.environment for other in others])
-        if not others:
+        others = {one.environment: one for one in self.entries if one.environment != entry.environment}
+        chosen = sampled(list(others.values()), list(others))
+        if not chosen:
             return []
-        texts = [self.program(entry).source, *sources(self._connection, [one.design for one in others])]
+        texts = [self.program(entry).source, *sources(self._connection, [one.design for one in chosen])]
         vectors = HashedTfidf().embed(texts)
         rows, cosines = nearest(vectors[:1], vectors[1:], count)
-        return [(float(cosine), others[row]) for row, cosine in zip(rows[0], cosines[0], strict=True)]
+        return [(float(cosine), chosen[row]) for row, cosine in zip(rows[0], cosines[0], strict=True)]
 
 
-def export(catalogue: Catalogue, entries: Sequence[Entry], directory: Path, **facts: Any) -> int:
-    """Write each program of ``entries`` once into ``directory``, with a manifest; return how many files.
+def export(catalogue: Catalogue, entries: Sequence[EnvironmentRecord], directory: Path, **facts: Any) -> int:
+    """Write each program of ``entries`` once into ``directory``, with a manifest; return the number of files.
 
-    The manifest has ``facts`` and ``environments``: one object a file, in the order of ``entries``, with
-    ``file``, ``hint`` and the fields of :class:`Entry`. Raises SpadeError when ``directory`` holds something
-    or cannot be written.
+    The manifest has ``facts`` and ``environments``: one object per file, in the order of ``entries``, with
+    ``file``, ``hint`` and the fields of :class:`EnvironmentRecord`. Raises ConfigError when ``directory`` is
+    not empty, SpadeError when it cannot be written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise SpadeError(
-                f"The directory {directory} is not empty.", remedy="Name one that is empty or not there yet."
+            raise ConfigError(
+                f"The directory {directory} is not empty.", remedy="Name an empty or a new directory."
             )
-        written, rows = set(), []
+        rows = []
+        first: dict[str, EnvironmentRecord] = {}
         for entry in entries:
-            if entry.environment in written:
-                continue
-            written.add(entry.environment)
+            first.setdefault(entry.environment, entry)
+        for entry in first.values():
             program = catalogue.program(entry)
             name = f"{entry.step:05d}-{_slug(entry.skill)}-{entry.id}.py"
             (directory / name).write_bytes(program.source.encode())
@@ -253,32 +219,18 @@ def export(catalogue: Catalogue, entries: Sequence[Entry], directory: Path, **fa
     return len(rows)
 
 
-def difference(catalogue: Catalogue, left: Entry, right: Entry) -> list[str]:
-    """Return the unified difference of two programs and of their hints, line by line without line ends."""
-    before, after = catalogue.program(left), catalogue.program(right)
-    lines = _unified(before.source, after.source, f"{left.id}.py", f"{right.id}.py")
-    return lines + _unified(before.hint or "", after.hint or "", f"{left.id} hint", f"{right.id} hint")
-
-
-def _unified(before: str, after: str, left: str, right: str) -> list[str]:
-    return list(difflib.unified_diff(before.splitlines(), after.splitlines(), left, right, lineterm=""))
-
-
-def _entry(row: dict[str, Any], turns: dict[str, float], lengths: dict[str, int]) -> Entry:
-    fields = msgspec.json.decode(row["fields"]) if row["fields"] else {}
-    known = {name: row[name] for name in Entry.__struct_fields__ if name in row}
-    known |= {name: fields.get(name) for name in _FROM_SCORE}
-    labels = json.loads(row["labels"]) if row["labels"] else {}
+def _record(row: dict[str, Any], lengths: dict[str, int]) -> EnvironmentRecord:
+    scored, labels = json.loads(row["fields"] or "{}"), json.loads(row["labels"] or "{}")
+    known = {name: row[name] for name in EnvironmentRecord.__struct_fields__ if name in row}
+    known |= {name: scored.get(name) for name in _FROM_SCORE}
     known |= {name: labels.get(name, "") for name in ("flag_reason", "summary", "prompt")}
-    known |= {"flag": row["flag"] or "", "similarity": labels.get("similarity")}
-    known["hinted"], known["degenerate"] = bool(row["hinted"]), bool(row["degenerate"])
-    return Entry(
-        id=row["environment"][: lengths[row["environment"]]], turns=turns.get(row["design"]), **known
-    )
+    known |= {"similarity": labels.get("similarity")}
+    known |= {name: bool(row[name]) for name in ("hinted", "degenerate")}
+    return EnvironmentRecord(id=row["environment"][: lengths[row["environment"]]], **known)
 
 
 def _lengths(hashes: set[str]) -> dict[str, int]:
-    """Return how many characters name each hash and no other one, ``SHORT`` at least."""
+    """Return the number of characters that identify each hash, at least ``SHORT``."""
     ordered = sorted(hashes)
     lengths = dict.fromkeys(ordered, SHORT)
     for one, two in itertools.pairwise(ordered):
@@ -291,17 +243,12 @@ def _or_least(value: float | None) -> float:
     return float("-inf") if value is None else value
 
 
-def _candidates(entries: Sequence[Entry]) -> str:
-    """Name a few environments by id and title, in characters that steer no terminal."""
-    from engine.views.envs_view import clean
-
-    named = [f"{entry.id} ({clean(entry.title[:40] or entry.skill)})" for entry in entries[:LISTED]]
-    more = len(entries) - LISTED
+def _candidates(entries: Sequence[EnvironmentRecord]) -> str:
+    """Name a few environments by id and title."""
+    distinct = list({one.environment: one for one in entries}.values())
+    named = [f"{one.id} ({shorten(one.title or one.skill, 40)})" for one in distinct[:LISTED]]
+    more = len(distinct) - LISTED
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
-
-
-def _listed(words: Iterable[str]) -> str:
-    return ", ".join(sorted(words))
 
 
 def _slug(text: str) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from engine.config import Config
 from engine.records.status import Status
-from engine.views.envs_view import clean
+from engine.text import clean
 from engine.views.overview import vendi
 
 LINE_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""The catalogue: found by id, filtered, compared, copied out so that others read it back."""
+"""The catalogue of environments: filtered, found by id, exported so that others read it back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +21,7 @@ from engine.diversity.measures import SAMPLE, Item, measure
 from engine.diversity.similarity import embed
 from engine.errors import ConfigError, SpadeError
 from engine.records import envs, history
-from engine.records.envs import Catalogue, Entry, Filter
+from engine.records.envs import Catalogue, EnvironmentRecord
 from engine.views import envs_view, report, report_diversity
 from roles.designer.environment_pool import Programs
 from roles.evaluator.suites import load_suite
@@ -60,248 +62,172 @@ def catalogue(connection: sqlite3.Connection) -> Catalogue:
     return Catalogue(connection)
 
 
-def designs(entries: list[Entry]) -> list[str]:
+def designs(entries: list[EnvironmentRecord]) -> list[str]:
     return [entry.design.removeprefix("design-") for entry in entries]
 
 
-class TestSelect:
-    def test_all_come_in_the_order_of_their_steps(self, catalogue: Catalogue) -> None:
-        assert designs(catalogue.select(Filter())) == ["0", "1", "2", "3", "4", "5", "6", "7", "again"]
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({}, ["0", "1", "2", "3", "4", "5", "6", "7", "again"]),
+        ({"skill": "optim"}, ["1", "3", "5", "7"]),
+        ({"state": "mastered"}, ["4", "5"]),
+        ({"state": "open"}, ["6", "7", "again"]),
+        ({"state": "open", "skill": "DEDUCTION"}, ["6", "again"]),
+        ({"state": "degenerate"}, []),
+        ({"sort": "regret", "limit": 6}, ["5", "4", "2", "1", "0", "3"]),
+        ({"sort": "win", "limit": 2}, ["5", "4"]),
+    ],
+)
+def test_environments_are_filtered_and_sorted(
+    catalogue: Catalogue, wanted: dict[str, Any], expected: list[str]
+) -> None:
+    assert designs(catalogue.select(**wanted)) == expected
 
-    @pytest.mark.parametrize(
-        ("wanted", "expected"),
-        [
-            (Filter(skill="optim"), ["1", "3", "5", "7"]),
-            (Filter(state="mastered"), ["4", "5"]),
-            (Filter(state="open"), ["6", "7", "again"]),
-            (Filter(steps=(1, 2)), ["2", "3", "4", "5"]),
-            (Filter(least_regret=0.0), ["0", "1", "2", "4", "5"]),
-            (Filter(least_regret=0.35, skill="deduction"), ["4"]),
-            (Filter(state="degenerate"), []),
-        ],
-    )
-    def test_filters_hold_together(self, catalogue: Catalogue, wanted: Filter, expected: list[str]) -> None:
-        assert designs(catalogue.select(wanted)) == expected
 
-    def test_figures_come_highest_first_and_missing_ones_last(self, catalogue: Catalogue) -> None:
-        assert designs(catalogue.select(Filter(steps=(0, 2)), sort="regret")) == [
-            "5",
-            "4",
-            "2",
-            "1",
-            "0",
-            "3",
-        ]
-        assert designs(catalogue.select(Filter(), sort="win", limit=2)) == ["5", "4"]
-        assert designs(catalogue.select(Filter(), sort="skill", limit=2)) == ["0", "2"]
+@pytest.mark.parametrize(
+    ("wanted", "remedy"),
+    [({"state": "won"}, "open"), ({"skill": "poetry"}, "Optimization"), ({"sort": "luck"}, "regret")],
+)
+def test_an_unknown_name_is_refused_with_those_that_exist(
+    catalogue: Catalogue, wanted: dict[str, str], remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        catalogue.select(**wanted)
+    assert remedy in caught.value.remedy
 
-    @pytest.mark.parametrize(
-        ("wanted", "sort", "why"),
-        [
-            (Filter(state="won"), "step", "open"),
-            (Filter(skill="poetry"), "step", "Optimization"),
-            (Filter(), "luck", "regret"),
-        ],
-    )
-    def test_what_is_not_there_is_named(
-        self, catalogue: Catalogue, wanted: Filter, sort: str, why: str
-    ) -> None:
+
+def test_a_record_has_the_scores_of_its_window(catalogue: Catalogue) -> None:
+    entry = catalogue.select()[2]
+    assert (entry.step, entry.skill, entry.document) == (1, "Logical Deduction", "doc-2")
+    assert (entry.win, entry.win_low, entry.win_high) == (0.2, 0.2, 0.8)
+    assert (entry.regret, entry.regret_low, entry.plays, entry.turns) == (0.2, 0.0, 4, 1.0)
+
+
+def test_an_environment_is_found_by_hash_by_its_beginning_and_by_design(catalogue: Catalogue) -> None:
+    entry = catalogue.entries[3]
+    for name in (entry.id, entry.id.upper(), entry.environment, entry.environment[:9], entry.design):
+        assert catalogue.find(name) == entry
+
+
+def test_of_designs_with_one_program_the_scored_one_is_found(catalogue: Catalogue) -> None:
+    assert catalogue.find(catalogue.entries[0].id).design == "design-0"
+    assert catalogue.find("design-again").design == "design-again"
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"), [("design-", "beginning of 8"), ("nothing", "no environment"), (" ", "no env")]
+)
+def test_candidates_are_named_without_control_characters(
+    catalogue: Catalogue, name: str, complaint: str
+) -> None:
+    catalogue.entries = [
+        msgspec.structs.replace(entry, title="\x1b[2JDoors\u202e") for entry in catalogue.entries
+    ]
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        catalogue.find(name)
+    assert "Doors" in caught.value.remedy
+    assert not {"\x1b", "\u202e"} & set(caught.value.remedy)
+
+
+def test_ids_are_long_enough_to_differ(tmp_path: Path) -> None:
+    alike = [
+        msgspec.structs.replace(written(f"d{at}", source("x", at)), environment=environment)
+        for at, environment in enumerate(("a" * 64, "a" * 20 + "b" * 44, "c" * 64))
+    ]
+    with closing(history.open_for_reading(run_with(tmp_path, alike, "alike").database)) as opened:
+        assert [len(entry.id) for entry in Catalogue(opened).entries] == [21, 21, 8]
+
+
+def test_a_run_without_environments(tmp_path: Path) -> None:
+    with closing(history.open_for_reading(run_with(tmp_path, [], "none").database)) as opened:
+        assert Catalogue(opened).select(skill="x") == []
         with pytest.raises(ConfigError) as caught:
-            catalogue.select(wanted, sort=sort)
-        assert why in caught.value.remedy
-
-    def test_an_entry_has_the_verdict_of_its_window(self, catalogue: Catalogue) -> None:
-        entry = catalogue.select(Filter())[2]
-        assert (entry.step, entry.skill, entry.document) == (1, "Logical Deduction", "doc-2")
-        assert (entry.win, entry.win_low, entry.win_high) == (0.2, 0.2, 0.8)
-        assert (entry.regret, entry.regret_low, entry.plays, entry.turns) == (0.2, 0.0, 4, 1.0)
+            Catalogue(opened).find("abc")
+    assert "none yet" in caught.value.remedy
 
 
-class TestFind:
-    def test_by_hash_by_beginning_and_by_design(self, catalogue: Catalogue) -> None:
-        entry = catalogue.entries[3]
-        for name in (entry.id, entry.id.upper(), entry.environment, entry.environment[:9], entry.design):
-            assert catalogue.find(name) == entry
-
-    def test_of_designs_with_one_program_the_scored_one_is_taken(self, catalogue: Catalogue) -> None:
-        first = catalogue.entries[0]
-        assert catalogue.find(first.id).design == "design-0"
-        assert [twin.design for twin in catalogue.twins(first)] == ["design-again"]
-        assert catalogue.find("design-again").design == "design-again"
-
-    def test_an_ambiguous_beginning_lists_the_candidates(self, catalogue: Catalogue) -> None:
-        with pytest.raises(ConfigError, match="the beginning of 8 environments") as caught:
-            catalogue.find("design-")
-        assert catalogue.entries[0].id in caught.value.remedy
-        assert "and 2 more" in caught.value.remedy
-
-    def test_titles_of_candidates_steer_no_terminal(self, catalogue: Catalogue) -> None:
-        catalogue.entries = [
-            msgspec.structs.replace(entry, title="\x1b[2JDoors\u202e") for entry in catalogue.entries
-        ]
-        for name in ("design-", "nothing"):
-            with pytest.raises(ConfigError) as caught:
-                catalogue.find(name)
-            assert "Doors" in str(caught.value.remedy)
-            assert not {"\x1b", "\u202e"} & set(str(caught.value.remedy))
-
-    def test_an_unknown_id_lists_what_is_like_it(self, catalogue: Catalogue) -> None:
-        entry = catalogue.entries[5]
-        wrong = entry.id[:5] + ("0" if entry.id[5] != "0" else "1") + entry.id[6:]
-        with pytest.raises(ConfigError, match="no environment") as caught:
-            catalogue.find(wrong)
-        assert entry.id in caught.value.remedy
-        with pytest.raises(ConfigError, match="no environment"):
-            catalogue.find("  ")
-
-    def test_ids_are_as_long_as_they_must_be(self) -> None:
-        hashes = {"a" * 64, "a" * 20 + "b" * 44, "c" * 64}
-        assert envs._lengths(hashes) == {"a" * 64: 21, "a" * 20 + "b" * 44: 21, "c" * 64: 8}
-
-    def test_a_run_without_environments_says_so(self, tmp_path: Path) -> None:
-        opened = history.open_for_reading(run_with(tmp_path, [], "none").database)
-        empty = Catalogue(opened)
-        assert empty.select(Filter(skill="x")) == []
-        with pytest.raises(ConfigError) as caught:
-            empty.find("abc")
-        assert "none yet" in caught.value.remedy
-        opened.close()
+def test_recorded_episodes_come_best_first(catalogue: Catalogue) -> None:
+    plays = catalogue.plays(catalogue.entries[0])
+    found = [(row["arm"], row["returned"]) for row in plays]
+    assert found == [("plain", 1.0), ("plain", 0.0), ("hinted", 1.0)]
+    assert plays[0]["turns"][0][:3] == ["<count>", "say \\boxed{1}", "1"]
 
 
-class TestShow:
-    def test_plays_that_were_kept_come_best_first(self, catalogue: Catalogue) -> None:
-        plays = catalogue.plays(catalogue.entries[0])
-        assert [(row["arm"], row["returned"]) for row in plays] == [
-            ("plain", 1.0),
-            ("plain", 0.0),
-            ("hinted", 1.0),
-        ]
-        assert plays[0]["turns"][0][:3] == ["<count>", "say \\boxed{1}", "1"]
-
-    def test_neighbours_are_other_programs_nearest_first(self, tmp_path: Path) -> None:
-        facts = [written(f"d{at}", source(game)) for at, game in enumerate(GAMES)]
-        facts += [written("like", source(GAMES[2], 7)), written("same", source(GAMES[2]))]
-        opened = history.open_for_reading(run_with(tmp_path, facts, "near").database)
+def test_neighbours_are_other_programs_nearest_first(tmp_path: Path) -> None:
+    facts = [written(f"d{at}", source(game)) for at, game in enumerate(GAMES)]
+    facts += [written("like", source(GAMES[2], 7)), written("same", source(GAMES[2]))]
+    with closing(history.open_for_reading(run_with(tmp_path, facts, "near").database)) as opened:
         catalogue = Catalogue(opened)
         near = catalogue.neighbours(catalogue.find("d2"), count=3)
-        opened.close()
-        assert near[0][1].design == "like"
-        assert [cosine for cosine, _ in near] == sorted((cosine for cosine, _ in near), reverse=True)
         assert catalogue.find("d2").environment not in {entry.environment for _, entry in near}
+    assert near[0][1].design == "like"
+    assert [cosine for cosine, _ in near] == sorted((cosine for cosine, _ in near), reverse=True)
 
-    def test_what_a_model_wrote_cannot_steer_a_terminal(self, tmp_path: Path) -> None:
-        fact = written("d", "class AEnv: pass\n")
-        evil = msgspec.structs.replace(fact, title="\x1b[2Jgone\u202e")
-        opened = history.open_for_reading(run_with(tmp_path, [evil], "evil").database)
-        catalogue = Catalogue(opened)
-        for text in (envs_view.table(catalogue.entries), envs_view.sheet(catalogue.entries[0])):
-            assert "\x1b" not in text
-            assert "\u202e" not in text
-            assert "[2Jgone" in text
-        opened.close()
 
-    def test_a_flag_is_shown_found_and_drawn(self, tmp_path: Path) -> None:
-        fact = written("d1", source("apples"))
-        flagged = msgspec.structs.replace(
-            written("d2", source("rivers")),
-            flag="off_ticket",
-            flag_reason="a maze",
-            summary="walks",
-            prompt="p/3",
-        )
-        run = run_with(tmp_path, [fact, flagged, *played(0, ["d1", "d2"])], "flags")
-        opened = history.open_for_reading(run.database)
-        catalogue = Catalogue(opened)
-        (entry,) = catalogue.select(Filter(state="off_ticket"))
-        assert (entry.design, entry.flag_reason, entry.summary, entry.prompt) == (
-            "d2",
-            "a maze",
-            "walks",
-            "p/3",
-        )
-        assert "open off_ticket" in envs_view.table([entry])
-        assert "off_ticket: a maze" in envs_view.sheet(entry)
-        assert "flag" not in envs_view.sheet(catalogue.find("d1"))
-        opened.close()
-        assert "Designs that miss their ticket" in report.write(run).read_text()
-
-    def test_a_database_of_an_older_build_is_read(self, tmp_path: Path) -> None:
-        run = run_with(tmp_path, story(), "old")
-        opened = history.create(run.database)
-        opened.executescript("DROP TABLE labels; DROP TABLE diversity")
-        opened.row_factory = sqlite3.Row
+def test_text_of_a_model_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    evil = msgspec.structs.replace(written("d", "class AEnv: pass\n"), title="\x1b[2Jgone\u202e")
+    with closing(history.open_for_reading(run_with(tmp_path, [evil], "evil").database)) as opened:
         entries = Catalogue(opened).entries
-        opened.close()
-        assert len(entries) == 9
-        assert {entry.flag for entry in entries} == {""}
-        assert "<h2>Diversity</h2>" in report.write(run).read_text()
-
-    def test_a_table_is_cut_to_the_terminal(self, catalogue: Catalogue) -> None:
-        lines = envs_view.table(catalogue.entries, width=110).splitlines()
-        assert lines[0].split() == [
-            "step",
-            "id",
-            "skill",
-            "document",
-            "state",
-            "win",
-            "regret",
-            "turns",
-            "title",
-        ]
-        assert len(lines) == 1 + len(catalogue.entries)
-        assert max(map(len, lines[1:])) <= 130
-        assert "0.50 [0.20, 0.80]" in lines[6]
-
-    def test_two_are_compared(self, catalogue: Catalogue) -> None:
-        one, other = catalogue.entries[0], catalogue.entries[1]
-        lines = envs.difference(catalogue, one, other)
-        assert lines[:2] == [f"--- {one.id}.py", f"+++ {other.id}.py"]
-        assert "-class ApplesEnv:" in lines
-        assert "+class RiversEnv:" in lines
-        assert envs.difference(catalogue, one, one) == []
-        assert "Optimization" in envs_view.beside(one, other)
+    for text in (envs_view.table(entries), envs_view.sheet(entries[0])):
+        assert not {"\x1b", "\u202e"} & set(text)
+        assert "[2Jgone" in text
 
 
-class TestExport:
-    def test_files_and_manifest_say_what_was_written(self, catalogue: Catalogue, tmp_path: Path) -> None:
-        target = tmp_path / "out" / "deep"
-        count = envs.export(catalogue, catalogue.select(Filter()), target, run="toy", max_turns=6)
-        manifest = json.loads((target / "manifest.json").read_text())
-        rows = manifest["environments"]
-        assert (count, len(rows), manifest["run"], manifest["max_turns"]) == (8, 8, "toy", 6)
-        assert {row["file"] for row in rows} == {path.name for path in target.glob("*.py")}
-        for row in rows:
-            data = (target / row["file"]).read_bytes()
-            assert hashlib.sha256(data).hexdigest() == row["environment"]
-            assert row["hint"] == "Count <i>up</i>."
-        assert rows[1]["file"].startswith("00000-optimization-")
+def test_a_flag_is_listed_shown_and_drawn(tmp_path: Path) -> None:
+    flagged = msgspec.structs.replace(
+        written("d2", source("rivers")), flag="off_ticket", flag_reason="a maze", prompt="p/3"
+    )
+    run = run_with(tmp_path, [written("d1", source("apples")), flagged, *played(0, ["d1", "d2"])], "flags")
+    with closing(history.open_for_reading(run.database)) as opened:
+        catalogue = Catalogue(opened)
+        (entry,) = catalogue.select(state="off_ticket")
+        assert "flag" not in envs_view.sheet(catalogue.find("d1"))
+    assert (entry.design, entry.prompt) == ("d2", "p/3")
+    assert "open off_ticket" in envs_view.table([entry])
+    assert "off_ticket: a maze" in envs_view.sheet(entry)
+    assert "Designs that miss their ticket" in report.write(run).read_text()
 
-    def test_a_directory_that_holds_something_is_left_alone(
-        self, catalogue: Catalogue, tmp_path: Path
-    ) -> None:
-        (tmp_path / "mine.py").write_text("x = 1\n")
-        with pytest.raises(SpadeError, match="not empty"):
-            envs.export(catalogue, catalogue.entries, tmp_path)
-        (tmp_path / "file").write_text("")
-        with pytest.raises(SpadeError, match="cannot be written"):
-            envs.export(catalogue, catalogue.entries, tmp_path / "file")
 
-    def test_a_held_out_suite_reads_it_back(self, catalogue: Catalogue, tmp_path: Path) -> None:
-        envs.export(catalogue, catalogue.entries, tmp_path / "pool")
-        suite = SuiteConfig(name="own", source=f"dir:{tmp_path / 'pool'}", episodes=10)
-        items = load_suite(suite, config(tmp_path))
-        assert {item.request.environment for item in items} == {
-            entry.environment for entry in catalogue.entries
-        }
+def test_a_table_fits_the_terminal(catalogue: Catalogue) -> None:
+    lines = envs_view.table(catalogue.entries, width=110).splitlines()
+    assert lines[0].split() == ["step", "id", "skill", "document", "state", "win", "regret", "turns", "title"]
+    assert len(lines) == 1 + len(catalogue.entries)
+    assert max(map(len, lines[1:])) <= 130
+    assert "0.50 [0.20, 0.80]" in lines[6]
 
-    def test_a_pool_in_the_place_of_a_designer_reads_it_back(
-        self, catalogue: Catalogue, tmp_path: Path
-    ) -> None:
-        envs.export(catalogue, catalogue.entries, tmp_path / "pool")
-        pool = Programs.open(PoolConfig(source=f"dir:{tmp_path / 'pool'}"))
-        dealt = {hashlib.sha256(pool.draw(number, 0)[1].encode()).hexdigest() for number in range(len(pool))}
-        assert dealt == {entry.environment for entry in catalogue.entries}
+
+def test_an_export_has_files_and_a_manifest(catalogue: Catalogue, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "deep"
+    count = envs.export(catalogue, catalogue.select(), target, run="toy", max_turns=6)
+    manifest = json.loads((target / "manifest.json").read_text())
+    rows = manifest["environments"]
+    assert (count, len(rows), manifest["run"], manifest["max_turns"]) == (8, 8, "toy", 6)
+    assert {row["file"] for row in rows} == {path.name for path in target.glob("*.py")}
+    for row in rows:
+        data = (target / row["file"]).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == row["environment"]
+        assert row["hint"] == "Count <i>up</i>."
+    assert rows[1]["file"].startswith("00000-optimization-")
+
+
+def test_an_export_overwrites_nothing(catalogue: Catalogue, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    with pytest.raises(ConfigError, match="not empty"):
+        envs.export(catalogue, catalogue.entries, tmp_path)
+    with pytest.raises(SpadeError, match="cannot be written"):
+        envs.export(catalogue, catalogue.entries, tmp_path / "mine.py")
+
+
+def test_a_suite_and_a_pool_read_an_export(catalogue: Catalogue, tmp_path: Path) -> None:
+    envs.export(catalogue, catalogue.entries, tmp_path / "pool")
+    there = f"dir:{tmp_path / 'pool'}"
+    items = load_suite(SuiteConfig(name="own", source=there, episodes=10), config(tmp_path))
+    expected = {entry.environment for entry in catalogue.entries}
+    assert {item.request.environment for item in items} == expected
+    pool = Programs.open(PoolConfig(source=there))
+    dealt = {hashlib.sha256(pool.draw(number, 0)[1].encode()).hexdigest() for number in range(len(pool))}
+    assert dealt == expected
 
 
 class TestReport:

@@ -34,7 +34,7 @@ def test_the_catalogue_tells_noise_payment_versions_and_leaks(opened: Path) -> N
     first, second = sorted(Catalogue(connection).entries, key=lambda entry: entry.design)
     connection.close()
     told = dict(envs_view.facts(first))
-    assert told["noise of regret"].startswith("0.31")
+    assert told["regret noise"].startswith("0.31")
     assert told["regret paid"].startswith("0.05")
     assert told["other versions"] == "in 3 of 4 pairs"
     assert told["hint"] == "holds the answer"
