@@ -1,7 +1,9 @@
-"""An OpenAI-compatible endpoint as a writer of text: retries, a rate limit, a limit on what it may cost.
+"""An OpenAI-compatible endpoint as a writer of text: retries, a rate limit, a budget.
 
-For models that are not trained here: a frontier model as designer, or as writer of hints. Only
-``/chat/completions`` is used, so any server that speaks it will do.
+For models that are not trained here: a frontier model as designer, or as writer of hints. The ``openai``
+client sends the requests; only ``/chat/completions`` is used, so any server with that route will do. Gateways
+report faults in answers with status 200 too, so an answer counts only when it says that it is whole, or cut
+for length.
 """
 
 from __future__ import annotations
@@ -10,23 +12,24 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import aiohttp
 import anyio
 import msgspec
 import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
-from engine.config import EndpointConfig as Settings
-from engine.config import SamplingConfig
+from engine.config import EndpointConfig, SamplingConfig
 from engine.errors import ConfigError, SpadeError
 from engine.inference.completion import InferenceError, InferenceUnavailable
-from engine.inference.spending import Bill, Ledger, Purse
+from engine.inference.spending import Add, Budget, Charge
+
+if TYPE_CHECKING:
+    import openai
 
 LARGEST_ANSWER = 16 << 20
 """Bytes of an answer; a longer one is a fault of the endpoint."""
@@ -34,19 +37,43 @@ LARGEST_ANSWER = 16 << 20
 _CONNECT_SECONDS = 10.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 60.0
 _LONGEST_ASKED = 900.0
-# More tokens than any answer has.
-_MOST_TOKENS = 1 << 32
-# So many refusals before any answer are no matter of what was asked.
+_MOST_TOKENS = 1 << 32  # more than any answer has
+# So many refusals before any answer are not caused by the prompts.
 _REFUSED_AT_FIRST = 20
-_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_OURS = {
+
+# Finish reasons, by their names at the known providers. Every other one, and none at all, is a fault.
+_WHOLE = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete", "completed"}
+_CUT = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
+_FILTERED = {"content_filter", "content_filtered", "safety", "sensitive", "refusal", "recitation"}
+_FILTERED |= {"blocklist", "prohibited_content", "spii", "guardrail_intervened"}
+
+_AGAIN = frozenset({408, 409, 425, 429})
+# Statuses for error objects that name none.
+_NAMED = {
+    "rate_limit": 429,
+    "resource_exhausted": 429,
+    "overloaded": 529,
+    "insufficient_quota": 402,
+    "insufficient_credits": 402,
+    "invalid_api_key": 401,
+    "authentication": 401,
+    "permission": 403,
+    "not_found": 404,
+    "context_length": 400,
+    "invalid_request": 400,
+    "content_filter": 400,
+}
+_UNNAMED = 502
+_REMEDIES = {
     401: "Set the environment variable that `key_env` names to a valid key.",
     402: "The account behind the key has no credit left.",
     403: "The key may not use this model.",
     404: "Check `base_url` (it ends where /chat/completions begins) and `model`.",
     405: "Check `base_url` (it ends where /chat/completions begins).",
 }
-_MOVED = "Give the address that it names as `base_url`: redirects are not followed, for the key's sake."
+_MOVED = (
+    "Give the address that it names as `base_url`: redirects are not followed, since they would get the key."
+)
 
 log = structlog.get_logger("spade.endpoint")
 
@@ -68,8 +95,8 @@ class _Busy(InferenceError):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the endpoint wrote, why it ended, and the tokens it counted (0 where it says nothing)."""
+class EndpointReply:
+    """A whole or cut text, and the tokens that the endpoint counted (0 where it does not say)."""
 
     text: str
     finish: Literal["stop", "length"]
@@ -81,29 +108,31 @@ class _Part(msgspec.Struct):
     text: str | None = None
 
 
-class _Said(msgspec.Struct):
+class _Message(msgspec.Struct):
     content: str | list[_Part] | None = None
     refusal: str | None = None
 
     @property
     def text(self) -> str:
-        """What was written; some endpoints write it in parts, and thoughts in parts without a text."""
+        """The text; some endpoints send it in parts, and thoughts in parts without a text."""
         if isinstance(self.content, list):
             return "".join(part.text or "" for part in self.content)
         return self.content or ""
 
 
 class _Choice(msgspec.Struct):
-    message: _Said | None = None
+    message: _Message | None = None
     finish_reason: str | None = None
+    error: Any = None
 
 
 class _Body(msgspec.Struct):
-    choices: list[_Choice]
+    choices: list[_Choice] | None = None
     usage: Any = None
+    error: Any = None
 
     def counted(self, name: str) -> int:
-        """Return a count of tokens, 0 for none or for nonsense: an answer is not thrown away for it."""
+        """Return a count of tokens, 0 for a missing or impossible one: the answer is kept all the same."""
         found = self.usage.get(name) if isinstance(self.usage, dict) else None
         if not isinstance(found, int | float) or isinstance(found, bool):
             return 0
@@ -114,7 +143,7 @@ _decoder = msgspec.json.Decoder(_Body)
 
 
 class Pace:
-    """At most ``per_minute`` starts a minute, evenly spaced; 0 sets no limit."""
+    """At most ``per_minute`` starts per minute, evenly spaced; 0 sets no limit."""
 
     def __init__(self, per_minute: float) -> None:
         self._gap = 60.0 / per_minute if per_minute > 0 else 0.0
@@ -129,20 +158,19 @@ class Pace:
         await anyio.sleep(start - now)
 
     def hold(self, seconds: float) -> None:
-        """Let nothing start for so long: an endpoint that is busy is so for every request."""
+        """Start nothing for ``seconds``: an endpoint that is busy is busy for every request."""
         self._next = max(self._next, anyio.current_time() + seconds)
 
 
 class Endpoint:
-    """One endpoint; whoever asks it in a process shares it, with its pace and its purse. Use
-    :func:`open_endpoint`.
-    """
+    """One endpoint, shared by all its users in a process: one pace, one budget. Use :func:`open_endpoint`."""
 
-    def __init__(self, settings: Settings, key: str, session: aiohttp.ClientSession, purse: Purse) -> None:
-        self._settings, self._session, self._purse = settings, session, purse
+    def __init__(
+        self, settings: EndpointConfig, key: str, client: openai.AsyncOpenAI, budget: Budget
+    ) -> None:
+        self._settings, self._client, self._budget = settings, client, budget
         self._url = settings.base_url.rstrip("/") + "/chat/completions"
         self._key = key
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._pace = Pace(settings.requests_per_minute)
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
@@ -154,13 +182,13 @@ class Endpoint:
         sampling: SamplingConfig,
         system: str | None = None,
         seed: int | None = None,
-    ) -> Answer:
-        """Continue a conversation; ``turns`` are what the user and the model said in turn, the user last.
+    ) -> EndpointReply:
+        """Continue a conversation; ``turns`` are the texts of user and model in turn, the user last.
 
-        Raises InferenceUnavailable when ``tries`` requests failed, EndpointRefused when it answered that it
-        will not do this one, EndpointMisused when it will not do any, EndpointSpent when the money is spent.
+        Raises InferenceUnavailable when ``tries`` requests failed, EndpointRefused when the endpoint refuses
+        this request, EndpointMisused when it refuses all, EndpointSpent when the budget is spent.
         """
-        body = msgspec.json.encode(self._body(turns, sampling, system, seed))
+        body = self._body(turns, sampling, system, seed)
         retrying = AsyncRetrying(
             sleep=anyio.sleep,
             stop=stop_after_attempt(self._settings.tries),
@@ -170,7 +198,7 @@ class Endpoint:
             reraise=True,
         )
         try:
-            answer: Answer = await retrying(self._ask, body, sampling.max_tokens)
+            reply: EndpointReply = await retrying(self._ask, body, sampling.max_tokens)
         except EndpointRefused as error:
             self._note_refusal(error)
             raise
@@ -179,16 +207,16 @@ class Endpoint:
             tries = f"{self._settings.tries} requests failed, the last one: {error.what}"
             raise InferenceUnavailable(tries, where=self._url) from error
         self._counts["answers"] += 1
-        return answer
+        return reply
 
     def statistics(self) -> dict[str, float]:
         """Counts of requests, retries, refusals, failures and tokens; money in the currency of the prices."""
         counts = self._counts
         seconds = self._seconds / counts["requests"] if counts["requests"] else 0.0
-        return {"mean_seconds": seconds, **self._purse.statistics(), **counts}
+        return {"mean_seconds": seconds, **self._budget.statistics(), **counts}
 
     def _note_refusal(self, error: EndpointRefused) -> None:
-        """Count it. Raises EndpointMisused when nothing but refusals ever came."""
+        """Count it. Raises EndpointMisused when no request was ever answered."""
         self._counts["refused"] += 1
         if not self._counts["answers"] and self._counts["refused"] >= _REFUSED_AT_FIRST:
             raise EndpointMisused(
@@ -221,93 +249,112 @@ class Endpoint:
             body["seed"] = seed
         return body | settings.extra
 
-    async def _ask(self, body: bytes, most_tokens: int) -> Answer:
-        async with self._purse.paying(body, most_tokens) as bill:
+    async def _ask(self, body: dict[str, Any], most_tokens: int) -> EndpointReply:
+        encoded = msgspec.json.encode(body)
+        async with self._budget.request(encoded, most_tokens) as charge:
             await self._pace.turn()
             self._counts["requests"] += 1
-            started, bill.sent = time.perf_counter(), True
+            started, charge.sent = time.perf_counter(), True
             try:
-                return self._answer(bill, body, await self._post(bill, body))
+                return self._reply(charge, encoded, await self._post(charge, body))
             finally:
                 self._seconds += time.perf_counter() - started
 
-    async def _post(self, bill: Bill, body: bytes) -> bytes:
-        """Return the body of an answer that is one. ``bill`` is told when none can have been charged."""
-        seconds = self._settings.request_seconds
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, _CONNECT_SECONDS))
-        try:
-            async with self._session.post(
-                self._url, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                if response.status != 200:
-                    bill.sent = False
-                payload = await _read(response)
-                if response.status != 200:
-                    raise self._fault(response, payload)
-                return payload
-        except TimeoutError as error:
-            raise _Busy(f"no answer in {seconds:g} s") from error
-        except aiohttp.ClientConnectorError as error:
-            bill.sent = False
-            raise _Busy(f"the connection failed: {error}") from error
-        except aiohttp.ClientError as error:
-            raise _Busy(f"the connection failed: {error or type(error).__name__}") from error
+    async def _post(self, charge: Charge, body: dict[str, Any]) -> bytes:
+        """Return the body of an answer with status 200; mark in ``charge`` that nothing can be charged."""
+        import httpx2
+        import openai
 
-    def _fault(self, response: aiohttp.ClientResponse, payload: bytes) -> SpadeError:
-        status = response.status
-        text = " ".join(payload[:500].decode(errors="replace").split())
+        seconds = self._settings.request_seconds
+        # Neither a key that is not ours nor the names of another account may reach the endpoint.
+        hidden = ("OpenAI-Organization", "OpenAI-Project", *(() if self._key else ("Authorization",)))
+        create: Any = self._client.chat.completions.with_streaming_response.create
+        try:
+            with anyio.fail_after(seconds):
+                async with create(
+                    model=body["model"],
+                    messages=body["messages"],
+                    extra_body=body,
+                    extra_headers=dict.fromkeys(hidden, openai.omit),
+                    timeout=httpx2.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS)),
+                ) as response:
+                    return await _read(response)
+        except openai.APIStatusError as error:
+            charge.sent = False
+            raise self._fault(error.status_code, error.response.text, error.response.headers) from error
+        except (TimeoutError, openai.APITimeoutError) as error:
+            charge.sent = not isinstance(error.__cause__, httpx2.ConnectTimeout)
+            raise _Busy(f"no answer in {seconds:g} s") from error
+        except (openai.APIConnectionError, httpx2.HTTPError) as error:
+            cause = error.__cause__ or error
+            charge.sent = not isinstance(cause, httpx2.ConnectError)
+            raise _Busy(f"the connection failed: {cause or type(cause).__name__}") from error
+
+    def _fault(self, status: int, body: str, headers: Mapping[str, str]) -> SpadeError:
+        """Return the error that an HTTP status, or an error object in an answer, means."""
+        text = " ".join(body[:500].split())
         if self._key:
-            text = text.replace(
-                self._key, "(the key)"
-            )  # reasons are facts of the run: they are kept and shown
+            text = text.replace(self._key, "(the key)")  # reasons are published and stored
         self._counts[f"http_{status}"] += 1
         if status in _AGAIN or status >= 500:
-            after = _asked_delay(response.headers.get("Retry-After"), time.time())
-            self._pace.hold(after)
+            after = _asked_delay(headers.get("Retry-After"), time.time())
+            self._pace.hold(after or (_FIRST_DELAY if status == 429 else 0.0))
             return _Busy(f"HTTP {status}: {text}", after=after)
-        if status in _OURS or status < 400:
-            what = f"the endpoint answered HTTP {status}: {response.headers.get('Location') or text}"
-            remedy = _MOVED if 300 <= status < 400 else _OURS.get(status, _OURS[404])
-            return EndpointMisused(what, where=self._url, remedy=remedy)
+        if status in _REMEDIES or status < 400:
+            what = f"the endpoint answered HTTP {status}: {headers.get('Location') or text}"
+            return EndpointMisused(what, where=self._url, remedy=_REMEDIES.get(status, _MOVED))
         return EndpointRefused(f"HTTP {status}: {text}", where=self._url)
 
-    def _answer(self, bill: Bill, body: bytes, payload: bytes) -> Answer:
+    def _reply(self, charge: Charge, body: bytes, payload: bytes) -> EndpointReply:
+        """Return the text of an answer with status 200. Raises the error that it reports."""
         try:
             found = _decoder.decode(payload)
         except msgspec.DecodeError as error:
             self._counts["unreadable"] += 1
             raise _Busy(f"unreadable answer: {error}: {payload[:120]!r}") from error
-        if not found.choices or (said := found.choices[0].message) is None:
+        choice = found.choices[0] if found.choices else _Choice()
+        if choice.message is not None:
+            text = choice.message.text
+            asked, written = found.counted("prompt_tokens"), found.counted("completion_tokens")
+            self._budget.count(charge, body, text, (asked, written))
+            self._counts["tokens_in"] += asked
+            self._counts["tokens_out"] += written
+        if fault := found.error or choice.error:
+            charge.sent = choice.message is not None
+            raise self._fault(_status_of(fault), msgspec.json.encode(fault).decode(), {})
+        if choice.message is None:
             self._counts["unreadable"] += 1
             raise _Busy("the answer has no message")
-        text, asked, written = said.text, found.counted("prompt_tokens"), found.counted("completion_tokens")
-        self._purse.count(bill, body, text, (asked, written))
-        self._counts["tokens_in"] += asked
-        self._counts["tokens_out"] += written
-        if found.choices[0].finish_reason == "content_filter":
-            raise EndpointRefused("its content filter stopped the answer", where=self._url)
-        if said.refusal and not text:
-            raise EndpointRefused(f"it declined: {said.refusal[:500]}", where=self._url)
-        return Answer(
-            text=text,
-            finish="length" if found.choices[0].finish_reason == "length" else "stop",
-            tokens_in=asked,
-            tokens_out=written,
-        )
+        finish = (choice.finish_reason or "").lower()
+        if finish in _FILTERED:
+            raise EndpointRefused(f"its content filter stopped the answer ({finish})", where=self._url)
+        if choice.message.refusal and not text:
+            raise EndpointRefused(f"it declined: {choice.message.refusal[:500]}", where=self._url)
+        if finish not in _WHOLE | _CUT:
+            self._counts["unfinished"] += 1
+            raise _Busy(f"the answer ended with the reason {choice.finish_reason!r}: it may not be whole")
+        return EndpointReply(text, "stop" if finish in _WHOLE else "length", asked, written)
 
 
 @asynccontextmanager
-async def open_endpoint(settings: Settings, ledger: Ledger | None = None) -> AsyncIterator[Endpoint]:
-    """Yield the endpoint of ``settings`` with a session of its own. ``ledger`` keeps what its answers cost,
-    for ``max_cost``; None: only this process counts. Raises ConfigError without its key.
+async def open_endpoint(settings: EndpointConfig, add: Add | None = None) -> AsyncIterator[Endpoint]:
+    """Yield the endpoint of ``settings``. ``add`` keeps the run's sum of costs, None: of this process only.
+
+    Raises ConfigError without its key.
     """
-    headers = {"Content-Type": "application/json"}
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, headers=headers, trust_env=True) as session:
-        yield Endpoint(settings, key_of(settings), session, Purse(settings, ledger))
+    key = key_of(settings)
+
+    import openai  # takes a second
+
+    transport = openai.DefaultAsyncHttpxClient(follow_redirects=False)
+    client = openai.AsyncOpenAI(
+        base_url=settings.base_url, api_key=key or "none", max_retries=0, http_client=transport
+    )
+    async with client:
+        yield Endpoint(settings, key, client, Budget(settings, add))
 
 
-def key_of(settings: Settings) -> str:
+def key_of(settings: EndpointConfig) -> str:
     """Return the key that ``key_env`` names, "" when it names none. Raises ConfigError when it is not set."""
     if not settings.key_env:
         return ""
@@ -321,15 +368,26 @@ def key_of(settings: Settings) -> str:
     )
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body. Raises _Busy when it is longer than any answer."""
+async def _read(response: openai.AsyncAPIResponse[Any]) -> bytes:
+    """Return the body. Raises _Busy when it is longer than LARGEST_ANSWER."""
     chunks, size = [], 0
-    async for chunk in response.content.iter_any():
+    async for chunk in response.iter_bytes():
         chunks.append(chunk)
         size += len(chunk)
         if size > LARGEST_ANSWER:
             raise _Busy(f"the answer is longer than {LARGEST_ANSWER >> 20} MiB")
     return b"".join(chunks)
+
+
+def _status_of(fault: object) -> int:
+    """Return the HTTP status that an error object names by number or by word, else 502."""
+    fields = fault if isinstance(fault, dict) else {"type": fault}
+    for name in ("code", "status", "status_code", "http_status"):
+        value = str(fields.get(name, ""))
+        if value.isdecimal() and 300 <= int(value) < 600:
+            return int(value)
+    words = " ".join(str(fields.get(name)) for name in ("code", "status", "type")).lower().replace(" ", "_")
+    return next((status for word, status in _NAMED.items() if word in words), _UNNAMED)
 
 
 def _asked_delay(header: str | None, now: float) -> float:
@@ -345,7 +403,7 @@ def _asked_delay(header: str | None, now: float) -> float:
 
 
 def _delay(state: RetryCallState) -> float:
-    """Return the seconds before the next try: exponential with jitter, at least what was asked for."""
+    """Return the seconds before the next try: exponential with jitter, at least the delay asked for."""
     error = state.outcome.exception() if state.outcome else None
     asked = error.after if isinstance(error, _Busy) else 0.0
     grown = float(min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (state.attempt_number - 1)))

@@ -1,15 +1,15 @@
-"""What a run may pay for the answers of an endpoint, over all its lives and hosts.
+"""The budget of a run for an endpoint.
 
-A request reserves the most that it may cost before it is sent, so requests that are on their way together
-stay below the limit too. What was paid is kept in a ledger outside of the process: one that is started again
-knows what those before it have spent.
+A request reserves the most that it may cost before it is sent, so requests in flight together stay within the
+budget too. The sum lies in the run's state bucket: a restarted process, or one on another host, continues it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import anyio
 import structlog
@@ -19,107 +19,89 @@ from engine.errors import SpadeError
 
 if TYPE_CHECKING:
     from bus import Bus
-    from engine.config import EndpointConfig as Settings
+    from engine.config import EndpointConfig
 
-# Code and prose take three to four bytes a token; what a request reserves is more than that.
+# Code and prose have three to four bytes per token; a reservation assumes fewer.
 _BYTES_RESERVED, _BYTES_COUNTED = 2, 3
 _MILLION = 1e6
 _SETTLE_SECONDS = 10.0
+
+Add = Callable[[float], Awaitable[float]]
+"""Adds an amount to the sum of the run and returns the sum; an amount of 0 only reads. Raises BusError."""
 
 log = structlog.get_logger("spade.endpoint")
 
 
 class EndpointSpent(SpadeError):
-    """The run has paid for an endpoint what it may pay: nothing more is asked."""
+    """The budget of the run for an endpoint is spent; no further request is sent."""
 
 
-class Ledger(Protocol):
-    """Keeps a sum that several processes add to."""
+def run_total(bus: Bus, key: str) -> Add:
+    """Return the sum of all processes of a run, kept under ``key`` of its state bucket."""
 
-    async def add(self, amount: float) -> float:
-        """Add to the sum and return it."""
-
-
-class InMemory:
-    """The ledger of one process."""
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-
-    async def add(self, amount: float) -> float:
-        """Add to the sum and return it."""
-        self._sum += amount
-        return self._sum
-
-
-class OnBus:
-    """The ledger of a run, under ``key`` of its state bucket. Raises BusError."""
-
-    def __init__(self, bus: Bus, key: str) -> None:
-        self._bus, self._key = bus, key
-
-    async def add(self, amount: float) -> float:
-        """Add to the sum and return it; nothing is written for an amount of 0."""
+    async def add(amount: float) -> float:
         while True:
-            found = await self._bus.state_get(self._key)
-            revision, value = found or (0, b"0")
+            revision, value = await bus.state_get(key) or (0, b"0")
             total = float(value) + amount
             if not amount:
                 return total
             try:
-                await self._bus.state_update(self._key, repr(total).encode(), revision)
+                await bus.state_update(key, repr(total).encode(), revision)
             except Conflict:
-                continue  # another host has paid meanwhile
+                continue  # another host has added meanwhile
             return total
 
+    return add
 
-class Bill:
-    """One request: what was reserved for it, and what it came to. An answer that was not seen may have been
-    made and charged all the same, so it counts like the others.
+
+@dataclass
+class Charge:
+    """The price of one request: ``reserved`` before the answer, ``cost`` once it is known.
+
+    A request that was ``sent`` and not answered may have been charged, so it counts with its reservation.
     """
 
-    def __init__(self, reserved: float) -> None:
-        self.reserved = reserved
-        self.cost = 0.0
-        self.sent = self.answered = False
+    reserved: float
+    cost: float | None = None
+    sent: bool = False
 
 
-class Purse:
+class Budget:
     """Pays for the requests of one endpoint. With ``max_cost`` 0 it only counts."""
 
-    def __init__(self, settings: Settings, ledger: Ledger | None = None) -> None:
-        self._settings, self._ledger = settings, ledger or InMemory()
-        self._spent = self._reserved = self._owed = 0.0
+    def __init__(self, settings: EndpointConfig, add: Add | None = None) -> None:
+        self._settings, self._add = settings, add or self._add_here
+        self._here = self._spent = self._reserved = self._owed = 0.0
+        self._cost = self._unseen = 0.0
         self._open = 0
-        self._answers, self._cost, self._unseen = 0, 0.0, 0.0
         self._settled = anyio.Condition()
 
     @asynccontextmanager
-    async def paying(self, body: bytes, most_tokens: int) -> AsyncIterator[Bill]:
-        """Pay for the request in this context; its answer is told to :meth:`count`.
+    async def request(self, body: bytes, most_tokens: int) -> AsyncIterator[Charge]:
+        """Pay for the request in this context, whose answer is passed to :meth:`count`.
 
-        Waits while the rest of the money is reserved for others. Raises EndpointSpent when this request
-        could cost more than is left, BusError when the ledger cannot be read or written.
+        Waits while the rest of the budget is reserved. Raises EndpointSpent when the request could cost more
+        than is left, BusError when the run's sum cannot be read.
         """
-        bill = Bill(self._price(len(body) / _BYTES_RESERVED, most_tokens))
-        await self._reserve(bill)
+        charge = Charge(self._price(len(body) / _BYTES_RESERVED, most_tokens))
+        if self._settings.max_cost:
+            await self._reserve(charge)
         try:
-            yield bill
+            yield charge
         finally:
-            # Cancelled or not, what was asked for is paid: it must reach the ledger.
+            # A request that was sent is paid for, also when it is cancelled.
             with anyio.CancelScope(shield=True), anyio.move_on_after(_SETTLE_SECONDS):
-                await self._settle(bill)
+                await self._settle(charge)
 
-    def count(self, bill: Bill, body: bytes, text: str, tokens: tuple[int, int]) -> None:
-        """Note the answer to a request. ``tokens`` in and out are estimated where they are 0: not told."""
-        asked, written = tokens
-        asked_for = asked or len(body) / _BYTES_COUNTED
-        bill.cost = self._price(asked_for, written or len(text.encode()) / _BYTES_COUNTED)
-        bill.answered = True
+    def count(self, charge: Charge, body: bytes, text: str, tokens: tuple[int, int]) -> None:
+        """Note the answer to a request; ``tokens`` in and out are estimated where they are 0 (not given)."""
+        tokens_in = tokens[0] or len(body) / _BYTES_COUNTED
+        charge.cost = self._price(tokens_in, tokens[1] or len(text.encode()) / _BYTES_COUNTED)
 
     def statistics(self) -> dict[str, float]:
-        """``cost`` of the answers of this process, ``cost_unseen`` of those that never came; with a limit,
-        ``spent`` by the whole run and what is ``left``.
+        """Return the ``cost`` of this process's answers, and ``cost_unseen`` of those that never came.
+
+        With a limit also the whole run's ``spent`` and ``left``.
         """
         found = {"cost": self._cost, "cost_unseen": self._unseen}
         if self._settings.max_cost:
@@ -129,53 +111,52 @@ class Purse:
     def _price(self, tokens_in: float, tokens_out: float) -> float:
         return (tokens_in * self._settings.price_in + tokens_out * self._settings.price_out) / _MILLION
 
-    async def _reserve(self, bill: Bill) -> None:
-        if not self._settings.max_cost:
-            return
+    async def _add_here(self, amount: float) -> float:
+        self._here += amount
+        return self._here
+
+    async def _reserve(self, charge: Charge) -> None:
+        def short() -> bool:
+            taken = self._spent + self._owed + self._reserved
+            return taken + charge.reserved > self._settings.max_cost
+
         async with self._settled:
-            await self._enter()
-            while self._short(bill) and self._open:
+            await self._pay()
+            while short() and self._open:
                 await self._settled.wait()
-            if self._short(bill):
-                raise self._exhausted(bill)
+            if short():
+                raise self._exhausted(charge)
             self._open += 1
-            self._reserved += bill.reserved
+            self._reserved += charge.reserved
 
-    def _short(self, bill: Bill) -> bool:
-        taken = self._spent + self._owed + self._reserved
-        return taken + bill.reserved > self._settings.max_cost
-
-    async def _settle(self, bill: Bill) -> None:
-        if bill.sent and not bill.answered:
-            bill.cost = self._cost / self._answers if self._answers else bill.reserved
-            self._unseen += bill.cost
-        elif bill.answered:
-            self._answers += 1
-            self._cost += bill.cost
+    async def _settle(self, charge: Charge) -> None:
+        unseen = charge.reserved if charge.sent and charge.cost is None else 0.0
+        self._cost += charge.cost or 0.0
+        self._unseen += unseen
         if not self._settings.max_cost:
             return
         async with self._settled:
             self._open -= 1
-            self._reserved = self._reserved - bill.reserved if self._open else 0.0
-            self._owed += bill.cost
+            self._reserved = self._reserved - charge.reserved if self._open else 0.0
+            self._owed += unseen + (charge.cost or 0.0)
             self._settled.notify_all()
             try:
-                await self._enter()
+                await self._pay()
             except BusError as error:
-                log.warning("cost_not_entered", owed=self._owed, why=str(error))
+                log.warning("cost_not_recorded", owed=self._owed, why=str(error))
 
-    async def _enter(self) -> None:
-        """Enter what is owed into the ledger, and read what all have spent."""
+    async def _pay(self) -> None:
+        """Add what this process owes to the run's sum, and read the sum."""
         owed = self._owed
-        self._spent = await self._ledger.add(owed)
+        self._spent = await self._add(owed)
         self._owed -= owed
 
-    def _exhausted(self, bill: Bill) -> EndpointSpent:
+    def _exhausted(self, charge: Charge) -> EndpointSpent:
         settings, spent = self._settings, self._spent + self._owed
         return EndpointSpent(
             f"The run has spent {spent:.2f} on the endpoint {settings.base_url} ({settings.model}), another "
-            f"request may cost {bill.reserved:.2f}, and max_cost is {settings.max_cost:g}.",
+            f"request may cost {charge.reserved:.2f}, and max_cost is {settings.max_cost:g}.",
             where="designer.external.max_cost",
-            remedy="Raise it and run the same command again: the run goes on where it stopped. Or go on "
+            remedy="Raise it and run the same command again: the run continues where it stopped. Or continue "
             'with designer.kind="policy" (hint_writer="self").',
         )

@@ -181,8 +181,8 @@ class Workshop:
         source = draft.source or extract(draft.reply.visible)
         if not source.strip():
             thinks = draft.text.strip() and not draft.reply.visible.strip()
-            why = "the reasoning does not end" if thinks else "no program in the reply"
-            return Judged(draft, source, "extract", why)
+            why = ": its reasoning does not end" if thinks else ""
+            return Judged(draft, source, "extract", f"no program in the reply{why}")
         ambiguous = rivals(source)
         if ambiguous:
             return Judged(draft, source, "load", f"which class is the game? {' and '.join(ambiguous)}")

@@ -15,7 +15,7 @@ from engine import models
 from engine.errors import ConfigError
 from engine.inference.endpoint import Endpoint, key_of, open_endpoint
 from engine.inference.frozen import config_of, open_frozen
-from engine.inference.spending import OnBus
+from engine.inference.spending import run_total
 from roles.designer.design_backends import Author, EndpointAuthor, PlainText, PolicyAuthor, TokenAuthor
 from roles.designer.environment_pool import Programs, read
 from roles.designer.prompt import PromptWriter
@@ -56,16 +56,17 @@ async def open_designer(
 
 @asynccontextmanager
 async def open_external(context: RoleContext) -> AsyncIterator[Endpoint | None]:
-    """Yield the endpoint that writes designs, hints, or both with one pace and one purse; None where neither
-    is external. Raises ConfigError for a missing key.
+    """Yield the external endpoint for designs, hints or both (one rate limit, one budget); None without one.
+
+    Raises ConfigError for a missing key.
     """
     designer = context.config.designer
     if "external" not in (designer.kind, designer.hint_writer):
         yield None
         return
     settings = designer.external
-    ledger = OnBus(context.bus, account(settings)) if settings.max_cost else None
-    async with open_endpoint(settings, ledger) as endpoint:
+    add = run_total(context.bus, account(settings)) if settings.max_cost else None
+    async with open_endpoint(settings, add) as endpoint:
         yield endpoint
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 from scenes.endpoint_fake import Behaviour, Drop, FakeEndpoint, Hang, Raw, Say, Script, fake_endpoint
 
@@ -204,6 +205,124 @@ async def test_a_refusal_with_status_200_is_one_and_is_paid(choice: bytes, reaso
                 await endpoint.write(["x"], sampling=SAMPLING)
             assert endpoint.statistics()["cost"] == pytest.approx(0.001)
         assert len(fake.bodies) == 1
+
+
+def choice(finish: object, text: str = "half a text", **more: Any) -> bytes:
+    entry = {"message": {"content": text}, "finish_reason": finish, **more}
+    return msgspec.json.encode({"choices": [entry]})
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("stop", "stop"),
+        ("STOP", "stop"),
+        ("end_turn", "stop"),
+        ("eos", "stop"),
+        ("length", "length"),
+        ("max_tokens", "length"),
+        ("MAX_TOKENS", "length"),
+        ("model_context_window_exceeded", "length"),
+    ],
+)
+async def test_whole_and_cut_answers_by_their_known_names(reason: str, finish: str) -> None:
+    async with (
+        fake_endpoint(play(Raw(choice(reason)))) as fake,
+        open_endpoint(settings(fake)) as endpoint,
+    ):
+        reply = await endpoint.write(["x"], sampling=SAMPLING)
+    assert (reply.text, reply.finish) == ("half a text", finish)
+
+
+@pytest.mark.parametrize(
+    "reason", ["error", "network_error", "insufficient_system_resource", "tool_calls", "aborted", "", None]
+)
+async def test_an_answer_that_ended_in_another_way_is_asked_again(reason: str | None) -> None:
+    """Half a program is no attempt, half a hint no hint."""
+    async with fake_endpoint(play(Raw(choice(reason)), Say("whole"))) as fake:
+        async with open_endpoint(settings(fake)) as endpoint:
+            assert (await endpoint.write(["x"], sampling=SAMPLING)).text == "whole"
+            assert endpoint.statistics()["unfinished"] == 1
+        fake.script = play(Raw(choice(reason)))
+        async with open_endpoint(settings(fake, tries=2)) as endpoint:
+            with pytest.raises(InferenceUnavailable, match="may not be whole"):
+                await endpoint.write(["x"], sampling=SAMPLING)
+
+
+@pytest.mark.parametrize("reason", ["SAFETY", "sensitive", "content_filter", "refusal", "PROHIBITED_CONTENT"])
+@pytest.mark.parametrize("text", ["", "half a text"])
+async def test_a_filtered_answer_is_a_refusal(reason: str, text: str) -> None:
+    async with (
+        fake_endpoint(play(Raw(choice(reason, text)))) as fake,
+        open_endpoint(settings(fake)) as endpoint,
+    ):
+        with pytest.raises(EndpointRefused, match=reason.lower()):
+            await endpoint.write(["x"], sampling=SAMPLING)
+        assert len(fake.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"code": 402, "message": "no credit"}, EndpointMisused),
+        ({"code": "401"}, EndpointMisused),
+        ({"status": 404}, EndpointMisused),
+        ({"type": "authentication_error", "message": "who?"}, EndpointMisused),
+        ({"code": 400, "message": "too long"}, EndpointRefused),
+        ({"code": "context_length_exceeded"}, EndpointRefused),
+        ({"type": "invalid_request_error"}, EndpointRefused),
+        ({"code": 429}, InferenceUnavailable),
+        ({"type": "rate_limit_error"}, InferenceUnavailable),
+        ({"type": "overloaded_error"}, InferenceUnavailable),
+        ({"code": "E17", "message": "not found in the permission cache"}, InferenceUnavailable),
+        ("rate limit exceeded", InferenceUnavailable),
+        ({"message": "rate is fine, permission too"}, InferenceUnavailable),
+    ],
+)
+@pytest.mark.parametrize("where", ["top", "choice"])
+async def test_an_error_object_in_an_answer_counts_as_the_status_that_it_names(
+    error: object, kind: type[SpadeError], where: str
+) -> None:
+    body = msgspec.json.encode({"error": error}) if where == "top" else choice("error", error=error)
+    async with (
+        fake_endpoint(play(Raw(body))) as fake,
+        open_endpoint(settings(fake, tries=2, price_out=1.0)) as endpoint,
+    ):
+        with pytest.raises(kind):
+            await endpoint.write(["x"], sampling=SAMPLING)
+        assert len(fake.bodies) == (2 if kind is InferenceUnavailable else 1)
+        assert endpoint.statistics()["cost_unseen"] == 0.0
+
+
+async def test_an_error_429_in_an_answer_holds_the_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_DELAY", 0.2)
+    body = msgspec.json.encode({"error": {"code": 429}})
+    async with (
+        fake_endpoint(play(Raw(body), Say("now"))) as fake,
+        open_endpoint(settings(fake, tries=1)) as endpoint,
+    ):
+        started = time.monotonic()
+        with pytest.raises(InferenceUnavailable):
+            await endpoint.write(["x"], sampling=SAMPLING)
+        await endpoint.write(["x"], sampling=SAMPLING)
+        assert time.monotonic() - started >= 0.2
+
+
+async def test_blank_lines_before_an_answer_are_skipped() -> None:
+    async with (
+        fake_endpoint(play(Raw(b"\n\n  \n" + choice("stop")))) as fake,
+        open_endpoint(settings(fake)) as endpoint,
+    ):
+        assert (await endpoint.write(["x"], sampling=SAMPLING)).text == "half a text"
+
+
+async def test_no_account_of_the_environment_reaches_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "mine")
+    async with fake_endpoint(play(Say("x"))) as fake, open_endpoint(settings(fake)) as endpoint:
+        await endpoint.write(["x"], sampling=SAMPLING)
+    (headers,) = fake.headers
+    assert "mine" not in " ".join(headers.values())
 
 
 async def test_starts_are_spaced() -> None:

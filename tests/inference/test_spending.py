@@ -1,4 +1,4 @@
-"""What a run may pay for an endpoint: against a real local server, with the ledger of a bus."""
+"""The budget of a run for an endpoint, against a real local server, with the sum on a bus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.config import SamplingConfig
 from engine.inference import endpoint as module
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import open_endpoint
-from engine.inference.spending import EndpointSpent, InMemory, OnBus
+from engine.inference.spending import EndpointSpent, run_total
 
 SAMPLING = SamplingConfig(max_tokens=200)
 ANSWER = (100 * 1000 + 20 * 10_000) / 1e6
@@ -38,6 +38,19 @@ def settings(url: str, **fields: Any) -> Settings:
 
 def bus() -> MemoryBus:
     return MemoryBus(run="t", role="designer", instance="x")
+
+
+class Total:
+    """The sum of a run, which cannot be reached while ``broken``."""
+
+    def __init__(self) -> None:
+        self.sum, self.broken = 0.0, False
+
+    async def __call__(self, amount: float) -> float:
+        if self.broken:
+            raise BusUnavailable("the state bucket", 1.0)
+        self.sum += amount
+        return self.sum
 
 
 async def test_nothing_is_asked_that_could_cost_more_than_is_left() -> None:
@@ -94,7 +107,7 @@ async def test_a_life_knows_what_those_before_it_have_spent() -> None:
     wire = bus()
     async with fake_endpoint(lambda _: Say("x")) as fake:
         for life in range(4):
-            ledger = OnBus(wire.peer("designer", f"host-{life}"), "designer.spent.e")
+            ledger = run_total(wire.peer("designer", f"host-{life}"), "designer.spent.e")
             limited = settings(fake.url, max_cost=MOST + 2 * ANSWER)
             async with open_endpoint(limited, ledger) as endpoint:
                 if life < 3:
@@ -104,19 +117,19 @@ async def test_a_life_knows_what_those_before_it_have_spent() -> None:
                         await endpoint.write(["x"], sampling=SAMPLING)
                     assert endpoint.statistics()["cost"] == 0.0
         more = settings(fake.url, max_cost=10.0)
-        async with open_endpoint(more, OnBus(wire, "designer.spent.e")) as endpoint:
+        async with open_endpoint(more, run_total(wire, "designer.spent.e")) as endpoint:
             await endpoint.write(["x"], sampling=SAMPLING)
             assert endpoint.statistics()["spent"] == pytest.approx(4 * ANSWER)
 
 
 async def test_hosts_add_to_one_sum() -> None:
     wire = bus()
-    ledgers = [OnBus(wire.peer("designer", f"host-{n}"), "designer.spent.e") for n in range(4)]
+    totals = [run_total(wire.peer("designer", f"host-{n}"), "designer.spent.e") for n in range(4)]
     async with anyio.create_task_group() as tasks:
-        for ledger in ledgers:
+        for total in totals:
             for _ in range(5):
-                tasks.start_soon(ledger.add, 0.25)
-    assert await ledgers[0].add(0.0) == pytest.approx(5.0)
+                tasks.start_soon(total, 0.25)
+    assert await totals[0](0.0) == pytest.approx(5.0)
 
 
 SILENT: dict[str, tuple[Behaviour, bool]] = {
@@ -139,7 +152,7 @@ async def test_an_answer_that_never_came_may_have_been_charged(fault: Behaviour,
                 await endpoint.write(["x"], sampling=SAMPLING)
             found = endpoint.statistics()
     assert found["cost"] == pytest.approx(ANSWER)
-    assert found["cost_unseen"] == pytest.approx(2 * ANSWER if counts else 0.0)
+    assert (found["cost_unseen"] > 2 * ANSWER) == counts, "as much as was reserved"
     assert found["spent"] == pytest.approx(found["cost"] + found["cost_unseen"])
 
 
@@ -166,16 +179,16 @@ async def test_a_request_that_is_cancelled_is_entered() -> None:
         asked.set()
         return Hang()
 
-    ledger = InMemory()
+    spent = Total()
     async with (
         fake_endpoint(script) as fake,
-        open_endpoint(settings(fake.url, max_cost=5.0), ledger) as endpoint,
+        open_endpoint(settings(fake.url, max_cost=5.0), spent) as endpoint,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(partial(endpoint.write, ["x"], sampling=SAMPLING))
         await asked.wait()
         tasks.cancel_scope.cancel()
-    assert await ledger.add(0.0) > 0
+    assert spent.sum > 0
 
 
 @pytest.mark.parametrize(
@@ -201,29 +214,19 @@ async def test_an_endpoint_that_counts_nothing_is_estimated(usage: bytes) -> Non
         assert endpoint.statistics()["cost"] == pytest.approx(1.0 + 1.0, rel=0.1)
 
 
-async def test_what_the_ledger_did_not_take_is_still_owed() -> None:
-    class Flaky(InMemory):
-        broken = False
+async def test_a_cost_that_could_not_be_recorded_is_still_owed() -> None:
+    spent = Total()
 
-        async def add(self, amount: float) -> float:
-            if self.broken:
-                raise BusUnavailable("the ledger", 1.0)
-            return await super().add(amount)
+    def script(_: str) -> Behaviour:
+        spent.broken = True
+        return Say("x")
 
-    ledger = Flaky()
     async with (
-        fake_endpoint(lambda _: Say("x")) as fake,
-        open_endpoint(settings(fake.url, max_cost=50.0), ledger) as endpoint,
+        fake_endpoint(script) as fake,
+        open_endpoint(settings(fake.url, max_cost=50.0), spent) as endpoint,
     ):
-        count = endpoint._purse.count
-
-        def count_and_break(*arguments: Any) -> None:
-            count(*arguments)
-            ledger.broken = True
-
-        endpoint._purse.count = count_and_break  # type: ignore[method-assign]
         await endpoint.write(["x"], sampling=SAMPLING)
-        assert await InMemory.add(ledger, 0.0) == 0.0
-        ledger.broken = False
+        assert spent.sum == 0.0
+        spent.broken = False
         await endpoint.write(["x"], sampling=SAMPLING)
-    assert await InMemory.add(ledger, 0.0) == pytest.approx(ANSWER), "the first; the second one broke again"
+    assert spent.sum == pytest.approx(ANSWER), "the first; the second could not be recorded either"

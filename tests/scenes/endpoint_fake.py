@@ -61,10 +61,12 @@ class FakeEndpoint:
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.headers.append(dict(request.headers))
         self.keys.append(request.headers.get("Authorization", ""))
         behaviour = self.script(body["messages"][-1]["content"])
         if not isinstance(behaviour, Say):
