@@ -28,6 +28,18 @@ def registered(group: str) -> Mapping[str, EntryPoint]:
     return {entry.name: entry for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
 
 
+def has_scheme(group: str, source: str) -> bool:
+    """Return whether ``source`` ("scheme:argument") begins with a scheme of the group."""
+    scheme, colon, _ = source.partition(":")
+    return bool(colon) and scheme in registered(group)
+
+
+def schemes(group: str) -> str:
+    """Return the schemes of a group in words, for error texts."""
+    *most, last = (f"{name}:" for name in registered(group))
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def load(group: str, name: str, *, where: str) -> Any:
     """Import a registered part. ``where`` is the key of the recipe that names it.
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from urllib.parse import urlsplit
 
+from engine import registry
 from engine.ablations import GAMES, TOOLS
 from engine.config import Config, EndpointConfig
 
 Problem = tuple[str, str]
-_POOLS = ("dir:", "reasoning_gym:", "gem:")
 _FREE = 64
 """Tokens that a prompt needs at least."""
 _MISSPELT = 0.85
@@ -106,9 +106,8 @@ def _frozen(config: Config) -> Iterator[Problem]:
 
 def _pool(config: Config) -> Iterator[Problem]:
     designer = config.designer
-    scheme, colon, rest = designer.pool.source.partition(":")
-    if f"{scheme}{colon}" not in _POOLS or (scheme == "dir" and not rest):
-        yield "designer.pool.source", 'must be "dir:PATH", "reasoning_gym:" or "gem:"'
+    if not registry.has_scheme(registry.POOLS, designer.pool.source):
+        yield "designer.pool.source", f"must begin with {registry.schemes(registry.POOLS)}"
     if designer.repair:
         yield "designer.repair", "needs a designer that writes: a program of a pool is taken as it is"
     if designer.designs_per_ticket > 1:

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from engine import registry
 from engine.checks.designers import designers
 from engine.checks.learner import learners, longest_reply
 from engine.config import Config, DesignerConfig, SamplingConfig
 
 Problem = tuple[str, str]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
-_CORPORA = ("seeds:", "jsonl:", "dir:", "pydoc:", "botocore:", "hf:")
 _DESIGN_PROMPTS = ("nano", "full", "tools")
 _LEVELS = ("seeds:easy", "seeds:mid", "seeds:hard")
 _LARGEST_SEED = 2**32 - 1
@@ -204,13 +204,13 @@ def _designer(config: Config) -> Iterator[Problem]:
 
 
 def _corpus(designer: DesignerConfig) -> Iterator[Problem]:
-    known = f"{', '.join(_CORPORA[:-1])} or {_CORPORA[-1]}"
+    known = registry.schemes(registry.CORPORA)
     if isinstance(designer.corpus, str):
-        if designer.corpus and not designer.corpus.startswith(_CORPORA):
+        if designer.corpus and not registry.has_scheme(registry.CORPORA, designer.corpus):
             yield "designer.corpus", f"must be empty, off, or begin with {known}"
     else:
         for index, item in enumerate(designer.corpus):
-            if not item.source.startswith(_CORPORA):
+            if not registry.has_scheme(registry.CORPORA, item.source):
                 yield f"designer.corpus[{index}].source", f"must begin with {known}"
             yield from _positive(f"designer.corpus[{index}].weight", item.weight)
     named = [skill.name for skill in designer.custom_skills]

@@ -1,38 +1,39 @@
-"""Programs that are there already, in the place of a designer: a directory, Reasoning Gym, or gem.
+"""A pool of existing programs in place of a designer: a directory, Reasoning Gym, gem, or a plug-in's.
 
-The n-th ticket of a run gets the n-th program of a seeded order, and the order is drawn anew after each pass:
-the same on every host, in any order of answers, and after a restart (reference spec 10).
+The n-th ticket of a run gets the n-th program of a seeded order, which is shuffled again after each pass: the
+same on every host, in any order of answers, and after a restart. A kind of pool is an entry of the group
+``spade.pools``: a function that yields (name, source) for the argument after the colon.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from engine import registry
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine.config import PoolConfig
     from engine.evals.external_benchmarks import Foreign
 
-SCHEMES = ("dir:", "reasoning_gym:", "gem:")
 _KEY = "designer.pool.source"
 
 
 class Programs:
-    """A fixed list of (name, source), dealt without replacement.
+    """A fixed list of (name, source), drawn without replacement.
 
-    A program that is not accepted is replaced, in the ticket's further attempts, by one of an order of its
-    own, so that it takes none away from other tickets.
+    A ticket's further attempts replace a rejected program by one of an order of their own, so that other
+    tickets lose none.
     """
 
     trained: ClassVar[bool] = False
 
     def __init__(self, programs: Sequence[tuple[str, str]], *, seed: int) -> None:
         self._programs, self._seed = sorted(programs), seed
-        self._dealt: set[str] = set()
+        self._drawn: set[str] = set()
         self._passes = self._spares = 0
 
     @classmethod
@@ -41,7 +42,7 @@ class Programs:
         programs = list(read(settings.source))
         if not programs:
             raise ConfigError(
-                f"{_KEY} = {settings.source!r} holds no program.", remedy="Programs are files *.py below it."
+                f"{_KEY} = {settings.source!r} has no program.", remedy="Programs are files *.py below it."
             )
         return cls(programs, seed=settings.seed)
 
@@ -58,7 +59,7 @@ class Programs:
             chosen = others[(attempt - 1) % len(others)]
             self._spares += 1
         name, source = self._programs[chosen]
-        self._dealt.add(name)
+        self._drawn.add(name)
         return name, source
 
     def _order(self, purpose: str, number: int) -> list[int]:
@@ -67,43 +68,53 @@ class Programs:
         return order
 
     def statistics(self) -> dict[str, float]:
-        """Programs, how many of them were dealt, passes begun, and replacements for refused ones."""
+        """Return the numbers of programs, of drawn ones, of passes begun, and of replacements."""
         return {
             "programs": len(self._programs),
-            "dealt": len(self._dealt),
+            "drawn": len(self._drawn),
             "passes": self._passes,
             "spares": self._spares,
         }
 
 
 def read(source: str) -> Iterator[tuple[str, str]]:
-    """Yield the (name, source) of every program of a source. Raises ConfigError."""
-    scheme, colon, argument = source.partition(":")
-    match scheme if colon else "":
-        case "dir":
-            yield from _directory(Path(argument).expanduser())
-        case "reasoning_gym" | "gem":
-            yield from _foreign(scheme, {name.strip() for name in argument.split(",") if name.strip()})
-        case _:
-            known = ", ".join(SCHEMES)
-            raise ConfigError(f"{_KEY} = {source!r} is none of {known}.", remedy="Example: dir:my/programs.")
+    """Yield the (name, source) of every program of a pool. Raises ConfigError."""
+    scheme, _, argument = source.partition(":")
+    reader: Callable[[str], Iterator[tuple[str, str]]] = registry.load(registry.POOLS, scheme, where=_KEY)
+    yield from reader(argument)
 
 
-def _directory(root: Path) -> Iterator[tuple[str, str]]:
-    if not root.is_dir():
-        raise ConfigError(f"{_KEY} names {root}, which is no directory.", remedy="Give the path of one.")
+def read_directory(argument: str) -> Iterator[tuple[str, str]]:
+    """Yield the files ``*.py`` below a directory. Raises ConfigError."""
+    root = Path(argument).expanduser()
+    if not argument or not root.is_dir():
+        raise ConfigError(
+            f"{_KEY} names {argument or 'no directory'!r}, which is not a directory.",
+            remedy="Example: dir:my/programs.",
+        )
     for path in root.rglob("*.py"):
         if not path.is_file():
             continue
         try:
             yield path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path} is not a text in UTF-8.", where=_KEY, remedy="Mend it.") from error
+            raise ConfigError(f"{path} is not UTF-8 text.", where=_KEY, remedy="Save it in UTF-8.") from error
 
 
-def _foreign(package: str, wanted: set[str]) -> Iterator[tuple[str, str]]:
+def read_reasoning_gym(argument: str) -> Iterator[tuple[str, str]]:
+    """Yield the programs of Reasoning Gym, or those of the datasets named. Raises ConfigError."""
+    yield from _external("reasoning_gym", argument)
+
+
+def read_gem(argument: str) -> Iterator[tuple[str, str]]:
+    """Yield the programs of gem, or those of the games named. Raises ConfigError."""
+    yield from _external("gem", argument)
+
+
+def _external(package: str, argument: str) -> Iterator[tuple[str, str]]:
     from engine.evals import external_benchmarks
 
+    wanted = {name.strip() for name in argument.split(",") if name.strip()}
     if not external_benchmarks.installed(package):
         raise ConfigError(
             f'{_KEY} = "{package}:" needs a package that is not installed.',
@@ -121,7 +132,7 @@ def _foreign(package: str, wanted: set[str]) -> Iterator[tuple[str, str]]:
         raise ConfigError(
             f"{package} has no {', '.join(sorted(unknown))}.",
             where=_KEY,
-            remedy="Leave the names away for all.",
+            remedy="Name none of them to take all.",
         )
     for name in wanted or programs:
         for program in programs[name]:

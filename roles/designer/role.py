@@ -23,7 +23,7 @@ from bus.scopes import flat_task_group
 from engine.diversity import similarity
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Draft, Judged, Workshop, mends
-from roles.designer.corpus import Corpus, probe, revisions
+from roles.designer.corpus import Corpus, probe, read_revisions, write_revisions
 from roles.designer.designer_factory import check_designer, open_designer, open_external, prompts_for
 from roles.designer.hint import Hint, HintWriter
 from roles.designer.memory import Memory
@@ -103,9 +103,9 @@ class DesignerRole(Role):
             await self._work()
 
     def _open_corpus(self, chat: ChatTokens) -> Corpus:
-        known = revisions.read(self.context.directory)
+        known = read_revisions(self.context.directory)
         corpus = Corpus.open(self.config, chat, known)
-        revisions.write(self.context.directory, corpus.revisions)
+        write_revisions(self.context.directory, corpus.revisions)
         return corpus
 
     async def _work(self) -> None:

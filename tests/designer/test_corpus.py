@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bus.messages import DesignTicket
 from engine.errors import ConfigError
-from roles.designer.corpus import NO_DOCUMENT, Corpus, Document, Library, Shelf, cut
-from roles.designer.corpus.draw_order import Deck, Mixture
+from roles.designer.corpus import NO_DOCUMENT, Corpus, Document, LoadedCorpus, LoadedSource, cut
+from roles.designer.corpus.draw_order import EpochOrder, Mixture
 
 
 class Words:
@@ -42,11 +42,11 @@ def documents(**skills: int) -> tuple[Document, ...]:
     )
 
 
-def library(*shelves: tuple[Document, ...], weights: Sequence[float] = ()) -> Library:
+def library(*shelves: tuple[Document, ...], weights: Sequence[float] = ()) -> LoadedCorpus:
     shares = weights or [1.0] * len(shelves)
-    return Library(
+    return LoadedCorpus(
         tuple(
-            Shelf(f"s{number}", share, shelf)
+            LoadedSource(f"s{number}", share, shelf)
             for number, (shelf, share) in enumerate(zip(shelves, shares, strict=True))
         )
     )
@@ -112,20 +112,20 @@ def test_a_draw_depends_on_its_ticket_and_attempt_only(
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 3), st.integers(0, 99))
 def test_no_document_comes_back_within_an_epoch(size: int, attempts: int, sharers: int, seed: int) -> None:
-    deck = Deck(size, seed=str(seed), attempts=attempts, sharers=sharers)
+    order = EpochOrder(size, seed=str(seed), attempts=attempts, sharers=sharers)
     by_epoch: dict[int, list[int]] = {}
     for index in range(3 * size + attempts):
-        deal = deck.deal(index)
-        assert deal.done == len(by_epoch.setdefault(deal.epoch, []))
-        by_epoch[deal.epoch].append(deal.position)
+        drawn = order.draw(index)
+        assert drawn.done == len(by_epoch.setdefault(drawn.epoch, []))
+        by_epoch[drawn.epoch].append(drawn.position)
     assert all(len(set(positions)) == len(positions) for positions in by_epoch.values())
-    assert len(by_epoch[0]) == deck.length > size - attempts * sharers
+    assert len(by_epoch[0]) == order.length > size - attempts * sharers
 
 
 @given(st.integers(10, 60), st.integers(2, 5))
 def test_over_the_passes_nearly_every_document_is_a_first_attempt(size: int, attempts: int) -> None:
-    deck = Deck(size, seed="s", attempts=attempts)
-    firsts = [deck.deal(index).position for index in range(0, attempts * deck.length, attempts)]
+    order = EpochOrder(size, seed="s", attempts=attempts)
+    firsts = [order.draw(index).position for index in range(0, attempts * order.length, attempts)]
     assert len(set(firsts)) >= size - 2 * attempts
     assert max(Counter(firsts).values()) <= 2
 
@@ -208,7 +208,7 @@ def test_exhaustion_is_counted() -> None:
     deck.note_used("gone")
     deck.note_used("")
     used = deck.statistics()
-    assert (used["corpus_epoch"], used["corpus_left"], used["corpus_dealt"]) == (1, 3, 7)
+    assert (used["corpus_epoch"], used["corpus_left"], used["corpus_drawn"]) == (1, 3, 7)
     assert used["corpus_unused"] in (2, 3)
     dealt(deck, draws(23, 1))
     assert deck.statistics()["corpus_epoch"] == 3

@@ -14,12 +14,13 @@ import pytest
 
 from engine.config import Config, CorpusSource, DesignerConfig, ModelConfig, RunConfig, WarmstartConfig
 from engine.errors import ConfigError, SpadeError
-from roles.designer.corpus import Document, load, load_for, probe, revisions
+from roles.designer.corpus import Document, load, load_for, probe, read_revisions, write_revisions
 from roles.designer.corpus.botocore import plain
+from roles.designer.corpus.sources import REVISIONS
 
 
 def only(source: str, **settings: Any) -> tuple[Document, ...]:
-    (shelf,) = load(source, **settings).shelves
+    (shelf,) = load(source, **settings).sources
     return shelf.documents
 
 
@@ -116,7 +117,7 @@ def test_a_file_that_changes_under_the_run_is_named(tmp_path: Path, harm: Any) -
 def test_a_source_of_bad_lines_only_names_the_first(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "corpus.jsonl", "nonsense", "more of it")
     for read in (lambda: load(f"jsonl:{path}"), lambda: probe(recipe(f"jsonl:{path}"))):
-        with pytest.raises(ConfigError, match=r"no document; 2 places hold none, the first: .*line 1"):
+        with pytest.raises(ConfigError, match=r"no document; 2 places have none, the first: .*line 1"):
             read()
 
 
@@ -128,7 +129,7 @@ def test_directory(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_bytes(b"\xff\xfe\xff")
     (tmp_path / "e.txt").write_text(" \n")
     found = load(f"dir:{tmp_path}")
-    assert found.shelves[0].documents == (Document("a.txt", "ay"), Document("sub/b.md", "bee"))
+    assert found.sources[0].documents == (Document("a.txt", "ay"), Document("sub/b.md", "bee"))
     assert found.bad == 2
     assert "d.txt" in found.named[0]
     assert found.named[1].endswith("e.txt: empty")
@@ -159,7 +160,7 @@ def test_pydoc_of_a_package_reads_its_public_submodules(
     (package / "broken.py").write_text("raise RuntimeError('no')")
     monkeypatch.syspath_prepend(str(tmp_path))
     found = load("pydoc:spade_toy_package")
-    assert {item.id for item in found.shelves[0].documents} == {
+    assert {item.id for item in found.sources[0].documents} == {
         "spade_toy_package",
         "spade_toy_package.inner.act",
     }
@@ -214,7 +215,7 @@ def botocore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_botocore_reads_the_newest_description(botocore: Path) -> None:
     found = load("botocore:post")
-    (document,) = found.shelves[0].documents
+    (document,) = found.sources[0].documents
     assert document.id == "post.Send"
     assert document.text.startswith("Toy Post: Send\n\nSends a letter & waits.\nMore words.")
     assert document.text.endswith(
@@ -328,15 +329,15 @@ def test_a_directory_has_no_revision(dataset: Path) -> None:
 
 
 def test_pins_are_kept_beside_the_run(tmp_path: Path) -> None:
-    assert revisions.read(tmp_path) == {}
-    revisions.write(tmp_path, {})
+    assert read_revisions(tmp_path) == {}
+    write_revisions(tmp_path, {})
     assert list(tmp_path.iterdir()) == []
-    revisions.write(tmp_path, {"hf:a@main": "c1"})
-    assert revisions.read(tmp_path) == {"hf:a@main": "c1"}
+    write_revisions(tmp_path, {"hf:a@main": "c1"})
+    assert read_revisions(tmp_path) == {"hf:a@main": "c1"}
     for text in ("nonsense", "[]"):
-        (tmp_path / revisions.FILE).write_text(text)
+        (tmp_path / REVISIONS).write_text(text)
         with pytest.raises(SpadeError, match=r"corpus\.json.*Delete it"):
-            revisions.read(tmp_path)
+            read_revisions(tmp_path)
 
 
 def test_hf_takes_other_fields_and_single_files(dataset: Path) -> None:
@@ -354,7 +355,7 @@ def test_hf_reads_parquet(dataset: Path) -> None:
     path = dataset.parent / "papers.parquet"
     pq.write_table(pa.table({"text": ["one", "", "three"]}), path)
     found = load(f"hf:{path}")
-    assert {item.text for item in found.shelves[0].documents} == {"one", "three"}
+    assert {item.text for item in found.sources[0].documents} == {"one", "three"}
     assert found.bad == 1
 
 
@@ -369,8 +370,8 @@ def test_hf_without_a_network_says_what_to_do(dataset: Path) -> None:
         ("hf:", "names no dataset"),
         ("hf:x?size=3", "no option 'size'"),
         ("hf:x?take=none", "take=none"),
-        ("ftp:x", "unknown corpus source"),
-        ("nonsense", "unknown corpus source"),
+        ("ftp:x", "There is no corpus"),
+        ("nonsense", "There is no corpus"),
         ("jsonl:/no/such/file", "does not exist"),
         ("jsonl:", "no path is given"),
         ("dir:/no/such", "does not exist"),
@@ -392,9 +393,9 @@ def test_several_sources_keep_their_weights_and_their_ids_apart(tmp_path: Path) 
         (tmp_path / name).mkdir()
         (tmp_path / name / "same.txt").write_text(name)
     found = load([CorpusSource(source=f"dir:{tmp_path / name}", weight=2.0) for name in ("one", "two")])
-    assert [shelf.weight for shelf in found.shelves] == [2.0, 2.0]
-    assert [shelf.documents[0].id for shelf in found.shelves] == ["same.txt", "same.txt#2"]
-    assert load("").shelves == ()
+    assert [shelf.weight for shelf in found.sources] == [2.0, 2.0]
+    assert [shelf.documents[0].id for shelf in found.sources] == ["same.txt", "same.txt#2"]
+    assert load("").sources == ()
 
 
 def test_a_recipe_has_the_documents_of_its_own_families() -> None:
@@ -404,7 +405,7 @@ def test_a_recipe_has_the_documents_of_its_own_families() -> None:
         warmstart=WarmstartConfig(families=("guess", "peak")),
         designer=DesignerConfig(corpus="seeds:"),
     )
-    (shelf,) = load_for(config).shelves
+    (shelf,) = load_for(config).sources
     assert {item.id.partition("-")[0] for item in shelf.documents} == {"guess", "peak"}
     probe(config)
     probe(recipe(""))

@@ -41,7 +41,7 @@ def test_every_pass_deals_every_program_once(seed: int, size: int, passes: int) 
     dealt = [programs.draw(number, 0)[0] for number in range(size * passes)]
     for turn in range(passes):
         assert sorted(dealt[turn * size : (turn + 1) * size]) == [f"p{number}" for number in range(size)]
-    assert programs.statistics() == {"programs": size, "dealt": size, "passes": passes, "spares": 0}
+    assert programs.statistics() == {"programs": size, "drawn": size, "passes": passes, "spares": 0}
 
 
 def test_the_order_is_the_same_on_every_host_and_new_in_every_pass() -> None:
@@ -81,8 +81,8 @@ def config(**designer: object) -> Config:
 @pytest.mark.parametrize(
     ("designer", "says"),
     [
-        ({"kind": "pool", "pool": {"source": "dir:/nowhere"}}, "no directory"),
-        ({"kind": "pool", "pool": {"source": "zip:x"}}, "none of dir:"),
+        ({"kind": "pool", "pool": {"source": "dir:/nowhere"}}, "not a directory"),
+        ({"kind": "pool", "pool": {"source": "zip:x"}}, "no environment pool"),
         ({"kind": "external", "external": {"base_url": "http://x", "key_env": "NOT_SET_KEY"}}, "NOT_SET_KEY"),
         ({"kind": "frozen", "frozen": {"path": "/nowhere"}}, r"designer\.frozen\.path = '/nowhere'"),
     ],
@@ -103,7 +103,7 @@ def test_what_is_there_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no program"):
+    with pytest.raises(ConfigError, match="has no program"):
         check_designer(config(kind="pool", pool=PoolConfig(source=f"dir:{tmp_path}")))
 
 

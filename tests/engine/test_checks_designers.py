@@ -92,7 +92,7 @@ def test_these_can_run(designer: dict[str, Any]) -> None:
         ({"kind": "frozen", "frozen": {"url": "http://h:1", "path": "p"}}, "designer.frozen.path"),
         ({"kind": "frozen", "frozen": {"port": 70000}}, "designer.frozen.port"),
         ({"kind": "pool"}, "designer.pool.source"),
-        ({"kind": "pool", "pool": {"source": "dir:"}}, "designer.pool.source"),
+        ({"kind": "pool", "pool": {"source": "zip:x"}}, "designer.pool.source"),
         ({"kind": "pool", "pool": {"source": "dir:x"}, "repair": True}, "designer.repair"),
         (
             {"kind": "pool", "pool": {"source": "dir:x"}, "designs_per_ticket": 2},

@@ -1,25 +1,33 @@
-"""Grounding documents: where they come from and which one a design gets.
+"""Grounding documents: reading them from their sources, and sampling one for each attempt at a design.
 
-A source is a line of the recipe (``designer.corpus``), its scheme a module here with a function
-``read(argument, reading)``: ``seeds:``, ``jsonl:``, ``dir:``, ``pydoc:``, ``botocore:``, ``hf:``. Several
-sources are mixed by weight.
+A source is a line of the recipe (``designer.corpus``). Its scheme is an entry of the group ``spade.corpora``.
+Several sources are mixed by weight.
 """
 
-from roles.designer.corpus.document import NO_DOCUMENT, Document, Tokens, cut
-from roles.designer.corpus.reading import Reading
+from roles.designer.corpus.document import NO_DOCUMENT, Document, Encoder, Reading, cut
 from roles.designer.corpus.sampler import Corpus
-from roles.designer.corpus.sources import Library, Shelf, load, load_for, probe
+from roles.designer.corpus.sources import (
+    LoadedCorpus,
+    LoadedSource,
+    load,
+    load_for,
+    probe,
+    read_revisions,
+    write_revisions,
+)
 
 __all__ = [
     "NO_DOCUMENT",
     "Corpus",
     "Document",
-    "Library",
+    "Encoder",
+    "LoadedCorpus",
+    "LoadedSource",
     "Reading",
-    "Shelf",
-    "Tokens",
     "cut",
     "load",
     "load_for",
     "probe",
+    "read_revisions",
+    "write_revisions",
 ]

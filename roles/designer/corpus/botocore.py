@@ -17,8 +17,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigError
-from roles.designer.corpus.document import Document
-from roles.designer.corpus.reading import WHERE, Reading, listed
+from roles.designer.corpus.document import WHERE, Document, Reading, listed
 
 _USUAL = ("dynamodb", "ec2", "events", "glue", "iam", "kms", "lambda", "route53", "s3", "sns", "sqs", "ssm")
 _MODELS = ("service-2.json", "service-2.json.gz")

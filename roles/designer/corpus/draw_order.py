@@ -1,7 +1,7 @@
-"""Which document a draw gets: arithmetic on the draw's number, no memory of earlier draws.
+"""The order in which documents are drawn: arithmetic on the number of a draw, without state.
 
-So two hosts that answer tickets of one run, in any order, before and after a restart, deal each design the
-same documents; and the numbers of different draws differ, so none is dealt twice before the rest.
+Two hosts that answer tickets of one run, in any order, before and after a restart, so draw the same documents
+for each design; and no document is drawn twice before all others were drawn.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import NamedTuple
 _CYCLE = 1000
 
 
-class Deal(NamedTuple):
-    """``position`` in the pool's documents; it is deal ``done + 1`` of pass ``epoch`` over them."""
+class Draw(NamedTuple):
+    """The document at ``position``, drawn as number ``done + 1`` of pass ``epoch`` over all documents."""
 
     position: int
     epoch: int
     done: int
 
 
-class Deck:
-    """Deals ``size`` documents without replacement within an epoch, one pass over them.
+class EpochOrder:
+    """Draws ``size`` documents without replacement within an epoch, one pass over them.
 
     Draws come in blocks of ``attempts`` for one design, of which often only the first is used. From one pass
     to the next the order moves on by one, so that over ``attempts`` passes nearly every document is the
-    first of a block once; then it is shuffled anew. ``sharers`` designs of different skills take blocks side
-    by side. A pass leaves out what would not fill a last block, so that a block lies in one pass and a design
-    never gets the same document twice (where several sources are mixed: hardly ever).
+    first of a block once; then the order is shuffled again. ``sharers`` designs of different skills take
+    blocks side by side. A pass omits documents that would not fill a last block, so that a block lies in one
+    pass and a design never gets the same document twice (rarely, where several sources are mixed).
     """
 
     def __init__(self, size: int, *, seed: str, attempts: int, sharers: int = 1) -> None:
@@ -39,11 +39,11 @@ class Deck:
         self.length = size - size % block if size >= block else size
         self._order = lru_cache(maxsize=4)(self._shuffled)
 
-    def deal(self, index: int) -> Deal:
-        """Return the deal of draw ``index`` >= 0."""
+    def draw(self, index: int) -> Draw:
+        """Return draw number ``index`` >= 0."""
         epoch, done = divmod(index, self.length)
         order = self._order(epoch // self._passes)
-        return Deal(order[(done + epoch % self._passes) % self.size], epoch, done)
+        return Draw(order[(done + epoch % self._passes) % self.size], epoch, done)
 
     def _shuffled(self, number: int) -> list[int]:
         order = list(range(self.size))

@@ -17,9 +17,8 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from engine.errors import ConfigError
-from roles.designer.corpus import jsonl
-from roles.designer.corpus.document import Document
-from roles.designer.corpus.reading import WHERE, Reading
+from roles.designer.corpus import files
+from roles.designer.corpus.document import WHERE, Document, Reading
 
 _OPTIONS = {"name": "", "split": "train", "field": "", "id": "", "take": "10000", "buffer": "1000"}
 _ASK_SECONDS = 20.0
@@ -135,7 +134,7 @@ def _document(row: dict[str, Any], options: dict[str, str], place: str) -> Docum
         known: dict[str, Any] = {
             name: row[name] for name in ("orig_doc", "text", "id", "skill") if name in row
         }
-        return jsonl.document(known, place)
+        return files.document(known, place)
     text = row.get(field)
     if not isinstance(text, str) or not text.strip():
         return f"no text in {field}; the fields are {', '.join(row)}"

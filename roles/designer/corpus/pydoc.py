@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from engine.errors import ConfigError
-from roles.designer.corpus.document import Document
-from roles.designer.corpus.reading import WHERE, Reading, listed
+from roles.designer.corpus.document import WHERE, Document, Reading, listed
 from sandbox.contract import STDLIB
 
 _words = str.split

@@ -1,4 +1,4 @@
-"""The face of a corpus to the designer: a ticket and an attempt in, a document cut to tokens out."""
+"""Samples the grounding document of a ticket's attempt, cut to a number of tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError
-from roles.designer.corpus.document import NO_DOCUMENT, Document, Tokens, cut
-from roles.designer.corpus.draw_order import Deck, Mixture
-from roles.designer.corpus.sources import Library, load_for
+from roles.designer.corpus.document import NO_DOCUMENT, Document, Encoder, cut
+from roles.designer.corpus.draw_order import EpochOrder, Mixture
+from roles.designer.corpus.sources import LoadedCorpus, load_for
 
 if TYPE_CHECKING:
     from bus.messages import DesignTicket
@@ -20,66 +20,67 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Pool:
-    """The documents of one shelf that a set of skills shares, and how far they are dealt."""
+    """The documents of one source that a set of skills shares, and the progress through them."""
 
     documents: tuple[Document, ...]
     skills: tuple[str, ...]
-    deck: Deck
+    order: EpochOrder
     epoch: int = -1
     done: int = 0
 
-    def deal(self, draw: int, skill: str | None) -> Document:
-        """Deal to draw number ``draw`` of ``skill``; the sharers take turns. None: of all skills."""
+    def draw(self, number: int, skill: str | None) -> Document:
+        """Return draw ``number`` of ``skill`` (None: of all skills); sharing skills alternate."""
         if skill is not None:
-            draw = draw * len(self.skills) + self.skills.index(skill)
-        deal = self.deck.deal(draw)
-        self.epoch, self.done = max((self.epoch, self.done), (deal.epoch, deal.done + 1))
-        return self.documents[deal.position]
+            number = number * len(self.skills) + self.skills.index(skill)
+        draw = self.order.draw(number)
+        self.epoch, self.done = max((self.epoch, self.done), (draw.epoch, draw.done + 1))
+        return self.documents[draw.position]
 
 
 @dataclass(frozen=True)
-class _Hand:
-    """What one skill is dealt from: its pools, one a shelf that has something for it, and their shares."""
+class _SkillPools:
+    """The pools of one skill, one per source with documents for it, and their shares of the draws."""
 
     pools: tuple[_Pool, ...]
     mixture: Mixture
 
 
 class Corpus:
-    """Deals documents by the place of a ticket in the plan: the same for every host and every life.
+    """Draws documents by the place of a ticket in the plan: the same on every host and after a restart.
 
-    Within an epoch, one pass over the documents that a skill may have, no document is dealt twice. Those of
-    the ticket's skill come first, else those of no skill, else any; a skill with a pattern in ``filters`` (a
-    glob over ids) gets what matches and nothing else. When all skills share all documents, tickets are
-    counted over all skills, so that another list of skills changes no draw.
+    Within an epoch, one pass over the documents of a skill, no document is drawn twice. A skill draws from
+    the documents of that skill, else from those of no skill, else from all; a skill with a pattern in
+    ``filters`` (a glob over ids) draws from the matching ones only. When all skills share all documents,
+    tickets are counted over all skills, so that another list of skills changes no draw.
     Raises ConfigError when a filter leaves a skill without a document.
     """
 
     def __init__(
         self,
-        library: Library,
+        library: LoadedCorpus,
         *,
         skills: Sequence[str],
         limit: int,
-        tokens: Tokens,
+        tokens: Encoder,
         attempts: int = 1,
         seed: int = 0,
         filters: Mapping[str, str] | None = None,
     ) -> None:
-        self._documents = {item.id: item for shelf in library.shelves for item in shelf.documents}
+        self._documents = {item.id: item for source in library.sources for item in source.documents}
         self._bad, self.named, self.revisions = library.bad, library.named, dict(library.revisions)
         self._limit, self._tokens, self._attempts = limit, tokens, max(attempts, 1)
         self._skills = tuple(skills)
         suited = {skill: _suited(library, skill, (filters or {}).get(skill, "")) for skill in skills}
         self._shared = len(set(map(_ids, suited.values()))) == 1
-        self._hands = _hands(library, suited, f"{seed}", self._attempts, self._shared)
+        self._pools_by_skill = _pools_by_skill(library, suited, f"{seed}", self._attempts, self._shared)
         self._used: set[str] = set()
-        self._dealt = 0
+        self._drawn = 0
 
     @classmethod
-    def open(cls, config: Config, tokens: Tokens, pins: Mapping[str, str] | None = None) -> Corpus:
-        """Read the corpus of a recipe; blocks on files and imports. ``pins`` are the revisions that sources
-        had when the run began. Raises ConfigError.
+    def open(cls, config: Config, tokens: Encoder, pins: Mapping[str, str] | None = None) -> Corpus:
+        """Read the corpus of a recipe; blocks on files and imports.
+
+        ``pins`` are the revisions that sources had when the run began. Raises ConfigError.
         """
         designer = config.designer
         return cls(
@@ -96,26 +97,27 @@ class Corpus:
         return len(self._documents)
 
     def draw(self, ticket: DesignTicket, attempt: int) -> Document:
-        """Return the document of one attempt at ``ticket``, cut to the token limit; NO_DOCUMENT without a
-        corpus. Attempts beyond the recipe's number begin again with the first one's document.
-        """
-        return self.cut(self.deal(ticket, attempt))
+        """Return the document of one attempt at ``ticket``, cut to the token limit.
 
-    def deal(self, ticket: DesignTicket, attempt: int) -> Document:
-        """Return what :meth:`draw` does, not cut yet: that may read a file and count many tokens."""
+        NO_DOCUMENT without a corpus. Attempts beyond the recipe's number begin again with the first document.
+        """
+        return self.cut(self.draw_uncut(ticket, attempt))
+
+    def draw_uncut(self, ticket: DesignTicket, attempt: int) -> Document:
+        """Return the document of :meth:`draw` before it is cut, which may read a file and count tokens."""
         if not self._documents:
             return NO_DOCUMENT
-        skill = ticket.skill if ticket.skill in self._hands else self._skills[0]
+        skill = ticket.skill if ticket.skill in self._pools_by_skill else self._skills[0]
         turn = ticket.number if self._shared else ticket.turn
-        hand = self._hands[skill]
-        source, draw = hand.mixture.pick(turn * self._attempts + attempt % self._attempts)
-        document = hand.pools[source].deal(draw, None if self._shared else skill)
-        self._dealt += 1
+        mine = self._pools_by_skill[skill]
+        source, number = mine.mixture.pick(turn * self._attempts + attempt % self._attempts)
+        document = mine.pools[source].draw(number, None if self._shared else skill)
+        self._drawn += 1
         self._used.add(document.id)
         return document
 
     def note_used(self, document: str) -> None:
-        """Count a document that another life of this role, or another host, has used."""
+        """Count a document that this role used before a restart, or that another host used."""
         if document in self._documents:
             self._used.add(document)
 
@@ -124,78 +126,79 @@ class Corpus:
         return self.cut(self._documents.get(document, NO_DOCUMENT))
 
     def sample(self, count: int) -> list[str]:
-        """Return the texts of at most ``count`` documents, evenly spread over the corpus, uncut; may read
-        files.
-        """
+        """Return the uncut texts of at most ``count`` documents, evenly spread over the corpus."""
         documents = list(self._documents.values())
         every = max(1, -(-len(documents) // max(count, 1)))
         return [document.whole() for document in documents[::every]]
 
     def statistics(self) -> dict[str, float]:
-        """Gauges. ``corpus_epoch`` is the furthest pass begun, from 1 on; ``corpus_left`` counts what the
-        present passes have not dealt yet, ``corpus_unused`` the documents never used.
+        """Return gauges of the corpus.
+
+        ``corpus_epoch`` is the furthest pass begun, from 1 on; ``corpus_left`` counts the documents that the
+        present passes have not drawn yet, ``corpus_unused`` the documents never used.
         """
         if not self._documents:
             return {"documents": 0}
-        pools = {id(pool): pool for hand in self._hands.values() for pool in hand.pools}.values()
+        pools = {id(pool): pool for mine in self._pools_by_skill.values() for pool in mine.pools}.values()
         return {
             "documents": len(self._documents),
             "corpus_bad": self._bad,
-            "corpus_dealt": self._dealt,
+            "corpus_drawn": self._drawn,
             "corpus_epoch": max((pool.epoch + 1 for pool in pools), default=0),
-            "corpus_left": sum(pool.deck.length - pool.done for pool in pools),
+            "corpus_left": sum(pool.order.length - pool.done for pool in pools),
             "corpus_unused": len(self._documents) - len(self._used),
         }
 
     def cut(self, document: Document) -> Document:
-        """Return a document with its text, as much of it as a design gets. Raises SpadeError when it is not
-        where it was.
+        """Return a document with its text cut to the token limit.
+
+        Raises SpadeError when its file has changed.
         """
         return document._replace(text=cut(document.whole(), self._limit, self._tokens), stored=None)
 
 
-# The documents that one skill may have, by the number of their shelf.
+# The documents of one skill, by the number of their source.
 _Suited = dict[int, tuple[Document, ...]]
 
 
-def _hands(
-    library: Library, suited: Mapping[str, _Suited], seed: str, attempts: int, shared: bool
-) -> dict[str, _Hand]:
-    """Return the hand of each skill; skills that may have the same documents share a pool."""
+def _pools_by_skill(
+    library: LoadedCorpus, suited: Mapping[str, _Suited], seed: str, attempts: int, shared: bool
+) -> dict[str, _SkillPools]:
+    """Return the pools of each skill; skills with the same documents share a pool."""
     pools: dict[tuple[str, ...], _Pool] = {}
-    hands = {}
-    for skill, shelves in suited.items():
+    found = {}
+    for skill, by_source in suited.items():
         mine = []
-        for number, documents in shelves.items():
+        for number, documents in by_source.items():
             ids = tuple(item.id for item in documents)
             if ids not in pools:
                 sharers = tuple(other for other in suited if suited[other].get(number) == documents)
                 name = hashlib.blake2b("\n".join(ids).encode(), digest_size=8).hexdigest()
-                deck = Deck(
+                order = EpochOrder(
                     len(ids),
                     seed=f"{seed}/{name}",
                     attempts=attempts,
                     sharers=1 if shared else len(sharers),
                 )
-                pools[ids] = _Pool(documents, sharers, deck)
+                pools[ids] = _Pool(documents, sharers, order)
             mine.append(pools[ids])
-        weights = [library.shelves[number].weight for number in shelves]
+        weights = [library.sources[number].weight for number in by_source]
         if mine:
-            hands[skill] = _Hand(tuple(mine), Mixture(weights, seed=f"{seed}/mixture"))
-    return hands
+            found[skill] = _SkillPools(tuple(mine), Mixture(weights, seed=f"{seed}/mixture"))
+    return found
 
 
-def _ids(shelves: _Suited) -> tuple[tuple[int, str], ...]:
-    return tuple((number, item.id) for number, documents in shelves.items() for item in documents)
+def _ids(by_source: _Suited) -> tuple[tuple[int, str], ...]:
+    return tuple((number, item.id) for number, documents in by_source.items() for item in documents)
 
 
-def _suited(library: Library, skill: str, pattern: str) -> _Suited:
+def _suited(library: LoadedCorpus, skill: str, pattern: str) -> _Suited:
     chosen = {
-        number: _matching(shelf.documents, pattern) if pattern else _of_skill(shelf.documents, skill)
-        for number, shelf in enumerate(library.shelves)
+        number: _matching(source.documents, pattern) if pattern else _of_skill(source.documents, skill)
+        for number, source in enumerate(library.sources)
     }
     found = {number: documents for number, documents in chosen.items() if documents}
-    if pattern and library.shelves and not found:
+    if pattern and library.sources and not found:
         raise ConfigError(
             f"no document of the corpus matches {pattern!r}, which the skill {skill} asks for",
             where="designer.custom_skills",

@@ -1,25 +1,30 @@
-"""From a recipe's ``designer.corpus`` to documents on shelves, one shelf a source."""
+"""Reads the sources of a recipe's ``designer.corpus``.
+
+The scheme of a source is an entry of the group ``spade.corpora``: a function ``read(argument, reading)`` that
+yields documents. Packages of others add schemes in the same way.
+"""
 
 from __future__ import annotations
 
-import importlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from engine import registry
 from engine.config import Config, CorpusSource
-from engine.errors import ConfigError
-from roles.designer.corpus.document import Document
-from roles.designer.corpus.reading import WHERE, Reading, Scheme
+from engine.errors import ConfigError, SpadeError
+from engine.records.archive import replace
+from roles.designer.corpus.document import WHERE, Document, Reading, Scheme, listed
 
-SCHEMES = ("seeds", "jsonl", "dir", "pydoc", "botocore", "hf")
-_MODULES = {"dir": "directory"}
-# Characters kept of a document for each token that a design may get of it: what is cut by tokens later.
-_CHARACTERS_A_TOKEN = 16
+REVISIONS = "corpus.json"
+_CHARACTERS_PER_TOKEN = 16
+"""Characters kept of a document per token that a prompt may take; the exact cut is by tokens, later."""
 
 
 @dataclass(frozen=True)
-class Shelf:
+class LoadedSource:
     """The documents of one source, and its share of the draws (a weight, not yet normalised)."""
 
     source: str
@@ -28,23 +33,25 @@ class Shelf:
 
 
 @dataclass(frozen=True)
-class Library:
-    """Everything a run draws from. ``bad`` places held no document; the first of them are ``named``.
-    ``revisions`` are pairs of a source and the revision of it that was read, for sources that have any.
+class LoadedCorpus:
+    """All documents that a run draws from.
+
+    ``bad`` counts places without a document; the first of them are ``named``. ``revisions`` are pairs of a
+    source and the revision that was read, for sources with revisions.
     """
 
-    shelves: tuple[Shelf, ...] = ()
+    sources: tuple[LoadedSource, ...] = ()
     bad: int = 0
     named: tuple[str, ...] = ()
     revisions: tuple[tuple[str, str], ...] = ()
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
-        return sum(len(shelf.documents) for shelf in self.shelves)
+        """The number of documents."""
+        return sum(len(source.documents) for source in self.sources)
 
 
-def sources(setting: str | Sequence[CorpusSource]) -> tuple[CorpusSource, ...]:
+def listed_sources(setting: str | Sequence[CorpusSource]) -> tuple[CorpusSource, ...]:
     """Return the sources of a setting; none for an empty text."""
     if isinstance(setting, str):
         return (CorpusSource(source=setting),) if setting else ()
@@ -57,33 +64,33 @@ def load(
     seed: int = 0,
     longest: int = 1_000_000,
     pins: Mapping[str, str] | None = None,
-) -> Library:
-    """Read all documents that ``setting`` names, ids made unique; blocks on files and imports. ``pins`` are
-    revisions to read of sources that name none.
+) -> LoadedCorpus:
+    """Read all documents of ``setting`` and make their ids unique; blocks on files and imports.
 
-    Raises ConfigError for an unknown scheme, for what is not there, and for a source without any document.
+    ``pins`` are the revisions to read where a source names none. Raises ConfigError for an unknown scheme, a
+    source that cannot be read, and a source without a document.
     """
     seen: Counter[str] = Counter()
-    shelves, bad, named, revisions = [], 0, list[str](), list[tuple[str, str]]()
-    for item in sources(setting):
+    loaded, bad, named, revisions = [], 0, list[str](), list[tuple[str, str]]()
+    for item in listed_sources(setting):
         reading = Reading(seed=seed, longest=longest, pin=(pins or {}).get(item.source, ""))
         scheme, argument = _scheme(item.source)
         documents = tuple(_unique(scheme(argument, reading), seen))
         if not documents:
             raise _empty(item.source, reading)
-        shelves.append(Shelf(item.source, item.weight, documents))
+        loaded.append(LoadedSource(item.source, item.weight, documents))
         bad += reading.bad
         named += reading.named
         revisions += [(item.source, reading.revision)] if reading.revision else []
-    return Library(tuple(shelves), bad, tuple(named), tuple(revisions))
+    return LoadedCorpus(tuple(loaded), bad, tuple(named), tuple(revisions))
 
 
-def load_for(config: Config, pins: Mapping[str, str] | None = None) -> Library:
+def load_for(config: Config, pins: Mapping[str, str] | None = None) -> LoadedCorpus:
     """Read the documents of a recipe; ``seeds:`` alone means the families of its warm start."""
     return load(
         _with_families(config),
         seed=config.run.seed,
-        longest=config.designer.corpus_tokens * _CHARACTERS_A_TOKEN,
+        longest=config.designer.corpus_tokens * _CHARACTERS_PER_TOKEN,
         pins=pins,
     )
 
@@ -104,36 +111,62 @@ def _with_families(config: Config) -> tuple[CorpusSource, ...]:
     families = ",".join(config.warmstart.families)
     return tuple(
         CorpusSource(source=f"seeds:{families}", weight=item.weight) if item.source == "seeds:" else item
-        for item in sources(config.designer.corpus)
+        for item in listed_sources(config.designer.corpus)
     )
 
 
 def _scheme(source: str) -> tuple[Scheme, str]:
-    name, colon, argument = source.partition(":")
-    if not colon or name not in SCHEMES:
-        raise ConfigError(
-            f"unknown corpus source {source!r}",
-            where=WHERE,
-            remedy=f"It begins with one of {', '.join(f'{known}:' for known in SCHEMES)}.",
-        )
-    # One module a scheme, imported only when a recipe asks for it.
-    module = importlib.import_module(f"roles.designer.corpus.{_MODULES.get(name, name)}")
-    scheme: Scheme = module.read
+    name, _, argument = source.partition(":")
+    scheme: Scheme = registry.load(registry.CORPORA, name, where=WHERE)
     return scheme, argument
 
 
 def _empty(source: str, reading: Reading) -> ConfigError:
-    bad = f"; {reading.bad} places hold none, the first: {reading.named[0]}" if reading.bad else ""
+    bad = f"; {reading.bad} places have none, the first: {reading.named[0]}" if reading.bad else ""
     return ConfigError(
-        f"the corpus {source!r} holds no document{bad}",
+        f"the corpus {source!r} has no document{bad}",
         where=WHERE,
         remedy="Mend or replace it, or leave documents out with corpus=off.",
     )
 
 
 def _unique(documents: Iterable[Document], seen: Counter[str]) -> Iterable[Document]:
-    """Give a repeated id the number of its repetition, so that every document can be named."""
+    """Append the number of its repetition to a repeated id, so that ids are unique."""
     for document in documents:
         seen[document.id] += 1
         again = seen[document.id]
         yield document if again == 1 else document._replace(id=f"{document.id}#{again}")
+
+
+def read_seeds(argument: str, reading: Reading) -> Iterable[Document]:
+    """Yield every text of the seed families with every noun; ``seeds:a,b`` names families."""
+    from engine import seeds
+
+    for item in seeds.documents(listed(argument)):
+        yield Document(item.id, item.text, item.skill)
+
+
+def read_revisions(directory: Path) -> dict[str, str]:
+    """Return the revisions that a run reads, by source; none before it has begun.
+
+    Raises SpadeError for a file that cannot be decoded.
+    """
+    path = directory / REVISIONS
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {str(source): str(revision) for source, revision in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, AttributeError) as error:
+        raise SpadeError(
+            f"{path}, which names the revisions of the corpus, cannot be decoded: {error}.",
+            remedy="Delete it: the run then takes the current revisions, and may get other documents.",
+        ) from error
+
+
+def write_revisions(directory: Path, revisions: Mapping[str, str]) -> None:
+    """Store ``revisions`` beside the run, so that a resumed run reads the same documents. Raises OSError."""
+    if revisions:
+        directory.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(dict(revisions), indent=1, sort_keys=True)
+        replace(directory / REVISIONS, f"{text}\n".encode(), durable=True)

@@ -1,9 +1,11 @@
-"""``jsonl:PATH`` - one object a line, text in ``orig_doc`` or ``text`` (reference spec 8).
+"""Documents in files: ``jsonl:PATH`` and ``dir:PATH``.
 
-``id`` and ``skill`` are taken when they are there; other keys are metadata that no prompt shows. PATH may be
-a directory: its files ``*.jsonl`` are read one after the other. Of each line only its place is kept, and the
-text is read when a design needs it; of packed files (``.gz``), which have no places, the beginnings of the
-texts are kept.
+``jsonl:`` reads one object per line, with its text in ``orig_doc`` or ``text``; ``id`` and ``skill`` are used
+when they are there, other keys are metadata that no prompt shows. PATH may be a directory: its files
+``*.jsonl`` are read one after the other. Only the place of each line is kept in memory, and its text is read
+when a design needs it; packed files (``.gz``) have no places, so the beginnings of their texts are kept.
+
+``dir:`` reads every text file below a directory; the id of a document is its path there.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import msgspec
 
 from engine.errors import ConfigError, SpadeError
-from roles.designer.corpus.document import Document
-from roles.designer.corpus.reading import WHERE, Reading, existing
+from roles.designer.corpus.document import WHERE, Document, Reading, existing
 
+_SUFFIXES = frozenset((".txt", ".md", ".rst", ".tex", ".py", ".html", ".org"))
 _PATTERNS = ("*.jsonl", "*.jsonl.gz")
 
 
@@ -34,14 +36,34 @@ class _Line(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Line)
 
 
-def read(argument: str, reading: Reading) -> Iterator[Document]:
-    """Yield the documents of all lines; a line that holds none is counted and named."""
+def read_lines(argument: str, reading: Reading) -> Iterator[Document]:
+    """Yield the documents of all lines; a line without one is counted and named."""
     for path in _files(existing(argument)):
         yield from _file(path, reading)
 
 
+def read_directory(argument: str, reading: Reading) -> Iterator[Document]:
+    """Yield the files by path; a file that is empty, unreadable or not UTF-8 is counted and named."""
+    root = existing(argument)
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no directory", where=WHERE, remedy="One file of lines is jsonl:PATH.")
+    for path in sorted(root.rglob("*")):
+        if path.suffix.lower() not in _SUFFIXES or not path.is_file():
+            continue
+        try:
+            with path.open(encoding="utf-8") as file:
+                text = file.read(reading.longest).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reading.skip(str(path), str(error))
+            continue
+        if text:
+            yield Document(path.relative_to(root).as_posix(), text)
+        else:
+            reading.skip(str(path), "empty")
+
+
 def document(fields: dict[str, Any], place: str) -> Document | str:
-    """Return the document in an object of the schema, or why there is none."""
+    """Return the document in an object of the schema, or the reason why it has none."""
     try:
         return _document(msgspec.convert(fields, _Line), place)
     except msgspec.ValidationError as error:
@@ -58,7 +80,7 @@ def _files(path: Path) -> list[Path]:
 
 
 class _Place(NamedTuple):
-    """Where a line lies, and the digest of its bytes."""
+    """The place of a line in its file, and the digest of its bytes."""
 
     path: Path
     offset: int
@@ -67,7 +89,7 @@ class _Place(NamedTuple):
     longest: int
 
     def read(self) -> str:
-        """Return the text of the line. Raises SpadeError when it is not the one that was found there."""
+        """Return the text of the line. Raises SpadeError when the file has changed."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -120,7 +142,7 @@ def _changed(path: Path, where: str) -> SpadeError:
     return SpadeError(
         f"the corpus {path} has changed while the run reads from it ({where})",
         where=WHERE,
-        remedy="Put the file back as it was, or run the same command again to read it anew.",
+        remedy="Put the file back as it was, or run the same command again to read the new file.",
     )
 
 
