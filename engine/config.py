@@ -509,7 +509,11 @@ class LearnerConfig(Table, frozen=True, kw_only=True):
 
 
 class SuiteConfig(Table, frozen=True, kw_only=True):
-    """One held-out suite: ``source`` names a generator (``seeds:mid``) or programs (``dir:PATH``)."""
+    """One held-out suite.
+
+    ``source`` is ``seeds:LEVEL`` (easy, mid, hard), ``dir:PATH`` (programs), or ``SCHEME:ARGUMENT`` of a
+    plug-in (entry-point group ``spade.suites``).
+    """
 
     name: str
     source: str

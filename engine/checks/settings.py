@@ -21,7 +21,6 @@ from engine.config import Config, DesignerConfig, SamplingConfig
 Problem = tuple[str, str]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _DESIGN_PROMPTS = ("nano", "full", "tools")
-_LEVELS = ("seeds:easy", "seeds:mid", "seeds:hard")
 _LARGEST_SEED = 2**32 - 1
 
 
@@ -404,8 +403,6 @@ def _evaluator(config: Config) -> Iterator[Problem]:
         if names.index(suite.name) != index:
             yield f"{key}.name", "is the name of another suite too"
         yield from _least(f"{key}.episodes", suite.episodes, 1)
-        if suite.source not in _LEVELS and not re.match(r"dir:.", suite.source):
-            yield f"{key}.source", 'must be "seeds:easy", "seeds:mid", "seeds:hard" or "dir:PATH"'
 
 
 def _warmstart(config: Config) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""When an evaluator plays what: a pure state machine over the facts of servers and learner."""
+"""Decides which suite is due at which step: a pure state machine over facts of servers and learner."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from bus.messages import BatchTrained, EvaluationFinished, Message, PolicyPublis
 from engine.lineage import Lineage, Version
 
 KEPT = 64
-"""Evaluations of a suite that are remembered. A learner that goes back behind them has the suite played
-again where they stood: that costs an evaluation, and the result is true."""
+"""Evaluations per suite that are remembered. After a learner goes back further, they are played again."""
 
 
 class _Done(NamedTuple):
@@ -23,14 +22,14 @@ class _Done(NamedTuple):
 
 
 class Agenda:
-    """Suites are due at step 0, at every multiple of ``every``, and at the last step of the run.
+    """Makes suites due at step 0, at every multiple of ``every``, and at the last step of the run.
 
-    A due step that was overtaken while something else was played is not made up: the suite is played at
-    the version at hand and named after its true step, which then counts for the newest due step. ``every``
-    0 leaves step 0 and the last.
+    A due step that passed while another suite was played is not made up for: the suite is played at the
+    served version under its true step, which then counts for the newest due step. With ``every`` 0 only step
+    0 and the last are due.
 
-    Only what surviving weights have answered counts as played, and only they are asked: after a learner has
-    forked the lineage, what was played beyond the fork is due again on the new branch.
+    Only evaluations of surviving weights count: after a learner forked the lineage, steps beyond the fork are
+    due again on the new branch.
     """
 
     def __init__(self, suites: Sequence[str], every: int) -> None:
@@ -54,18 +53,19 @@ class Agenda:
             if version.fence > self._lineage.forks[-1][0]:
                 self.settle(self._lineage.fork(version.fence, version.step))
         elif isinstance(fact, BatchTrained):
-            # A run that was over may go on with more steps: the last word counts.
+            # A run that was over may continue with more steps: the newest fact counts.
             self._final = Version.unpack(fact.version) if fact.final else None
 
     def settle(self, lineage: Lineage) -> None:
-        """Take in the forks of the run; what abandoned weights have answered is forgotten."""
+        """Take in the forks of the run and forget evaluations of abandoned weights."""
         self._lineage = lineage
         for suite, done in self._done.items():
             self._done[suite] = deque(filter(self._survives, done), maxlen=KEPT)
 
     def wants(self, fact: EvaluationFinished) -> bool:
-        """Whether ``fact`` is news, and of surviving weights of one branch: between the versions of two
-        branches there may have been abandoned ones.
+        """Return whether ``fact`` is new and comes from surviving weights of one branch.
+
+        Between versions of two branches there may have been abandoned ones.
         """
         done = _done(fact)
         if done.low.fence != done.high.fence or not self._survives(done):

@@ -1,4 +1,4 @@
-"""The evaluator role: held-out suites against the version that is served."""
+"""The evaluator role: plays held-out suites with the served version."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import anyio
 import msgspec
 
 from bus.messages import EvaluationFinished
+from engine.config import Config
 from engine.lineage import Lineage, Version
 from engine.records import served_versions
 from roles.agent.episode import Player, Rules
@@ -25,24 +26,30 @@ _PUBLISHED = "event.learner.published"
 _TRAINED = "event.learner.trained"
 _FINISHED = "event.evaluator.finished"
 _FACTS = (*_SERVERS, _PUBLISHED, _TRAINED, _FINISHED)
-_LINEAGE = "lineage"  # where the learner keeps the forks
+_LINEAGE = "lineage"  # the key under which the learner stores the forks
 
 _LEAST_SHARE = 0.5
 
 
 class EvaluatorRole(Role):
-    """Plays suites with half of the agent's concurrency, so that training goes on beside it.
+    """Plays suites with half of the agent's concurrency, so that training continues beside it.
 
-    It learns everything from the bus: what is served, what was already evaluated (also by an earlier
-    life), where learners went back, and when the run ends. Weights may change while it plays; each fact says
-    which versions answered. An evaluation that a drain interrupts is not published and starts afresh in the
-    next life; nor is one whose weights a learner abandoned meanwhile.
+    It learns everything from the bus: the served versions, the evaluations so far (also of an earlier
+    process), the forks of the lineage, and the end of the run. Weights may change while it plays; each fact
+    names the versions that answered. An evaluation is not published when a drain interrupts it (it is played
+    again after a restart), nor when a learner abandoned its weights meanwhile.
     """
 
     name = "evaluator"
     needs = frozenset({"pool", "sandbox"})
 
     _player: Player
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Load each suite, so that a wrong source is refused before the start. Raises ConfigError."""
+        for suite in config.evaluator.suites:
+            load_suite(suite, config)
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
@@ -75,7 +82,7 @@ class EvaluatorRole(Role):
         return Player(shared["pool"], shared["sandbox"], chat, Rules.of(self.config, sampling=sampling))
 
     async def _read_back(self) -> int:
-        """Take in what is known now, without all that led to it; return where to follow from."""
+        """Read the present state of the run; return the sequence to follow the stream from."""
         last = (await self.bus.stream_info("EVENT")).last
         forks = await self.bus.state_get(_LINEAGE)
         if forks is not None:
@@ -83,12 +90,12 @@ class EvaluatorRole(Role):
         known = await served_versions.read(self.bus)
         for fact in known.facts:
             self._agenda.note(fact)
-        # A learner of somebody else's may keep its forks nowhere: then they are in what it published.
-        told = (_FINISHED,) if forks is not None else (_FINISHED, _PUBLISHED)
-        for start, tails in ((known.position + 1, _SERVERS), (1, told)):
+        # A foreign learner may not store its forks: then they follow from the versions that it published.
+        tails_of_all = (_FINISHED,) if forks is not None else (_FINISHED, _PUBLISHED)
+        for start, tails in ((known.position + 1, _SERVERS), (1, tails_of_all)):
             async for record in self.bus.replay("EVENT", start=start, tails=tails):
                 self._agenda.note(record.message)
-        # Of what was trained only the last word counts, and each of these facts is long.
+        # Only the last of these long facts matters.
         trained = await self.bus.last(_TRAINED)
         if trained is not None:
             self._agenda.note(trained.message)
@@ -111,7 +118,7 @@ class EvaluatorRole(Role):
                 continue
             fact = await self._evaluate(*due)
             if fact is None or not self._agenda.wants(fact):
-                self._say_why_not(fact)
+                self._log_discarded(fact)
                 fruitless += 1
                 await anyio.sleep(back_off(fruitless))
                 continue
@@ -120,26 +127,26 @@ class EvaluatorRole(Role):
             self._agenda.note(fact)
             self._counts["evaluations"] += 1
 
-    def _say_why_not(self, fact: EvaluationFinished | None) -> None:
+    def _log_discarded(self, fact: EvaluationFinished | None) -> None:
         if fact is not None:
             versions = [str(Version.unpack(version)) for version in (fact.version, fact.version_high)]
-            self.log.info("evaluation of no use", suite=fact.suite, step=fact.step, versions=versions)
+            self.log.info("evaluation_discarded", suite=fact.suite, step=fact.step, versions=versions)
 
     async def _evaluate(self, suite: str, step: int) -> EvaluationFinished | None:
-        """Play ``suite``; None when faults left less than _LEAST_SHARE of its episodes."""
+        """Play ``suite``; return None when fewer than _LEAST_SHARE of its episodes have an outcome."""
         started = time.monotonic()
         serving = self._agenda.serving
         items = self._items[suite]
         results = await self._play_all(items)
         if len(results) < len(items) * _LEAST_SHARE:
             self.log.warning(
-                "evaluation given up", suite=suite, step=step, played=len(results), wanted=len(items)
+                "evaluation_failed", suite=suite, step=step, played=len(results), wanted=len(items)
             )
             return None
         total = score(results, serving.pack() if serving else 0)
         return EvaluationFinished(
             suite=suite,
-            # Who answered knows better than who announced: a server may have gone back to older weights.
+            # A server may have gone back to older weights than it announced.
             step=min(step, Version.unpack(total.low).step),
             version=total.low,
             version_high=total.high,
@@ -168,7 +175,7 @@ class EvaluatorRole(Role):
         return results
 
     async def _play(self, item: Item) -> Result | None:
-        """Play one episode; None when it has no outcome after ATTEMPTS tries."""
+        """Play one episode; return None when it has no outcome after ATTEMPTS tries."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 played = await self._player.play_on(item.request, self.config.agent.episode_seconds)
@@ -177,7 +184,7 @@ class EvaluatorRole(Role):
             except EnvQuarantined:
                 break
             except INFRASTRUCTURE as error:
-                self.log.debug("held-out episode again", episode=item.request.episode, why=str(error))
+                self.log.debug("held_out_episode_repeated", episode=item.request.episode, why=str(error))
                 await anyio.sleep(back_off(attempt))
         self._counts["lost"] += 1
         return None

@@ -1,4 +1,4 @@
-"""What an evaluation says: pure."""
+"""The score of an evaluation, with its standard error: pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Score(NamedTuple):
 
 
 def score(results: Sequence[Result], version: int) -> Score:
-    """Sum up at least one result; ``version`` stands in where the policy was never asked.
+    """Return the score of at least one result; ``version`` is used where the policy was never asked.
 
     Raises ValueError without a result.
     """

@@ -1,83 +1,108 @@
-"""Held-out suites as episode requests: the same programs and seeds at every evaluation."""
+"""Held-out suites: a registry of their sources, and their episodes as requests.
+
+A suite's ``source`` is ``SCHEME:ARGUMENT``. Schemes are the functions of ``BUILT_IN`` and those that
+installed packages register in the entry-point group ``spade.suites``.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bus.messages import EpisodeRequest, stable_id
+from engine import registry, seeds
 from engine.config import Config, SuiteConfig
 from engine.errors import ConfigError
 from roles.work_loop import sampling_seed
 
 
+class HeldOutEpisode(NamedTuple):
+    """One held-out episode: a program, the seed of its instance, the family it counts for, its turns."""
+
+    source: str
+    seed: int
+    family: str
+    max_turns: int
+
+
 class Item(NamedTuple):
-    """One held-out episode and the family it counts for."""
+    """One held-out episode as a request, and the family it counts for."""
 
     request: EpisodeRequest
     family: str
 
 
-def load_suite(suite: SuiteConfig, config: Config) -> list[Item]:
-    """Build the ``suite.episodes`` plain episodes of a suite; blocks on files.
+SuiteSource = Callable[[SuiteConfig, str, Config], Sequence[HeldOutEpisode]]
+"""Returns ``suite.episodes`` episodes for the argument of the source, the same at each call.
 
-    ``seeds:LEVEL`` generates held-out programs of the seed families; ``dir:PATH`` takes the programs of a
-    directory in turn, each with a new seed every time round. The run's seed decides the instances, so every
-    evaluation of a run plays the same ones. Raises ConfigError for an unknown or empty source.
-    """
-    scheme, _, argument = suite.source.partition(":")
-    if scheme == "seeds":
-        return _generated(suite, config, argument)
-    if scheme == "dir" and argument:
-        return _directory(suite, config, Path(argument))
-    raise ConfigError(
-        f"unknown source {suite.source!r} of suite {suite.name!r}",
-        where="evaluator.suites",
-        remedy="use seeds:easy, seeds:mid, seeds:hard or dir:PATH",
-    )
+May block on files. Raises ConfigError for an unknown argument.
+"""
 
 
-def _generated(suite: SuiteConfig, config: Config, level: str) -> list[Item]:
-    from engine import seeds
-
+def generated(suite: SuiteConfig, level: str, config: Config) -> list[HeldOutEpisode]:
+    """Serve ``seeds:easy|mid|hard``: programs of the seed families with withheld parameters."""
     held = seeds.held_out(level, suite.episodes, config.run.seed, config.warmstart.families)
-    return [
-        _item(suite, index, source=one.source, seed=one.seed, family=one.family, turns=one.max_turns)
-        for index, one in enumerate(held)
-    ]
+    return [HeldOutEpisode(one.source, one.seed, one.family, one.max_turns) for one in held]
 
 
-def _directory(suite: SuiteConfig, config: Config, root: Path) -> list[Item]:
-    programs = [(path.stem, path.read_text(encoding="utf-8")) for path in sorted(root.glob("*.py"))]
-    if not programs:
-        raise ConfigError(
-            f"suite {suite.name!r} has no program: {root}",
-            where="evaluator.suites",
-            remedy="name a directory of *.py",
-        )
-    items = []
+def directory(suite: SuiteConfig, path: str, config: Config) -> list[HeldOutEpisode]:
+    """Serve ``dir:PATH``: the ``*.py`` programs of a directory in turn, with new seeds in each pass."""
+    programs = [(file.stem, file.read_text(encoding="utf-8")) for file in sorted(Path(path).glob("*.py"))]
+    if not path or not programs:
+        raise ConfigError(f"there is no program (*.py) in {path!r}", remedy="Name a directory of programs.")
+    episodes = []
     for index in range(suite.episodes):
         family, source = programs[index % len(programs)]
         seed = sampling_seed(config.run.seed, suite.name, family, index // len(programs))
-        items.append(
-            _item(suite, index, source=source, seed=seed, family=family, turns=config.agent.max_turns)
+        episodes.append(HeldOutEpisode(source, seed, family, config.agent.max_turns))
+    return episodes
+
+
+BUILT_IN: dict[str, SuiteSource] = {"seeds": generated, "dir": directory}
+
+
+def schemes() -> list[str]:
+    """Return the known schemes: the built-in ones, then those of installed packages."""
+    return [*BUILT_IN, *registry.registered(registry.SUITES)]
+
+
+def load_suite(suite: SuiteConfig, config: Config) -> list[Item]:
+    """Build the plain episodes of a suite; blocks on files.
+
+    The run's seed decides the instances, so each evaluation of a run plays the same ones. Raises ConfigError
+    for an unknown scheme or argument.
+    """
+    scheme, colon, argument = suite.source.partition(":")
+    where = f"evaluator.suites: {suite.name}"
+    if not colon or scheme not in schemes():
+        raise ConfigError(
+            f"source = {suite.source!r} begins with no known scheme",
+            where=where,
+            remedy=f"Known: {', '.join(f'{name}:' for name in schemes())}",
         )
-    return items
+    build = BUILT_IN.get(scheme) or registry.load(registry.SUITES, scheme, where=where)
+    try:
+        episodes = build(suite, argument, config)
+    except ConfigError as error:
+        what = f"source = {suite.source!r}: {error.what}"
+        raise ConfigError(what, where=where, remedy=error.remedy) from error
+    return [_item(suite, index, episode) for index, episode in enumerate(episodes)]
 
 
-def _item(suite: SuiteConfig, index: int, *, source: str, seed: int, family: str, turns: int) -> Item:
+def _item(suite: SuiteConfig, index: int, episode: HeldOutEpisode) -> Item:
     request = EpisodeRequest(
         episode=stable_id("held", suite.name, index),
         design="",
-        environment=hashlib.sha256(source.encode()).hexdigest(),
-        skill=family,
+        environment=hashlib.sha256(episode.source.encode()).hexdigest(),
+        skill=episode.family,
         arm="plain",
         round=0,
         index=index,
-        seed=seed,
-        source=source,
+        seed=episode.seed,
+        source=episode.source,
         hint=None,
-        max_turns=turns,
+        max_turns=episode.max_turns,
     )
-    return Item(request, family)
+    return Item(request, episode.family)

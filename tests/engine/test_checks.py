@@ -42,8 +42,6 @@ def test_the_toy_recipe_has_no_problem() -> None:
         (["sandbox.cpu_call_seconds=0"], "sandbox.cpu_call_seconds"),
         (["designer.corpus=documents"], "designer.corpus"),
         (["designer.memory_records=-1"], "designer.memory_records"),
-        (['evaluator.suites=[{name = "a", source = "seeds:odd"}]'], "evaluator.suites[0].source"),
-        (['evaluator.suites=[{name = "a", source = "programs/"}]'], "evaluator.suites[0].source"),
         (["bus.port=70000"], "bus.port"),
         (["bus.port=5000", "server.port=5000"], "server.port"),
         (["bus.url=localhost:4222"], "bus.url"),

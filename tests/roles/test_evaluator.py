@@ -12,11 +12,13 @@ import anyio
 import msgspec
 import pytest
 from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
+from scenes import plugins
 from scenes.memory_bus import MemoryBus
 from shell_fakes import evaluation
 from test_agenda import finished, published, serving, trained
 
 from bus.messages import EvaluationFinished
+from engine import registry, seeds
 from engine.config import AgentConfig, SamplingConfig, SuiteConfig
 from engine.config import EvaluatorConfig as EvaluatorConfig
 from engine.errors import ConfigError
@@ -25,7 +27,7 @@ from engine.lineage import Lineage, Version
 from engine.records import served_versions as note
 from roles import work_loop
 from roles.evaluator.role import EvaluatorRole
-from roles.evaluator.suites import load_suite
+from roles.evaluator.suites import BUILT_IN, load_suite, schemes
 from sandbox import SandboxUnavailable
 
 GUESS = """
@@ -244,10 +246,53 @@ def test_generated_suites() -> None:
     assert items == load_suite(suite, make_config())
 
 
-@pytest.mark.parametrize("source", ["seeds:impossible", "ftp:x", "dir:", "dir:/no/such/place"])
-def test_unknown_suites_are_refused(source: str) -> None:
-    with pytest.raises(ConfigError):
-        load_suite(SuiteConfig(name="x", source=source), make_config())
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("seeds:impossible", "no held-out suite 'impossible'.*easy, mid, hard"),
+        ("ftp:x", "no known scheme.*seeds:, dir:"),
+        ("programs/", "no known scheme"),
+        ("dir:", "no program"),
+        ("dir:/no/such/place", "no program"),
+    ],
+)
+def test_unknown_suites_are_refused_before_the_start(source: str, complaint: str) -> None:
+    suites = (SuiteConfig(name="x", source=source),)
+    with pytest.raises(ConfigError, match=f"(?s){complaint}") as caught:
+        EvaluatorRole.check(make_config(evaluator=EvaluatorConfig(suites=suites)))
+    assert caught.value.where == "evaluator.suites: x"
+
+
+SUITE = """
+from roles.evaluator.suites import HeldOutEpisode
+
+def puzzles(suite, argument, config):
+    source = f"class {argument}Env: ..."
+    return [HeldOutEpisode(source, index, argument, 4) for index in range(suite.episodes)]
+"""
+
+
+def test_a_suite_of_another_package_is_loaded_by_its_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {"spade.suites/puzzles": "suites:puzzles", "spade.suites/broken": "absent:suite"}
+    monkeypatch.syspath_prepend(str(plugins.install(tmp_path, "guest_suites", {"suites": SUITE}, points)))
+    try:
+        assert schemes() == ["seeds", "dir", "broken", "puzzles"]
+        items = load_suite(SuiteConfig(name="own", source="puzzles:Chess", episodes=3), make_config())
+        assert [(item.family, item.request.seed) for item in items] == [("Chess", n) for n in range(3)]
+        with pytest.raises(ConfigError, match=r"guest_suites\.absent:suite\) cannot be imported"):
+            load_suite(SuiteConfig(name="own", source="broken:x"), make_config())
+        with pytest.raises(ConfigError, match="Known: seeds:, dir:, broken:, puzzles:"):
+            load_suite(SuiteConfig(name="own", source="chess:x"), make_config())
+    finally:
+        registry.registered.cache_clear()
+
+
+def test_the_recipe_guide_names_every_built_in_suite() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    levels = [f"`seeds:{level}`" for level in seeds.SUITES]
+    assert all(name in guide for name in [*levels, *(f"`{scheme}:" for scheme in BUILT_IN)])
 
 
 async def test_a_later_life_needs_the_note_of_who_serves_and_the_last_word_of_the_learner(
