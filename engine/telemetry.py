@@ -1,7 +1,7 @@
-"""Structured logs: one JSON object a line in ``logs/PROCESS.jsonl`` of the run directory.
+"""Structured logs: one JSON object per line in ``logs/PROCESS.jsonl`` of the run directory.
 
-Libraries that use the standard logging module land in the same file. Files rotate, so a run of weeks
-keeps a bounded history.
+Libraries that use the standard logging module write to the same file. Files rotate, so long runs keep a
+bounded history.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Sink = Callable[[str, MutableMapping[str, Any]], None]
 
 @contextmanager
 def quiet_bus() -> Iterator[None]:
-    """Keep from the log what the bus says of a broker that is away: somebody is told, or has ended it."""
+    """Suppress the bus's log of an unreachable broker: the command reports it as an error."""
     log = logging.getLogger("spade.bus")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -35,7 +35,7 @@ def quiet_bus() -> Iterator[None]:
 
 
 class _SinkHandler(logging.Handler):
-    """Hands warnings and errors to the person's view (see :func:`configure`)."""
+    """Passes warnings and errors to the live view (see :func:`configure`)."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(logging.WARNING)
@@ -49,8 +49,8 @@ class _SinkHandler(logging.Handler):
 def configure(directory: Path, process: str, *, sink: Sink | None = None) -> structlog.stdlib.BoundLogger:
     """Send this process's logs to ``directory``/``process``.jsonl and return the root logger.
 
-    ``sink`` receives (level, event fields) of warnings and errors as well, for people who watch. Calling it
-    again replaces the destination. Raises OSError when the file cannot be opened.
+    ``sink`` also receives (level, event fields) of warnings and errors. A second call replaces the
+    destination. Raises OSError when the file cannot be opened.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shared: list[Any] = [
@@ -92,7 +92,7 @@ def configure(directory: Path, process: str, *, sink: Sink | None = None) -> str
 
 
 def close(root: logging.Logger | None = None) -> None:
-    """Take our handlers off the root logger and close their files."""
+    """Remove our handlers from the root logger and close their files."""
     root = root or logging.getLogger()
     for handler in [item for item in root.handlers if isinstance(item, _OURS)]:
         root.removeHandler(handler)

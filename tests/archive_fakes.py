@@ -12,6 +12,7 @@ from shell_fakes import config, events, finished, ready, scored, summary
 from bus.messages import EnvironmentReady, EnvironmentScored, Message
 from engine import recipe
 from engine.records import history
+from engine.records.diversity_log import DiversityMeter
 from engine.run import RunDirectory
 
 GAMES = ("apples", "rivers", "castles", "clocks", "violins", "comets", "bridges", "foxes")
@@ -67,5 +68,8 @@ def run_with(directory: Path, messages: Sequence[Message], name: str = "toy") ->
     run.config_file.write_text(recipe.dump(config(directory)))
     connection = history.create(run.database)
     history.apply(connection, events(list(messages)))
+    meter = DiversityMeter()
+    while meter.record(connection):
+        pass
     connection.close()
     return run

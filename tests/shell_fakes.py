@@ -39,7 +39,7 @@ from engine.config import (
 from engine.context import RoleContext
 from engine.lineage import Version
 from engine.records.history import Event
-from engine.records.status import Status
+from engine.records.status import RunStatus
 
 SOURCE = "class CountEnv:\n    def reset(self, seed=None):\n        return '<b>count</b>', {}\n"
 
@@ -219,18 +219,18 @@ class RememberingView:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.seen: list[tuple[str, Status]] = []
+        self.seen: list[tuple[str, RunStatus]] = []
         self._updated = anyio.Event()
 
     def showing(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def update(self, status: Status, phase: str) -> None:
+    def update(self, status: RunStatus, phase: str) -> None:
         self.seen.append((phase, status))
         self._updated.set()
         self._updated = anyio.Event()
 
-    async def when(self, condition: Callable[[Status], bool]) -> None:
+    async def when(self, condition: Callable[[RunStatus], bool]) -> None:
         """Return when a status that was shown meets ``condition``."""
         while not any(condition(status) for _, status in self.seen):
             await self._updated.wait()

@@ -72,7 +72,7 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateArrival(msgspec.Struct, frozen=True, kw_only=True):
     """Median seconds of one path: ``upload_s`` until the learner has stored a version, ``served_s`` from its
     announcement until the server has proved that it samples with it.
     """
@@ -93,7 +93,7 @@ class WeightFigures(msgspec.Struct, frozen=True, kw_only=True):
     read_s: float
     bare_load_ms: float
     standstill: dict[str, Standstill]
-    arrival: dict[str, Arrival]
+    arrival: dict[str, UpdateArrival]
     canary_error: float
     options: WeightOptions
     machine: Machine
@@ -322,7 +322,9 @@ class _WeightBench:
             tasks.cancel_scope.cancel()
         return longest_gap(traffic.arrivals, began), usual_gap(traffic.arrivals, began)
 
-    async def arrival(self, made: _Versions, path: WeightPath, learner: bus.Bus | None = None) -> Arrival:
+    async def arrival(
+        self, made: _Versions, path: WeightPath, learner: bus.Bus | None = None
+    ) -> UpdateArrival:
         """Measure the way of versions from the learner to the server, without traffic."""
         publisher = Publisher(Path(), bus=True)
         uploads, served = [], []
@@ -333,4 +335,4 @@ class _WeightBench:
                     await publisher.upload(learner.blobs, release)
                 uploads.append(time.perf_counter() - began)
                 served.append((await self.bring(policy, path=path)).seconds)
-        return Arrival(upload_s=statistics.median(uploads), served_s=statistics.median(served))
+        return UpdateArrival(upload_s=statistics.median(uploads), served_s=statistics.median(served))

@@ -18,11 +18,11 @@ from bus.errors import Undecodable
 from bus.messages import DeadLetter
 from bus.reads import Stored
 from bus.subjects import STREAMS, stream_of
-from engine.busview.stored import DecodedMessage, Selection, between, decode
+from engine.busview.stored import DecodedMessage, StreamSelection, between, decode
 
 _CUT = re.compile(r"\(cut from \d+ bytes\)$")
 _VARYING = re.compile(r"[0-9a-f]{8,}|\d+")
-_ALL = Selection("DLQ")
+_ALL = StreamSelection("DLQ")
 
 
 class StoredLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ async def _superseded(bus: NatsBus, letter: StoredLetter) -> str | None:
     if STREAMS[letter.source].per_subject < 1:
         return None
     last = (await bus.stream_info(letter.source)).last
-    wanted = Selection(letter.source, (letter.subject,))
+    wanted = StreamSelection(letter.source, (letter.subject,))
     async for stored, _ in between(bus, wanted, letter.sequence + 1, last):
         if stored.id != _id(letter):
             return f"message {stored.sequence} has replaced it"

@@ -28,7 +28,7 @@ _TEXT, _REASON = 60, 120
 
 
 @dataclass(frozen=True)
-class Selection:
+class StreamSelection:
     """Messages of ``stream``: with subject ``tails`` (empty: all) and of one ``kind`` (empty: any)."""
 
     stream: str
@@ -36,7 +36,7 @@ class Selection:
     kind: str = ""
 
     @classmethod
-    def of(cls, stream: str, tails: Sequence[str], kind: str) -> Selection:
+    def of(cls, stream: str, tails: Sequence[str], kind: str) -> StreamSelection:
         """Check a selection; an empty ``stream`` follows from the tails or the kind, else it is EVENT.
 
         Raises ConfigError for an unknown stream or kind, and for subjects that no message of a stream has.
@@ -121,7 +121,7 @@ def decode(stream: str, stored: Stored) -> DecodedMessage:
 
 
 async def between(
-    bus: NatsBus, wanted: Selection, first: int, last: int
+    bus: NatsBus, wanted: StreamSelection, first: int, last: int
 ) -> AsyncIterator[tuple[Stored, DecodedMessage]]:
     """Yield the selected messages of the sequences ``first`` .. ``last``, in order."""
     found = reads.raw(bus.connection, bus.names, wanted.stream, start=first, tails=wanted.tails, last=last)
@@ -131,7 +131,7 @@ async def between(
             yield stored, message
 
 
-async def newest(bus: NatsBus, wanted: Selection, count: int) -> tuple[list[DecodedMessage], int]:
+async def newest(bus: NatsBus, wanted: StreamSelection, count: int) -> tuple[list[DecodedMessage], int]:
     """Return the last ``count`` selected messages, oldest first, and the last sequence of the stream.
 
     Reads backwards in growing blocks, so a rare kind in a long stream costs one pass over it.
@@ -149,7 +149,7 @@ async def newest(bus: NatsBus, wanted: Selection, count: int) -> tuple[list[Deco
     return list(found), info.last
 
 
-async def following(bus: NatsBus, wanted: Selection, after: int) -> AsyncIterator[DecodedMessage]:
+async def following(bus: NatsBus, wanted: StreamSelection, after: int) -> AsyncIterator[DecodedMessage]:
     """Yield selected messages behind sequence ``after`` until cancelled, by polling.
 
     No consumer is created, so a work queue can be watched; a task that is stored and acknowledged between

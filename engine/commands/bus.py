@@ -89,9 +89,9 @@ async def tail(
     as_json: AsJson = False,
 ) -> None:
     """Show the last messages of a stream, one per line."""
-    from engine.busview.stored import DecodedMessage, Selection, following, newest
+    from engine.busview.stored import DecodedMessage, StreamSelection, following, newest
 
-    wanted = Selection.of(stream, subjects or (), kind)
+    wanted = StreamSelection.of(stream, subjects or (), kind)
 
     def show(message: DecodedMessage) -> None:
         _print(message.record() if as_json else message.line())

@@ -29,7 +29,7 @@ class _Quit(Exception):
     pass
 
 
-class Table:
+class ManualEpisode:
     """One player at one instance. ``say`` prints a line."""
 
     def __init__(self, instance: Instance, seed: int, say: Callable[[str], None]) -> None:
@@ -179,7 +179,7 @@ async def play(source: str, seed: int, kwargs: dict[str, Any], settings: Sandbox
             _complain("The program does not start", error)
             return 1
         async with instance:
-            table = Table(instance, seed, _say)
+            table = ManualEpisode(instance, seed, _say)
             table.opening()
             lines = _Lines()
             try:

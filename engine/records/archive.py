@@ -1,4 +1,4 @@
-"""The archive of a run: every accepted program whole, in a file named by the SHA-256 of its text."""
+"""The archive of a run: every accepted program in a file named by the SHA-256 of its text."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 FOLDER = "archive"
 
 
-class Archive:
-    """Programs below ``directory/archive``. What is read back is what was written, or nothing."""
+class ProgramArchive:
+    """Programs below ``directory/archive``. Damaged files count as missing."""
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / FOLDER
 
     def path(self, environment: str) -> Path:
-        """Return where the program with this digest lies, or would lie."""
+        """Return the file of the program with this digest."""
         return self._folder / f"{environment}.py"
 
     def put(self, source: str) -> str:
-        """Write a program atomically, unless it is there and whole; return its digest. Raises OSError."""
+        """Write a program atomically, unless it exists undamaged; return its digest. Raises OSError."""
         data = source.encode()
         environment = hashlib.sha256(data).hexdigest()
         target = self.path(environment)
@@ -32,7 +32,7 @@ class Archive:
         return environment
 
     def get(self, environment: str) -> str | None:
-        """Return a program, None when it is not there or is not what its name says."""
+        """Return a program, None when it is missing or does not match its name."""
         try:
             data = self.path(environment).read_bytes()
         except FileNotFoundError:
@@ -45,8 +45,8 @@ class Archive:
 
 
 def replace(target: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write ``data`` to ``target`` so that a reader, or whoever comes after a crash, finds the old bytes or
-    the new ones and nothing between. ``durable`` waits until the disk has them. Raises OSError.
+    """Replace ``target`` by ``data`` atomically: readers see the old bytes or the new ones, also after a
+    crash. ``durable`` waits until the disk has them. Raises OSError.
     """
     handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

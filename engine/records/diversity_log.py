@@ -1,7 +1,7 @@
-"""The diversity of a run, round by round: measured from its database, and kept there.
+"""The diversity of a run, round by round: measured from its database and stored there.
 
-The recorder measures each round once, in its worker thread, when the round's summary has been written; what
-it costs does not grow with the run. Whoever reads a run gets what is kept, and the rest worked out anew.
+The recorder measures each round once, in its worker thread, after the round's summary has been written. The
+cost does not grow with the length of the run.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.diversity.measures import SAMPLE, Diversity, Item, Sketch, Vectors, measure, near_duplicates
+from engine.diversity.measures import (
+    SAMPLE,
+    Diversity,
+    Sketch,
+    Vectors,
+    WrittenEnvironment,
+    measure,
+    near_duplicates,
+)
 from engine.diversity.measures import sampled as sample_of
 from engine.diversity.measures import vendi as vendi_of
 from engine.diversity.similarity import Embedder, HashedTfidf
-from engine.records import history
 
 AT_ONCE = 4
-"""Rounds that are measured in one go: what a resumed run has missed is made up for little by little."""
-WORKED_OUT = 40
-"""Rounds that a reader works out when they are not kept, evenly spread."""
+"""Rounds measured per call, so that a resumed run catches up gradually."""
 
 _PLAYED_ROUNDS = 256
 _ITEM = "design, environment, skill, document"
@@ -33,7 +38,7 @@ _MISSING = """SELECT round FROM rounds WHERE round > (SELECT COALESCE(MAX(round)
 ORDER BY round LIMIT ?"""
 
 
-class Meter:
+class DiversityMeter:
     """Measures rounds of one run in ascending order. Raises sqlite3.Error."""
 
     def __init__(self, embedder: Embedder | None = None, *, sample: int = SAMPLE) -> None:
@@ -47,7 +52,7 @@ class Meter:
         self._vectors: dict[str, Vectors] = {}
 
     def record(self, connection: sqlite3.Connection) -> int:
-        """Measure up to ``AT_ONCE`` rounds that are behind those measured, keep them; return how many."""
+        """Measure up to ``AT_ONCE`` of the rounds not measured yet, store them; return their number."""
         rounds = [row[0] for row in connection.execute(_MISSING, (AT_ONCE,))]
         for number in rounds:
             found = self.measure(connection, number)
@@ -76,9 +81,11 @@ class Meter:
         )
         return msgspec.structs.replace(found, environments=len(played))
 
-    def _learn(self, connection: sqlite3.Connection, items: Sequence[Item], number: int) -> None:
-        """Count ``items``, played before round ``number``, as known. Of a program eight bytes are kept, of a
-        design nothing once it was long not played: its window is closed.
+    def _learn(
+        self, connection: sqlite3.Connection, items: Sequence[WrittenEnvironment], number: int
+    ) -> None:
+        """Count ``items``, played before round ``number``, as known. A program costs eight bytes; designs are
+        forgotten ``_PLAYED_ROUNDS`` rounds after their last play, because their windows are closed.
         """
         first = {item.environment: item for item in reversed(items)}
         wanted = [first[name] for name in self._before.wanted(first)]
@@ -90,8 +97,8 @@ class Meter:
         self._designs = {name: last for name, last in self._designs.items() if number - last < _PLAYED_ROUNDS}
         self._documents.update(item.document for item in items if item.document)
 
-    def _embed(self, connection: sqlite3.Connection, items: Sequence[Item]) -> None:
-        """Have the vectors of ``items`` at hand, and no others."""
+    def _embed(self, connection: sqlite3.Connection, items: Sequence[WrittenEnvironment]) -> None:
+        """Hold the vectors of exactly ``items``."""
         needed = {item.environment: item.design for item in items}
         known = {name: self._vectors.get(name, self._before.get(name)) for name in needed}
         kept = {name: row for name, row in known.items() if row is not None}
@@ -99,7 +106,7 @@ class Meter:
         rows = self._embedder.embed(sources(connection, [needed[name] for name in missing]))
         self._vectors = kept | dict(zip(missing, rows, strict=True))
 
-    def _rows(self, items: Sequence[Item]) -> Vectors:
+    def _rows(self, items: Sequence[WrittenEnvironment]) -> Vectors:
         rows = [self._vectors[item.environment] for item in items]
         return np.stack(rows) if rows else np.zeros((0, 1), np.float32)
 
@@ -109,9 +116,9 @@ def _brief(environment: str) -> int:
 
 
 class Overall(msgspec.Struct, frozen=True, kw_only=True):
-    """A set of environments as a whole, or those of one ``skill``; ``sampled`` is how many vectors count.
+    """Figures of a set of environments, or of those of one ``skill``; ``sampled`` is the number of vectors.
 
-    ``weighed`` is the Vendi score of vectors in which what all have in common counts for little.
+    ``weighed`` is the Vendi score with terms weighed by their rarity in the set.
     """
 
     skill: str
@@ -126,26 +133,23 @@ class Overall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rounds(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Return the figures of each round, with ``round``; at most ``WORKED_OUT`` of those that are not kept."""
-    found: dict[int, dict[str, Any]] = {}
-    if history.has(connection, "diversity"):
-        for number, fields in connection.execute("SELECT round, fields FROM diversity"):
-            found[number] = msgspec.json.decode(fields)
-    missing = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round")]
-    missing = [number for number in missing if number not in found]
-    meter = Meter()
-    for number in spread(missing, WORKED_OUT):
-        found[number] = msgspec.to_builtins(meter.measure(connection, number))
-    return [{"round": number, **found[number]} for number in sorted(found)]
+    """Return the stored figures of each round, with ``round``."""
+    rows = connection.execute("SELECT round, fields FROM diversity ORDER BY round")
+    return [{"round": number, **msgspec.json.decode(fields)} for number, fields in rows]
 
 
 def overall(
-    items: Sequence[Item], chosen: Sequence[Item], vectors: Vectors, weighed: Vectors, *, near: float
+    items: Sequence[WrittenEnvironment],
+    chosen: Sequence[WrittenEnvironment],
+    vectors: Vectors,
+    weighed: Vectors,
+    *,
+    near: float,
 ) -> list[Overall]:
     """Return the figures of all ``items`` and then of each skill, by name.
 
     ``vectors`` and ``weighed`` have the rows of ``chosen``, a sample of ``items``
-    (:func:`engine.diversity.measures.sampled`); terms of ``weighed`` count by how rare they are in it.
+    (:func:`engine.diversity.measures.sampled`); terms of ``weighed`` are weighed by their rarity in it.
     """
     rows = []
     for skill in ("", *sorted({item.skill for item in items})) if items else ():
@@ -173,17 +177,10 @@ def sources(connection: sqlite3.Connection, designs: Sequence[str]) -> list[str]
     return [str(connection.execute(query, (design,)).fetchone()[0]) for design in designs]
 
 
-def spread(values: Sequence[int], count: int) -> list[int]:
-    """Return at most ``count`` of ``values``, evenly spread, the first and the last among them."""
-    if len(values) <= count:
-        return list(values)
-    return [values[round(at * (len(values) - 1) / (count - 1))] for at in range(count)]
-
-
-def items(connection: sqlite3.Connection) -> list[Item]:
-    """Return all environments of a run in the order of their writing."""
+def items(connection: sqlite3.Connection) -> list[WrittenEnvironment]:
+    """Return all environments of a run in the order in which they were written."""
     return _items(connection, f"SELECT {_ITEM} FROM environments ORDER BY sequence")
 
 
-def _items(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[Item]:
-    return [Item(*row) for row in connection.execute(query, parameters)]
+def _items(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[WrittenEnvironment]:
+    return [WrittenEnvironment(*row) for row in connection.execute(query, parameters)]

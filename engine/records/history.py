@@ -1,8 +1,7 @@
-"""The run's history in SQLite: tables, and how each event changes them. Pure but for the database.
+"""The run's history in SQLite: the tables, and the effect of each event on them.
 
-:func:`apply` writes a batch of events and the stream position in one transaction, so each event has its
-effect exactly once, whenever the process dies. An event whose logical id is known already (published
-twice) changes nothing either.
+:func:`apply` writes a batch of events and the stream position in one transaction, so each event takes effect
+exactly once, whenever the process dies. An event with a known logical id (published twice) changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import msgspec
 from engine.lineage import Version
 
 if TYPE_CHECKING:
-    # A reader of the database (`spade status`) needs no bus, and starts at once without it.
+    # Readers of the database (`spade status`) start faster without the bus.
     from bus import messages as m
 
 SCHEMA = """
@@ -73,13 +72,13 @@ _NEWEST = (
     "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = MAX(value, excluded.value)"
 )
 LABELS = ("prompt", "summary", "near", "similarity", "flag_reason", "hint_held")
-"""What ``labels`` keeps of a design beside its flag; databases of older builds have no such table."""
+"""Fields of a design that ``labels`` keeps beside its flag."""
 LAST_AT = "last_event_at"
-"""The counter that keeps when the newest event was made."""
+"""The counter that holds the time of the newest event."""
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One message of the EVENT stream. ``at`` is when its author made it, in seconds since the epoch."""
+    """One message of the EVENT stream. ``at`` is the author's time in seconds since the epoch."""
 
     sequence: int
     at: float
@@ -102,11 +101,6 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def has(connection: sqlite3.Connection, table: str) -> bool:
-    """Whether the database has ``table``: an older build may have written it. Raises sqlite3.Error."""
-    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
-
-
 def position(connection: sqlite3.Connection) -> int:
     """Return the sequence of the last event that was applied, 0 before the first."""
     row = connection.execute("SELECT sequence FROM position").fetchone()
@@ -114,16 +108,14 @@ def position(connection: sqlite3.Connection) -> int:
 
 
 def last_trained(path: Path) -> int:
-    """Return the last round that a batch was trained for, on whatever branch; -1 before the first. Raises
-    sqlite3.Error.
-    """
+    """Return the last round with a trained batch, on any branch, or -1. Raises sqlite3.Error."""
     with closing(open_for_reading(path)) as connection:
         (found,) = connection.execute("SELECT MAX(round) FROM batches").fetchone()
     return -1 if found is None else int(found)
 
 
 def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> int:
-    """Write ``events`` and the new position in one transaction; return how many were new.
+    """Write ``events`` and the new position in one transaction; return the number of new events.
 
     Events at or below the position are skipped. Raises sqlite3.Error, with nothing written.
     """
@@ -150,7 +142,7 @@ def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> int:
 
 
 def put_gauges(connection: sqlite3.Connection, at: float, heartbeats: Iterable[m.Heartbeat]) -> None:
-    """Keep the last heartbeat of each role instance."""
+    """Store the last heartbeat of each role instance."""
     rows = [(h.role, h.instance, h.state, at, json.dumps(h.statistics)) for h in heartbeats]
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany("INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?, ?)", rows)
@@ -158,12 +150,12 @@ def put_gauges(connection: sqlite3.Connection, at: float, heartbeats: Iterable[m
 
 
 def put_note(connection: sqlite3.Connection, name: str, value: Any) -> None:
-    """Keep a fact about the run itself (when it started, how it ended) as JSON."""
+    """Store a fact about the run itself (its start, its end) as JSON."""
     connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, json.dumps(value)))
 
 
 def _insert(connection: sqlite3.Connection, table: str, *values: Any) -> bool:
-    """Insert a row unless its id is there; return whether it was new."""
+    """Insert a row unless its id exists; return True if it was new."""
     marks = ", ".join("?" * len(values))
     return connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", values).rowcount > 0
 
@@ -221,7 +213,7 @@ def _lost(db: sqlite3.Connection, event: Event, x: m.ServerLost) -> bool:
 
 
 def _round(db: sqlite3.Connection, event: Event, x: m.RoundSummary) -> bool:
-    # Standings are for the memory; scores of closed windows have a table of their own.
+    # Standings serve the designer's memory; scores of closed windows have their own table.
     summary = msgspec.json.encode(msgspec.structs.replace(x, standings=())).decode()
     return _insert(db, "rounds", x.round, event.sequence, event.at, summary)
 

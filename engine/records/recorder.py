@@ -1,7 +1,7 @@
 """The recorder: follows the EVENT stream into the run's database, exactly once by sequence.
 
-A reader fills a bounded queue; a writer takes whatever has gathered and applies it in one transaction in a
-worker thread. After a restart it goes on behind the position the database holds.
+A reader fills a bounded queue; a writer applies the queued events in one transaction in a worker thread. A
+restart continues behind the position that the database holds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bus.messages import Heartbeat, RoundSummary
 from engine import malloc
 from engine.errors import SpadeError
 from engine.records import history, served_versions
-from engine.records.diversity_log import Meter
+from engine.records.diversity_log import DiversityMeter
 from engine.records.history import Event
 
 QUEUE = 4096
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Recorder:
-    """Use as ``await recorder.run()`` in a task group; cancel it to stop. ``changed`` wakes watchers.
+    """Records a run's events: run :meth:`run` in a task group and cancel it to stop.
 
     Raises SpadeError when the database cannot be written.
     """
@@ -42,7 +42,7 @@ class Recorder:
         self._connection = _open(path)
         self._position = history.position(self._connection)
         self._noted = self._position
-        self._meter = Meter()
+        self._meter = DiversityMeter()
         self._changed = anyio.Event()
         self._heartbeats: dict[tuple[str, str], Heartbeat] = {}
         self._queued = 0
@@ -50,7 +50,7 @@ class Recorder:
 
     @property
     def position(self) -> int:
-        """Sequence of the last event that is safely in the database."""
+        """Sequence of the last event that is stored in the database."""
         return self._position
 
     async def run(self) -> None:
@@ -63,13 +63,13 @@ class Recorder:
             tasks.start_soon(self._keep_gauges)
 
     async def changed(self) -> None:
-        """Return when something has been recorded since the last call began."""
+        """Return when the next batch of events has been recorded."""
         await self._changed.wait()
 
     async def caught_up(self, deadline: float) -> bool:
-        """Wait until all that is in the stream now is recorded; False when ``deadline`` seconds were too few.
+        """Wait until all present events are recorded; return False if ``deadline`` seconds were too few.
 
-        Nothing is lost then: the next recorder of this run goes on at its position.
+        Nothing is lost then: the next recorder of this run continues at its position.
         """
         await self._put_gauges()
         last = (await self._bus.stream_info("EVENT")).last
@@ -79,15 +79,15 @@ class Recorder:
         return self._position >= last
 
     async def note(self, name: str, value: object) -> None:
-        """Keep a fact about the run itself. Raises SpadeError when the database cannot be written."""
+        """Store a fact about the run itself. Raises SpadeError when the database cannot be written."""
         await self._in_thread(history.put_note, name, value)
 
     def close(self) -> None:
-        """Close the database; what was recorded is on disk."""
+        """Close the database."""
         self._connection.close()
 
     def statistics(self) -> dict[str, float]:
-        """Position in the stream, and events read but not yet written."""
+        """Return the position in the stream, and the number of events read but not yet written."""
         return {"position": float(self._position), "queued": float(self._queued)}
 
     async def _read(self, send: MemoryObjectSendStream[Event]) -> None:
@@ -120,8 +120,8 @@ class Recorder:
         self._changed = anyio.Event()
 
     async def _note_serving(self) -> None:
-        """Spare those who start later the facts of servers so far."""
-        note = await self._in_thread(served_versions.told)
+        """Publish a note so that later readers can skip the server events up to now."""
+        note = await self._in_thread(served_versions.current)
         await served_versions.write(self._bus, note)
         self._noted = note.position
 
@@ -155,7 +155,7 @@ def unwritable(path: Path, error: sqlite3.Error) -> SpadeError:
     full = "full" in str(error)
     return SpadeError(
         f"The run's database {path} cannot be written: {error}.",
-        remedy="Free some space on that disk and run the same command again: it goes on where it stopped."
+        remedy="Free some space on that disk and run the same command again to resume."
         if full
         else "Check the disk and the permissions of the run directory, then run the same command again.",
     )

@@ -1,8 +1,8 @@
-"""Which servers serve, as of a position in the EVENT stream: a shortcut for those who start late.
+"""A note of the serving versions, as of a position in the EVENT stream: a shortcut for late readers.
 
-Whoever follows the facts of servers would have to read all of them, one for each update of each server
-since the run began. The recorder knows their outcome; every few thousand events it writes that into the
-state bucket, and a reader goes on from there. Without such a note a reader starts from the beginning.
+A role that follows server events would have to read one for each update of each server since the run began.
+Every few thousand events the recorder stores their outcome in the state bucket, and a reader continues from
+there. Without a note a reader starts from the beginning.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ EVERY = 2000
 """Events between two notes."""
 
 
-class Serving(msgspec.Struct, frozen=True):
-    """The last fact of each server that was not lost, after EVENT ``position``."""
+class ServedVersions(msgspec.Struct, frozen=True):
+    """The last event of each server that is not lost, after EVENT ``position``."""
 
     position: int = 0
     facts: tuple[ServerServing, ...] = ()
 
 
-def told(connection: sqlite3.Connection) -> Serving:
-    """Return what a run's database says. Raises sqlite3.Error."""
+def current(connection: sqlite3.Connection) -> ServedVersions:
+    """Return the note from a run's database. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT server, epoch, url, version, canary_error FROM servers WHERE lost IS NULL ORDER BY server"
     )
@@ -36,22 +36,22 @@ def told(connection: sqlite3.Connection) -> Serving:
         ServerServing(server=server, epoch=epoch, url=url, version=version, canary_error=error, seconds=0.0)
         for server, epoch, url, version, error in rows
     )
-    return Serving(history.position(connection), facts)
+    return ServedVersions(history.position(connection), facts)
 
 
-async def write(bus: Bus, serving: Serving) -> None:
-    """Put the note in the place of the last one. Raises BusError."""
+async def write(bus: Bus, serving: ServedVersions) -> None:
+    """Replace the stored note. Raises BusError."""
     await bus.state_put(KEY, msgspec.msgpack.encode(serving))
 
 
-async def read(bus: Bus) -> Serving:
-    """Return the last note, an empty one when there is none that fits the stream. Raises BusError."""
+async def read(bus: Bus) -> ServedVersions:
+    """Return the stored note, an empty one when none fits the stream. Raises BusError."""
     stored = await bus.state_get(KEY)
     if stored is None:
-        return Serving()
+        return ServedVersions()
     try:
-        serving = msgspec.msgpack.decode(stored[1], type=Serving)
+        serving = msgspec.msgpack.decode(stored[1], type=ServedVersions)
     except msgspec.DecodeError:
-        return Serving()
+        return ServedVersions()
     last = (await bus.stream_info("EVENT")).last
-    return serving if serving.position <= last else Serving()
+    return serving if serving.position <= last else ServedVersions()

@@ -1,4 +1,4 @@
-"""Where a run stands, read from its database: for ``spade status``, the live view and the supervisor."""
+"""The status of a run, read from its database: for ``spade status``, the live view and the supervisor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.records import history
 
 RECENT_SECONDS = 60.0
 
-# One step an index for each fence: there are as many as starts of a learner.
+# One index step per fence; there is one fence per start of a learner.
 _FIRSTS = """WITH RECURSIVE fences (fence) AS (
     SELECT MIN(fence) FROM policies UNION ALL
     SELECT (SELECT MIN(fence) FROM policies WHERE fence > fences.fence) FROM fences WHERE fence IS NOT NULL)
@@ -26,7 +26,7 @@ _LAST_POLICY = "SELECT version, step FROM policies WHERE {alive} ORDER BY versio
 _LAST_BATCH = (
     "SELECT mean_staleness, final FROM batches WHERE round = ? AND {alive} ORDER BY sequence DESC LIMIT 1"
 )
-# A batch that was announced twice counts as it was announced last: MAX(sequence) picks that row.
+# Of a batch that was announced twice the last announcement counts: MAX(sequence) picks that row.
 _KEPT = """(SELECT round, MAX(sequence), step, agent_samples, designer_samples, max_staleness, final, dropped
     FROM batches WHERE round > ? AND {alive} GROUP BY round)"""
 _SUMS = f"""SELECT MAX(round) AS round, MAX(step) AS step, SUM(agent_samples) AS agent_samples,
@@ -34,7 +34,7 @@ _SUMS = f"""SELECT MAX(round) AS round, MAX(step) AS step, SUM(agent_samples) AS
 FROM {_KEPT}"""
 _DROPPED = f"""SELECT cause.key, SUM(cause.value) FROM {_KEPT} AS kept, json_each(kept.dropped) AS cause
 WHERE kept.dropped <> '{{{{}}}}' GROUP BY cause.key"""
-# One step an index for each suite, and one back for each evaluation of an abandoned branch.
+# One index step per suite, and one back per evaluation of an abandoned branch.
 _LAST_EVALUATIONS = """WITH RECURSIVE suites (suite) AS (
     SELECT MIN(suite) FROM evaluations UNION ALL
     SELECT (SELECT MIN(suite) FROM evaluations WHERE suite > suites.suite) FROM suites
@@ -43,8 +43,8 @@ SELECT evaluations.* FROM suites JOIN evaluations ON evaluations.rowid = (SELECT
     WHERE one.suite = suites.suite AND {alive} ORDER BY sequence DESC LIMIT 1)"""
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """One vLLM server: ``step`` of the version it serves, ``version`` with its lineage."""
+class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One vLLM server: the ``step`` of the version that it serves, ``version`` with its lineage."""
 
     server: str
     url: str
@@ -55,10 +55,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     lost: str | None
 
 
-class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """The last answer of one held-out suite by surviving weights; ``stderr`` is the standard error of
-    ``win``.
-    """
+class SuiteResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The last result of a held-out suite by surviving weights; ``stderr`` is the error of ``win``."""
 
     suite: str
     step: int
@@ -68,13 +66,12 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     episodes: int
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Counts are exact and along the lineage of the surviving weights; shares are None before data.
 
-    ``versions_serving`` has one step a server that is not lost; after an orderly end, those that served
-    when it began. ``lineage`` lists the forks: each fence
-    (start of a learner) with the step at which it left its predecessor. ``rounds`` are those with plays that
-    were trained; ``final`` is whether a batch that flushes windows came last.
+    ``versions_serving`` has one step per server that is not lost; after an orderly end, those that served
+    when it began. ``lineage`` lists the forks: each fence (start of a learner) with the step at which it left
+    its predecessor. ``rounds`` counts trained rounds with episodes; ``final``: windows were flushed.
     """
 
     step: int
@@ -86,7 +83,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     packed_published: int | None
     lineage: tuple[tuple[int, int], ...]
     versions_serving: tuple[int, ...]
-    servers: tuple[Server, ...]
+    servers: tuple[ServerStatus, ...]
     episodes_finished: int
     episodes_failed: dict[str, int]
     episodes_ended_by: dict[str, int]
@@ -105,7 +102,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     summary: dict[str, Any] | None
     diversity: dict[str, Any] | None
     regret: float | None
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[SuiteResult, ...]
     gauges: dict[str, dict[str, float]]
     stale_roles: tuple[str, ...]
     events: int
@@ -113,7 +110,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     notes: dict[str, Any]
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+class BatchTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over the surviving batches up to ``round`` (-1: none), of the rows up to ``row``."""
 
     forks: tuple[tuple[int, int], ...]
@@ -128,7 +125,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lineage(connection: sqlite3.Connection) -> Lineage:
-    """Return the version tree as the published versions tell it, in the order of their publication."""
+    """Return the version tree of the published versions."""
     tree = Lineage()
     for fence, step, _ in sorted(connection.execute(_FIRSTS), key=lambda row: row[2]):
         if fence > tree.forks[-1][0]:
@@ -137,8 +134,8 @@ def lineage(connection: sqlite3.Connection) -> Lineage:
 
 
 def alive(tree: Lineage, fence: str = "fence", step: str = "step") -> str:
-    """Return the SQL condition that a row lies on the path to the current weights, as
-    :meth:`Lineage.survives` says it; ``fence`` and ``step`` are what SQL calls those of its version.
+    """Return :meth:`Lineage.survives` as an SQL condition: a row lies on the path to the current weights.
+    ``fence`` and ``step`` are SQL expressions of its version.
     """
     limits, least = [], None
     for newer, left in reversed(tree.forks[1:]):
@@ -148,21 +145,21 @@ def alive(tree: Lineage, fence: str = "fence", step: str = "step") -> str:
 
 
 def alive_evaluation(tree: Lineage) -> str:
-    """Return the SQL condition that every version that answered in a row of ``evaluations`` lies on the path
-    to the current weights.
+    """Return the SQL condition that all versions of a row of ``evaluations`` lie on the path to the current
+    weights.
     """
     ends = (f"({alive(tree, f'{end} >> 32', f'{end} & 4294967295')})" for end in ("version", "version_high"))
     return " AND ".join(ends)
 
 
-class Reader:
-    """Reads the status of one run again and again; what was summed up is not read a second time."""
+class StatusReader:
+    """Reads the status of one run repeatedly; sums over old batches are kept between calls."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._totals = Totals(forks=())
+        self._totals = BatchTotals(forks=())
 
-    def read(self, *, now: float | None = None) -> Status:
+    def read(self, *, now: float | None = None) -> RunStatus:
         """Return the status now. Raises sqlite3.Error."""
         db = self._connection
         now = time.time() if now is None else now
@@ -171,15 +168,14 @@ class Reader:
         last = _one(db, _LAST_BATCH.format(alive=alive(tree)), totals.round) if totals.round >= 0 else None
         policy = _one(db, _LAST_POLICY.format(alive=alive(tree)))
         values = {row["name"]: row["value"] for row in _rows(db, "SELECT * FROM counters")}
-        last_at = values.pop(history.LAST_AT, None)
-        counters = {name: int(value) for name, value in values.items()}
+        counters = {name: int(value) for name, value in values.items() if name != history.LAST_AT}
         notes = {row["name"]: json.loads(row["value"]) for row in _rows(db, "SELECT * FROM notes")}
         ended = _orderly_end(notes)
         gauges, stale = _gauges(db, now)
         accepted, rejected = counters.get("environments_accepted", 0), counters.get("designs_rejected", 0)
         summary = _one(db, "SELECT summary FROM rounds ORDER BY round DESC LIMIT 1")
         servers = _servers(db)
-        return Status(
+        return RunStatus(
             step=totals.step if totals.step is not None else policy["step"] if policy else 0,
             round=totals.round if last else None,
             rounds=totals.round + 1 - totals.finals,
@@ -217,30 +213,30 @@ class Reader:
             gauges=gauges,
             stale_roles=() if ended else stale,
             events=history.position(db),
-            last_event_at=last_at if last_at is not None else _last_at(db),
+            last_event_at=values.get(history.LAST_AT),
             notes=notes,
         )
 
 
-def read(connection: sqlite3.Connection, *, now: float | None = None) -> Status:
+def read(connection: sqlite3.Connection, *, now: float | None = None) -> RunStatus:
     """Return the status of the run in ``connection``. Raises sqlite3.Error."""
-    return Reader(connection).read(now=now)
+    return StatusReader(connection).read(now=now)
 
 
-def _sum_up(connection: sqlite3.Connection, tree: Lineage, before: Totals) -> Totals:
-    """Return the sums over all surviving batches, one a round: its last word.
+def _sum_up(connection: sqlite3.Connection, tree: Lineage, before: BatchTotals) -> BatchTotals:
+    """Return the sums over all surviving batches, the last announcement of each round.
 
-    Goes on from ``before`` unless the tree has another fork, or a round that was summed up got a new word.
+    Continues from ``before`` unless the tree has another fork or a summed round was announced again.
     """
     newest = _one(
         connection, "SELECT MAX(rowid) AS row, MIN(round) AS round FROM batches WHERE rowid > ?", before.row
     )
     if before.forks != tree.forks:
-        before = Totals(forks=tree.forks)
+        before = BatchTotals(forks=tree.forks)
     elif newest is None or newest["row"] is None:
         return before
     elif newest["round"] <= before.round:
-        before = Totals(forks=tree.forks)
+        before = BatchTotals(forks=tree.forks)
     query = _SUMS.format(alive=alive(tree))
     row = _one(connection, query, before.round)
     if row is None or row["round"] is None:
@@ -248,7 +244,7 @@ def _sum_up(connection: sqlite3.Connection, tree: Lineage, before: Totals) -> To
     dropped = dict(before.dropped)
     for cause, count in connection.execute(_DROPPED.format(alive=alive(tree)), (before.round,)):
         dropped[cause] = dropped.get(cause, 0) + count
-    return Totals(
+    return BatchTotals(
         forks=tree.forks,
         row=(newest or {}).get("row") or before.row,
         round=row["round"],
@@ -261,11 +257,10 @@ def _sum_up(connection: sqlite3.Connection, tree: Lineage, before: Totals) -> To
     )
 
 
-def complete(status: Status, suites: Sequence[str], *, steps: int, servers: bool) -> bool:
-    """Whether a run of ``steps`` is over: the final batch is trained and everybody has seen its weights.
-
-    Every server that is not lost serves the published version (when ``servers`` are part of the run), and
-    each of ``suites`` was evaluated at its step, by weights that survive.
+def complete(status: RunStatus, suites: Sequence[str], *, steps: int, servers: bool) -> bool:
+    """Return True when a run of ``steps`` is complete: its final batch is trained, every server that is not
+    lost serves the published version (when ``servers`` are part of the run), and each of ``suites`` was
+    evaluated at its step by surviving weights.
     """
     if not status.final or status.rounds < steps or status.packed_published is None:
         return False
@@ -278,9 +273,9 @@ def complete(status: Status, suites: Sequence[str], *, steps: int, servers: bool
 
 
 def surviving(connection: sqlite3.Connection, tree: Lineage) -> list[dict[str, Any]]:
-    """Return all batches on the path to the current weights, one a round, in their order.
+    """Return all batches on the path to the current weights in order, one per round.
 
-    A learner that resumes announces its last batch again under its new version: the last word counts.
+    A learner that resumes announces its last batch again under its new version; the last one counts.
     """
     rows = _rows(connection, "SELECT * FROM batches ORDER BY round, sequence")
     return list({row["round"]: row for row in rows if tree.survives(Version.unpack(row["version"]))}.values())
@@ -305,12 +300,12 @@ def _named(counters: dict[str, int], prefix: str) -> dict[str, int]:
     return {name.removeprefix(prefix): value for name, value in counters.items() if name.startswith(prefix)}
 
 
-def _servers(connection: sqlite3.Connection) -> tuple[Server, ...]:
+def _servers(connection: sqlite3.Connection) -> tuple[ServerStatus, ...]:
     found = []
     for row in _rows(connection, "SELECT * FROM servers ORDER BY server"):
         version = Version.unpack(row["version"])
         found.append(
-            Server(
+            ServerStatus(
                 server=row["server"],
                 url=row["url"],
                 step=version.step,
@@ -324,23 +319,23 @@ def _servers(connection: sqlite3.Connection) -> tuple[Server, ...]:
 
 
 def _orderly_end(notes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what the supervisor noted when the run ended; None when it runs or was killed."""
+    """Return the supervisor's note of the end of the run; None while it runs or when it was killed."""
     started, ended = notes.get("started"), notes.get("ended")
     return None if ended is None or (started and started["at"] > ended["at"]) else ended
 
 
-def _evaluations(connection: sqlite3.Connection, tree: Lineage) -> tuple[Evaluation, ...]:
-    last: dict[str, Evaluation] = {}
+def _evaluations(connection: sqlite3.Connection, tree: Lineage) -> tuple[SuiteResult, ...]:
+    last: dict[str, SuiteResult] = {}
     for row in _rows(connection, _LAST_EVALUATIONS.format(alive=alive_evaluation(tree))):
-        fields = {name: row[name] for name in Evaluation.__struct_fields__}
-        last[row["suite"]] = Evaluation(**fields)
+        fields = {name: row[name] for name in SuiteResult.__struct_fields__}
+        last[row["suite"]] = SuiteResult(**fields)
     return tuple(last[suite] for suite in sorted(last))
 
 
 def _gauges(
     connection: sqlite3.Connection, now: float
 ) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
-    """Return the last gauges of each role instance, and the running ones that have gone silent."""
+    """Return the last gauges of each role instance, and the running instances that became silent."""
     gauges, stale = {}, []
     for row in _rows(connection, "SELECT * FROM gauges ORDER BY role, instance"):
         name = f"{row['role']}/{row['instance']}"
@@ -353,7 +348,7 @@ def _gauges(
 def _token_rate(
     connection: sqlite3.Connection, gauges: Mapping[str, Mapping[str, float]], now: float
 ) -> float:
-    """Return the tokens a second that this host's pool sampled, else those of the last minute's plays."""
+    """Return the tokens per second of this host's pool, else of the episodes of the last minute."""
     for values in gauges.values():
         if "pool.tokens_per_second" in values:
             return values["pool.tokens_per_second"]
@@ -364,25 +359,15 @@ def _token_rate(
 
 
 def _diversity(connection: sqlite3.Connection) -> dict[str, Any] | None:
-    """Return the last round's figures (:class:`engine.diversity.measures.Diversity`); older builds: none."""
-    if not history.has(connection, "diversity"):
-        return None
+    """Return the last round's figures (:class:`engine.diversity.measures.Diversity`)."""
     row = _one(connection, "SELECT round, fields FROM diversity ORDER BY round DESC LIMIT 1")
     return {"round": row["round"]} | json.loads(row["fields"]) if row else None
 
 
 def _recent_regret(connection: sqlite3.Connection) -> float | None:
-    """Return the mean regret of the environments whose window closed last."""
+    """Return the mean regret of the environments whose windows closed last."""
     row = connection.execute(
         "SELECT AVG(regret) FROM scores "
         "WHERE round = (SELECT MAX(round) FROM scores WHERE regret IS NOT NULL)"
     ).fetchone()
-    return None if row[0] is None else float(row[0])
-
-
-def _last_at(connection: sqlite3.Connection) -> float | None:
-    """Return what a database that an older build wrote does not count."""
-    tables = ("policies", "batches", "updates", "rounds", "environments", "episodes", "evaluations")
-    query = " UNION ALL ".join(f"SELECT MAX(at) AS at FROM {table}" for table in tables)
-    row = connection.execute(f"SELECT MAX(at) FROM ({query})").fetchone()
     return None if row[0] is None else float(row[0])

@@ -315,7 +315,7 @@ class Supervisor:
         suites = [suite.name for suite in self.config.evaluator.suites]
         awaited = suites if "evaluator" in self._roles else []
         connection = history.open_for_reading(self.directory.database)
-        reader = standing.Reader(connection)
+        reader = standing.StatusReader(connection)
         try:
             while True:
                 state = await anyio.to_thread.run_sync(reader.read)

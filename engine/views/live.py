@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.config import Config
-from engine.records.status import Status
+from engine.records.status import RunStatus
 from engine.text import clean
 from engine.views.overview import vendi
 
@@ -30,7 +30,7 @@ class View(Protocol):
 
     def showing(self) -> AbstractContextManager[object]: ...
 
-    def update(self, status: Status, phase: str) -> None: ...
+    def update(self, status: RunStatus, phase: str) -> None: ...
 
     def say(self, text: str) -> None: ...
 
@@ -66,7 +66,7 @@ class Lines:
     def showing(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def update(self, status: Status, phase: str) -> None:
+    def update(self, status: RunStatus, phase: str) -> None:
         key = (status.step, status.round, phase, len(status.evaluations))
         now = self._clock()
         if key != self._shown or now - self._at >= LINE_SECONDS:
@@ -88,14 +88,14 @@ class LivePanel:
     def showing(self) -> AbstractContextManager[object]:
         return self._live
 
-    def update(self, status: Status, phase: str) -> None:
+    def update(self, status: RunStatus, phase: str) -> None:
         self._live.update(panel(status, self._config, phase, self._clock()))
 
     def say(self, text: str) -> None:
         self._console.print(Text(text))
 
 
-def line(status: Status, config: Config, phase: str) -> str:
+def line(status: RunStatus, config: Config, phase: str) -> str:
     """Return a status as one line of text."""
     summary = status.summary or {}
     parts = [
@@ -117,7 +117,7 @@ def line(status: Status, config: Config, phase: str) -> str:
     return "  ".join(parts)
 
 
-def panel(status: Status, config: Config, phase: str, now: float) -> RenderableType:
+def panel(status: RunStatus, config: Config, phase: str, now: float) -> RenderableType:
     """Return the panel of a status: progress and versions, returns and validity, queues, suites."""
     blocks: list[RenderableType] = [_overview(status, config), _queues(status)]
     if status.evaluations:
@@ -138,7 +138,7 @@ def histogram(counts: list[int] | tuple[int, ...]) -> str:
     return "".join(_BARS[-(-count * (len(_BARS) - 1) // top)] for count in counts)
 
 
-def _overview(status: Status, config: Config) -> Table:
+def _overview(status: RunStatus, config: Config) -> Table:
     summary = status.summary or {}
     table = Table.grid(padding=(0, 3))
     failed = sum(status.episodes_failed.values())
@@ -168,7 +168,7 @@ def _overview(status: Status, config: Config) -> Table:
     return table
 
 
-def _queues(status: Status) -> Text:
+def _queues(status: RunStatus) -> Text:
     parts = []
     for name, gauges in status.gauges.items():
         depths = [
@@ -181,7 +181,7 @@ def _queues(status: Status) -> Text:
     return Text("queues  " + ("   ".join(parts) or "empty"), style="dim", overflow="ellipsis", no_wrap=True)
 
 
-def _suites(status: Status) -> Table:
+def _suites(status: RunStatus) -> Table:
     table = Table.grid(padding=(0, 3))
     for item in status.evaluations:
         table.add_row(
@@ -192,11 +192,11 @@ def _suites(status: Status) -> Table:
     return table
 
 
-def _live_environments(status: Status) -> int:
+def _live_environments(status: RunStatus) -> int:
     return max(status.environments_accepted - status.environments_scored, 0)
 
 
-def _rounds(status: Status, config: Config) -> int:
+def _rounds(status: RunStatus, config: Config) -> int:
     """Rounds trained; the last batch of a run flushes windows and is not a round with plays."""
     return min(status.rounds, config.run.steps)
 

@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from engine.errors import SpadeError
-from engine.records import history
-from engine.records import status as standing
-from engine.records.status import Status
+from engine.records import history, status
+from engine.records.status import RunStatus
 from engine.run import RunDirectory, find
 
 
@@ -32,7 +31,7 @@ def text(run: str | None, directory: Path, *, as_json: bool) -> str:
     return _lines(facts, state)
 
 
-def about(found: RunDirectory, state: Status) -> dict[str, Any]:
+def about(found: RunDirectory, state: RunStatus) -> dict[str, Any]:
     """Return the run's name, directory, whether it runs now and in which other process."""
     holder = found.holder()
     if holder is not None and holder.get("pid") == os.getpid():
@@ -48,9 +47,9 @@ def about(found: RunDirectory, state: Status) -> dict[str, Any]:
     }
 
 
-def _read(found: RunDirectory) -> Status:
+def _read(found: RunDirectory) -> RunStatus:
     with reading(found) as connection:
-        return standing.read(connection)
+        return status.read(connection)
 
 
 @contextmanager
@@ -72,13 +71,13 @@ def reading(found: RunDirectory) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
-def vendi(state: Status) -> str:
+def vendi(state: RunStatus) -> str:
     """Return how many of the last round's environments are effectively different, of how many."""
     found = state.diversity or {}
     return f"{found['vendi']:.1f} of {found['environments']}" if found.get("vendi") else "-"
 
 
-def server_rows(state: Status) -> list[tuple[str, str]]:
+def server_rows(state: RunStatus) -> list[tuple[str, str]]:
     """Return (server, how it is) for each server that is not lost, as its role and this host's pool say."""
     figures: dict[str, dict[str, float]] = {}
     for gauges in state.gauges.values():
@@ -103,7 +102,7 @@ _FIGURES = {
 }
 
 
-def _lines(facts: dict[str, Any], state: Status) -> str:
+def _lines(facts: dict[str, Any], state: RunStatus) -> str:
     serving = ", ".join(f"{item.server}: {item.version}" for item in state.servers if item.lost is None)
     failed = ", ".join(f"{kind} {count}" for kind, count in sorted(state.episodes_failed.items()))
     rows = [

@@ -16,8 +16,7 @@ import markupsafe
 
 from engine.errors import SpadeError
 from engine.lineage import Lineage
-from engine.records import history
-from engine.records import status as standing
+from engine.records import history, status
 from engine.run import RunDirectory
 from engine.views import report_diversity
 from engine.views.charts import BLUE, COLOURS, GREEN, GREY, Row, curves, figure, trace
@@ -25,11 +24,13 @@ from engine.views.overview import about
 
 SHOWN = 3
 _RANKED = """SELECT s.design, s.round, s.win, s.regret, s.reward, s.state, e.title, e.skill, e.source, e.hint,
-    e.family, e.difficulty, json_extract(s.fields, '$.noise_floor') AS noise,
-    json_extract(s.fields, '$.regret_low') AS low, json_extract(s.fields, '$.regret_high') AS high,
+    e.family, e.difficulty, l.flag, json_extract(l.fields, '$.flag_reason') AS flag_reason,
+    json_extract(s.fields, '$.noise_floor') AS noise,
+    s.low, json_extract(s.fields, '$.regret_high') AS high,
     json_extract(s.fields, '$.regret_paid') AS paid,
     json_extract(s.fields, '$.leak') AS leak
-FROM (SELECT * FROM scores s ORDER BY {0} LIMIT ?) s JOIN environments e USING (design) ORDER BY {0}"""
+FROM (SELECT *, json_extract(fields, '$.regret_low') AS low FROM scores ORDER BY {0} LIMIT ?) s
+JOIN environments e USING (design) LEFT JOIN labels l USING (design) ORDER BY {0}"""
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 
 
@@ -50,7 +51,7 @@ def write(run: RunDirectory) -> Path:
     except (sqlite3.Error, OSError) as error:
         raise SpadeError(
             f"The report of run {run.root.name} cannot be written: {error}.",
-            remedy="Check that the run has begun and that its disk has room, then call `spade report` again.",
+            remedy="Check that the run has started and that its disk has room, then repeat `spade report`.",
         ) from error
     return run.report
 
@@ -59,7 +60,7 @@ def render(run: RunDirectory, connection: sqlite3.Connection) -> str:
     """Return the page as HTML. Raises sqlite3.Error."""
     import plotly.offline
 
-    state = standing.read(connection)
+    state = status.read(connection)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATE.parent),
         autoescape=True,
@@ -74,7 +75,7 @@ def render(run: RunDirectory, connection: sqlite3.Connection) -> str:
         state=state,
         written=time.strftime("%Y-%m-%d %H:%M"),
         recipe=run.config_file.read_text(encoding="utf-8") if run.config_file.exists() else "",
-        # The library's own code, and figures that escape what they carry.
+        # Plotly's own code, and figures that escape their texts.
         library=markupsafe.Markup(plotly.offline.get_plotlyjs()),
         figures=[markupsafe.Markup(drawn) for drawn in figures(connection)],
         diversity=report_diversity.section(connection),
@@ -85,8 +86,8 @@ def render(run: RunDirectory, connection: sqlite3.Connection) -> str:
 def figures(connection: sqlite3.Connection) -> list[str]:
     """Return the curves as HTML fragments; a curve without data is left out."""
     rounds = [json.loads(row[0]) for row in connection.execute("SELECT summary FROM rounds ORDER BY round")]
-    tree = standing.lineage(connection)
-    batches = standing.surviving(connection, tree)
+    tree = status.lineage(connection)
+    batches = status.surviving(connection, tree)
     shares = {"in_band": "environments in the band", "gradient_share": "plays with a gradient"}
     ages = {"max_staleness": "max", "mean_staleness": "mean"}
     drawn = [
@@ -98,6 +99,7 @@ def figures(connection: sqlite3.Connection) -> list[str]:
         _validity(rounds),
         curves("Designer reward (mean)", rounds, {"reward": "reward"}),
         curves("Staleness of trained tokens (steps)", batches, ages),
+        *_learner(batches),
         _tokens(connection, batches),
         *(_lengths(batches, role) for role in ("agent", "designer")),
     ]
@@ -105,10 +107,13 @@ def figures(connection: sqlite3.Connection) -> list[str]:
 
 
 def extremes(connection: sqlite3.Connection) -> tuple[list[Row], list[Row]]:
-    """Return the environments with the highest and with the lowest reward, each with its transcripts."""
-    best = _rows(connection, _RANKED.format("s.reward DESC, s.round DESC, s.design"), SHOWN)
+    """Return the environments with the highest and with the lowest reward, each with its transcripts.
+
+    Many share the highest and the lowest reward; among those the lower bound of the regret decides.
+    """
+    best = _rows(connection, _RANKED.format("reward DESC, low DESC, win, design"), SHOWN)
     shown = {row["design"] for row in best}
-    worst = _rows(connection, _RANKED.format("s.reward, s.round, s.design DESC"), 2 * SHOWN)
+    worst = _rows(connection, _RANKED.format("reward, low, win DESC, design DESC"), 2 * SHOWN)
     worst = [row for row in worst if row["design"] not in shown][:SHOWN]
     for row in (*best, *worst):
         row["plays"] = _plays(connection, row["design"])
@@ -116,17 +121,33 @@ def extremes(connection: sqlite3.Connection) -> tuple[list[Row], list[Row]]:
 
 
 def _plays(connection: sqlite3.Connection, design: str) -> list[Row]:
-    """Return one plain and one hinted play of a design, won ones first where there are any."""
+    """Return a plain and a hinted episode of a design: if recorded, a lost plain and a won hinted one."""
     rows = _rows(
-        connection, "SELECT * FROM transcripts WHERE design = ? ORDER BY arm DESC, won DESC, episode", design
+        connection,
+        "SELECT * FROM transcripts WHERE design = ? ORDER BY arm DESC, (arm = 'plain') = won, episode",
+        design,
     )
     chosen = {row["arm"]: row for row in reversed(rows)}
     return [row | {"turns": json.loads(row["turns"])} for row in chosen.values()]
 
 
+def _learner(batches: Sequence[Row]) -> list[str]:
+    """Draw the learner's own figures over the steps of the surviving batches."""
+    rows = [{"round": row["step"], **json.loads(row["metrics"])} for row in batches]
+    return [
+        curves(title, rows, names, x="step")
+        for title, names in (
+            ("Loss", {"loss": "loss"}),
+            ("Entropy of the policy", {"entropy": "entropy"}),
+            ("Gradient norm", {"grad_norm": "norm"}),
+            ("Importance ratio: KL and clipping", {"kl": "KL", "clip_fraction": "clipped share"}),
+        )
+    ]
+
+
 def _held_out(connection: sqlite3.Connection, tree: Lineage) -> str:
-    """Draw the win rates of the weights on the path to the current ones."""
-    alive = standing.alive_evaluation(tree)
+    """Draw the win rates by the weights on the path to the current ones."""
+    alive = status.alive_evaluation(tree)
     rows = _rows(connection, f"SELECT * FROM evaluations WHERE {alive} ORDER BY suite, step, sequence")
     suites: dict[str, dict[int, Row]] = {}
     for row in rows:
@@ -139,11 +160,7 @@ def _held_out(connection: sqlite3.Connection, tree: Lineage) -> str:
             {
                 "x": [point["step"] for point in points],
                 "y": [point["win"] for point in points],
-                "error_y": {
-                    "type": "data",
-                    "array": intervals,
-                    "width": 3,
-                },
+                "error_y": {"type": "data", "array": intervals, "width": 3},
                 "name": suite,
                 "mode": "lines+markers",
                 "line": {"color": colour},
@@ -153,8 +170,8 @@ def _held_out(connection: sqlite3.Connection, tree: Lineage) -> str:
 
 
 def _regret(connection: sqlite3.Connection) -> str:
-    """Draw the mean regret of the windows that closed in a round, with its 95 % interval, and what a single
-    environment's regret would be by chance (a standard error).
+    """Draw the mean regret of the windows that closed in a round with its 95 % interval, and the standard
+    error of a single environment's regret.
     """
     rows = _rows(
         connection,
@@ -182,7 +199,7 @@ def _regret(connection: sqlite3.Connection) -> str:
     line = trace(list(zip(x, mean, strict=True)), BLUE, "mean")
     noise = [(row["round"], row["noise"]) for row in rows if row["noise"] is not None]
     floor = trace(noise, GREY, "noise of one environment") if noise else []
-    return figure("Regret (hinted - plain return) of closed windows", [band, *line, *floor], "round")
+    return figure("Regret: hinted - plain return, closed windows", [band, *line, *floor], "round")
 
 
 def _validity(rounds: Sequence[Row]) -> str:
@@ -191,41 +208,30 @@ def _validity(rounds: Sequence[Row]) -> str:
         for row in rounds
         if row["accepted"] + row["rejected"]
     ]
-    trace = {
-        "x": [x for x, _ in points],
-        "y": [y for _, y in points],
-        "name": "valid",
-        "line": {"color": GREEN},
-    }
-    return figure("Share of designs that pass the validator", [trace] if points else [], "round", (0, 1))
+    return figure("Share of designs that pass the validator", trace(points, GREEN), "round", (0, 1))
 
 
 def _tokens(connection: sqlite3.Connection, batches: Sequence[Row]) -> str:
-    """Draw tokens a second between the ends of two batches: all plays of the later one's round."""
+    """Draw tokens per second between the ends of two batches: all episodes of the later one's round."""
     tokens = dict(connection.execute("SELECT round, SUM(tokens) FROM episodes GROUP BY round").fetchall())
     points = [
         (later["round"], tokens[later["round"]] / (later["at"] - earlier["at"]))
         for earlier, later in itertools.pairwise(batches)
         if later["round"] in tokens and later["at"] > earlier["at"]
     ]
-    trace = {
-        "x": [x for x, _ in points],
-        "y": [y for _, y in points],
-        "name": "tokens/s",
-        "line": {"color": GREY},
-    }
-    return figure("Sampled tokens a second, over the whole loop", [trace] if points else [], "round")
+    return figure("Sampled tokens per second, whole loop", trace(points, GREY), "round")
 
 
 def _lengths(batches: Sequence[Row], role: str) -> str:
-    """Draw how long samples were when they were generated and when they were trained, over the whole run."""
+    """Draw the lengths of samples as generated and as trained: one bar per power of two."""
     metrics = json.loads(batches[-1]["metrics"]) if batches else {}
     traces = []
     for colour, kind in ((GREY, "generated"), (BLUE, "trained")):
         prefix = f"{kind}_{role}_under_"
         counts = {int(name.removeprefix(prefix)): n for name, n in metrics.items() if name.startswith(prefix)}
-        traces += trace(sorted(counts.items()), colour, kind)
-    return figure(f"Lengths of {role} samples (how many below so many tokens)", traces, "tokens")
+        bars = [(f"< {bound}", count) for bound, count in sorted(counts.items())]
+        traces += [{**one, "type": "bar"} for one in trace(bars, colour, kind)]
+    return figure(f"Lengths of {role} samples (count by tokens)", traces, "tokens")
 
 
 def _highlighted(source: str) -> markupsafe.Markup:

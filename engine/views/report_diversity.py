@@ -1,20 +1,19 @@
-"""The diversity part of a report: curves over rounds, figures by skill, and a picture of the environments."""
+"""The diversity part of a report: curves over rounds, figures by skill, a map of the environments."""
 
 from __future__ import annotations
 
 import html
-import importlib.util
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.diversity.measures import Item, Vectors, sampled
+from engine.diversity.measures import Vectors, WrittenEnvironment, sampled
 from engine.diversity.similarity import HashedTfidf
-from engine.records import diversity_log, history
+from engine.records import diversity_log
 from engine.views.charts import Row, curves, drawn
 
 FEWEST_FOR_TSNE = 8
@@ -42,7 +41,7 @@ Places = NDArray[np.float64]
 
 
 def section(connection: sqlite3.Connection) -> Row:
-    """Return what the template shows: ``curves`` and ``picture`` as HTML, ``rows`` of figures by skill.
+    """Return the parts of the template: ``curves`` and ``picture`` as HTML, ``rows`` of figures by skill.
 
     Figures of the whole run are those of ``sampled`` (at most ``engine.diversity.measures.SAMPLE``) ``of``
     its environments. Raises sqlite3.Error.
@@ -69,9 +68,7 @@ def _section(connection: sqlite3.Connection) -> Row:
 
 
 def _one_thread() -> AbstractContextManager[object]:
-    """Keep numeric libraries that are loaded to one thread: more of them spin, on a busy host for minutes."""
-    if importlib.util.find_spec("threadpoolctl") is None:
-        return nullcontext()
+    """Limit loaded numeric libraries to one thread; on a busy host more of them spin for minutes."""
     from threadpoolctl import threadpool_limits
 
     limits: AbstractContextManager[object] = threadpool_limits(limits=1)
@@ -79,14 +76,14 @@ def _one_thread() -> AbstractContextManager[object]:
 
 
 def layout(vectors: Vectors, *, seed: int = 0) -> tuple[Places, str]:
-    """Return places (N, 2) in which like vectors (N, D) lie close together, and how they were found.
+    """Return coordinates (N, 2) that put similar vectors (N, D) close together, and the method's name.
 
-    t-SNE (van der Maaten & Hinton 2008) where scikit-learn is installed and there are enough vectors, else
-    the two principal components. The same vectors give the same places.
+    The method is t-SNE (van der Maaten & Hinton 2008) for enough different vectors, else the two principal
+    components. Equal vectors give equal coordinates in every call.
     """
     wide = _components(vectors, _DIMENSIONS)
     flat = len(wide) < FEWEST_FOR_TSNE or float(wide[:, 0].std()) < 1e-6
-    if flat or importlib.util.find_spec("sklearn") is None:
+    if flat:
         return _padded(wide)[:, :2], "PCA"
     from sklearn.manifold import TSNE
 
@@ -97,7 +94,7 @@ def layout(vectors: Vectors, *, seed: int = 0) -> tuple[Places, str]:
 
 
 def _components(vectors: Vectors, count: int) -> Places:
-    """Return the first ``count`` principal components of rows, those that there are."""
+    """Return the first ``count`` principal components of rows, or fewer."""
     rows = np.asarray(vectors, np.float64)
     if not len(rows):
         return np.zeros((0, 2))
@@ -114,8 +111,8 @@ def _padded(wide: Places) -> Places:
     return np.pad(wide, ((0, 0), (0, max(0, 2 - wide.shape[1]))))
 
 
-def _laid_out(chosen: Sequence[Item], vectors: Vectors) -> tuple[Places, str]:
-    """Lay out distinct programs; the same program lies at the same place each time."""
+def _laid_out(chosen: Sequence[WrittenEnvironment], vectors: Vectors) -> tuple[Places, str]:
+    """Lay out distinct programs; equal programs get the same coordinates."""
     first: dict[str, int] = {}
     for at, item in enumerate(chosen):
         first.setdefault(item.environment, at)
@@ -127,24 +124,22 @@ def _laid_out(chosen: Sequence[Item], vectors: Vectors) -> tuple[Places, str]:
 def _curves(rounds: Sequence[Row]) -> list[str]:
     varied = {"vendi": "programs (Vendi score)", "effective_skills": "skills"}
     repeated = {
-        "duplicates": "twice in play",
-        "near_duplicates": "nearly",
+        "duplicates": "equal in the round",
+        "near_duplicates": "nearly equal",
         "repeats": "played before",
     }
-    documents = {"documents": "in play", "documents_so_far": "so far"}
+    documents = {"documents": "in the round", "documents_so_far": "so far"}
     found = [
         curves("Effective number", rounds, varied),
         curves("Repeated programs (share)", rounds, repeated, (0, 1)),
-        curves("Novelty of new programs (1 - cosine to the nearest before)", rounds, {"novelty": "novelty"}),
-        curves("Documents that environments stand on", rounds, documents),
+        curves("Novelty of new programs (1 - cosine to the nearest)", rounds, {"novelty": "novelty"}),
+        curves("Documents behind the environments", rounds, documents),
     ]
     return [one for one in found if one]
 
 
 def _flagged(connection: sqlite3.Connection) -> list[str]:
-    """Draw the shares of designs that do not belong to their ticket; none where nobody looked."""
-    if not history.has(connection, "labels"):
-        return []
+    """Draw the shares of designs that do not match their ticket."""
     rows: dict[int, Row] = {}
     flags: dict[str, str] = {}
     for cohort, flag, share in connection.execute(_FLAGS):
@@ -157,7 +152,9 @@ def _flagged(connection: sqlite3.Connection) -> list[str]:
     return [found] if found else []
 
 
-def _picture(connection: sqlite3.Connection, chosen: Sequence[Item], places: Places, method: str) -> str:
+def _picture(
+    connection: sqlite3.Connection, chosen: Sequence[WrittenEnvironment], places: Places, method: str
+) -> str:
     facts = {row[0]: tuple(row[1:]) for row in connection.execute(_HOVER)}
     skills = sorted({item.skill for item in chosen})
     traces = []
@@ -192,8 +189,8 @@ def _picture(connection: sqlite3.Connection, chosen: Sequence[Item], places: Pla
     return drawn(f"Environments ({method} of their programs), coloured by step", traces, shape)
 
 
-def _hover(item: Item, facts: Mapping[str, tuple[Any, ...]]) -> str:
-    """Return what a point says, as the markup that charts understand: what models wrote is escaped."""
+def _hover(item: WrittenEnvironment, facts: Mapping[str, tuple[Any, ...]]) -> str:
+    """Return the text of a point as chart markup; texts of models are escaped."""
     title, cohort, win, regret, state = facts[item.design]
     lines = [
         str(title or item.design),

@@ -23,7 +23,7 @@ import structlog
 from bus import NotFound, Undecodable
 from bus.messages import DesignRejected, EnvironmentReady, EnvironmentScored, Message, RoundSummary
 from engine.errors import SpadeError
-from engine.records.archive import Archive, replace
+from engine.records.archive import ProgramArchive, replace
 from roles.designer.memory import Frozen, Memory, Record
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Keeper:
     ) -> None:
         self._bus, self._directory, self._memory = bus, directory, memory
         self._note_used, self._seconds = note_used, seconds
-        self._archive = Archive(directory)
+        self._archive = ProgramArchive(directory)
         self._used = Counter[str]()
         self._saved_at, self._saved, self._took = time.monotonic(), 0, 0.0
         self.position, self._key = 0, ""

@@ -72,7 +72,7 @@ class Toy:
 
         async def read(bus: NatsBus) -> list[tuple[str, str, bytes]]:
             info = await bus.stream_info(stream)
-            found = stored.between(bus, stored.Selection(stream), info.first, info.last)
+            found = stored.between(bus, stored.StreamSelection(stream), info.first, info.last)
             return [(one.tail, one.id, one.frame) async for one, _ in found]
 
         result: list[tuple[str, str, bytes]] = self.do(read)

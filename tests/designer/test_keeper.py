@@ -21,7 +21,7 @@ from test_memory import played, ready, scored, standing
 
 from bus.messages import DesignRejected, EnvironmentReady, EpisodeFailed, Message
 from engine.errors import SpadeError
-from engine.records.archive import Archive
+from engine.records.archive import ProgramArchive
 from roles.designer import memory_store
 from roles.designer.memory import Memory
 from roles.designer.memory_store import FILE, Keeper, read
@@ -140,13 +140,13 @@ def ahead(path: Path) -> None:
 def lose_a_program(path: Path) -> None:
     snapshot = read(path.parent)
     assert snapshot is not None
-    Archive(path.parent).path(snapshot.memory.closed[0].environment).unlink()
+    ProgramArchive(path.parent).path(snapshot.memory.closed[0].environment).unlink()
 
 
 def spoil_a_program(path: Path) -> None:
     snapshot = read(path.parent)
     assert snapshot is not None
-    Archive(path.parent).path(snapshot.memory.open[0].environment).write_text("import os")
+    ProgramArchive(path.parent).path(snapshot.memory.open[0].environment).write_text("import os")
 
 
 def tell_less(path: Path) -> None:
@@ -270,7 +270,7 @@ async def test_following_learns_and_saves(tmp_path: Path) -> None:
     snapshot = read(tmp_path)
     assert snapshot is not None
     assert snapshot.position == len(history)
-    assert set(Archive(tmp_path)) == {
+    assert set(ProgramArchive(tmp_path)) == {
         fact.environment for fact in history if isinstance(fact, EnvironmentReady)
     }
 
@@ -349,7 +349,7 @@ async def test_a_disk_that_takes_no_more_is_said(tmp_path: Path, monkeypatch: py
 
 
 def test_the_archive_holds_what_was_put(tmp_path: Path) -> None:
-    archive = Archive(tmp_path)
+    archive = ProgramArchive(tmp_path)
     assert list(archive) == []
     name = archive.put("class GameEnv: ...\n")
     assert name == digest("class GameEnv: ...\n")

@@ -19,9 +19,9 @@ from shell_fakes import events, summary
 
 from bus.messages import Message
 from engine.diversity.measures import (
-    Item,
     Sketch,
     Vectors,
+    WrittenEnvironment,
     effective,
     measure,
     near_duplicates,
@@ -32,7 +32,7 @@ from engine.diversity.measures import (
 from engine.diversity.similarity import HashedTfidf
 from engine.records import diversity_log, history
 from engine.records import status as standing
-from engine.records.diversity_log import AT_ONCE, WORKED_OUT, Meter, spread
+from engine.records.diversity_log import AT_ONCE, DiversityMeter
 from engine.records.recorder import Recorder
 
 
@@ -136,10 +136,10 @@ class TestParts:
 
     def test_the_figures_of_a_round(self) -> None:
         items = [
-            Item("d1", "one", "a", "x"),
-            Item("d2", "one", "a", "x"),
-            Item("d3", "two", "b", ""),
-            Item("d4", "three", "b", "y"),
+            WrittenEnvironment("d1", "one", "a", "x"),
+            WrittenEnvironment("d2", "one", "a", "x"),
+            WrittenEnvironment("d3", "two", "b", ""),
+            WrittenEnvironment("d4", "three", "b", "y"),
         ]
         rows = np.eye(3, 4, dtype=np.float32)[[0, 0, 1, 2]]
         found = measure(
@@ -160,10 +160,6 @@ class TestParts:
     def test_an_empty_round_has_no_figures(self) -> None:
         found = measure([], np.zeros((0, 1), np.float32), near=0.9)
         assert (found.environments, found.vendi, found.duplicates, found.novelty) == (0, None, None, None)
-
-    def test_values_are_spread_with_both_ends(self) -> None:
-        assert spread(list(range(100)), 5) == [0, 25, 50, 74, 99]
-        assert spread([1, 2], 5) == [1, 2]
 
 
 class Counting:
@@ -205,7 +201,7 @@ def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 class TestLog:
     def test_rounds_are_measured_from_what_was_played(self, database: sqlite3.Connection) -> None:
         history.apply(database, events(story(4)))
-        assert Meter().record(database) == 4
+        assert DiversityMeter().record(database) == 4
         rows = diversity_log.rounds(database)
         assert [row["round"] for row in rows] == [0, 1, 2, 3]
         assert [row["environments"] for row in rows] == [2, 4, 4, 4]
@@ -220,33 +216,33 @@ class TestLog:
     def test_a_meter_that_starts_again_finds_the_same(self, database: sqlite3.Connection) -> None:
         messages = story(7)
         history.apply(database, events(messages))
-        whole = Meter(sample=6)
+        whole = DiversityMeter(sample=6)
         expected = [whole.measure(database, number) for number in range(7)]
         for start in range(7):
-            assert Meter(sample=6).measure(database, start) == expected[start]
+            assert DiversityMeter(sample=6).measure(database, start) == expected[start]
 
     def test_a_meter_keeps_little_of_what_is_long_past(
         self, database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A run of weeks has more designs than fit: of those whose window is closed none is kept by name."""
         history.apply(database, events(story(12)))
-        whole = Meter()
+        whole = DiversityMeter()
         expected = [whole.measure(database, number) for number in range(12)]
         assert len(whole._designs) > 16
         monkeypatch.setattr(diversity_log, "_PLAYED_ROUNDS", 3)
-        meter = Meter()
+        meter = DiversityMeter()
         assert [meter.measure(database, number) for number in range(12)] == expected
         assert len(meter._designs) <= 8
         assert all(isinstance(program, int) for program in meter._known)
 
     def test_what_was_missed_is_made_up_for_little_by_little(self, database: sqlite3.Connection) -> None:
         history.apply(database, events(story(AT_ONCE + 2)))
-        meter = Meter()
+        meter = DiversityMeter()
         assert [meter.record(database) for _ in range(3)] == [AT_ONCE, 2, 0]
 
     def test_each_program_is_read_once_while_it_is_played(self, database: sqlite3.Connection) -> None:
         embedder = Counting()
-        meter = Meter(embedder)
+        meter = DiversityMeter(embedder)
         messages = story(6)
         begun = 0
         for end in [at + 1 for at, message in enumerate(messages) if type(message) is type(summary(0))]:
@@ -256,21 +252,6 @@ class TestLog:
         assert embedder.texts == len(
             {message.environment for message in messages if hasattr(message, "hint")}
         )
-
-    def test_a_database_of_an_older_build_is_worked_out(self, database: sqlite3.Connection) -> None:
-        history.apply(database, events(story(5)))
-        Meter().record(database)
-        Meter().record(database)
-        kept = diversity_log.rounds(database)
-        database.execute("DROP TABLE diversity")
-        assert diversity_log.rounds(database) == kept
-        assert standing.read(database).diversity is None
-
-    def test_a_reader_works_out_a_bounded_number_of_rounds(self, database: sqlite3.Connection) -> None:
-        history.apply(database, events([summary(number) for number in range(3 * WORKED_OUT)]))
-        rows = diversity_log.rounds(database)
-        assert len(rows) == WORKED_OUT
-        assert (rows[0]["round"], rows[-1]["round"]) == (0, 3 * WORKED_OUT - 1)
 
     async def test_the_recorder_keeps_them_over_two_lives(self, tmp_path: Path) -> None:
         bus, path = MemoryBus(run="toy", role="supervisor", instance="s"), tmp_path / "run.db"

@@ -14,12 +14,12 @@ from bus.messages import Heartbeat
 from engine.config import UiConfig
 from engine.records import history
 from engine.records import status as standing
-from engine.records.status import Status
+from engine.records.status import RunStatus
 from engine.views import live
 
 
 @pytest.fixture(scope="module")
-def status() -> Status:
+def status() -> RunStatus:
     connection = history.create(Path(":memory:"))
     messages = [policy(0), ready("d1"), ready("d2"), scored("d1"), finished("e1"), summary(0), policy(1)]
     history.apply(connection, events([*messages, batch(0, 1), serving(1), evaluation(1)]))
@@ -35,7 +35,7 @@ def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
     return Console(file=stream, force_terminal=terminal, width=110, no_color=True), stream
 
 
-def test_the_panel_shows_what_matters(status: Status) -> None:
+def test_the_panel_shows_what_matters(status: RunStatus) -> None:
     screen, stream = console(terminal=True)
     screen.print(live.panel(status, config(), "running", 1010.0))
     text = stream.getvalue()
@@ -46,7 +46,7 @@ def test_the_panel_shows_what_matters(status: Status) -> None:
     assert "no event for" not in text
 
 
-def test_silence_is_shown(status: Status) -> None:
+def test_silence_is_shown(status: RunStatus) -> None:
     screen, stream = console(terminal=True)
     screen.print(live.panel(status, config(), "running", 5000.0))
     assert "no event for" in stream.getvalue()
@@ -59,7 +59,7 @@ def test_before_the_first_event_there_is_a_panel_too() -> None:
     assert "none yet" in stream.getvalue()
 
 
-def test_plain_lines_are_printed_on_news_only(status: Status) -> None:
+def test_plain_lines_are_printed_on_news_only(status: RunStatus) -> None:
     screen, stream = console(terminal=False)
     clock = iter([100.0, 100.0, 101.0, 102.0, 102.0, 120.0, 120.0])
     view = live.make(config(), screen, clock=lambda: next(clock))
@@ -84,7 +84,7 @@ def test_the_view_follows_the_terminal_and_the_recipe(mode: str, terminal: bool,
     assert isinstance(live.make(recipe, screen), live.LivePanel) is panel
 
 
-def test_the_panel_can_be_shown_and_updated(status: Status) -> None:
+def test_the_panel_can_be_shown_and_updated(status: RunStatus) -> None:
     screen, stream = console(terminal=True)
     view = live.LivePanel(config(), screen, lambda: 1010.0)
     with view.showing():

@@ -14,10 +14,10 @@ from engine.errors import SpadeError
 from engine.records import history
 from engine.records import status as standing
 from engine.records.recorder import Recorder
-from engine.records.status import Status
+from engine.records.status import RunStatus
 
 
-def status_of(path: Path) -> Status:
+def status_of(path: Path) -> RunStatus:
     connection = history.open_for_reading(path)
     try:
         return standing.read(connection)

@@ -72,9 +72,10 @@ def test_the_page_needs_nothing_else(page: str) -> None:
         "Regret",
         "pass the validator",
         "Staleness",
-        "Sampled tokens a second",
+        "Sampled tokens per second",
         "Designer reward",
         "Lengths of agent samples",
+        "Loss",
         "noise of one environment",
     ],
 )
@@ -90,8 +91,8 @@ def test_best_and_worst_environments_come_with_code_hint_and_transcript(page: st
     assert "Counting d0" in worst
     assert "Counting d7" not in worst
     assert "CountEnv" in best
-    assert "hinted play, return 1.00" in best
-    assert "plain play, return 1.00" in best
+    assert "hinted episode, return 1.00" in best
+    assert "plain episode, return 1.00" in best
 
 
 def test_what_a_model_wrote_is_text_not_markup(page: str) -> None:
@@ -103,7 +104,7 @@ def test_what_a_model_wrote_is_text_not_markup(page: str) -> None:
 def test_a_run_without_events_has_a_report_too(tmp_path: Path) -> None:
     run = run_of(tmp_path, empty=True)
     report.write(run)
-    assert "Nothing has been measured yet" in run.report.read_text()
+    assert "There are no measurements yet" in run.report.read_text()
 
 
 def test_a_run_that_never_began_is_named(tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from engine.records.status import Server
+from engine.records.status import ServerStatus
 from engine.views.overview import server_rows
 
 
-def server(name: str, lost: str | None = None) -> Server:
-    return Server(server=name, url="http://x", step=3, version="3", packed=3, canary_error=0.0, lost=lost)
+def server(name: str, lost: str | None = None) -> ServerStatus:
+    return ServerStatus(
+        server=name, url="http://x", step=3, version="3", packed=3, canary_error=0.0, lost=lost
+    )
 
 
-def rows(*servers: Server, **gauges: dict[str, float]) -> list[tuple[str, str]]:
+def rows(*servers: ServerStatus, **gauges: dict[str, float]) -> list[tuple[str, str]]:
     return server_rows(SimpleNamespace(servers=servers, gauges=gauges))
 
 

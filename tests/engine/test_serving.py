@@ -17,7 +17,7 @@ from bus.messages import Message, ServerLost
 from engine.inference.pool import InferencePool
 from engine.records import history, served_versions
 from engine.records.recorder import Recorder
-from engine.records.served_versions import Serving
+from engine.records.served_versions import ServedVersions
 from roles.evaluator.agenda import Agenda
 
 
@@ -49,7 +49,7 @@ def agenda(messages: list[Message]) -> Agenda:
 def test_a_note_and_the_rest_are_the_whole(messages: list[Message], cut: int) -> None:
     connection = history.create(Path(":memory:"))
     history.apply(connection, events(messages[:cut]))
-    note = served_versions.told(connection)
+    note = served_versions.current(connection)
     connection.close()
     assert note.position == len(messages[:cut])
     short, whole = agenda([*note.facts, *messages[note.position :]]), agenda(messages)
@@ -64,11 +64,11 @@ async def test_the_recorder_writes_it_now_and_then(tmp_path: Path, monkeypatch: 
         tasks.start_soon(recorder.run)
         await bus.publish_all([policy(0), fact(0), fact(0, server="server-1"), lost()])
         assert await recorder.caught_up(10)
-        assert await served_versions.read(bus) == Serving()
+        assert await served_versions.read(bus) == ServedVersions()
         await bus.publish_all([finished(f"e{number}") for number in range(20)])
         assert await recorder.caught_up(10)
         with anyio.fail_after(10):
-            while (note := await served_versions.read(bus)) == Serving():
+            while (note := await served_versions.read(bus)) == ServedVersions():
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
     recorder.close()
@@ -78,18 +78,18 @@ async def test_the_recorder_writes_it_now_and_then(tmp_path: Path, monkeypatch: 
 
 async def test_a_note_that_does_not_fit_is_not_used() -> None:
     bus = bus_of_tests()
-    await served_versions.write(bus, Serving(position=3, facts=(fact(1),)))
-    assert await served_versions.read(bus) == Serving()
+    await served_versions.write(bus, ServedVersions(position=3, facts=(fact(1),)))
+    assert await served_versions.read(bus) == ServedVersions()
     await bus.publish_all([fact(0), fact(1), fact(2)])
     assert (await served_versions.read(bus)).position == 3
     await bus.state_put(served_versions.KEY, b"junk")
-    assert await served_versions.read(bus) == Serving()
+    assert await served_versions.read(bus) == ServedVersions()
 
 
 async def test_the_pool_needs_the_note_and_what_came_after_it() -> None:
     bus = bus_of_tests()
     await bus.publish_all([fact(1), fact(1, server="server-1"), evaluation(1)])
-    await served_versions.write(bus, Serving(position=3, facts=(fact(1), fact(1, server="server-1"))))
+    await served_versions.write(bus, ServedVersions(position=3, facts=(fact(1), fact(1, server="server-1"))))
     await bus.purge("EVENT", below=4)
     await bus.publish_all([lost("server-1"), fact(2)])
     pool = InferencePool(max_concurrency=1, request_seconds=1.0)
@@ -102,5 +102,5 @@ async def test_the_pool_needs_the_note_and_what_came_after_it() -> None:
 
 
 def test_a_note_survives_its_encoding() -> None:
-    note = Serving(position=3, facts=(fact(1), fact(2, server="server-1")))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(note), type=Serving) == note
+    note = ServedVersions(position=3, facts=(fact(1), fact(2, server="server-1")))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(note), type=ServedVersions) == note

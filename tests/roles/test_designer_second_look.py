@@ -19,7 +19,7 @@ from engine.config import EndpointConfig, SamplingConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointRefused
-from engine.records.archive import Archive
+from engine.records.archive import ProgramArchive
 from roles import work_loop
 from roles.designer import role as designer_role
 from roles.designer.hint import Hint, HintWriter
@@ -68,7 +68,7 @@ async def test_what_the_program_declares_is_told(tmp_path: Path) -> None:
     assert isinstance(ready, EnvironmentReady)
     assert ready.summary == "Counting; count; three in order"
     assert (ready.flag, ready.flag_reason, ready.near, ready.similarity) == ("", "", "", None)
-    assert Archive(tmp_path).get(ready.environment) == ready.source
+    assert ProgramArchive(tmp_path).get(ready.environment) == ready.source
 
 
 async def test_a_flag_is_part_of_the_fact_or_a_rejection(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ async def test_a_later_life_needs_the_note_of_who_serves_and_the_last_word_of_th
     # Without the last word the suite would count as played until step 30.
     known = [evaluation(20, suite="both"), trained(10, final=False), trained(23, final=True)]
     await bus.publish_all([serving(23), *known])
-    await note.write(bus, note.Serving(position=1, facts=(serving(23),)))
+    await note.write(bus, note.ServedVersions(position=1, facts=(serving(23),)))
     await bus.purge("EVENT", below=2)
     stage.pool.version = 23
     async with stage.at_work():
