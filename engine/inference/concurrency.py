@@ -127,7 +127,7 @@ class Breaker:
         return let_through
 
 
-class Rate:
+class RecentRate:
     """Events a second over the last ``seconds`` whole seconds."""
 
     def __init__(self, seconds: int = 10) -> None:

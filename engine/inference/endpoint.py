@@ -26,7 +26,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from engine.config import EndpointConfig, SamplingConfig
 from engine.errors import ConfigError, SpadeError
 from engine.inference.completion import InferenceError, InferenceUnavailable
-from engine.inference.spending import Add, Budget, Charge
+from engine.inference.spending import Add, Charge, EndpointBudget
 
 if TYPE_CHECKING:
     import openai
@@ -120,14 +120,14 @@ class _Message(msgspec.Struct):
         return self.content or ""
 
 
-class _Choice(msgspec.Struct):
+class _ChatChoice(msgspec.Struct):
     message: _Message | None = None
     finish_reason: str | None = None
     error: Any = None
 
 
-class _Body(msgspec.Struct):
-    choices: list[_Choice] | None = None
+class _ChatBody(msgspec.Struct):
+    choices: list[_ChatChoice] | None = None
     usage: Any = None
     error: Any = None
 
@@ -139,7 +139,7 @@ class _Body(msgspec.Struct):
         return int(found) if 0 < found < _MOST_TOKENS else 0
 
 
-_decoder = msgspec.json.Decoder(_Body)
+_decoder = msgspec.json.Decoder(_ChatBody)
 
 
 class Pace:
@@ -166,7 +166,7 @@ class Endpoint:
     """One endpoint, shared by all its users in a process: one pace, one budget. Use :func:`open_endpoint`."""
 
     def __init__(
-        self, settings: EndpointConfig, key: str, client: openai.AsyncOpenAI, budget: Budget
+        self, settings: EndpointConfig, key: str, client: openai.AsyncOpenAI, budget: EndpointBudget
     ) -> None:
         self._settings, self._client, self._budget = settings, client, budget
         self._url = settings.base_url.rstrip("/") + "/chat/completions"
@@ -312,7 +312,7 @@ class Endpoint:
         except msgspec.DecodeError as error:
             self._counts["unreadable"] += 1
             raise _Busy(f"unreadable answer: {error}: {payload[:120]!r}") from error
-        choice = found.choices[0] if found.choices else _Choice()
+        choice = found.choices[0] if found.choices else _ChatChoice()
         if choice.message is not None:
             text = choice.message.text
             asked, written = found.counted("prompt_tokens"), found.counted("completion_tokens")
@@ -351,7 +351,7 @@ async def open_endpoint(settings: EndpointConfig, add: Add | None = None) -> Asy
         base_url=settings.base_url, api_key=key or "none", max_retries=0, http_client=transport
     )
     async with client:
-        yield Endpoint(settings, key, client, Budget(settings, add))
+        yield Endpoint(settings, key, client, EndpointBudget(settings, add))
 
 
 def key_of(settings: EndpointConfig) -> str:

@@ -9,7 +9,7 @@ import anyio
 import structlog
 
 from engine.inference.completion import InferenceError, ServerStuck
-from engine.inference.server_set import Roster, Server
+from engine.inference.server_set import PooledServer, Roster
 
 _WATCH_SECONDS = 2.0
 _WAITING, _PREEMPTIONS = "vllm:num_requests_waiting", "vllm:num_preemptions_total"
@@ -19,7 +19,7 @@ _UPDATE_PATIENCE = 4
 log = structlog.get_logger("spade.inference")
 
 
-class Keeper:
+class HealthProber:
     """Probes a server whose breaker is open or that makes no progress, and feeds its queue to its limit.
 
     A probe is a one-token generation with the deadline ``stuck_seconds`` (invariant I10). One that fails
@@ -28,7 +28,7 @@ class Keeper:
     """
 
     def __init__(
-        self, server: Server, roster: Roster, announce: Callable[[], None], *, stuck_seconds: float
+        self, server: PooledServer, roster: Roster, announce: Callable[[], None], *, stuck_seconds: float
     ) -> None:
         self._server, self._roster, self._announce = server, roster, announce
         self._stuck_seconds = stuck_seconds

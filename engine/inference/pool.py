@@ -30,9 +30,9 @@ from engine.inference.completion import (
     ServerGone,
     ServerStuck,
 )
-from engine.inference.concurrency import Rate
-from engine.inference.health_prober import Keeper
-from engine.inference.server_set import Roster, Server
+from engine.inference.concurrency import RecentRate
+from engine.inference.health_prober import HealthProber
+from engine.inference.server_set import PooledServer, Roster
 from engine.inference.vllm import VllmClient, open_session
 from engine.records import served_versions
 
@@ -60,9 +60,9 @@ class _Request:
 @dataclass(eq=False)
 class _Waiter:
     key: str
-    avoid: Collection[Server]
+    avoid: Collection[PooledServer]
     event: anyio.Event = field(default_factory=anyio.Event)
-    server: Server | None = None
+    server: PooledServer | None = None
 
 
 class InferencePool:
@@ -101,7 +101,7 @@ class InferencePool:
         self._changed = anyio.Event()
         self._session: aiohttp.ClientSession | None = None
         self._keepers: TaskGroup | None = None
-        self._token_rate, self._request_rate = Rate(), Rate()
+        self._token_rate, self._request_rate = RecentRate(), RecentRate()
         self._counts = dict.fromkeys(("requests", "tokens", "failures", "moved", "refused", "unproved"), 0)
         self._opened = self._cuts = 0  # of servers that are gone
 
@@ -185,7 +185,7 @@ class InferencePool:
         seed = seed if self._send_seeds else None
         request = _Request(prompt, sampling, seed, stop_token_ids, key, end)
         last: InferenceError | None = None
-        failed: list[Server] = []
+        failed: list[PooledServer] = []
         for attempt in range(_ATTEMPTS):
             if attempt and anyio.current_time() >= end:
                 raise InferenceUnavailable(f"no answer in {seconds:.1f} s: {last}") from last
@@ -242,7 +242,7 @@ class InferencePool:
 
     # One request
 
-    async def _attempt(self, server: Server, request: _Request) -> Completion:
+    async def _attempt(self, server: PooledServer, request: _Request) -> Completion:
         if server.gone or server.breaker.retry_at is not None:
             self._counts["moved"] += 1
             raise ServerGone("it was lost before the request was sent", where=server.url)
@@ -277,7 +277,7 @@ class InferencePool:
         self._answered(server, completion, in_flight)
         return completion
 
-    async def _acknowledged(self, server: Server, completion: Completion, end: float) -> bool:
+    async def _acknowledged(self, server: PooledServer, completion: Completion, end: float) -> bool:
         """Return whether the server has proved all versions that sampled ``completion``, as soon as the
         newest of them is decided; one that was passed over will never be.
         """
@@ -294,7 +294,7 @@ class InferencePool:
             return server.has_proved(versions)
         raise _Unproved(f"version {newest} was not acknowledged in time", where=server.url)
 
-    def _answered(self, server: Server, completion: Completion, in_flight: int) -> None:
+    def _answered(self, server: PooledServer, completion: Completion, in_flight: int) -> None:
         now = anyio.current_time()
         server.answers += 1
         server.limit.ended(in_flight=in_flight, success=True)
@@ -305,7 +305,7 @@ class InferencePool:
         self._request_rate.add(now, 1)
         self._token_rate.add(now, len(completion.tokens))
 
-    def _failed(self, server: Server, error: InferenceError, in_flight: int) -> None:
+    def _failed(self, server: PooledServer, error: InferenceError, in_flight: int) -> None:
         server.failures += 1
         server.limit.ended(in_flight=in_flight, success=False)
         if isinstance(error, _Unproved):
@@ -323,8 +323,8 @@ class InferencePool:
     # Places
 
     async def _acquire(
-        self, request: _Request, avoid: Sequence[Server], last: InferenceError | None
-    ) -> Server:
+        self, request: _Request, avoid: Sequence[PooledServer], last: InferenceError | None
+    ) -> PooledServer:
         """Return a server with one place taken on it; the caller gives the place back."""
         if not self._waiters and (server := self._roster.choose(request.key, avoid)) is not None:
             return server
@@ -349,7 +349,7 @@ class InferencePool:
         )
 
     @contextmanager
-    def _place(self, server: Server) -> Iterator[None]:
+    def _place(self, server: PooledServer) -> Iterator[None]:
         """Give a taken place back in the end."""
         try:
             yield
@@ -395,7 +395,7 @@ class InferencePool:
     def _adapter(self, version: int) -> str:
         return adapter_name(self._adapters, version) if self._adapters else ""
 
-    def _drop(self, server: Server) -> None:
+    def _drop(self, server: PooledServer) -> None:
         self._opened += server.breaker.opened
         self._cuts += server.limit.cuts
         server.gone = True
@@ -408,9 +408,9 @@ class InferencePool:
         event.set()
         self._dispatch()
 
-    def _keep(self, server: Server) -> None:
+    def _keep(self, server: PooledServer) -> None:
         if self._keepers is not None:
-            keeper = Keeper(server, self._roster, self._announce, stuck_seconds=self._stuck_seconds)
+            keeper = HealthProber(server, self._roster, self._announce, stuck_seconds=self._stuck_seconds)
             self._keepers.start_soon(keeper.run)
 
 

@@ -24,7 +24,7 @@ _REMEMBERED = 256  # versions; no request lives through more
 
 
 @dataclass(eq=False)
-class Server:
+class PooledServer:
     """One server epoch and what is known of it. ``version`` is what it acknowledged: loaded and proved."""
 
     name: str
@@ -72,24 +72,24 @@ class Roster:
 
     def __init__(self, *, ceiling: int, max_lag: int | None = None) -> None:
         self._ceiling, self._max_lag = ceiling, max_lag
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[str, PooledServer] = {}
         self._affinity: OrderedDict[str, str] = OrderedDict()
         self._known: set[str] = set()
         self._lineage = Lineage()
         self._published: Version | None = None
 
-    def __iter__(self) -> Iterator[Server]:
+    def __iter__(self) -> Iterator[PooledServer]:
         return iter(tuple(self._servers.values()))
 
     def __len__(self) -> int:
         return len(self._servers)
 
-    def usable(self, server: Server) -> bool:
+    def usable(self, server: PooledServer) -> bool:
         """Whether ``server`` gets requests at all, now or as soon as it has a place."""
         recent = self._max_lag is None or server.lag <= self._max_lag
         return server.admitted and recent and (server.breaker.closed or server.breaker.half_open)
 
-    def serving(self) -> list[Server]:
+    def serving(self) -> list[PooledServer]:
         """Return the servers that get requests."""
         return [server for server in self._servers.values() if self.usable(server)]
 
@@ -103,13 +103,13 @@ class Roster:
         for server in self._servers.values():
             self._measure(server)
 
-    def find(self, message: ServerServing) -> Server | None:
+    def find(self, message: ServerServing) -> PooledServer | None:
         """Return the server that ``message`` is about, None for one that is new (or of a new epoch)."""
         known = self._servers.get(message.server)
         same = known is not None and (known.epoch, known.url) == (message.epoch, message.url)
         return known if same else None
 
-    def proved(self, server: Server, version: int) -> None:
+    def proved(self, server: PooledServer, version: int) -> None:
         """The role of ``server`` has proved ``version``, and that it works."""
         if server.breaker.retry_at is not None:
             server.limit.restart()
@@ -121,16 +121,16 @@ class Roster:
         server.acknowledge(version)
         self._judge(server)
 
-    def probed(self, server: Server, version: int) -> None:
+    def probed(self, server: PooledServer, version: int) -> None:
         """``server``, whose breaker was open, has sampled a token with ``version``."""
         server.breaker.probed()
         server.limit.restart()
         if version == server.version:
             self._judge(server)
 
-    def joined(self, message: ServerServing, client: VllmClient) -> Server:
+    def joined(self, message: ServerServing, client: VllmClient) -> PooledServer:
         """Take in a new server, or a new epoch of one."""
-        server = Server(
+        server = PooledServer(
             name=message.server,
             epoch=message.epoch,
             url=message.url,
@@ -145,22 +145,22 @@ class Roster:
         self._judge(server)
         return server
 
-    def left(self, message: ServerLost) -> Server | None:
+    def left(self, message: ServerLost) -> PooledServer | None:
         """Take in the loss of a server; return it if it was one of this epoch."""
         server = self._servers.get(message.server)
         if server is None or server.epoch != message.epoch:
             return None
         return self.remove(server.name)
 
-    def remove(self, name: str) -> Server | None:
+    def remove(self, name: str) -> PooledServer | None:
         """Forget a server."""
         return self._servers.pop(name, None)
 
-    def suspend(self, server: Server) -> None:
+    def suspend(self, server: PooledServer) -> None:
         """The server failed: it gets nothing before it serves the current version again."""
         server.admitted = False
 
-    def choose(self, key: str, avoid: Collection[Server] = ()) -> Server | None:
+    def choose(self, key: str, avoid: Collection[PooledServer] = ()) -> PooledServer | None:
         """Return the server for the next request of ``key``, one place on it taken; None when none is free.
 
         The one that holds its prefix if it can, else the least loaded one. Those to ``avoid`` are taken when
@@ -181,23 +181,23 @@ class Roster:
         bound.load += 1
         return bound
 
-    def least_loaded(self, servers: Collection[Server]) -> Server | None:
+    def least_loaded(self, servers: Collection[PooledServer]) -> PooledServer | None:
         """Return the one of ``servers`` with a free place and the least load."""
         free = [server for server in servers if self._free(server)]
         return min(free, key=lambda server: server.load, default=None)
 
-    def behind(self, server: Server) -> bool:
+    def behind(self, server: PooledServer) -> bool:
         """Whether a newer version than the server's was published: it is being updated, or ought to be."""
         return self._published is not None and Version.unpack(server.version) < self._published
 
-    def _free(self, server: Server) -> bool:
+    def _free(self, server: PooledServer) -> bool:
         return self.usable(server) and server.load < server.limit.limit and server.breaker.admits(server.load)
 
-    def _measure(self, server: Server) -> None:
+    def _measure(self, server: PooledServer) -> None:
         current, version = self._published, Version.unpack(server.version)
         server.lag = self._lineage.age(current, version) if current and self.behind(server) else 0
 
-    def _judge(self, server: Server) -> None:
+    def _judge(self, server: PooledServer) -> None:
         """Admit a server whose version was proved just now, if it is the current one."""
         self._measure(server)
         server.admitted = server.admitted or not self.behind(server)

@@ -66,7 +66,7 @@ class Charge:
     sent: bool = False
 
 
-class Budget:
+class EndpointBudget:
     """Pays for the requests of one endpoint. With ``max_cost`` 0 it only counts."""
 
     def __init__(self, settings: EndpointConfig, add: Add | None = None) -> None:

@@ -46,7 +46,7 @@ _TRUSTED = ("", "llama")
 
 
 @dataclass(frozen=True)
-class Bridge:
+class TurnBridge:
     """``stop`` is the id that ends a reply. What follows it up to the next reply is what the template
     renders after ``before``: a known first turn, its reply and the stop token.
     """
@@ -205,7 +205,7 @@ class ChatTokens:
         added = self._tokenizer.get_added_vocab()
         return max((word for word in added if tail.startswith(word)), key=len, default="")
 
-    def _find_bridge(self) -> tuple[Bridge | None, str]:
+    def _find_bridge(self) -> tuple[TurnBridge | None, str]:
         """Prove on two more turns that appending equals rendering, in text and in ids."""
         two = self._text([_USER, _REPLY, _SECOND])
         if not two.startswith(self._opening + _REPLY):
@@ -213,7 +213,7 @@ class ChatTokens:
         tail = two[len(self._opening) + len(_REPLY) :]
         if not self._stop:
             return None, f"the template ends a turn with {tail[:20]!r}, which is not one special token"
-        bridge = Bridge(int(self._fast.token_to_id(self._stop)), self._opening + _REPLY + self._stop)
+        bridge = TurnBridge(int(self._fast.token_to_id(self._stop)), self._opening + _REPLY + self._stop)
         three = self._text([_USER, _REPLY, _SECOND, _SECOND_REPLY, _THIRD])
         again = tail.replace(_SECOND, _THIRD)
         if three != two + _SECOND_REPLY + again:

@@ -17,7 +17,7 @@ from roles.agent.episode import Player, Rules
 from roles.base import Role, RoleContext
 from roles.evaluator.agenda import Agenda
 from roles.evaluator.score import Result, score
-from roles.evaluator.suites import Item, load_suite
+from roles.evaluator.suites import HeldOutItem, load_suite
 from roles.work_loop import ATTEMPTS, INFRASTRUCTURE, back_off, chat_tokens
 from sandbox import EnvQuarantined
 
@@ -57,7 +57,7 @@ class EvaluatorRole(Role):
         suites = [suite.name for suite in self.config.evaluator.suites]
         self._agenda = Agenda(suites, self.config.evaluator.every)
         self._news = anyio.Event()
-        self._items: dict[str, list[Item]] = {}
+        self._items: dict[str, list[HeldOutItem]] = {}
 
     async def run(self) -> None:
         self._player = await self._make_player()
@@ -157,7 +157,7 @@ class EvaluatorRole(Role):
             seconds=time.monotonic() - started,
         )
 
-    async def _play_all(self, items: Sequence[Item]) -> list[Result]:
+    async def _play_all(self, items: Sequence[HeldOutItem]) -> list[Result]:
         waiting = deque(items)
         results: list[Result] = []
 
@@ -174,7 +174,7 @@ class EvaluatorRole(Role):
         self._counts["in_hand"] = 0
         return results
 
-    async def _play(self, item: Item) -> Result | None:
+    async def _play(self, item: HeldOutItem) -> Result | None:
         """Play one episode; return None when it has no outcome after ATTEMPTS tries."""
         for attempt in range(1, ATTEMPTS + 1):
             try:

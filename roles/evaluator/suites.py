@@ -27,7 +27,7 @@ class HeldOutEpisode(NamedTuple):
     max_turns: int
 
 
-class Item(NamedTuple):
+class HeldOutItem(NamedTuple):
     """One held-out episode as a request, and the family it counts for."""
 
     request: EpisodeRequest
@@ -68,7 +68,7 @@ def schemes() -> list[str]:
     return [*BUILT_IN, *registry.registered(registry.SUITES)]
 
 
-def load_suite(suite: SuiteConfig, config: Config) -> list[Item]:
+def load_suite(suite: SuiteConfig, config: Config) -> list[HeldOutItem]:
     """Build the plain episodes of a suite; blocks on files.
 
     The run's seed decides the instances, so each evaluation of a run plays the same ones. Raises ConfigError
@@ -91,7 +91,7 @@ def load_suite(suite: SuiteConfig, config: Config) -> list[Item]:
     return [_item(suite, index, episode) for index, episode in enumerate(episodes)]
 
 
-def _item(suite: SuiteConfig, index: int, episode: HeldOutEpisode) -> Item:
+def _item(suite: SuiteConfig, index: int, episode: HeldOutEpisode) -> HeldOutItem:
     request = EpisodeRequest(
         episode=stable_id("held", suite.name, index),
         design="",
@@ -105,4 +105,4 @@ def _item(suite: SuiteConfig, index: int, episode: HeldOutEpisode) -> Item:
         hint=None,
         max_turns=episode.max_turns,
     )
-    return Item(request, episode.family)
+    return HeldOutItem(request, episode.family)

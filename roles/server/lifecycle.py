@@ -1,4 +1,4 @@
-"""One server from its start to its end: newest version in, proof, announcement, watch."""
+"""The life of one server process: load the newest version, prove it, announce it, watch the server."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from engine.inference.vllm_schema import UNLABELLED
 from engine.lineage import Version
 from engine.weights.paths import LearnerPath, WeightPath
 from engine.weights.update import FetchFailed, UpdateRefused, update
-from roles.server.rolling_update import Rollout
+from roles.server.rolling_update import RollingUpdate
 
 PUBLISHED = "event.learner.published"
 PROBE_SECONDS = 15.0
-ADOPTED_SECONDS = 2.0
+EXTERNAL_SECONDS = 2.0
 _HEALTH_SECONDS = 5.0
 _MISSES = 3
 _FETCH_SECONDS = (0.5, 10.0)  # pauses between attempts to fetch: the first, the longest
-_REFUSED = 4.0  # so many times as long after a refusal: all of the weights were read for it
+_REFUSED = 4.0  # a pause after a refusal is longer by this factor: all of the weights were read for it
 
 Ended = Callable[[], Awaitable[str]]
 
 
 class Unserved(UpdateRefused):
-    """No server took a version."""
+    """No server took a version in time."""
 
     @classmethod
     def after(cls, seconds: float, policy: PolicyPublished, refusal: UpdateRefused) -> Unserved:
-        """Return the error of ``policy``, which ``refusal`` speaks of last."""
-        remedy = f"Its weights are {policy.uri}. Mend what is named here and run the same command again: the "
+        """Return the error of ``policy``; ``refusal`` is the last one."""
+        remedy = f"Its weights are {policy.uri}. Mend the cause and run the same command again: the "
         return cls(
             f"no server took version {Version.unpack(policy.version)} within {seconds:.0f} s: {refusal.what}",
             where=refusal.where,
-            remedy=refusal.remedy or f"{remedy}learner publishes its last checkpoint anew.",
+            remedy=refusal.remedy or f"{remedy}learner publishes its last checkpoint again.",
         )
 
 
@@ -53,8 +53,8 @@ def _fence(policy: PolicyPublished) -> int:
     return Version.unpack(policy.version).fence
 
 
-class Newest:
-    """The policy published last; whoever is behind waits for one that is not its own."""
+class NewestPolicy:
+    """Holds the policy that was published last, and lets servers wait for another one than theirs."""
 
     def __init__(self) -> None:
         self._policy: PolicyPublished | None = None
@@ -67,8 +67,10 @@ class Newest:
         return self._policy
 
     def offer(self, message: Message, sequence: int = 0) -> None:
-        """Take in what the stream says at ``sequence``, 0 for right now. Of one learner later means newer,
-        whatever the number; a learner that was replaced has nothing to say any more.
+        """Take in a message of the stream at ``sequence`` (0: just now).
+
+        Of one learner the later message is the newer, whatever its number; those of a replaced learner are
+        ignored.
         """
         if isinstance(message, PolicyPublished):
             fence, known = _fence(message), -1 if self._policy is None else _fence(self._policy)
@@ -79,7 +81,7 @@ class Newest:
             changed.set()
 
     async def ask(self, bus: Bus) -> None:
-        """Take in what was published last: after an outage the stream may be behind. Raises BusError."""
+        """Read the last policy from the bus: after an outage the stream may be behind. Raises BusError."""
         last = await bus.last(PUBLISHED)
         if last is not None:
             self.offer(last.message, last.sequence)
@@ -91,9 +93,38 @@ class Newest:
         return self._policy
 
 
-class Life:
-    """One life of one server. ``serving`` is the announced policy, None before the first proof; ``epoch``
-    names the life on the bus, and a new one names it after others took it for lost.
+class _Attempts:
+    """Pauses and deadlines of the attempts to bring a version; times are ``time.monotonic`` seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._fetch_end = time.monotonic() + seconds
+        self.delay, self._longest = _FETCH_SECONDS
+        self.refused_since: float | None = None
+
+    @property
+    def fetch_overdue(self) -> bool:
+        return time.monotonic() > self._fetch_end
+
+    def refused(self, *, newest_known: bool) -> None:
+        """Note a refusal; its time counts only while the newest policy is known."""
+        now = time.monotonic()
+        self._fetch_end = now + self._seconds
+        first = now if self.refused_since is None else self.refused_since
+        self.refused_since = first if newest_known else None
+
+    def next(self, *, same_policy: bool) -> None:
+        """Begin the next attempt."""
+        if not same_policy:
+            self.refused_since = None
+        self.delay = min(2 * self.delay, self._longest)
+
+
+class ServerLifecycle:
+    """One server process from its start to its end.
+
+    ``serving`` is the announced policy, None before the first proof. ``epoch`` names the process on the bus;
+    it gets a new one after others announced it as lost.
     """
 
     def __init__(
@@ -101,10 +132,10 @@ class Life:
         name: str,
         config: Config,
         bus: Bus,
-        newest: Newest,
+        newest: NewestPolicy,
         log: structlog.stdlib.BoundLogger,
         path: WeightPath,
-        rollout: Rollout,
+        rollout: RollingUpdate,
     ) -> None:
         self.name, self.epoch = name, uuid.uuid4().hex[:12]
         self._config, self._bus, self._newest, self._path = config, bus, newest, path
@@ -124,7 +155,7 @@ class Life:
         return -1 if self.serving is None else self.serving.step
 
     def figures(self) -> dict[str, float]:
-        """What is worth knowing of this server."""
+        """Return the gauges of this server."""
         return {
             "step": float(self.step),
             "updates": float(self.updates),
@@ -136,8 +167,8 @@ class Life:
         """Follow the newest policy until cancelled.
 
         Raises ServerFailed when the server ends or makes no progress, ServerBroken when it cannot prove a
-        version, UpdateRefused when it does not take one (:meth:`_patiently`), and HandshakeRefused for what a
-        restart cannot cure.
+        version, UpdateRefused when it does not take one (:meth:`bring_newest`), and HandshakeRefused for a
+        fault that a restart cannot cure.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -155,7 +186,7 @@ class Life:
         raise ServerFailed(await ended(), where=self.name)
 
     async def _watch_progress(self, client: VllmClient) -> None:
-        """A live process is not a working one: sample a token now and then (invariant I10)."""
+        """Sample a token every PROBE_SECONDS: a live process may still be stuck (invariant I10)."""
         patience = max(CONTROL_SECONDS, self._config.server.request_seconds / 2)
         while True:
             await anyio.sleep(PROBE_SECONDS)
@@ -168,7 +199,7 @@ class Life:
                 await self._watch_version(client)
 
     async def _watch_version(self, client: VllmClient) -> None:
-        """One that was started anew behind our back answers, but with other weights."""
+        """Check the version label: a server that was restarted by others answers with other weights."""
         before = self.serving
         if before is None or self._updating:
             return
@@ -176,7 +207,7 @@ class Life:
         if self._updating or self.serving != before or found == before.version:
             return
         if isinstance(self._path, LearnerPath) and found > before.version:
-            return  # the learner brings weights before it announces them
+            return  # the learner loads weights into servers before it announces them
         label = "none" if found == UNLABELLED else str(Version.unpack(found))
         raise ServerFailed(
             f"its weights are not those it was given: version {label}, not {Version.unpack(before.version)}",
@@ -186,44 +217,63 @@ class Life:
     async def _follow(self, client: VllmClient) -> None:
         policy: PolicyPublished | None = None
         while True:
-            policy = await self._patiently(client, await self._newest.other_than(policy))
+            policy = await self.bring_newest(client, await self._newest.other_than(policy))
 
-    async def _patiently(self, client: VllmClient, policy: PolicyPublished) -> PolicyPublished:
-        """Bring ``policy``, or the newest meanwhile where it is refused or cannot be fetched; return which.
+    async def bring_newest(self, client: VllmClient, policy: PolicyPublished) -> PolicyPublished:
+        """Bring ``policy``, or a newer one when it fails, and return the one that the server took.
 
-        A server that serves goes on with its old weights for as long as that lasts. Raises FetchFailed for
-        one that has nothing to serve, after ``[server] start_seconds``; for refusals see :meth:`_news`. The
-        time of either starts anew with the other.
+        A server that serves keeps its old weights until one succeeds. Raises FetchFailed when the server has
+        nothing to serve and ``[server] start_seconds`` are over; UpdateRefused or Unserved when refusals do
+        not end (:meth:`_after_refusal`). The time for fetching starts again after a refusal, the time for
+        refusals after a failed fetch and with each other policy.
         """
-        seconds, (delay, longest) = self._config.server.start_seconds, _FETCH_SECONDS
-        end = time.monotonic() + seconds
-        since: float | None = None  # the first refusal of this policy
+        attempts = _Attempts(self._config.server.start_seconds)
         while True:
             before = policy
             try:
                 await self._bring(client, policy)
-            except FetchFailed as error:
-                self._log.warning("fetch_failed", version=policy.version, reason=str(error), again_in=delay)
-                if time.monotonic() > end and self.serving is None:
-                    raise
-                since = None
-                with anyio.move_on_after(delay):
-                    policy = await self._newest.other_than(policy)
-            except UpdateRefused as error:
-                # A fault of this server, or pruned meanwhile, or the last of a former learner, or bad.
-                self._log.warning("update_refused", version=policy.version, reason=str(error))
-                self._rollout.refused(self.name)
-                end = time.monotonic() + seconds
-                told = await self._hear()
-                since = (time.monotonic() if since is None else since) if told else None
-                policy = await self._news(policy, error, since, _REFUSED * delay)
-            else:
                 return policy
-            since = since if policy == before else None
-            delay = min(2 * delay, longest)
+            except FetchFailed as error:
+                policy = await self._after_failed_fetch(policy, error, attempts)
+            except UpdateRefused as error:
+                policy = await self._after_refusal(policy, error, attempts)
+            attempts.next(same_policy=policy == before)
 
-    async def _hear(self) -> bool:
-        """Hear of the newest policy; False when the bus does not say."""
+    async def _after_failed_fetch(
+        self, policy: PolicyPublished, error: FetchFailed, attempts: _Attempts
+    ) -> PolicyPublished:
+        """Return the policy to bring next: ``policy`` after a pause, or a newer one at once."""
+        delay = attempts.delay
+        self._log.warning("fetch_failed", version=policy.version, reason=str(error), again_in=delay)
+        if attempts.fetch_overdue and self.serving is None:
+            raise error
+        attempts.refused_since = None
+        with anyio.move_on_after(delay):
+            return await self._newest.other_than(policy)
+        return policy
+
+    async def _after_refusal(
+        self, policy: PolicyPublished, refusal: UpdateRefused, attempts: _Attempts
+    ) -> PolicyPublished:
+        """Return the policy to bring next: a newer one at once, else ``policy`` after a pause.
+
+        The cause may be a fault of this server, files that were removed meanwhile, the last policy of a
+        former learner, or bad weights. While the bus cannot say which policy is the newest, it is only
+        repeated. Else raises the errors of :meth:`_refusal_time_left`.
+        """
+        self._log.warning("update_refused", version=policy.version, reason=str(refusal))
+        self._rollout.refused(self.name)
+        attempts.refused(newest_known=await self._ask_newest())
+        if self._newest.policy == policy:
+            pause = _REFUSED * attempts.delay
+            if attempts.refused_since is not None:
+                left = self._refusal_time_left(policy, refusal, attempts.refused_since)
+                pause = min(pause, left)
+            await self._pause(policy, pause)
+        return self._newest.policy or policy
+
+    async def _ask_newest(self) -> bool:
+        """Read the newest policy from the bus; return False when the bus does not answer."""
         try:
             await self._newest.ask(self._bus)
         except BusError as error:
@@ -231,24 +281,13 @@ class Life:
             return False
         return True
 
-    async def _news(
-        self, policy: PolicyPublished, refusal: UpdateRefused, since: float | None, pause: float
-    ) -> PolicyPublished:
-        """Return what to bring after ``policy`` was refused, the first time at ``since``: the newest policy,
-        at once where it is not ``policy``, else after ``pause`` seconds or as soon as there is something new.
+    def _refusal_time_left(self, policy: PolicyPublished, refusal: UpdateRefused, since: float) -> float:
+        """Return the seconds for which ``policy``, the newest, may still be refused; ``since`` is the first.
 
-        Unless ``since`` is None (nobody knows what is newest) raises ``refusal`` where another server serves
-        ``policy``: then the fault is this server's; and Unserved when none took it for ``[server]
-        start_seconds`` and as long as others wait for their turn.
+        Raises ``refusal`` where another server serves ``policy``, because then the fault is this server's.
+        Raises Unserved when no server took it for ``[server] start_seconds`` and the time that other servers
+        wait for their turn.
         """
-        if self._newest.policy == policy:
-            if since is not None:
-                pause = min(pause, self._time_left(policy, refusal, since))
-            await self._pause(policy, pause)
-        return self._newest.policy or policy
-
-    def _time_left(self, policy: PolicyPublished, refusal: UpdateRefused, since: float) -> float:
-        """Return for how many seconds ``policy``, which is the newest, may still be refused (see above)."""
         if self._rollout.serves(policy.version, beside=self.name):
             raise refusal
         seconds = self._config.server.start_seconds + self._rollout.detour(self.name, policy.version)
@@ -295,8 +334,8 @@ class Life:
         finally:
             self._updating = False
         if updated.attempts > 1:
-            # What was sampled between the two loads bore a label that was not true: with a new epoch nobody
-            # waits any longer for this one's word, and all of it is thrown away.
+            # Tokens between the two loads had a wrong label. With a new epoch no pool waits for this one's
+            # acknowledgement, so they are all discarded.
             self.epoch = uuid.uuid4().hex[:12]
         self.canary_error, self.paused_seconds = updated.canary_error, updated.paused
         self.update_seconds = time.perf_counter() - started - self._waited
@@ -313,17 +352,17 @@ class Life:
         )
 
     async def _turn(self, version: int) -> None:
-        """Wait, sampling, until other servers have loaded that have to be first."""
+        """Keep sampling until the servers that have to load first have loaded."""
         started, self._updating = time.perf_counter(), False
         await self._rollout.turn(self.name, version)
         self._updating = True
         self._waited += time.perf_counter() - started
 
     async def contradict(self, lost: ServerLost) -> None:
-        """Announce the server again, as a new epoch, when somebody took it for lost while it serves."""
+        """Announce the server again, as a new epoch, when it was announced as lost while it serves."""
         policy = self.serving
         if policy is not None and (lost.server, lost.epoch) == (self.name, self.epoch):
-            self._log.warning("taken_for_lost", reason=lost.reason)
+            self._log.warning("announced_as_lost", reason=lost.reason)
             self.epoch = uuid.uuid4().hex[:12]
             await self._announce(policy)
 
@@ -362,17 +401,17 @@ class Life:
         self._log.info("handshake", canary_error=result.canary_error, sampling_error=result.sampling_error)
 
 
-async def adopted_end(client: VllmClient) -> str:
-    """Return, with the reason, when a server that we did not start has stopped answering."""
+async def external_end(client: VllmClient) -> str:
+    """Wait until an external server has stopped answering; return the reason."""
     misses = 0
     while misses < _MISSES:
-        await anyio.sleep(ADOPTED_SECONDS)
+        await anyio.sleep(EXTERNAL_SECONDS)
         misses = 0 if await client.healthy(deadline=_HEALTH_SECONDS) else misses + 1
     return "it does not answer any more"
 
 
 def main_fault(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return what best explains a server's end: its process's death before what followed from it."""
+    """Return the error that best explains a server's end: the death of its process before its effects."""
     leaves = list(_leaves(group))
     deaths = [leaf for leaf in leaves if isinstance(leaf, ServerFailed)]
     ours = [leaf for leaf in leaves if isinstance(leaf, SpadeError)]

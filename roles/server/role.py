@@ -28,8 +28,16 @@ from engine.weights.buspath import BusPath
 from engine.weights.paths import FilePath, LearnerPath, WeightPath
 from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
-from roles.server.lifecycle import PUBLISHED, Ended, Life, Newest, Unserved, adopted_end, main_fault
-from roles.server.rolling_update import Rollout
+from roles.server.lifecycle import (
+    PUBLISHED,
+    Ended,
+    NewestPolicy,
+    ServerLifecycle,
+    Unserved,
+    external_end,
+    main_fault,
+)
+from roles.server.rolling_update import RollingUpdate
 
 _LOST = "event.server.lost"
 _TAILS = ("event.server.serving", _LOST)
@@ -41,25 +49,25 @@ _HEALTH_SECONDS = 3.0
 
 
 class ServerRole(Role):
-    """One task for each configured server, started here or adopted by its URL.
+    """Runs one task per configured server, which is started here or external (by its URL).
 
-    A server starts from the run's starting model while the learner starts too, is brought to the newest
-    published version, proves it (canary, and once a process the handshake), and only then is announced.
-    Versions that appear during an update are skipped in favour of the newest. A server that dies, stands
-    still, fails its proof, or refuses weights that another one serves is announced as lost and started again
-    with back-off; one that has never served ends the run instead, with what its log says. When
-    ``_FAILED_STARTS`` starts in a row came to nothing, the run goes on with the other servers, or ends where
-    none of them serves the newest version.
+    A server starts from the run's starting model while the learner starts too. It loads the newest published
+    version, proves it (the canary; once per process the handshake), and only then is announced. Versions that
+    appear during an update are skipped in favour of the newest. A server that dies, makes no progress, fails
+    its proof, or refuses weights that another one serves is announced as lost and started again with
+    back-off; one that has never served ends the run instead, with the error of its log. After
+    ``_FAILED_STARTS`` starts in a row without serving, the run continues with the other servers, or ends
+    where none of them serves the newest version.
     """
 
     name: ClassVar[str] = "server"
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
-        self._newest = Newest()
-        self._lives: dict[int, Life] = {}
-        self._path = self._way()
-        self._rollout = Rollout(rolling=self.config.server.rollout == "rolling")
+        self._newest = NewestPolicy()
+        self._lives: dict[int, ServerLifecycle] = {}
+        self._path = self._weight_path()
+        self._rollout = RollingUpdate(rolling=self.config.server.rollout == "rolling")
         self._restarts = 0
         self._resting: set[str] = set()
         self._model: Path | None = None
@@ -67,7 +75,7 @@ class ServerRole(Role):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Look whether weights can take the way that the recipe says. Raises ConfigError."""
+        """Check that weights can take the path that the recipe names. Raises ConfigError."""
         weight_backend(config)
 
     async def run(self) -> None:
@@ -78,14 +86,14 @@ class ServerRole(Role):
         count = len(self.config.server.urls) or self.config.server.count
         try:
             async with open_session() as session, anyio.create_task_group() as tasks:
-                heard = await self._bury(session)
+                heard = await self._announce_lost(session)
                 tasks.start_soon(self._follow, heard)
                 for index in range(count):
                     tasks.start_soon(self._keep, index, session)
                 await self.context.draining.wait()
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            # Several may end at the same moment, for the same reason.
+            # Several servers may end at the same moment, for the same reason.
             error = main_fault(group)
             error = only(error) if isinstance(error, BaseExceptionGroup) else error
             raise error from error.__cause__
@@ -96,10 +104,11 @@ class ServerRole(Role):
         return min((life.serving.version for life in self._lives.values() if life.serving), default=-1)
 
     def statistics(self) -> dict[str, float]:
-        """Gauges: servers that serve, their oldest step, updates, restarts, servers that are given up for the
-        time being, the last update's figures, and
-        for each server NAME: ``NAME.step`` (-1: it does not serve), ``.updates``, ``.update_seconds``,
-        ``.paused_seconds``. ``turns_waited_seconds`` and ``turns_passed`` are of rolling updates.
+        """Gauges of all servers of this role and of each.
+
+        Serving servers, their oldest step, updates, restarts, servers given up for now, the last update's
+        figures; ``turns_waited_seconds`` and ``turns_passed`` of rolling updates; for each server NAME:
+        ``NAME.step`` (-1: it does not serve), ``.updates``, ``.update_seconds``, ``.paused_seconds``.
         """
         lives = list(self._lives.values())
         serving = [life for life in lives if life.serving is not None]
@@ -118,7 +127,7 @@ class ServerRole(Role):
             **{f"{life.name}.{name}": value for life in lives for name, value in life.figures().items()},
         }
 
-    def _way(self) -> WeightPath:
+    def _weight_path(self) -> WeightPath:
         server = self.config.server
         cache = self.context.directory / "weights-cache" / self.context.instance
         if self.config.adapters:
@@ -134,8 +143,10 @@ class ServerRole(Role):
         return FilePath(hold=server.deltas) if server.weights == "file" else LearnerPath()
 
     async def _follow(self, heard: int) -> None:
-        """Keep the newest published policy, the last in the stream, whatever its number; contradict who
-        takes a server of ours for lost. Facts of servers are known up to sequence ``heard``.
+        """Follow the published policies (the last in the stream is the newest) and the servers' facts.
+
+        Announces a server of this role again when others announced it as lost. Facts of servers are known up
+        to sequence ``heard``.
         """
         last = await self.bus.last(PUBLISHED)
         start = min(last.sequence, heard + 1) if last is not None else 1
@@ -150,9 +161,10 @@ class ServerRole(Role):
                     for life in self._lives.values():
                         await life.contradict(record.message)
 
-    async def _bury(self, session: aiohttp.ClientSession) -> int:
-        """Announce the loss of servers that a former life of this run left as serving. Returns the sequence
-        up to which the facts of servers are known.
+    async def _announce_lost(self, session: aiohttp.ClientSession) -> int:
+        """Announce the loss of servers that an earlier process of this run left as serving.
+
+        Returns the sequence up to which the facts of servers are known.
         """
         known = await served_versions.read(self.bus)
         heard = known.position
@@ -177,11 +189,13 @@ class ServerRole(Role):
         return heard
 
     async def _keep(self, index: int, session: aiohttp.ClientSession) -> None:
-        """Keep server ``index`` alive. Raises SpadeError when a restart cannot cure what ails it."""
+        """Keep server ``index`` alive. Raises SpadeError for a fault that a restart cannot cure."""
         name = f"{self.context.instance}-{index}"
-        served, barren = False, 0  # barren: starts in a row that did not lead to serving
+        served, failed = False, 0  # failed: starts in a row without serving
         while True:
-            life = Life(name, self.config, self.bus, self._newest, self.log, self._path, self._rollout)
+            life = ServerLifecycle(
+                name, self.config, self.bus, self._newest, self.log, self._path, self._rollout
+            )
             self._lives[index] = life
             try:
                 async with self._open(index, session) as (client, ended):
@@ -196,22 +210,22 @@ class ServerRole(Role):
             finally:
                 await self._farewell(life)
             served = served or life.updates > 0
-            barren = 0 if life.updates else barren + 1
-            spent = barren >= _FAILED_STARTS
+            failed = 0 if life.updates else failed + 1
+            spent = failed >= _FAILED_STARTS
             if not served and not isinstance(error, UpdateRefused):
                 raise error
             if spent and not await self._others_serve(name):
                 raise error
             self._restarts += 1
             if spent:
-                await self._give_up(name, error, barren)
+                await self._give_up(name, error, failed)
                 continue
-            delay = min(LONGEST_BACKOFF, 2.0**barren)
+            delay = min(LONGEST_BACKOFF, 2.0**failed)
             self.log.warning("server_restart", server=name, reason=error.what, delay=delay)
             await anyio.sleep(delay)
 
     async def _others_serve(self, name: str) -> bool:
-        """Whether another server than ``name`` serves the version that was published last, or is about to."""
+        """Return whether another server than ``name`` serves the newest version, or is about to."""
         policy, seconds = self._newest.policy, self.config.server.start_seconds
         if policy is None:
             return False
@@ -221,7 +235,7 @@ class ServerRole(Role):
         """Leave the run to the other servers: for ``_REST_SECONDS``, or until none of them serves."""
         self.log.error(
             "server_given_up", server=name, reason=error.what, starts=starts, again_in=_REST_SECONDS,
-            remedy=error.remedy or f"See logs/{name}.log; the run goes on with the other servers.",
+            remedy=error.remedy or f"See logs/{name}.log; the run continues with the other servers.",
         )  # fmt: skip
         self._resting.add(name)
         try:
@@ -230,7 +244,7 @@ class ServerRole(Role):
         finally:
             self._resting.discard(name)
 
-    async def _farewell(self, life: Life) -> None:
+    async def _farewell(self, life: ServerLifecycle) -> None:
         """Announce the loss of a server that was announced."""
         if life.serving is None:
             return
@@ -242,19 +256,19 @@ class ServerRole(Role):
     async def _open(
         self, index: int, session: aiohttp.ClientSession
     ) -> AsyncIterator[tuple[VllmClient, Ended]]:
-        """Yield the client of server ``index``, healthy, and what returns when that server is gone."""
+        """Yield the client of server ``index``, healthy, and a coroutine that returns when it is gone."""
         urls = self.config.server.urls
         if urls:
             client = VllmClient(urls[index], session)
-            await self._adopt(client)
-            yield client, partial(adopted_end, client)
+            await self._wait_for_external(client)
+            yield client, partial(external_end, client)
             return
         model = await self._starting_model()
         log_path = self.context.directory / "logs" / f"{self.context.instance}-{index}.log"
         async with serve(self.config, model, index=index, log_path=log_path, session=session) as process:
             yield VllmClient(process.url, session), process.wait
 
-    async def _adopt(self, client: VllmClient) -> None:
+    async def _wait_for_external(self, client: VllmClient) -> None:
         if await client.until_healthy(seconds=self.config.server.start_seconds):
             return
         raise ServerFailed(

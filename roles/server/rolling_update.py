@@ -1,10 +1,9 @@
-"""Which server loads next, so that never all of them stand still: a pure order over the bus's facts.
+"""Decides which server loads new weights next, so that some servers always keep sampling.
 
-No lease is needed. The facts of the servers are one stream, the same for all roles, and the order follows
-from them: among the servers that serve, the one with the oldest version loads first, of equals the one with
-the lesser name, and the next one's turn begins with its announcement. So a server that has just loaded
-cannot overtake one that waits, however fast versions follow each other. A server that does not serve yet
-takes nothing away: it waits for nobody, and nobody waits for it.
+No lease is needed: the order follows from the servers' facts, which are one stream for all roles. Among the
+servers that serve, the one with the oldest version loads first, of equals the one with the lesser name, and
+the next turn begins with its announcement. So a server that has just loaded cannot overtake one that waits,
+however fast versions follow each other. A server that does not serve yet neither waits nor is waited for.
 """
 
 from __future__ import annotations
@@ -25,21 +24,22 @@ log = structlog.get_logger("spade.server")
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What a server announced last."""
+class Announced:
+    """The last announcement of a server."""
 
     epoch: str
     version: int
 
 
-class Order:
-    """Facts in; who has to load before whom out. ``patience`` is in seconds: how long to wait for one that
-    should load first. It follows the slowest update seen.
+class UpdateOrder:
+    """The order of loads: facts in, the server to wait for out. Pure.
+
+    ``patience`` is the number of seconds to wait for one server; it follows the slowest update seen.
     """
 
     def __init__(self) -> None:
-        self._standings: dict[str, Standing] = {}
-        self._slow: dict[str, Standing] = {}
+        self._standings: dict[str, Announced] = {}
+        self._slow: dict[str, Announced] = {}
         self._slowest = 0.0
 
     def note(self, message: Message) -> None:
@@ -47,7 +47,7 @@ class Order:
         if isinstance(message, ServerServing):
             known = self._standings.get(message.server)
             if known is None or known.epoch != message.epoch or known.version < message.version:
-                self._standings[message.server] = Standing(message.epoch, message.version)
+                self._standings[message.server] = Announced(message.epoch, message.version)
                 self._slowest = max(self._slowest, message.seconds)
         elif isinstance(message, ServerLost):
             known = self._standings.get(message.server)
@@ -69,25 +69,26 @@ class Order:
         return min(ahead)[1] if ahead else None
 
     def overstayed(self, server: str) -> None:
-        """Nobody waits for ``server`` again before it announces something new."""
+        """Do not let others wait for ``server`` before it announces something new."""
         if server in self._standings:
             self._slow[server] = self._standings[server]
 
     def carried(self, version: int, *, beside: str) -> bool:
-        """Whether a server beside ``beside`` serves ``version`` or a later one."""
+        """Return whether another server than ``beside`` serves ``version`` or a later one."""
         return any(
             name != beside and standing.version >= version for name, standing in self._standings.items()
         )
 
     def serves(self, version: int, *, beside: str) -> bool:
-        """Whether a server beside ``beside`` serves exactly ``version``."""
+        """Return whether another server than ``beside`` serves exactly ``version``."""
         return any(
             name != beside and standing.version == version for name, standing in self._standings.items()
         )
 
     def detour(self, server: str, version: int) -> float:
-        """Seconds after which at the latest another server's turn to load ``version`` has come, when nobody
-        told them that ``server`` does not take it: each waits for those before it (``patience``).
+        """Return the most seconds until another server's turn to load ``version`` has come.
+
+        The others may not know that ``server`` does not take it: each waits ``patience`` for those before it.
         """
         waiting = [
             name
@@ -102,12 +103,12 @@ class Order:
         return max(LEAST_PATIENCE, _SLOWER * self._slowest)
 
 
-class Rollout:
-    """Lets servers wait for their turn. ``waited`` counts the seconds, ``passed`` the servers given up."""
+class RollingUpdate:
+    """Lets servers wait for their turn. ``waited`` counts seconds, ``passed`` servers given up on."""
 
     def __init__(self, *, rolling: bool) -> None:
         self._rolling = rolling
-        self._order = Order()
+        self._order = UpdateOrder()
         self._changed = anyio.Event()
         self.waited = 0.0
         self.passed = 0
@@ -121,29 +122,29 @@ class Rollout:
         return self._order.before(server, version) != front
 
     def refused(self, server: str) -> None:
-        """``server`` refused the new weights: the others of this role need not wait for it. Those of other
-        roles do not know and have ``patience`` (see ``detour``).
+        """Note that ``server`` refused the new weights: the others of this role do not wait for it.
+
+        Those of other role processes do not know, and wait for ``patience`` (see ``detour``).
         """
         self._order.overstayed(server)
         self._announce()
 
     def carried(self, version: int, *, beside: str) -> bool:
-        """Whether a server beside ``beside``, of any role instance, serves ``version`` or a later one."""
+        """Return whether another server than ``beside``, of any role process, serves ``version`` or later."""
         return self._order.carried(version, beside=beside)
 
     def serves(self, version: int, *, beside: str) -> bool:
-        """Whether a server beside ``beside``, of any role instance, serves exactly ``version``."""
+        """Return whether another server than ``beside``, of any role process, serves exactly ``version``."""
         return self._order.serves(version, beside=beside)
 
     def detour(self, server: str, version: int) -> float:
-        """Seconds after which at the latest another server's turn to load ``version`` has come, when nobody
-        told them that ``server`` does not take it.
-        """
+        """Return the most seconds until another server's turn to load ``version`` has come."""
         return self._order.detour(server, version) if self._rolling else 0.0
 
     async def others_carry(self, version: int, *, beside: str, seconds: float) -> bool:
-        """Whether a server beside ``beside`` serves ``version`` or a later one within ``seconds``; those that
-        serve at all may be on their way to it.
+        """Return whether another server than ``beside`` serves ``version`` or a later one within ``seconds``.
+
+        Servers that serve an older version may be on their way to it.
         """
         with anyio.move_on_after(seconds):
             await self.until(
@@ -161,7 +162,7 @@ class Rollout:
         changed.set()
 
     async def turn(self, server: str, version: int) -> None:
-        """Return when ``server`` may load ``version``: at the latest when all before it had their time."""
+        """Return when ``server`` may load ``version``: it waits ``patience`` for each server before it."""
         if not self._rolling:
             return
         started = anyio.current_time()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.inference.concurrency import Aimd, Breaker, Rate
+from engine.inference.concurrency import Aimd, Breaker, RecentRate
 
 EVENTS = st.lists(st.sampled_from(["ok", "fail", "congested"]), max_size=400)
 
@@ -167,7 +167,7 @@ def test_breaker_is_in_one_state_and_always_recovers(events: list[str]) -> None:
 
 
 def test_rate_counts_whole_seconds_and_forgets() -> None:
-    rate = Rate(seconds=10)
+    rate = RecentRate(seconds=10)
     for second in range(10):
         rate.add(second + 0.5, 3.0)
     assert rate.value(10.2) == pytest.approx(3.0)

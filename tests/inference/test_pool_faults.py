@@ -205,7 +205,7 @@ async def test_garbage_in_the_metrics_or_in_the_pause_ends_nobodys_watch(
     async with fake_vllm(metrics="\x00\nvllm:num_requests_waiting x\n") as a, new_pool() as pool:
         a.faults = {"/is_paused": ["garbage"] * 9, "/metrics": ["garbage", "drop", 500]}
         pool.apply(serving(a))
-        made = health_prober.Keeper(*pool._roster, pool._roster, pool._announce, stuck_seconds=0.05)
+        made = health_prober.HealthProber(*pool._roster, pool._roster, pool._announce, stuck_seconds=0.05)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(made.run)
             a.hold.clear()

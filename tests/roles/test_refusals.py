@@ -20,8 +20,8 @@ from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingC
 from engine.inference.vllm import VllmClient
 from engine.weights.paths import FilePath
 from engine.weights.update import FetchFailed, UpdateRefused
-from roles.server.lifecycle import Life, Newest, Unserved
-from roles.server.rolling_update import Rollout
+from roles.server.lifecycle import NewestPolicy, ServerLifecycle, Unserved
+from roles.server.rolling_update import RollingUpdate
 
 START = 100.0  # by a clock that only the scripts move
 GONE = UpdateRefused("the weights are not on the bus any more")
@@ -36,7 +36,7 @@ class Slow:
     happens: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
 
 
-class Scripted(Life):
+class Scripted(ServerLifecycle):
     """A life that serves version 1. ``script`` says how the first load ends, the second, and so on; one of
     which it says nothing succeeds. ``tried`` are the versions.
     """
@@ -51,7 +51,7 @@ class Scripted(Life):
             agent=AgentConfig(sampling=SamplingConfig(max_tokens=4)),
         )
         self.bus = MemoryBus(run="t", role="server", instance="server-0")
-        self.newest, self.rollout = Newest(), Rollout(rolling=True)
+        self.newest, self.rollout = NewestPolicy(), RollingUpdate(rolling=True)
         super().__init__(
             "server-0-0", config, self.bus, self.newest, structlog.get_logger(), FilePath(), self.rollout
         )
@@ -74,7 +74,7 @@ class Scripted(Life):
         """Return which version it serves in the end, when version 2 is published."""
         await self.published(2)
         with anyio.fail_after(20):
-            return (await self._patiently(None, policy(2))).version  # type: ignore[arg-type]
+            return (await self.bring_newest(None, policy(2))).version  # type: ignore[arg-type]
 
     async def _bring(self, client: VllmClient, policy: PolicyPublished) -> None:
         self.tried.append(policy.version)
@@ -152,7 +152,7 @@ async def test_a_newer_policy_that_the_stream_has_not_brought_yet_is_asked_for()
 
 
 async def test_what_was_asked_for_is_not_replaced_by_what_the_stream_brings_later() -> None:
-    newest, bus = Newest(), MemoryBus(run="t", role="server", instance="server-0")
+    newest, bus = NewestPolicy(), MemoryBus(run="t", role="server", instance="server-0")
     first, second = [await bus.publish(policy(version)) for version in (1, 2)]
     await newest.ask(bus)
     assert newest.policy == policy(2)

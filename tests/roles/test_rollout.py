@@ -17,7 +17,7 @@ from test_server import Stage, on_stage
 import roles.server.rolling_update as module
 from bus.messages import Message, ServerLost, ServerServing
 from engine.config import ServerConfig
-from roles.server.rolling_update import Order, Rollout
+from roles.server.rolling_update import RollingUpdate, UpdateOrder
 
 
 def serving(server: str, version: int, *, epoch: str = "1", seconds: float = 0.0) -> ServerServing:
@@ -30,8 +30,8 @@ def lost(server: str, epoch: str = "1") -> ServerLost:
     return ServerLost(server=server, epoch=epoch, reason="test")
 
 
-def order(*facts: Message) -> Order:
-    made = Order()
+def order(*facts: Message) -> UpdateOrder:
+    made = UpdateOrder()
     for fact in facts:
         made.note(fact)
     return made
@@ -84,14 +84,14 @@ def test_the_turn_of_others_has_come_after_the_patience_with_each_that_has_not_l
 
 async def test_who_loads_without_a_turn_needs_no_detour() -> None:
     for rolling, seconds in ((True, module.LEAST_PATIENCE), (False, 0.0)):
-        rollout = Rollout(rolling=rolling)
+        rollout = RollingUpdate(rolling=rolling)
         for fact in (serving("a", 1), serving("b", 1)):
             rollout.note(fact)
         assert rollout.detour("a", 2) == seconds
 
 
 async def test_nobody_waits_for_a_server_that_refused() -> None:
-    rollout = Rollout(rolling=True)
+    rollout = RollingUpdate(rolling=True)
     for fact in (serving("a", 1), serving("b", 1)):
         rollout.note(fact)
     with anyio.fail_after(5):
@@ -104,7 +104,7 @@ async def test_nobody_waits_for_a_server_that_refused() -> None:
 
 
 async def test_whether_others_carry_a_version_is_known_as_soon_as_it_is_decided() -> None:
-    rollout = Rollout(rolling=True)
+    rollout = RollingUpdate(rolling=True)
     with anyio.fail_after(5):
         assert not await rollout.others_carry(2, beside="a", seconds=60), "there is nobody else"
         for fact in (serving("a", 2), serving("b", 1)):
@@ -165,7 +165,7 @@ def test_at_most_one_loads_whatever_each_has_heard_so_far(count: int, seed: int)
 
 
 async def test_together_waits_for_nobody() -> None:
-    rollout = Rollout(rolling=False)
+    rollout = RollingUpdate(rolling=False)
     rollout.note(serving("a", 1))
     rollout.note(serving("b", 1))
     with anyio.fail_after(1):
@@ -174,7 +174,7 @@ async def test_together_waits_for_nobody() -> None:
 
 async def test_a_dead_server_blocks_nobody_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_PATIENCE", 0.05)
-    rollout = Rollout(rolling=True)
+    rollout = RollingUpdate(rolling=True)
     for fact in (serving("a", 1), serving("b", 1)):
         rollout.note(fact)
     with anyio.fail_after(5):
@@ -190,7 +190,7 @@ async def test_a_dead_server_blocks_nobody_and_only_once(monkeypatch: pytest.Mon
 
 
 async def test_a_turn_begins_when_the_one_before_is_done_or_lost() -> None:
-    rollout = Rollout(rolling=True)
+    rollout = RollingUpdate(rolling=True)
     for fact in (serving("a", 1), serving("b", 1), serving("c", 1)):
         rollout.note(fact)
     done: list[str] = []

@@ -21,7 +21,7 @@ from engine.inference.process import ServerFailed
 from engine.inference.server_checks import HandshakeRefused
 from engine.weights.update import ServerBroken, UpdateRefused
 from roles.base import RoleContext
-from roles.server.lifecycle import Newest
+from roles.server.lifecycle import NewestPolicy
 from roles.server.role import ServerRole
 
 
@@ -126,7 +126,7 @@ async def test_the_last_published_is_the_newest_whatever_its_number(tmp_path: Pa
 
 
 def test_a_learner_that_was_replaced_has_no_say_any_more() -> None:
-    newest, second = Newest(), policy(2 << 32 | 4, step=4)
+    newest, second = NewestPolicy(), policy(2 << 32 | 4, step=4)
     for said in (policy(1 << 32 | 5, step=5), second, policy(1 << 32 | 6, step=6)):
         newest.offer(said)
     assert newest.policy == second
