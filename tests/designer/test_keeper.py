@@ -299,7 +299,7 @@ anyio.run(main, Path(sys.argv[1]))
 def killed(directory: Path, at: int) -> None:
     """Let a designer's memory live in a process of its own until it has learned ``at`` facts."""
     here = Path(__file__).resolve()
-    path = os.pathsep.join([str(here.parent), str(here.parents[2])])
+    path = os.pathsep.join([str(here.parent), str(here.parents[1]), str(here.parents[2])])
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(directory)],
         stdout=subprocess.PIPE,
@@ -314,6 +314,7 @@ def killed(directory: Path, at: int) -> None:
                     break
         finally:
             child.send_signal(signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow
