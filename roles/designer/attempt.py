@@ -15,7 +15,7 @@ from bus.messages import DesignTicket, HeldDesign, Segment
 from engine import prompts
 from engine.inference.segments import prompt_and_reply
 from roles.designer.corpus import Corpus, Document
-from roles.designer.design_backends import Author, Reply
+from roles.designer.design_backends import Author, DesignReply
 from roles.designer.environment_pool import Programs
 from roles.designer.prompt import Brief, PromptWriter
 from roles.designer.syntax import parse
@@ -25,7 +25,7 @@ from sandbox import extract
 if TYPE_CHECKING:
     from engine.config import DesignerConfig as DesignerConfig
     from engine.inference.tokens import ChatTokens
-    from roles.designer.memory import Drawn, Memory
+    from roles.designer.memory import DrawnExamples, Memory
     from sandbox import Validator, Verdict
 
 _LONGEST_REASON = 600
@@ -51,7 +51,7 @@ class Draft:
     """What an author wrote, and what it was asked with. ``source`` is a program that nobody had to write."""
 
     document: str
-    reply: Reply
+    reply: DesignReply
     prompt: str = ""
     source: str = ""
 
@@ -136,7 +136,7 @@ class Workshop:
         """
         if isinstance(self._designer, Programs):
             name, source = self._designer.draw(ticket.number, attempt)
-            return Draft(name, Reply(source, "stop"), source=source)
+            return Draft(name, DesignReply(source, "stop"), source=source)
         seed = sampling_seed(ticket.seed, ticket.design, attempt)
         if before is not None and self._config.repair and attempt % 2:
             mended = await self._mend(ticket, before, seed)
@@ -161,10 +161,10 @@ class Workshop:
     def recall(self, held: HeldDesign) -> Draft:
         """Return the draft that an earlier life of the ticket has already published."""
         if not held.segments:
-            return Draft(held.document, Reply(held.text, "stop"), held.prompt)
+            return Draft(held.document, DesignReply(held.text, "stop"), held.prompt)
         prompt, tokens = prompt_and_reply(held.segments)
         ended = bool(tokens) and tokens[-1] in set(self._chat.stop_token_ids)
-        reply = Reply(
+        reply = DesignReply(
             self._chat.decode(tokens),
             "stop" if ended else "length",
             held.segments,
@@ -194,7 +194,7 @@ class Workshop:
     def _tokens(self, text: str) -> int:
         return len(self._chat.encode(text))
 
-    def _draw(self, ticket: DesignTicket, rng: random.Random) -> Drawn | None:
+    def _draw(self, ticket: DesignTicket, rng: random.Random) -> DrawnExamples | None:
         config = self._config
         if not config.memory:
             return None
@@ -202,7 +202,7 @@ class Workshop:
             ticket.skill, positive=config.memory_positive, negative=config.memory_negative, rng=rng
         )
 
-    def _prompt(self, ticket: DesignTicket, document: Document, drawn: Drawn | None) -> Asked:
+    def _prompt(self, ticket: DesignTicket, document: Document, drawn: DrawnExamples | None) -> Asked:
         document = self._corpus.cut(document)
         examples = drawn.views(self._tokens, self._config.memory_tokens) if drawn else []
         brief = Brief(skill=ticket.skill, document=document.text, target=ticket.target, memory=examples)

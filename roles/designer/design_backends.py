@@ -1,7 +1,7 @@
-"""Who writes designs: the policy, a frozen checkpoint, or an endpoint. A prompt in, a reply out.
+"""Authors of designs: the policy, a frozen checkpoint, or an endpoint. A prompt in, a reply out.
 
-Only the policy's replies are trained, so only it keeps tokens; a pool of programs is no author
-(``roles.designer.environment_pool``).
+Only the policy's replies are trained. A pool of programs is no author
+(:mod:`roles.designer.environment_pool`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What an author wrote and why it ended. ``segments`` are its tokens with all before them, ``turns`` the
-    conversation as texts up to and with the reply, where there are no tokens; ``refusal`` is why it will not
-    write at all; ``thought_open``: the prompt ended inside a thought.
+class DesignReply:
+    """An author's reply and the reason of its end.
+
+    ``segments`` are its tokens with their context; ``turns`` is the conversation as texts up to and with the
+    reply, where there are no tokens. ``refusal`` is the reason of an author that refuses to write.
+    ``thought_open`` is true when the prompt ended inside a thought.
     """
 
     text: str
@@ -45,22 +47,22 @@ class Reply:
 
 
 class Author(Protocol):
-    """``trained`` says whether the learner may be given what it writes."""
+    """Writes designs. ``trained`` tells whether the learner may train on its replies."""
 
     trained: ClassVar[bool]
 
-    async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> Reply:
+    async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> DesignReply:
         """Answer a design prompt. Raises InferenceError."""
 
-    async def mend(self, before: Reply, message: str, *, seed: int, key: str) -> Reply | None:
-        """Answer ``message`` after ``before`` in the same conversation; None when there is no room for it."""
+    async def mend(self, before: DesignReply, message: str, *, seed: int, key: str) -> DesignReply | None:
+        """Answer ``message`` after ``before`` in the same conversation; None when it does not fit."""
 
     def statistics(self) -> dict[str, float]:
-        """Counts of its own, apart from those of the role."""
+        """Return the author's own gauges, apart from those of the role."""
 
 
 class Generates(Protocol):
-    """What writes tokens: the inference pool, or a frozen server."""
+    """A source of sampled tokens: the inference pool, or a frozen server."""
 
     async def generate(
         self,
@@ -75,10 +77,10 @@ class Generates(Protocol):
 
 
 class TokenAuthor:
-    """A model that is asked with token ids and answers with them. ``room`` is the length of its context.
+    """A model with token ids in and out. ``room`` is the length of its context.
 
-    A reply to a repair message is a segment of its own: what it answers, the failed program too, is context
-    and carries no loss (reference spec 4.6: a mended first turn there earns the mended program's reward).
+    A reply to a repair message is a segment of its own: its context, with the failed program, carries no loss.
+    (In the public implementation the first turn earns the mended program's reward.)
     """
 
     trained: ClassVar[bool] = False
@@ -87,7 +89,7 @@ class TokenAuthor:
         self._source, self._chat, self._sampling = source, chat, sampling
         self._room = room - sampling.max_tokens
 
-    async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> Reply:
+    async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> DesignReply:
         """Sample one reply to ``prompt``. Raises InferenceError."""
         completion = await self._source.generate(
             prompt, sampling=self._sampling, seed=seed, key=key, stop_token_ids=self._chat.stop_token_ids
@@ -95,18 +97,18 @@ class TokenAuthor:
         segments = SegmentBuilder()
         segments.prompt(prompt)
         segments.completion(completion)
-        return Reply(
+        return DesignReply(
             self._chat.decode(completion.tokens),
             completion.finish,
             segments=tuple(segments.segments()),
             thought_open=self._chat.opens_thought(prompt),
         )
 
-    async def mend(self, before: Reply, message: str, *, seed: int, key: str) -> Reply | None:
+    async def mend(self, before: DesignReply, message: str, *, seed: int, key: str) -> DesignReply | None:
         """Sample an answer to ``message``, on top of the tokens of ``before``.
 
-        Where the chat template rewrites earlier turns, or the reply was cut off, the message opens a
-        conversation of its own: it holds the program and what is wrong with it.
+        Where the chat template rewrites earlier turns, or the reply was cut off, the message starts a new
+        conversation: it contains the program and its fault.
         """
         bridge = self._chat.bridge(message) if before.finish == "stop" and before.segments else None
         if bridge is None:
@@ -118,7 +120,7 @@ class TokenAuthor:
         return await self.write(prompt, seed=seed, key=key) if len(prompt) <= self._room else None
 
     def statistics(self) -> dict[str, float]:
-        """Those of a server of its own, if it has one."""
+        """Return the gauges of the author's own server, if it has one."""
         statistics = getattr(self._source, "statistics", None)
         return dict(statistics()) if statistics is not None and not self.trained else {}
 
@@ -138,33 +140,34 @@ class EndpointAuthor:
         self._endpoint, self._chat, self._sampling = endpoint, chat, sampling
         self._room = room - sampling.max_tokens
 
-    async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> Reply:
-        """Ask the endpoint; one that refuses the prompt has answered. Raises InferenceError, EndpointMisused,
-        EndpointSpent.
+    async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> DesignReply:
+        """Ask the endpoint; a refusal of the prompt is an answer.
+
+        Raises InferenceError, EndpointMisused or EndpointSpent.
         """
         return await self._ask((self._chat.decode(prompt),), seed)
 
-    async def mend(self, before: Reply, message: str, *, seed: int, key: str) -> Reply | None:
+    async def mend(self, before: DesignReply, message: str, *, seed: int, key: str) -> DesignReply | None:
         """Ask the endpoint with the whole conversation."""
         turns = (*before.turns, message)
         if len(self._chat.encode("\n".join(turns))) > self._room:
             return None
         return await self._ask(turns, seed)
 
-    async def _ask(self, turns: tuple[str, ...], seed: int) -> Reply:
+    async def _ask(self, turns: tuple[str, ...], seed: int) -> DesignReply:
         try:
             answer = await self._endpoint.write(turns, sampling=self._sampling, seed=seed)
         except EndpointRefused as error:
-            return Reply("", "refused", turns=turns, refusal=error.what)
-        return Reply(answer.text, answer.finish, turns=(*turns, answer.text))
+            return DesignReply("", "refused", turns=turns, refusal=error.what)
+        return DesignReply(answer.text, answer.finish, turns=(*turns, answer.text))
 
     def statistics(self) -> dict[str, float]:
-        """None: the endpoint is shared with the hint writer, and counted once."""
+        """Return no gauges: the endpoint is shared with the hint writer and counted once."""
         return {}
 
 
 class PlainText:
-    """Stands in for a chat format where a prompt is text: its ids are those of the text and no more."""
+    """A chat format for prompts that are plain text: the ids of the text and nothing else."""
 
     def __init__(self, chat: ChatTokens) -> None:
         self._chat = chat
@@ -179,5 +182,5 @@ class PlainText:
         return self._chat.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``: none of them is a special token."""
+        """Return the text of ``ids``, none of which is a special token."""
         return self._chat.decode(ids)

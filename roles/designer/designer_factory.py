@@ -1,4 +1,4 @@
-"""The designer that a recipe names (``designer.kind``), opened and closed with its role."""
+"""Opens the author of designs that a recipe names (``designer.kind``)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BUILT = (models.WARMSTART, models.PACKAGE)
 async def open_designer(
     context: RoleContext, chat: ChatTokens, endpoint: Endpoint | None
 ) -> AsyncIterator[Author | Programs]:
-    """Yield who designs; a frozen one's server starts meanwhile, and requests wait for it.
+    """Yield the author of designs; requests to a frozen one wait until its server has started.
 
     Raises ConfigError for a missing model or directory, SpadeError when a server does not start.
     """
@@ -71,16 +71,13 @@ async def open_external(context: RoleContext) -> AsyncIterator[Endpoint | None]:
 
 
 def account(settings: EndpointSettings) -> str:
-    """Return the key of the state bucket under which lies what an endpoint has cost the run."""
+    """Return the key in the state bucket of the costs of an endpoint in this run."""
     name = f"{settings.base_url}\n{settings.model}".encode()
     return f"designer.spent.{hashlib.blake2b(name, digest_size=8).hexdigest()}"
 
 
 def check_designer(config: Config) -> None:
-    """Look, before anything is started, whether the designer has what it needs: a key, a model, programs.
-
-    Raises ConfigError.
-    """
+    """Check before the start that the designer's key, model or programs exist. Raises ConfigError."""
     designer = config.designer
     if designer.hint_writer == "external":
         key_of(designer.external)
@@ -101,8 +98,9 @@ def check_designer(config: Config) -> None:
 
 
 def prompts_for(config: Config, chat: ChatTokens) -> PromptWriter:
-    """Return what writes the design prompts: ids of a chat for a model of ours, of plain text for an
-    endpoint, which has a context of its own.
+    """Return the writer of design prompts.
+
+    A model with token ids gets the ids of its chat format; an endpoint gets plain text, within its own context.
     """
     if config.designer.kind != "external":
         return PromptWriter(config, chat)

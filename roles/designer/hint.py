@@ -13,7 +13,7 @@ from engine.inference.endpoint import EndpointRefused
 from engine.inference.replies import visible_reply
 from engine.inference.segments import prompt_and_reply
 from engine.inference.tokens import SegmentBuilder
-from roles.designer.design_backends import Reply
+from roles.designer.design_backends import DesignReply
 from roles.designer.prober import Answers
 from roles.text_normalise import plain
 from roles.work_loop import sampling_seed
@@ -236,7 +236,7 @@ class HintWriter:
         """Counts of refused hints by what was wrong with them."""
         return dict(self._counts)
 
-    async def _reply(self, source: str, seed: int, design: str) -> Reply | None:
+    async def _reply(self, source: str, seed: int, design: str) -> DesignReply | None:
         """Return one reply, None when the program leaves no room for it or the endpoint refuses."""
         if self._writer is not None:
             content = prompts.render(self._template, source=source)
@@ -245,7 +245,7 @@ class HintWriter:
             except EndpointRefused:
                 self._counts["hint_refused"] += 1
                 return None
-            return Reply(answer.text, answer.finish)
+            return DesignReply(answer.text, answer.finish)
         prompt = self._prompts.hint(source)
         if prompt is None:
             self._counts["hint_no_room"] += 1
@@ -260,7 +260,7 @@ class HintWriter:
         segments = SegmentBuilder()
         segments.prompt(prompt)
         segments.completion(completion)
-        return Reply(
+        return DesignReply(
             self._chat.decode(completion.tokens),
             completion.finish,
             tuple(segments.segments()),

@@ -1,8 +1,8 @@
-"""What the designer remembers of its environments. Pure: facts in, examples for the prompt out.
+"""The designer's memory of its environments. Pure: facts in, examples for the prompt out.
 
-``environment.ready`` makes a record, every round's standings correct it, ``environment.scored`` gives it the
-verdict of the whole window. The reference writes a record once, after the first round, and shows negatives by
-file name only (reference spec 7); here a negative says in words what the game was and why it missed.
+``environment.ready`` creates a record, the summary of each round updates it, ``environment.scored`` completes
+it with the values of the whole window. A negative example describes in words the game and the reason of its
+failure; the public implementation shows its file name only.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from bus.messages import EnvironmentReady, EnvironmentScored, EnvironmentState, Flag, RoundSummary, Standing
-from roles.designer.memory_feedback import why
+from bus.messages import EnvironmentReady, EnvironmentScored, EnvironmentState, RoundSummary, Standing
+from roles.designer.memory_record import MemoryRecord
 
 _NEGATIVE: frozenset[EnvironmentState] = frozenset(("mastered", "intractable", "degenerate"))
 _FINAL: frozenset[EnvironmentState] = frozenset(("mastered", "degenerate"))
@@ -27,91 +27,28 @@ _FRAME = 48
 _SHORTEST_CUT = 64
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One environment. ``win`` and the fields after it are of its window so far, or of the whole once it is
-    ``closed``; ``regret`` is None without a hint. ``source`` is whole, "" when it was not seen; blind play
-    wins ``trivial`` of the instances, which ``trivially`` calls too many.
-    """
+class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a memory without the texts of its programs, which are in the archive."""
 
-    design: str
-    environment: str
-    skill: str
-    document: str = ""
-    title: str = ""
-    summary: str = ""
-    source: str = ""
-    hint: bool = False
-    trivial: float = 0.0
-    trivially: bool = False
-    flag: Flag = ""
-    flag_reason: str = ""
-    family: str | None = None
-    difficulty: float | None = None
-    state: EnvironmentState = "fresh"
-    closed: bool = False
-    plays: int = 0
-    win: float = 0.0
-    win_low: float = 0.0
-    win_high: float = 1.0
-    hinted: float | None = None
-    hinted_plays: int = 0
-    regret: float | None = None
-    regret_low: float | None = None
-    turns: float | None = None
-    noise_floor: float | None = None
-    leak: bool = False
-
-    def view(self, polarity: Literal["positive", "negative"], source: str | None = None) -> dict[str, Any]:
-        """Return what a prompt template sees. A positive shows its program, or ``source``, a beginning of it;
-        a negative shows ``title``, ``summary`` and ``why``.
-        """
-        shown = "" if polarity == "negative" else self.source if source is None else source
-        return {
-            "polarity": polarity,
-            "environment": self.environment,
-            "skill": self.skill,
-            "win": self.win,
-            "win_low": self.win_low,
-            "win_high": self.win_high,
-            "plays": self.plays,
-            "hinted": self.hinted,
-            "regret": self.regret,
-            "noise_floor": self.noise_floor,
-            "leak": self.leak,
-            "turns": self.turns,
-            "state": self.state,
-            "title": self.title,
-            "summary": self.summary,
-            "why": why(self),
-            "family": self.family,
-            "difficulty": self.difficulty,
-            "source": shown,
-            "cut": polarity == "positive" and shown != self.source,
-        }
-
-
-class Frozen(msgspec.Struct, frozen=True, kw_only=True):
-    """A memory at rest, without the texts of its programs, which are in the archive."""
-
-    closed: tuple[Record, ...] = ()
-    open: tuple[Record, ...] = ()
+    closed: tuple[MemoryRecord, ...] = ()
+    open: tuple[MemoryRecord, ...] = ()
     settled: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
 
 
 class Memory:
-    """At most ``records`` closed windows, one a program, and ``open_windows`` open ones; oldest out first.
+    """Up to ``records`` closed windows, one per program, and ``open_windows`` open ones, newest kept.
 
-    A program that was once mastered, or degenerate, is never an example to follow again, whatever a later
-    window of the same program says; of such programs the last 65,536 are known by their digest. Nor is one
-    that misses in a window that is still open, while it does, whatever an earlier window said. A design
-    makes one record, however often it is told of: the last 65,536 that were scored are known by their name.
+    A program that was once mastered or degenerate is never a positive example again, whatever a later window
+    of it shows; the digests of the last 65,536 such programs are kept. A program that misses in a window that
+    is still open is no positive example either. A design makes one record, however often its fact arrives:
+    the names of the last 65,536 scored designs are kept.
     """
 
     def __init__(self, records: int, *, open_windows: int = 1024) -> None:
         self._limit, self._open_limit = records, open_windows
-        self._open: OrderedDict[str, Record] = OrderedDict()
-        self._closed: OrderedDict[str, Record] = OrderedDict()
+        self._open: OrderedDict[str, MemoryRecord] = OrderedDict()
+        self._closed: OrderedDict[str, MemoryRecord] = OrderedDict()
         self._settled: OrderedDict[str, None] = OrderedDict()
         self._finished: OrderedDict[str, None] = OrderedDict()
 
@@ -127,15 +64,15 @@ class Memory:
         """Return how many records are in each state, open windows included."""
         return Counter(record.state for record in self._all())
 
-    def programs(self) -> Iterator[Record]:
+    def programs(self) -> Iterator[MemoryRecord]:
         """Yield the records whose program is known, oldest first."""
         return (record for record in self._all() if record.source)
 
     def ready(self, fact: EnvironmentReady) -> None:
-        """Keep the program of ``fact`` until its window closes; nothing for a design that is known."""
+        """Keep the program of ``fact`` until its window closes; a known design changes nothing."""
         if fact.design in self._open or fact.design in self._finished:
             return
-        self._open[fact.design] = Record(
+        self._open[fact.design] = MemoryRecord(
             design=fact.design,
             environment=fact.environment,
             skill=fact.skill,
@@ -155,7 +92,7 @@ class Memory:
         _shrink(self._open, self._open_limit)
 
     def played(self, fact: RoundSummary) -> None:
-        """Correct the records of open windows by a round's standings."""
+        """Update the records of open windows by the summary of a round."""
         for standing in fact.standings:
             record = self._open.get(standing.design)
             if record is not None:
@@ -166,7 +103,7 @@ class Memory:
         known = self._open.pop(fact.design, None)
         _note(self._finished, fact.design)
         if known is None or known.environment != fact.environment:
-            known = Record(
+            known = MemoryRecord(
                 design=fact.design, environment=fact.environment, skill=fact.skill, document=fact.document
             )
         self._closed.pop(fact.environment, None)
@@ -194,36 +131,37 @@ class Memory:
     ) -> list[dict[str, Any]]:
         """Return up to ``positive`` frontier and ``negative`` mastered, intractable or degenerate records.
 
-        Positives are drawn from the best by regret (the top ``max(3 * positive, 10)``; a hint that holds the
-        answer counts as none), negatives uniformly;
-        both from ``skill`` only and without repetition. The same state and the same generator give the same
-        examples. With ``tokens``, which counts a text, they take at most ``limit`` tokens together: programs
-        that fit are preferred to the beginning of one that does not.
+        Positives are drawn from the best by regret (the top ``max(3 * positive, 10)``; a hint that leaks the
+        answer counts as regret 0), negatives uniformly; both from ``skill`` only and without repetition. The
+        same state and the same generator give the same examples. With ``tokens``, which counts a text, they
+        take at most ``limit`` tokens together: programs that fit are preferred to the beginning of one that
+        does not.
         """
         return self.draw(skill, positive=positive, negative=negative, rng=rng).views(tokens, limit)
 
-    def draw(self, skill: str, *, positive: int, negative: int, rng: random.Random) -> Drawn:
-        """Draw as :meth:`examples` does. What was drawn does not change with the memory."""
+    def draw(self, skill: str, *, positive: int, negative: int, rng: random.Random) -> DrawnExamples:
+        """Draw the records for :meth:`examples`; later facts do not change them."""
         mine = [record for record in self._all() if record.skill == skill]
         missing = {record.environment for record in self._all() if record.state in _NEGATIVE}
         sound = [one for one in filter(self._exemplary, mine) if one.environment not in missing]
         best = sorted(sound, key=lambda r: (-_regret(r), r.environment))
         drawn = _shuffled(best[: max(3 * positive, _BEST)], rng)
         missed = _shuffled([record for record in mine if record.state in _NEGATIVE], rng)
-        return Drawn(positive, drawn, missed[:negative])
+        return DrawnExamples(positive, drawn, missed[:negative])
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> MemoryState:
         """Return the whole memory as plain data, without the texts of programs."""
-        return Frozen(
+        return MemoryState(
             closed=tuple(map(_bare, self._closed.values())),
             open=tuple(map(_bare, self._open.values())),
             settled=tuple(self._settled),
             finished=tuple(self._finished),
         )
 
-    def thaw(self, frozen: Frozen, sources: Mapping[str, str]) -> None:
-        """Become what ``frozen`` was; ``sources`` maps digests to programs. Raises KeyError, with nothing
-        changed, when one is missing.
+    def thaw(self, frozen: MemoryState, sources: Mapping[str, str]) -> None:
+        """Take the content of ``frozen``; ``sources`` maps digests to programs.
+
+        Raises KeyError, and changes nothing, when one is missing.
         """
         closed = OrderedDict((r.environment, _clad(r, sources)) for r in frozen.closed)
         opened = OrderedDict((r.design, _clad(r, sources)) for r in frozen.open)
@@ -236,14 +174,14 @@ class Memory:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _parts(self) -> tuple[list[Record], list[Record], list[str], list[str]]:
+    def _parts(self) -> tuple[list[MemoryRecord], list[MemoryRecord], list[str], list[str]]:
         return [*self._closed.values()], [*self._open.values()], [*self._settled], [*self._finished]
 
-    def _all(self) -> Iterator[Record]:
+    def _all(self) -> Iterator[MemoryRecord]:
         yield from self._closed.values()
         yield from self._open.values()
 
-    def _exemplary(self, record: Record) -> bool:
+    def _exemplary(self, record: MemoryRecord) -> bool:
         sound = record.state == "frontier" and bool(record.source) and not record.flag
         return sound and record.environment not in self._settled
 
@@ -255,19 +193,19 @@ _MEASURED = (
 _ABSENT = "\0"
 
 
-def _regret(record: Record) -> float:
+def _regret(record: MemoryRecord) -> float:
     return 0.0 if record.leak else record.regret or 0.0
 
 
-class Drawn(NamedTuple):
+class DrawnExamples(NamedTuple):
     """Records in the order of the draw: of ``positives`` the first ``wanted`` that fit are shown."""
 
     wanted: int
-    positives: list[Record]
-    negatives: list[Record]
+    positives: list[MemoryRecord]
+    negatives: list[MemoryRecord]
 
     def views(self, tokens: Callable[[str], int] | None, limit: int) -> list[dict[str, Any]]:
-        """Return what a prompt template sees, within ``limit`` tokens."""
+        """Return the values for a prompt template, within ``limit`` tokens."""
         budget = _Budget(tokens, limit)
         negatives = [
             view
@@ -308,8 +246,9 @@ class _Budget:
 
 
 def _measured(fact: Standing | EnvironmentScored) -> dict[str, Any]:
-    """Return what was measured. An interval without width tells nothing: no state that follows from the win
-    rate is believed on its account.
+    """Return the measured fields of a fact.
+
+    An interval of zero width carries no information, so a state that follows from the win rate is then reset.
     """
     found = {name: getattr(fact, name) for name in _MEASURED}
     if fact.state in _BY_WIN and not fact.win_low < fact.win_high:
@@ -317,9 +256,9 @@ def _measured(fact: Standing | EnvironmentScored) -> dict[str, Any]:
     return found
 
 
-def _fitting(records: Iterable[Record], count: int, budget: _Budget) -> list[Record]:
+def _fitting(records: Iterable[MemoryRecord], count: int, budget: _Budget) -> list[MemoryRecord]:
     """Take the first ``count`` of different programs that the budget can pay."""
-    taken: dict[str, Record] = {}
+    taken: dict[str, MemoryRecord] = {}
     for record in records:
         if len(taken) >= count:
             break
@@ -328,7 +267,7 @@ def _fitting(records: Iterable[Record], count: int, budget: _Budget) -> list[Rec
     return list(taken.values())
 
 
-def _shuffled(records: list[Record], rng: random.Random) -> list[Record]:
+def _shuffled(records: list[MemoryRecord], rng: random.Random) -> list[MemoryRecord]:
     return rng.sample(records, len(records))
 
 
@@ -344,11 +283,11 @@ def _shrink(store: OrderedDict[str, Any], limit: int) -> None:
         store.popitem(last=False)
 
 
-def _bare(record: Record) -> Record:
-    """Without the program; that there was none is kept."""
+def _bare(record: MemoryRecord) -> MemoryRecord:
+    """Return the record without its program; a mark remembers that it had none."""
     return msgspec.structs.replace(record, source="" if record.source else _ABSENT)
 
 
-def _clad(record: Record, sources: Mapping[str, str]) -> Record:
+def _clad(record: MemoryRecord, sources: Mapping[str, str]) -> MemoryRecord:
     source = "" if record.source == _ABSENT else sources[record.environment]
     return msgspec.structs.replace(record, source=source)

@@ -1,10 +1,10 @@
-"""Keeps the memory in step with the facts of the run, and on disk.
+"""Feeds the designer's memory from the facts of the run, and stores snapshots of it on disk.
 
-A snapshot holds the memory, how often each document was used, and the EVENT sequence up to which both were
-told; what came later is replayed, so a restart gives exactly the memory that a replay from the beginning
-would give. Programs lie beside it in the archive. A snapshot that is damaged, of another stream or build, or
-whose programs are not all there, is not used: then the whole stream is replayed. A stream of bounded size has
-forgotten its oldest facts: what of them no snapshot holds is lost to the memory, and said.
+A snapshot holds the memory, the number of uses of each document, and the EVENT sequence of the last fact in
+both; later facts are replayed, so a restart gives exactly the memory that a replay from the beginning gives.
+Programs lie beside it in the archive. A snapshot that is damaged, of another stream, or without all of its
+programs is not used: then the whole stream is replayed. A bounded stream has evicted its oldest facts; those
+that no snapshot holds are missing from the memory, counted and logged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bus import NotFound, Undecodable
 from bus.messages import DesignRejected, EnvironmentReady, EnvironmentScored, Message, RoundSummary
 from engine.errors import SpadeError
 from engine.records.archive import ProgramArchive, replace
-from roles.designer.memory import Frozen, Memory, Record
+from roles.designer.memory import Memory, MemoryState
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
 TAILS = ("event.designer.ready", "event.designer.rejected", "event.scorer.scored", "event.scorer.round")
 FILE = "designer.memory"
 SECONDS = 15.0
-# A snapshot grows with the run; so much longer than one took is waited before the next.
 _PATIENCE = 20.0
+"""The least time between two snapshots, as a multiple of the time that the last one took."""
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory after EVENT ``position``, where the message with ``key`` lies; ``used`` counts the uses of
-    each document. All facts up to ``through`` are in it, but for some among ``missed`` messages. ``fields``
-    are those that a record had: another build may tell less of an environment, or more.
+class MemorySnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory after EVENT ``position``, the place of the message with ``key``.
+
+    ``used`` counts the uses of each document. All facts up to ``through`` are included, except for some among
+    the ``missed`` messages.
     """
 
     run: str
     position: int
     key: str
-    memory: Frozen
+    memory: MemoryState
     used: dict[str, int]
     through: int = 0
     missed: int = 0
-    fields: tuple[str, ...] = ()
 
 
-class Keeper:
-    """Feeds ``memory`` from the bus. ``note_used`` is told of each document that an earlier life has used.
+class MemoryStore:
+    """Feeds ``memory`` from the bus and keeps its snapshots in ``directory``.
 
-    Files lie in ``directory``; ``seconds`` is the least time between two snapshots. Raises SpadeError when
-    they cannot be written. ``log`` is told what the memory lacks.
+    ``note_used`` is called for each document that was used before this start; ``seconds`` is the least time
+    between two snapshots. Raises SpadeError when they cannot be written.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class Keeper:
                     await self.save()
 
     async def save(self) -> None:
-        """Write a snapshot unless the last one says the same."""
+        """Write a snapshot unless nothing has changed since the last one."""
         if self.position == self._saved:
             return
-        snapshot = Snapshot(
+        snapshot = MemorySnapshot(
             run=self._bus.run,
             position=self.position,
             key=self._key,
@@ -124,7 +124,6 @@ class Keeper:
             used=dict(self._used),
             through=self._through,
             missed=self._missed,
-            fields=Record.__struct_fields__,
         )
         started = time.monotonic()
         await self._on_disk(write, self._directory, snapshot)
@@ -132,8 +131,10 @@ class Keeper:
         self._took = self._saved_at - started
 
     def statistics(self) -> dict[str, float]:
-        """Records and their states, facts replayed at start, facts since the last snapshot, and messages that
-        the stream had forgotten before memory could learn from them.
+        """Return gauges of the memory.
+
+        They are the records and their states, the facts replayed at start, the facts since the last snapshot,
+        and the messages that the stream had evicted before the memory could read them.
         """
         return {
             "memory_records": len(self._memory),
@@ -147,7 +148,7 @@ class Keeper:
     async def _learn(self, sequence: int, fact: Message) -> None:
         match fact:
             case EnvironmentReady():
-                # the archive first: a snapshot never names a program that is not there
+                # The archive comes first, so that a snapshot never names a program that is missing.
                 await self._on_disk(self._archive.put, fact.source)
                 self._memory.ready(fact)
                 self._used[fact.document] += 1
@@ -163,7 +164,7 @@ class Keeper:
         self._through = max(self._through, sequence)
 
     def _note_gap(self, first: int) -> None:
-        """Count what lies between the last fact that is known and the first one that is still there."""
+        """Count the messages between the last known fact and the first one that the stream still holds."""
         gap = max(0, first - self._through - 1)
         if gap:
             self._missed += gap
@@ -172,7 +173,7 @@ class Keeper:
                 missed=gap,
                 known=self._through,
                 first=first,
-                why="the bus has forgotten these messages; environments told of in them are not remembered",
+                why="the stream has evicted these messages; their environments are missing from the memory",
                 remedy="raise bus.store_gb, and keep the snapshot designer.memory beside the run",
             )
 
@@ -185,15 +186,10 @@ class Keeper:
                 remedy="Make room on that disk and run the same command again: it goes on where it stopped.",
             ) from error
 
-    async def _is_ours(self, snapshot: Snapshot) -> bool:
-        """Whether the stream holds what it held when the snapshot was taken, as far as it reaches back.
-
-        A snapshot of another build will do only where the stream cannot tell all of it again.
-        """
+    async def _is_ours(self, snapshot: MemorySnapshot) -> bool:
+        """Return whether the stream still holds the snapshot's last fact, as far as it reaches back."""
         stream = await self._bus.stream_info("EVENT")
         if snapshot.run != self._bus.run or snapshot.position > stream.last:
-            return False
-        if snapshot.fields != Record.__struct_fields__ and stream.first <= 1:
             return False
         if snapshot.position < stream.first:
             return True
@@ -202,7 +198,7 @@ class Keeper:
         except (NotFound, Undecodable):
             return False
 
-    def _thaw(self, snapshot: Snapshot) -> bool:
+    def _thaw(self, snapshot: MemorySnapshot) -> bool:
         """Read the snapshot into the memory; False when the archive lacks one of its programs."""
         wanted = {record.environment for record in (*snapshot.memory.closed, *snapshot.memory.open)}
         sources = {name: source for name in wanted if (source := self._archive.get(name)) is not None}
@@ -213,16 +209,16 @@ class Keeper:
         return True
 
 
-def write(directory: Path, snapshot: Snapshot) -> None:
+def write(directory: Path, snapshot: MemorySnapshot) -> None:
     """Replace the snapshot in ``directory`` atomically. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     replace(directory / FILE, zlib.compress(msgspec.msgpack.encode(snapshot), 1), durable=True)
 
 
-def read(directory: Path) -> Snapshot | None:
+def read(directory: Path) -> MemorySnapshot | None:
     """Return the snapshot in ``directory``, None when there is none or it is damaged."""
     try:
         data = (directory / FILE).read_bytes()
-        return msgspec.msgpack.decode(zlib.decompress(data), type=Snapshot)
+        return msgspec.msgpack.decode(zlib.decompress(data), type=MemorySnapshot)
     except (FileNotFoundError, zlib.error, msgspec.DecodeError):
         return None

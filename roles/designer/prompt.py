@@ -1,4 +1,4 @@
-"""The two calls of a designer as token ids: the design prompt and the hint prompt."""
+"""The two prompts of a designer as token ids: for a design and for its hint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARK = "x"
 
 @dataclass(frozen=True)
 class Brief:
-    """What one design attempt is told. ``memory`` is a list of record views, best first."""
+    """The values of one design prompt. ``memory`` is a list of record views, best first."""
 
     skill: str
     document: str
@@ -45,15 +45,15 @@ class PromptWriter:
 
     @property
     def version(self) -> str:
-        """The name of the design prompt with its version, as it is recorded with each design."""
+        """The name and version of the design prompt, recorded with each design."""
         return prompts.version(f"design_{self.family}")
 
     def design(self, brief: Brief) -> list[int]:
         """Return the ids of the design prompt.
 
-        Where it does not fit, memory examples go first (the last one first), then the document is halved
-        until it fits. Examples are measured beside a document of full length, so that they are the same with
-        another document and without one. Raises SpadeError when the prompt does not fit without either.
+        A prompt that is too long loses memory examples first (from the last one), then halves of its document
+        until it fits. Examples are measured beside a document of full length, so that another document, or
+        none, gives the same examples. Raises SpadeError when the prompt does not fit without either.
         """
         memory, document = self._fitting(brief), brief.document
         while True:
@@ -83,7 +83,7 @@ class PromptWriter:
         return memory
 
     def hint(self, source: str) -> list[int] | None:
-        """Return the ids of the hint prompt, None when the program leaves no room for it."""
+        """Return the ids of the hint prompt, None when the program is too long for it."""
         ids = list(self._chat.first(prompts.render(f"hint_{self.family}", source=source)))
         return ids if len(ids) <= self._hint_room else None
 

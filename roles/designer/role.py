@@ -27,7 +27,7 @@ from roles.designer.corpus import Corpus, probe, read_revisions, write_revisions
 from roles.designer.designer_factory import check_designer, open_designer, open_external, prompts_for
 from roles.designer.hint import Hint, HintWriter
 from roles.designer.memory import Memory
-from roles.designer.memory_store import Keeper
+from roles.designer.memory_store import MemoryStore
 from roles.designer.prompt import PromptWriter
 from roles.designer.review import Inspector, Notes
 from roles.designer.review_record import answers, finding
@@ -74,7 +74,7 @@ class DesignerRole(Role):
         self._counts: Counter[str] = Counter()
         self._cohorts: OrderedDict[int, set[str]] = OrderedDict()
         self._memory = Memory(self.config.designer.memory_records)
-        self._keeper: Keeper | None = None
+        self._memory_store: MemoryStore | None = None
         self._endpoint: Endpoint | None = None
         self._coverage = Coverage(self.config.designer.skills)
         self._in_hand = 0
@@ -109,12 +109,12 @@ class DesignerRole(Role):
         return corpus
 
     async def _work(self) -> None:
-        keeper = self._keeper = Keeper(
+        store = self._memory_store = MemoryStore(
             self.bus, self.context.directory, self._memory, self._corpus.note_used, log=self.log
         )
-        await keeper.read_back()
+        await store.read_back()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(keeper.follow)
+            tasks.start_soon(store.follow)
             await answer_work(
                 self.bus,
                 "designer",
@@ -124,7 +124,7 @@ class DesignerRole(Role):
                 handle=self._answer,
             )
             tasks.cancel_scope.cancel()
-        await keeper.save()
+        await store.save()
 
     @property
     def slots(self) -> int:
@@ -133,7 +133,7 @@ class DesignerRole(Role):
     def statistics(self) -> dict[str, float]:
         return {
             "in_hand": self._in_hand,
-            **(self._keeper.statistics() if self._keeper else {"memory_records": 0}),
+            **(self._memory_store.statistics() if self._memory_store else {"memory_records": 0}),
             **(self._corpus.statistics() if hasattr(self, "_corpus") else {}),
             **self._coverage.statistics(),
             **(self._workshop.statistics() if hasattr(self, "_workshop") else {}),

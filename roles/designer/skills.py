@@ -1,4 +1,4 @@
-"""What the prompt says about each skill, and how evenly a run covers them."""
+"""Descriptions of the skills for the prompt, and the evenness with which a run covers them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DESCRIPTIONS: dict[str, str] = {
 
 
 def descriptions(config: DesignerConfig) -> dict[str, str]:
-    """Return one line for each skill that has one; the recipe's own words go before the built-in ones."""
+    """Return one line for each skill that has one; the recipe's descriptions replace the built-in ones."""
     own = {skill.name: skill.description for skill in config.custom_skills if skill.description}
     return {**DESCRIPTIONS, **own}
 
 
 class Coverage:
-    """Counts designs by skill: what was answered with a program, and what was not."""
+    """Counts accepted and rejected attempts by skill."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -43,8 +43,10 @@ class Coverage:
         (self._accepted if accepted else self._rejected)[skill] += 1
 
     def statistics(self) -> dict[str, float]:
-        """Gauges: skills of the recipe with an accepted design, the smallest share of one of them in the
-        accepted designs (1/n when they are even), and the least valid skill's share of valid attempts.
+        """Return gauges of the coverage.
+
+        They are the number of skills with an accepted design, the smallest share of a skill in the accepted
+        designs (1/n when they are even), and the share of valid attempts of the least valid skill.
         """
         total = sum(self._accepted.values())
         valid = [

@@ -11,7 +11,7 @@ from scenes.template_models import Bytes, Family, build
 from engine.inference.replies import visible_reply
 from engine.inference.tokens import ChatTokens
 from roles.agent.actions import find_action, find_call
-from roles.designer.design_backends import Reply
+from roles.designer.design_backends import DesignReply
 from roles.designer.hint import clean_hint
 from sandbox import extract
 
@@ -72,7 +72,7 @@ def test_a_reply_of_many_marks_is_read_in_linear_time() -> None:
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "gone"])
 def test_a_drafts_program_is_not_taken_from_a_thought_that_the_prompt_opened(kept: bool) -> None:
     text = f"{THOUGHT}</think>\n```python\n{PROGRAM}\n```" if kept else THOUGHT
-    reply = Reply(text, "stop", thought_open=True)
+    reply = DesignReply(text, "stop", thought_open=True)
     assert extract(reply.visible) == (PROGRAM if kept else "")
 
 

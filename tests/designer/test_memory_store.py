@@ -24,7 +24,7 @@ from engine.errors import SpadeError
 from engine.records.archive import ProgramArchive
 from roles.designer import memory_store
 from roles.designer.memory import Memory
-from roles.designer.memory_store import FILE, Keeper, read
+from roles.designer.memory_store import FILE, MemoryStore, read
 
 
 def digest(source: str) -> str:
@@ -80,13 +80,13 @@ class Life:
 
     def __init__(self, bus: MemoryBus, directory: Path, **options: Any) -> None:
         self.memory, self.used = Memory(10, open_windows=6), list[str]()
-        self.keeper = Keeper(bus, directory, self.memory, self.used.append, **options)
+        self.store = MemoryStore(bus, directory, self.memory, self.used.append, **options)
 
 
 async def golden(bus: MemoryBus, directory: Path) -> Life:
     """What a replay from the beginning gives."""
     life = Life(bus, directory)
-    await life.keeper.read_back()
+    await life.store.read_back()
     return life
 
 
@@ -96,14 +96,14 @@ async def test_a_restart_replays_only_what_came_since(tmp_path: Path) -> None:
     first = Life(bus, tmp_path / "a")
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    await first.keeper.read_back()
-    assert first.keeper.replayed == 90
+    await first.store.read_back()
+    assert first.store.replayed == 90
     await bus.publish_all(history[90:])
     second = Life(bus, tmp_path / "a")
-    await second.keeper.read_back()
-    assert second.keeper.replayed == len(history) - 90
+    await second.store.read_back()
+    assert second.store.replayed == len(history) - 90
     whole = await golden(bus, tmp_path / "b")
-    assert whole.keeper.replayed == len(history)
+    assert whole.store.replayed == len(history)
     assert second.memory == whole.memory
     assert sorted(second.used) == sorted(whole.used)
     assert len(second.memory) == 10
@@ -149,23 +149,13 @@ def spoil_a_program(path: Path) -> None:
     ProgramArchive(path.parent).path(snapshot.memory.open[0].environment).write_text("import os")
 
 
-def tell_less(path: Path) -> None:
-    """As a build did that knew fewer fields of a record: what it lacks has the default."""
-    snapshot = read(path.parent)
-    assert snapshot is not None
-    closed = tuple(msgspec.structs.replace(record, plays=0) for record in snapshot.memory.closed)
-    memory = msgspec.structs.replace(snapshot.memory, closed=closed)
-    fields = tuple(name for name in snapshot.fields if name != "plays")
-    memory_store.write(path.parent, msgspec.structs.replace(snapshot, memory=memory, fields=fields))
-
-
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
 @pytest.mark.parametrize(
     "harm",
-    [Path.unlink, empty, cut_off, flip, rename, foreign, ahead, lose_a_program, spoil_a_program, tell_less],
+    [Path.unlink, empty, cut_off, flip, rename, foreign, ahead, lose_a_program, spoil_a_program],
 )
 async def test_a_snapshot_that_cannot_be_trusted_is_not_used(
     tmp_path: Path, harm: Callable[[Path], Any]
@@ -175,14 +165,14 @@ async def test_a_snapshot_that_cannot_be_trusted_is_not_used(
     before = await golden(bus, tmp_path)
     harm(tmp_path / FILE)
     after = Life(bus, tmp_path)
-    await after.keeper.read_back()
-    assert after.keeper.replayed == len(history)
+    await after.store.read_back()
+    assert after.store.replayed == len(history)
     assert after.memory == before.memory
     assert sorted(after.used) == sorted(before.used)
     # and it has been repaired
     again = Life(bus, tmp_path)
-    await again.keeper.read_back()
-    assert again.keeper.replayed == 0
+    await again.store.read_back()
+    assert again.store.replayed == 0
     assert again.memory == before.memory
 
 
@@ -205,15 +195,15 @@ async def test_what_the_stream_forgot_before_memory_knew_is_counted_and_said(tmp
     await bus.purge("EVENT", below=61)
     log: Any = Told()
     life = Life(bus, tmp_path, log=log)
-    await life.keeper.read_back()
-    assert life.keeper.statistics()["memory_missed"] == 20
+    await life.store.read_back()
+    assert life.store.statistics()["memory_missed"] == 20
     (warning,) = log.warnings
     assert (warning["missed"], warning["known"], warning["first"]) == (20, 40, 61)
     assert "bus.store_gb" in warning["remedy"]
     # the same gap is not counted again, and not forgotten either
     again = Life(bus, tmp_path, log=log)
-    await again.keeper.read_back()
-    assert again.keeper.statistics()["memory_missed"] == 20
+    await again.store.read_back()
+    assert again.store.statistics()["memory_missed"] == 20
     assert len(log.warnings) == 1
 
 
@@ -227,20 +217,9 @@ async def test_what_a_snapshot_holds_may_be_forgotten(tmp_path: Path) -> None:
     await bus.purge("EVENT", below=len(history) + 10)
     log: Any = Told()
     life = Life(bus, tmp_path, log=log)
-    await life.keeper.read_back()
+    await life.store.read_back()
     assert (life.memory, log.warnings) == (whole.memory, [])
-    assert life.keeper.statistics()["memory_missed"] == 0
-
-
-async def test_a_snapshot_of_another_build_will_do_where_the_stream_has_forgotten(tmp_path: Path) -> None:
-    bus = await bus_with(facts(30))
-    await golden(bus, tmp_path)
-    tell_less(tmp_path / FILE)
-    await bus.purge("EVENT", below=11)
-    log: Any = Told()
-    life = Life(bus, tmp_path, log=log)
-    await life.keeper.read_back()
-    assert (len(life.memory), life.keeper.replayed, log.warnings) == (10, 0, [])
+    assert life.store.statistics()["memory_missed"] == 0
 
 
 async def test_a_memory_without_a_snapshot_says_what_it_cannot_know(tmp_path: Path) -> None:
@@ -248,8 +227,8 @@ async def test_a_memory_without_a_snapshot_says_what_it_cannot_know(tmp_path: Pa
     await bus.purge("EVENT", below=11)
     log: Any = Told()
     life = Life(bus, tmp_path, log=log)
-    await life.keeper.read_back()
-    assert life.keeper.statistics()["memory_missed"] == 10
+    await life.store.read_back()
+    assert life.store.statistics()["memory_missed"] == 10
     assert len(log.warnings) == 1
 
 
@@ -257,12 +236,12 @@ async def test_following_learns_and_saves(tmp_path: Path) -> None:
     history = facts(12)
     bus = await bus_with(history[:20])
     life = Life(bus, tmp_path, seconds=0.0)
-    await life.keeper.read_back()
+    await life.store.read_back()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(life.keeper.follow)
+        tasks.start_soon(life.store.follow)
         await bus.publish_all(history[20:])
         with anyio.fail_after(5):
-            while life.keeper.position < len(history) or life.keeper.statistics()["memory_unsaved"]:
+            while life.store.position < len(history) or life.store.statistics()["memory_unsaved"]:
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
     (tmp_path / "b").mkdir()
@@ -278,19 +257,19 @@ async def test_following_learns_and_saves(tmp_path: Path) -> None:
 CHILD = """
 import sys, anyio
 from pathlib import Path
-from test_keeper import Life, bus_with, facts
+from test_memory_store import Life, bus_with, facts
 
 async def main(directory):
     history = facts(60)
     bus = await bus_with(history[:1])
     life = Life(bus, directory, seconds=0.0)
-    await life.keeper.read_back()
+    await life.store.read_back()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(life.keeper.follow)
+        tasks.start_soon(life.store.follow)
         for fact in history[1:]:
             await bus.publish(fact)
             await anyio.sleep(0.001)
-            print(life.keeper.position, flush=True)
+            print(life.store.position, flush=True)
 
 anyio.run(main, Path(sys.argv[1]))
 """
@@ -327,8 +306,8 @@ async def test_memory_after_a_kill_equals_memory_before(tmp_path: Path, at: int)
     history = facts(60)
     bus = await bus_with(history)
     life = Life(bus, tmp_path)
-    await life.keeper.read_back()
-    assert 0 < life.keeper.replayed <= len(history) - at + 2
+    await life.store.read_back()
+    assert 0 < life.store.replayed <= len(history) - at + 2
     (tmp_path / "b").mkdir()
     whole = await golden(bus, tmp_path / "b")
     assert life.memory == whole.memory
@@ -346,7 +325,7 @@ async def test_a_disk_that_takes_no_more_is_said(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(memory_store, "write", full)
     bus = await bus_with(facts(3))
     with pytest.raises(SpadeError, match=r"No space left.*Make room"):
-        await Life(bus, tmp_path).keeper.read_back()
+        await Life(bus, tmp_path).store.read_back()
 
 
 def test_the_archive_holds_what_was_put(tmp_path: Path) -> None:
