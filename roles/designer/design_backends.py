@@ -79,8 +79,8 @@ class Generates(Protocol):
 class TokenAuthor:
     """A model with token ids in and out. ``room`` is the length of its context.
 
-    A reply to a repair message is a segment of its own: its context, with the failed program, carries no loss.
-    (In the public implementation the first turn earns the mended program's reward.)
+    A reply to a repair message is a segment of its own: its context, with the failed program, carries no
+    loss. (In the public implementation the first turn earns the mended program's reward.)
     """
 
     trained: ClassVar[bool] = False

@@ -100,7 +100,8 @@ def check_designer(config: Config) -> None:
 def prompts_for(config: Config, chat: ChatTokens) -> PromptWriter:
     """Return the writer of design prompts.
 
-    A model with token ids gets the ids of its chat format; an endpoint gets plain text, within its own context.
+    A model with token ids gets the ids of its chat format; an endpoint gets plain text, within its own
+    context.
     """
     if config.designer.kind != "external":
         return PromptWriter(config, chat)
