@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sandbox.extract import extract
-
 if TYPE_CHECKING:
     from sandbox.errors import (
         EnvCrashed,
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from sandbox.probes import Transcript
     from sandbox.protection import ProtectionReport
     from sandbox.settings import SandboxSettings
+    from sandbox.source import extract
     from sandbox.validate import RUNGS, Validator, ValidatorSettings, Verdict
 
 _ERRORS = (
@@ -58,6 +57,7 @@ _HOMES = {
     "Transcript": "probes",
     "ProtectionReport": "protection",
     "SandboxSettings": "settings",
+    "extract": "source",
     **dict.fromkeys(("RUNGS", "Validator", "ValidatorSettings", "Verdict"), "validate"),
 }
 

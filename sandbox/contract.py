@@ -9,10 +9,10 @@ counts. Shapes are read tolerantly; what decides about money strictly: a reward 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
@@ -27,29 +27,28 @@ MAX_INFO_KEYS = 64
 MAX_INFO_TEXT = 256
 MAX_METADATA = 4096
 
-# What a program may declare about itself, in METADATA or in the lines of a docstring.
+# Declarations of a program about itself, in METADATA or in the lines of a docstring.
 DECLARED = ("title", "goal", "skill", "difficulty", "max_turns", "idea", "win")
-TURN_KEYS = ("max_turns", "turns", "turn_budget", "budget")
 
 _words = str.split
 
-# What a program may import: loaded before the files disappear, because nothing can be loaded after.
+# Importable modules: loaded before the files disappear, because nothing can be loaded after.
 STDLIB = tuple(
     _words("""
-    __future__ abc array ast base64 binascii bisect calendar cmath collections collections.abc colorsys
+    __future__ abc array base64 binascii bisect calendar cmath collections collections.abc colorsys
     contextlib copy dataclasses datetime decimal difflib enum fnmatch fractions functools graphlib hashlib
     heapq html io itertools json keyword locale logging math numbers operator os os.path pathlib pprint queue
-    random re secrets shlex statistics string struct sys textwrap threading time traceback types typing
+    random re secrets shlex statistics string struct sys textwrap time types typing
     unicodedata uuid warnings weakref zlib
     """)
 )
 
-# Needed by what is above, though not for programs to import by name.
+# Loaded too, because the modules above need them; programs may not import them by name.
 HIDDEN = tuple(
     _words("""
-    _strptime ctypes encodings.ascii encodings.cp1252 encodings.idna encodings.latin_1 encodings.punycode
+    _strptime ast ctypes encodings.ascii encodings.cp1252 encodings.idna encodings.latin_1 encodings.punycode
     encodings.rot_13 encodings.utf_16 encodings.utf_16_be encodings.utf_16_le encodings.utf_32 gc inspect
-    linecache mmap resource signal stringprep token tokenize
+    linecache mmap resource signal stringprep threading token tokenize traceback
     """)
 )
 
@@ -60,7 +59,6 @@ INJECTED = (
     *("random", "math", "re", "string", "json", "copy", "itertools", "functools", "collections", "heapq"),
     *("bisect", "statistics"),
 )
-INJECTED_TOOLS = ("ToolEnv", "ToolError")
 INJECTED_TYPING = (
     "Annotated",
     "Any",
@@ -81,16 +79,13 @@ class ContractError(Exception):
     """The program's class or one of its answers is not what the contract asks for."""
 
 
-def namespace(module: ModuleType) -> None:
-    """Put the injected names into ``module``."""
+def namespace(module: ModuleType, **more: Any) -> None:
+    """Put the injected names, and ``more``, into ``module``."""
     names: dict[str, Any] = {name: sys.modules[name] for name in INJECTED if name in sys.modules}
     if "numpy" in sys.modules:
         names["numpy"] = names["np"] = sys.modules["numpy"]
-    # not at the top: the base class itself stands on this module
-    tools = importlib.import_module("sandbox.tools")
-    names |= {name: getattr(tools, name) for name in INJECTED_TOOLS}
     typing = sys.modules["typing"]
-    module.__dict__.update(names, **{name: getattr(typing, name) for name in INJECTED_TYPING})
+    module.__dict__.update(names, **more, **{name: getattr(typing, name) for name in INJECTED_TYPING})
 
 
 def find_class(module: ModuleType) -> type:
@@ -196,8 +191,9 @@ def read_reward(reward: Any) -> float:
 def declaration(module: ModuleType, cls: type) -> dict[str, Any]:
     """Return ``{"source": "METADATA" | "docstring", "fields": {...}}``, or {} when nothing is declared.
 
-    A dict ``METADATA`` of the class or of the module counts before the lines ``key: value`` of a docstring;
-    what is no dict of JSON values has ``error`` in place of ``fields``.
+    A dict ``METADATA`` of the class or of the module counts before the lines ``key: value`` of a docstring.
+    An ``error`` takes the place of ``fields`` when METADATA is not a dict of JSON values. A turn budget in a
+    docstring is a number, or it is prose.
     """
     for scope in (vars(cls), vars(module)):
         if "METADATA" in scope:
@@ -206,10 +202,10 @@ def declaration(module: ModuleType, cls: type) -> dict[str, Any]:
     for scope in (vars(module), vars(cls)):
         for line in str(scope.get("__doc__") or "").splitlines():
             key, colon, value = line.strip().partition(":")
-            key = key.strip().lower().replace(" ", "_")
-            key = "max_turns" if key in TURN_KEYS else key
-            if colon and value.strip() and key in DECLARED:
-                fields.setdefault(key, value.strip()[:MAX_METADATA])
+            key, value = key.strip().lower().replace(" ", "_"), value.strip()
+            prose = key == "max_turns" and not re.fullmatch(r"[1-9]\d{0,3}(?: turns)?", value)
+            if colon and value and key in DECLARED and not prose:
+                fields.setdefault(key, int(value.split()[0]) if key == "max_turns" else value[:MAX_METADATA])
     return {"source": "docstring", "fields": fields} if fields else {}
 
 
@@ -227,22 +223,24 @@ def _as_json(value: object) -> dict[str, Any]:
 
 def budgeted(kwargs: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``kwargs`` with ``max_turns`` lowered to the declared budget, so that both can be kept."""
-    made, fields = dict(kwargs), declared.get("fields", {})
-    try:
-        budget = int(fields.get("max_turns", 0))
-    except (TypeError, ValueError):
-        return made
-    if budget > 0 and "max_turns" in made:
+    made, budget = dict(kwargs), declared.get("fields", {}).get("max_turns")
+    if type(budget) is int and budget > 0 and "max_turns" in made:
         made["max_turns"] = min(made["max_turns"], budget)
     return made
 
 
 def clean(info: object) -> dict[str, str | int | float | bool | None]:
-    """Return at most 64 entries of ``info`` as scalars; other values as short text, non-dicts as nothing."""
-    if not isinstance(info, Mapping):
+    """Return at most 64 entries of ``info`` as scalars: other values as short text, non-dicts as nothing.
+
+    Never raises, whatever the values do when they are looked at: nobody sees ``info`` during a play.
+    """
+    try:
+        if not isinstance(info, Mapping):
+            return {}
+        items: Iterable[tuple[Any, Any]] = list(zip(range(MAX_INFO_KEYS), info.items(), strict=False))
+        return {str(key)[:MAX_INFO_TEXT]: _scalar(value) for _, (key, value) in items}
+    except Exception:
         return {}
-    items: Iterable[tuple[Any, Any]] = list(zip(range(MAX_INFO_KEYS), info.items(), strict=False))
-    return {str(key)[:MAX_INFO_TEXT]: _scalar(value) for _, (key, value) in items}
 
 
 def _scalar(value: Any) -> str | int | float | bool | None:
@@ -252,6 +250,10 @@ def _scalar(value: Any) -> str | int | float | bool | None:
         return value
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return _scalar(value.item())
-    return str(value)[:MAX_INFO_TEXT]
+    try:
+        if hasattr(value, "item") and getattr(value, "shape", None) == ():
+            return _scalar(value.item())
+        return str(value)[:MAX_INFO_TEXT]
+    except Exception:
+        # an integer of thousands of digits, a __str__ that fails
+        return f"<{type(value).__name__}>"

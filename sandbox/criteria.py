@@ -10,32 +10,30 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sandbox import probes
 from sandbox.errors import EnvError, EnvFailure, EnvProtocolError
+from sandbox.probes import Rejected, Trial, solution_actions, tell
 from sandbox.schema import SchemaError, require_sound
 from sandbox.tools import MAX_TOOLS
-from sandbox.validation_context import Climb, tell
-from sandbox.verdict import Rejected
 
 _PLANS = 3
 
 
-async def examine(climb: Climb) -> None:
+async def examine(trial: Trial) -> None:
     """Raise Rejected unless the criteria of several instances begin false and the plan fulfils each."""
-    climb.toolbox = read_tools(await _call(climb, "get_tools", ""))
-    for number, seed in enumerate(climb.seeds()):
-        await climb.open(seed)
-        met = await _criteria(climb, f"after reset({seed})")
-        climb.criteria = len(met)
+    trial.toolbox = read_tools(await _call(trial, "get_tools", ""))
+    for number, seed in enumerate(trial.seeds()):
+        await trial.open(seed)
+        met = await _criteria(trial, f"after reset({seed})")
+        trial.criteria = len(met)
         if any(met):
             which = met.index(True) + 1
             raise Rejected(
                 "criteria", f"criterion {which} is true already after reset({seed}); there is nothing to do"
             )
-        if number == 0 and await _criteria(climb, "a second time") != met:
+        if number == 0 and await _criteria(trial, "a second time") != met:
             raise Rejected("criteria", "the criteria change when they are evaluated; they must only look")
         if number < _PLANS:
-            await _follow(climb, seed)
+            await _follow(trial, seed)
 
 
 def read_tools(value: object) -> list[dict[str, Any]]:
@@ -65,24 +63,24 @@ class _Tool(msgspec.Struct, frozen=True):
     type: str = "function"
 
 
-async def _follow(climb: Climb, seed: int) -> None:
+async def _follow(trial: Trial, seed: int) -> None:
     """Carry the plan out and see which of its calls makes which criterion true."""
     try:
-        actions = probes.solution_actions(await climb.instance.call("solution"))
+        actions = solution_actions(await trial.instance.call("solution"))
         # begun again: asking must not change the world
-        await climb.open(seed)
+        await trial.open(seed)
     except EnvFailure as error:
         raise Rejected("criteria", f"plan(): {tell(error)}") from None
-    reached = [False] * climb.criteria
+    reached = [False] * trial.criteria
     over, failed, taken = False, "", 0
-    for action in actions[: climb.turns]:
+    for action in actions[: trial.turns]:
         taken += 1
         try:
-            step = await climb.instance.step(action)
+            step = await trial.instance.step(action)
         except EnvFailure as error:
             raise Rejected("criteria", f"the plan's {action}: {tell(error)}") from None
         failed = failed or next((line for line in step.observation.splitlines() if "Error" in line[:40]), "")
-        for index, met in enumerate(await _criteria(climb, f"after the plan's {action}")):
+        for index, met in enumerate(await _criteria(trial, f"after the plan's {action}")):
             reached[index] = reached[index] or met
         over = step.done
         if over:
@@ -92,19 +90,19 @@ async def _follow(climb: Climb, seed: int) -> None:
         why = f" ({failed[:160]})" if failed else ""
         raise Rejected("criteria", f"no call of the plan makes criterion {which} true for seed {seed}{why}")
     if not over:
-        limit = f" within {climb.turns} turns" if taken < len(actions) else ""
+        limit = f" within {trial.turns} turns" if taken < len(actions) else ""
         raise Rejected("criteria", f"the plan does not bring the episode to its end{limit} for seed {seed}")
 
 
-async def _criteria(climb: Climb, when: str) -> list[bool]:
-    met = await _call(climb, "criteria_met", f"the criteria cannot be evaluated {when}")
+async def _criteria(trial: Trial, when: str) -> list[bool]:
+    met = await _call(trial, "criteria_met", f"the criteria cannot be evaluated {when}")
     if not isinstance(met, list) or not met or not all(isinstance(one, bool) for one in met):
         raise EnvProtocolError("criteria_met() did not return booleans")
     return met
 
 
-async def _call(climb: Climb, name: str, complaint: object) -> object:
+async def _call(trial: Trial, name: str, complaint: object) -> object:
     try:
-        return await climb.instance.call(name)
+        return await trial.instance.call(name)
     except EnvError as error:
         raise Rejected("criteria", f"{complaint or name}: {tell(error)}") from None

@@ -1,30 +1,27 @@
-"""What a program declares about itself, read strictly: goal, skill, difficulty, turn budget.
+"""Declarations of a program about itself: goal, skill, difficulty, turn budget.
 
-Either a dict ``METADATA`` of the class or the module, or lines ``key: value`` in a docstring. A program
-without any is fine unless the settings require it; what is declared must be well-formed and true.
+A dict ``METADATA`` of the class or the module is read strictly: its known fields must be well-formed and
+true. A docstring is prose: of its lines ``key: value`` those that read as a field count, the rest is ignored.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-VERSION = 1
 Text = Annotated[str, Meta(min_length=1, max_length=600)]
 Level = Literal["easy", "medium", "hard"]
 
 
-class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Version 1 of the declaration.
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The declared fields; unknown ones are ignored.
 
     ``difficulty`` is a word, or the expected share of won instances in [0, 1]; ``max_turns`` is the turn
     budget, after which an episode is over.
     """
 
-    version: Annotated[int, Meta(ge=1)] = VERSION
     title: Text | None = None
     goal: Text | None = None
     skill: Text | None = None
@@ -40,69 +37,68 @@ class _Declared(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Wrong(ValueError):
-    """A declaration that is malformed or untrue, in words for the designer."""
+class MetadataError(ValueError):
+    """A declaration is malformed or untrue; the message is meant for the designer."""
 
 
-def read(declared: str) -> Metadata | None:
-    """Decode what the instance's process sent, None for nothing. Raises Wrong."""
+def read(declared: str, *, offered: int = 1000, observed: int | None = None) -> Metadata | None:
+    """Decode the declaration that the instance's process sent; return None when there is none.
+
+    At most ``offered`` turns are played, ``observed`` is the object's own ``max_turns``. Raises MetadataError
+    when METADATA is malformed or declares another turn budget.
+    """
     if not declared:
         return None
     try:
         found = msgspec.json.decode(declared, type=_Declared)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Wrong(f"the declared metadata cannot be read: {error}") from None
+        raise MetadataError(f"the declared metadata cannot be read: {error}") from None
     if found.error:
-        raise Wrong(found.error)
-    fields = dict(found.fields)
+        raise MetadataError(found.error)
+    fields = {key: value for key, value in found.fields.items() if key in Metadata.__struct_fields__}
+    if isinstance(level := fields.get("difficulty"), str):
+        fields["difficulty"] = _level(level)
     if found.source == "docstring":
-        fields = {key: _number(str(value)) for key, value in fields.items()}
-        for key in ("title", "goal", "skill", "idea", "win"):
-            if key in fields:
-                fields[key] = str(found.fields[key])[:600]
-    version = fields.get("version", VERSION)
-    if version != VERSION:
-        raise Wrong(f"{found.source}: version {version!r} is not known, only {VERSION}")
+        return _legible(fields)
     try:
-        return msgspec.convert(fields, Metadata)
+        read = msgspec.convert(fields, Metadata)
     except msgspec.ValidationError as error:
-        known = ", ".join(Metadata.__struct_fields__)
-        more = f"; known are {known}" if "unknown field" in str(error) else ""
-        raise Wrong(f"{found.source}: {_plain(str(error))}{more}") from None
-
-
-def contradiction(found: Metadata, *, offered: int, observed: int | None) -> str:
-    """Say what is untrue in the declared turn budget, "" when nothing is.
-
-    ``offered`` turns are played at most; ``observed`` is the object's own ``max_turns``.
-    """
-    if found.max_turns is None:
-        return ""
-    if found.max_turns > offered:
-        return (
-            f"declares {found.max_turns} turns, but at most {offered} are played; declare no more than those"
+        raise MetadataError(f"METADATA: {_plain(str(error))}") from None
+    if read.max_turns is not None and read.max_turns > offered:
+        raise MetadataError(
+            f"declares {read.max_turns} turns, but at most {offered} are played; declare no more than those"
         )
-    if observed is not None and observed != found.max_turns:
-        return f"declares {found.max_turns} turns, but its max_turns is {observed}"
-    return ""
+    if read.max_turns is not None and observed not in (None, read.max_turns):
+        raise MetadataError(f"declares {read.max_turns} turns, but its max_turns is {observed}")
+    return read
 
 
-def _number(text: str) -> object:
-    """A finite number where the text is one (``12``, ``12 turns``, ``40 %``), else the text."""
-    head = text.split()[0] if text.split() else ""
-    value: int | float
+def _legible(fields: dict[str, object]) -> Metadata | None:
+    """Return the fields of a docstring that can be read, None when there are none."""
+    kept = {}
+    for key, value in fields.items():
+        try:
+            kept[key] = getattr(msgspec.convert({key: _cut(value)}, Metadata), key)
+        except msgspec.ValidationError:
+            continue
+    return Metadata(**kept) if kept else None
+
+
+def _cut(value: object) -> object:
+    return value[:600] if isinstance(value, str) else value
+
+
+def _level(text: str) -> object:
+    """Return a share for ``40 %`` or ``0.4``, else the word in lower case."""
+    number = text.strip().removesuffix("%")
     try:
-        if text.rstrip().endswith("%"):
-            value = float(text.rstrip().rstrip("%")) / 100
-        else:
-            value = int(head) if head.lstrip("-").isdecimal() else float(head)
+        return float(number) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
-        return text.lower()
-    return value if isinstance(value, int) or math.isfinite(value) else text.lower()
+        return text.strip().lower()
 
 
 def _plain(message: str) -> str:
-    """Msgspec's words, with the names of fields instead of paths."""
+    """Return msgspec's words with the names of fields instead of paths."""
     if " - at `$." not in message:
         return message
     what, _, where = message.partition(" - at `$.")

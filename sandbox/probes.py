@@ -1,66 +1,56 @@
-"""Playing a program without a model: transcripts, plausible actions, policies that do not look."""
+"""Playing a program without a model: transcripts, and a trial that keeps everything that was played."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import math
-import random
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sandbox.errors import EnvError
+from sandbox import actions
+from sandbox.errors import EnvError, EnvFailure
 from sandbox.frames import StepResult
-from sandbox.tool_calls import MAX_CALLS
 
 if TYPE_CHECKING:
     from sandbox.instance import Instance
+    from sandbox.metadata import Metadata
+    from sandbox.pool import SandboxPool
+    from sandbox.verdict import ValidatorSettings
 
-# What int(), indexing and look-ups raise on text that is not an action.
-INVALID_ACTION = frozenset(("ValueError", "TypeError", "IndexError", "KeyError"))
-# so does reading it as JSON, as a decimal or as bytes
-INVALID_ACTION |= frozenset(
-    ("JSONDecodeError", "InvalidOperation", "UnicodeEncodeError", "UnicodeDecodeError")
+BLIND = ("random", "constant", "empty", "nonsense", "babble")
+WIN, PAID = 0.5, 0.15
+# Exceptions of int(), indexing and look-ups on a text that is not an action, and of JSON, decimals and bytes.
+_words = str.split
+INVALID_ACTION = frozenset(
+    _words("""
+    ValueError TypeError IndexError KeyError JSONDecodeError InvalidOperation UnicodeEncodeError
+    UnicodeDecodeError
+    """)
 )
-NONSENSE = "banana"
-GARBAGE = (NONSENSE, "", "-1", "999999999", "\\boxed{1}", "{}")
-# Long, and with something of everything that a careless test of an action may look for.
-RAMBLE = "Banana? 7 + 3 = 10, yes! \u00e9\u4e2d: (a) [b] {c} <d> \"e\" 'f'; g/h_i-j @k #l $m %n &o *p\n" * 24
-GARBAGE_CALLS = (
-    NONSENSE,
-    "",
-    "{",
-    "[]",
-    '{"name": "no_such_tool", "arguments": {}}',
-    '{"name": 1, "arguments": [NaN]}',
-    "<tool_call>{}",
-    '{"answer": null}',
-    '[{"answer": "x"}, 7]',
-)
+_ADVICE = "; a meaningless action is answered by an observation"
+_RETRIES = 5
+# Policies that would only play a refused action again.
+_SAME = ("constant", "empty", "nonsense")
+_SEED_BITS = 31  # as many as the seeds of plays have
+_LIFE_SHARE = 3  # of the CPU seconds of an instance's life, after which another one is used
 
-WIN = 0.5
+Choose = Callable[[Sequence[str]], Iterator[str]]
+Seen = tuple[str, float, bool, bool]
 
-_NUMBER = re.compile(r"-?\d+")
-# bounded, because a program may fill its observation with digits: int() refuses thousands of them, and a
-# search that begins at each of them blocks the engine
-_RANGE = re.compile(r"(?<!\d)(-?\d{1,18})\s*(?:\.\.+|\u2013|-|to|and)\s*(-?\d{1,18})(?!\d)")
-_WORD = re.compile(r"[^\W\d_]{1,24}")
-_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
-_QUOTED = re.compile(r"(?<!\w)['\"`]([^'\"`\n]{1,32})['\"`](?!\w)")
-_COMPARED = re.compile(
-    r"(?:==|!=|\bin)\s{0,8}[(\[{]?\s{0,8}(?:'([^'\\\n]{1,32})'|\"([^\"\\\n]{1,32})\"|(-?\d{1,12})\b)"
-)
-_LITERAL = re.compile(r"'([^'\\\n]{1,32})'|\"([^\"\\\n]{1,32})\"")
-_MAX_LITERALS = 32
-_MAX_SPAN, _MAX_EACH, _MAX_WORDS, _MAX_EXAMPLES, _MAX_ACTIONS, _MAX_RANGES = 40, 12, 24, 8, 64, 16
-_VARIANTS = 6
+
+class Rejected(Exception):
+    """A program fails ``rung``."""
+
+    def __init__(self, rung: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rung, self.reason = rung, reason
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """What happened from a first observation on.
+    """An episode from its first observation on.
 
     ``error`` is the exception that ended it, if one did, with its type and the phase it came from
     (``contract`` when the program's answer was at fault).
@@ -80,7 +70,7 @@ class Transcript(msgspec.Struct, frozen=True):
 
     @property
     def returned(self) -> float:
-        """What the episode pays: the last reward, clipped to [0, 1], if the program itself terminated it."""
+        """The pay of the episode: the last reward, clipped to [0, 1], if the program itself terminated it."""
         if not self.steps or self.error or not self.steps[-1].terminated:
             return 0.0
         return min(1.0, max(0.0, self.steps[-1].reward))
@@ -90,19 +80,24 @@ class Transcript(msgspec.Struct, frozen=True):
         """Whether the episode pays at least half; a consolation for a wrong answer is no win."""
         return self.returned >= WIN
 
+    @property
+    def seen(self) -> tuple[Seen, ...]:
+        """The steps without their ``info``, which no player sees."""
+        return tuple((s.observation, s.reward, s.terminated, s.truncated) for s in self.steps)
+
     def fingerprint(self) -> bytes:
-        """Bytes that are equal for equal transcripts."""
-        return msgspec.json.encode(self)
+        """Return bytes that are equal for transcripts that a player cannot tell apart."""
+        return msgspec.json.encode((self.first, self.actions, self.seen, self.error_type, self.error))
 
 
-async def play(instance: Instance, first: str, actions: Iterator[str]) -> Transcript:
-    """Step through ``actions`` until the episode ends, the program raises, or they run out.
+async def play(instance: Instance, first: str, chosen: Iterator[str]) -> Transcript:
+    """Step through ``chosen`` until the episode ends, the program raises, or they run out.
 
     Raises the terminal errors of the package.
     """
     taken: list[str] = []
     steps: list[StepResult] = []
-    for action in actions:
+    for action in chosen:
         taken.append(action)
         try:
             steps.append(await instance.step(action))
@@ -113,113 +108,167 @@ async def play(instance: Instance, first: str, actions: Iterator[str]) -> Transc
     return Transcript(first, tuple(taken), tuple(steps))
 
 
-def plausible(observation: str) -> tuple[str, ...]:
-    """Return at most 64 actions that the text suggests: its examples, ranges, numbers and words, then small
-    numbers.
-    """
-    found = [example.strip() for example in _BOXED.findall(observation)][:_MAX_EXAMPLES]
-    for match in itertools.islice(_RANGE.finditer(observation), _MAX_RANGES):
-        low, high = int(match[1]), int(match[2])
-        if 0 < high - low <= _MAX_SPAN:
-            found += map(str, range(low, high + 1))
-        elif high > low:
-            # of a wide range its quarters: hidden numbers lie on both sides of them
-            found += [str(low + (high - low) * quarter // 4) for quarter in (2, 1, 3, 0, 4)]
-    found += [number for number in _NUMBER.findall(observation) if len(number) <= 6][:_MAX_EACH]
-    found += [quoted for quoted in _QUOTED.findall(observation) if quoted.strip()][:_MAX_EXAMPLES]
-    found += list(dict.fromkeys(_WORD.findall(observation)))[:_MAX_WORDS]
-    found += map(str, range(10))
-    return tuple(dict.fromkeys(found))[:_MAX_ACTIONS]
-
-
-def literals(source: str) -> tuple[str, ...]:
-    """Return at most 32 short texts and numbers that ``source`` holds, what it compares with first: one of
-    them may be a word that always wins.
-    """
-    found = [next(filter(None, groups)) for groups in _COMPARED.findall(source) if any(groups)]
-    found += [next(filter(None, groups)) for groups in _LITERAL.findall(source) if any(groups)]
-    return tuple(dict.fromkeys(found))[:_MAX_LITERALS]
-
-
-def at_once(actions: Sequence[str], observation: str) -> str:
-    """All that the text suggests in one action."""
-    calls = [action for action in actions if action.startswith('{"name"')]
-    return f"[{', '.join(calls[:MAX_CALLS])}]" if calls else " ".join((*actions, observation))
-
-
-def tool_actions(tools: Sequence[Mapping[str, Any]], observation: str) -> tuple[str, ...]:
-    """Return at most 64 calls of ``tools`` with arguments that their schemas and the text suggest."""
-    words = list(plausible(observation))
-    found = []
-    for variant in range(_VARIANTS):
-        for tool in tools:
-            parameters = tool["function"]["parameters"]
-            arguments = {
-                name: _value(inner, words, variant + place)
-                for place, (name, inner) in enumerate(parameters.get("properties", {}).items())
-            }
-            found.append(json.dumps({"name": tool["function"]["name"], "arguments": arguments}))
-        found.append(json.dumps({"answer": words[variant % len(words)]}))
-    return tuple(dict.fromkeys(found))[:_MAX_ACTIONS]
-
-
-def _value(schema: Mapping[str, Any], words: Sequence[str], variant: int) -> Any:
-    """Some value that ``schema`` allows, another for another ``variant``."""
-    if choices := [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]:
-        return choices[variant % len(choices)]
-    if choices := schema.get("anyOf", ()):
-        return _value(choices[variant % len(choices)], words, variant)
-    kinds = schema.get("type", "string")
-    kind = kinds if isinstance(kinds, str) else kinds[variant % len(kinds)]
-    numbers = [int(word) for word in words if _NUMBER.fullmatch(word)] or [0]
-    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
-    number = min(high, max(low, numbers[variant % len(numbers)]))
-    texts = [word for word in words if not _NUMBER.fullmatch(word)] or words
-    values: dict[str, Any] = {
-        "integer": int(number),
-        "number": number,
-        "boolean": variant % 2 == 0,
-        "null": None,
-        "array": [_value(schema.get("items") or {}, words, variant)] if kind == "array" else [],
-        "object": {
-            name: _value(inner, words, variant) for name, inner in schema.get("properties", {}).items()
-        },
-    }
-    return values.get(kind, texts[variant % len(texts)])
-
-
 def solution_actions(value: object) -> list[str]:
     """Return the actions that ``solution()`` means: a list's items, the boxed groups of a text, or the text.
 
     Raises EnvError when there are none.
     """
     if isinstance(value, list):
-        actions = [inner(str(item)) for item in value]
+        found = [inner(str(item)) for item in value]
     else:
         text = "" if value is None else str(value)
-        actions = [group.strip() for group in _BOXED.findall(text)] or [text.strip()]
-    if not any(actions):
+        found = actions.boxed(text) or [text.strip()]
+    if not any(found):
         raise EnvError("ContractError", "it returned no action", phase="call")
-    return actions
+    return found
 
 
 def inner(text: str) -> str:
-    """The content of the last boxed group, or the text itself."""
-    groups = _BOXED.findall(text)
-    return (groups[-1] if groups else text).strip()
+    """Return the content of the last boxed group, or the text itself."""
+    return (actions.boxed(text) or [text])[-1].strip()
 
 
-def constant(_: Sequence[str], turns: int, action: str) -> Iterator[str]:
-    """Always the same action, whatever is plausible."""
-    return iter([action] * turns)
+def tell(error: EnvFailure) -> str:
+    """Return the error with the program's line where it is known."""
+    if isinstance(error, EnvError) and error.traceback:
+        return f"{error} ({error.traceback.splitlines()[-1][:160]})"
+    return str(error)
 
 
-def sweep(actions: Sequence[str], turns: int, start: int = 0) -> Iterator[str]:
-    """The actions in order, beginning with number ``start``, over and over."""
-    return (actions[(start + i) % len(actions)] for i in range(turns))
+@dataclass
+class Trial:
+    """One program under validation. ``played`` holds transcripts by policy and seed; ``budget`` is the number
+    of steps that the policies may still take; ``invalid`` are actions that the program refused by raising;
+    ``blind`` names the policies that do not look; ``tossed`` are the won and played episodes of the least
+    lucky action of a program that was found to be a coin; ``plans`` are the solutions by seed.
+
+    Episodes follow each other in one process, which is far cheaper than one process each;
+    :meth:`afresh` plays exactly as a run does.
+    """
+
+    pool: SandboxPool
+    source: str
+    turns: int
+    settings: ValidatorSettings
+    budget: int = 0
+    first: dict[int, str] = field(default_factory=dict)
+    played: dict[str, dict[int, Transcript]] = field(default_factory=dict)
+    opened: Instance | None = None
+    toolbox: list[dict[str, Any]] = field(default_factory=list)
+    invalid: set[str] = field(default_factory=set)
+    metadata: Metadata | None = None
+    criteria: int = 0
+    varies: bool = False
+    hack: str = ""
+    blind: list[str] = field(default_factory=lambda: list(BLIND))
+    tossed: tuple[float, int] | None = None
+    plans: dict[int, list[str]] = field(default_factory=dict)
+    _expires: float = 0.0
+
+    @property
+    def instance(self) -> Instance:
+        assert self.opened is not None
+        return self.opened
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return {"max_turns": self.turns}
+
+    @property
+    def transcripts(self) -> list[Transcript]:
+        return [transcript for by_seed in self.played.values() for transcript in by_seed.values()]
+
+    def returns(self, policy: str) -> list[float]:
+        """Return what the episodes of ``policy`` paid."""
+        return [transcript.returned for transcript in self.played.get(policy, {}).values()]
+
+    def rate(self, policy: str) -> float:
+        paid = self.returns(policy)
+        return sum(paid) / len(paid) if paid else 0.0
+
+    def seeds(self, block: int = 0, count: int = 0) -> Sequence[int]:
+        """Return the seeds of one phase; other blocks are other seeds.
+
+        They come from the program's own text and have the range of those of plays: a program cannot tell
+        by its seed whether it is judged, and the same program is always judged on the same instances.
+        """
+        key = hashlib.sha256(f"{self.settings.salt}\x1f{block}\x1f{self.source}".encode("utf-8", "replace"))
+        return [_drawn(key.digest(), number) for number in range(count or self.settings.seeds)]
+
+    def actions(self, observation: str) -> tuple[str, ...]:
+        """Return what somebody might try who has read ``observation``."""
+        if self.toolbox:
+            return actions.tool_actions(self.toolbox, observation)
+        return actions.plausible(observation)
+
+    async def start(self, seed: int) -> None:
+        """Start another process on ``seed`` in place of the one there is. Raises EnvFailure."""
+        if self.opened is not None:
+            await self.opened.close()
+        self.opened = await self.pool.spawn(self.source, seed=seed, kwargs=self.kwargs)
+        self._expires = time.monotonic() + self.pool.settings.cpu_life_seconds / _LIFE_SHARE
+        self.first[seed] = self.opened.first
+
+    async def open(self, seed: int) -> str:
+        """Begin an episode on ``seed`` and return the first observation; a used-up process is replaced."""
+        try:
+            if time.monotonic() > self._expires:
+                await self.start(seed)
+            else:
+                self.first[seed] = (await self.instance.reset(seed)).observation
+        except EnvFailure as error:
+            raise Rejected("reset", f"reset({seed}): {tell(error)}") from None
+        return self.first[seed]
+
+    async def episode(self, seed: int, chosen: Iterator[str]) -> Transcript:
+        """Play ``chosen`` from a reset on, outside of all policies."""
+        return await play(self.instance, await self.open(seed), chosen)
+
+    async def afresh(self, seed: int, chosen: Sequence[str]) -> Transcript:
+        """Play ``chosen`` in a process of its own, as the plays of a run are."""
+        return await self.pool.replay(self.source, seed, chosen, kwargs=self.kwargs, apart_from=self.opened)
+
+    async def plan(self, seed: int) -> list[str]:
+        """Return the actions of ``solution()`` on the instance of ``seed``. Raises EnvFailure."""
+        if seed not in self.plans:
+            await self.open(seed)
+            self.plans[seed] = solution_actions(await self.instance.call("solution"))
+        return self.plans[seed]
+
+    async def rollout(self, policy: str, seed: int, choose: Choose) -> None:
+        """Play one episode by ``choose``, which is given the actions that the first observation suggests.
+
+        An action that the program calls invalid by raising is taken out, and the episode played again.
+        """
+        for _ in range(_RETRIES):
+            if self.budget <= 0:
+                return
+            first = await self.open(seed)
+            known = self.actions(first)
+            valid = tuple(action for action in known if action not in self.invalid)
+            transcript = await play(self.instance, first, choose(valid or known))
+            self.budget -= len(transcript.actions)
+            self.played.setdefault(policy, {})[seed] = transcript
+            self.judge_error(policy, transcript)
+            if not transcript.error or transcript.actions[-1] in self.invalid:
+                return
+            self.invalid.add(transcript.actions[-1])
+            if policy in _SAME or policy.startswith("garbage"):
+                return
+
+    def judge_error(self, policy: str, transcript: Transcript) -> None:
+        """Reject exceptions that are not the program's way to call an action invalid."""
+        if not transcript.error:
+            return
+        action = transcript.actions[-1]
+        meaningless = policy.startswith("garbage") or policy in ("empty", "nonsense", "babble")
+        tolerated = transcript.phase == "step" and transcript.error_type in INVALID_ACTION
+        if tolerated and not (meaningless and self.settings.garbage == "strict"):
+            return
+        advice = _ADVICE if meaningless and transcript.phase == "step" else ""
+        raise Rejected("step", f"step({action!r}): {transcript.error}{advice}")
 
 
-def guess(actions: Sequence[str], turns: int, seed: int) -> Iterator[str]:
-    """Actions drawn at random, without looking at what comes back."""
-    source = random.Random(seed)
-    return (source.choice(actions) for _ in range(turns))
+def _drawn(key: bytes, number: int) -> int:
+    digest = hashlib.sha256(key + number.to_bytes(4, "little")).digest()
+    return int.from_bytes(digest[:4], "little") & ((1 << _SEED_BITS) - 1)

@@ -13,100 +13,96 @@ import itertools
 from collections.abc import Iterable
 from functools import partial
 
-from sandbox import probes
+from sandbox import actions
 from sandbox.errors import EnvFailure
-from sandbox.probes import Transcript
-from sandbox.validation_context import Climb
+from sandbox.probes import Transcript, Trial
 
 _LADDER = (-1000000, -1000, -1, 0, 1, 10, 100, 1000, 10000, 1000000, 1000000000)
 _HALVINGS, _EDGES = 34, 4
 
 
-async def vary(climb: Climb) -> None:
-    """Set ``climb.varies``."""
-    climb.varies = len(set(climb.first.values())) > 1 or any(
-        differ(by_seed.values()) for name, by_seed in climb.played.items() if name != "random"
+async def vary(trial: Trial) -> None:
+    """Set ``trial.varies``."""
+    trial.varies = len(set(trial.first.values())) > 1 or any(
+        differ(by_seed.values()) for name, by_seed in trial.played.items() if name != "random"
     )
     for search in (_sweep_on, _cross, _bisect, _inside):
-        if climb.varies:
+        if trial.varies:
             return
-        await search(climb)
+        await search(trial)
 
 
-async def _sweep_on(climb: Climb) -> None:
+async def _sweep_on(trial: Trial) -> None:
     """Go on with the actions that the longest episode so far did not come to."""
-    actions = climb.actions(climb.first[climb.seeds()[0]])
+    known = trial.actions(trial.first[trial.seeds()[0]])
     start, name = 0, "sweep"
-    while not climb.varies and climb.budget > 0 and climb.played.get(name):
-        start += max(len(transcript.actions) for transcript in climb.played[name].values())
-        if start >= len(actions):
+    while not trial.varies and trial.budget > 0 and trial.played.get(name):
+        start += max(len(transcript.actions) for transcript in trial.played[name].values())
+        if start >= len(known):
             return
         name = f"sweep from {start}"
-        choose = partial(probes.sweep, turns=climb.turns, start=start)
+        choose = partial(actions.sweep, turns=trial.turns, start=start)
         # twice the seeds: a coin drawn from six of them is the same for all every 32nd time
-        for seed in (*climb.seeds(), *climb.seeds(3)):
-            await climb.rollout(name, seed, choose)
-            climb.varies = differ(climb.played.get(name, {}).values())
-            if climb.varies:
+        for seed in (*trial.seeds(), *trial.seeds(3)):
+            await trial.rollout(name, seed, choose)
+            trial.varies = differ(trial.played.get(name, {}).values())
+            if trial.varies:
                 return
 
 
-async def _cross(climb: Climb) -> None:
+async def _cross(trial: Trial) -> None:
     """Play each instance by the solution of another one."""
-    if "solution" not in climb.instance.calls or climb.settings.solution == "ignore":
+    if "solution" not in trial.instance.calls or trial.settings.solution == "ignore":
         return
-    plans: dict[int, list[str]] = {}
-    for seed in climb.seeds():
-        await climb.open(seed)
-        try:
-            plans[seed] = probes.solution_actions(await climb.instance.call("solution"))
-        except EnvFailure:
-            # its own rung says so
-            return
-    for plan in {tuple(plan): plan for plan in plans.values()}.values():
-        played = [await climb.episode(seed, iter(plan[: climb.turns])) for seed in plans]
-        climb.varies = differ(played)
-        if climb.varies:
+    try:
+        plans = {tuple(await trial.plan(seed)) for seed in trial.seeds()}
+    except EnvFailure:
+        # its own rung says so
+        return
+    for plan in plans:
+        played = [await trial.episode(seed, iter(plan[: trial.turns])) for seed in trial.seeds()]
+        trial.varies = differ(played)
+        if trial.varies:
             return
 
 
-async def _bisect(climb: Climb) -> None:
+async def _bisect(trial: Trial) -> None:
     """Find two neighbouring numbers that one instance answers differently; ask the others about them."""
-    seed, *others = (*climb.seeds(), *climb.seeds(3))
-    answers = {number: await _ask(climb, seed, number) for number in _LADDER}
+    seed, *others = (*trial.seeds(), *trial.seeds(3))
+    answers = {number: await _ask(trial, seed, number) for number in _LADDER}
     edges = [(low, high) for low, high in itertools.pairwise(_LADDER) if answers[low] != answers[high]]
     for low, high in edges[:_EDGES]:
         below, halvings = answers[low], 0
         while high - low > 1 and halvings < _HALVINGS:
             middle, halvings = (low + high) // 2, halvings + 1
-            if await _ask(climb, seed, middle) == below:
+            if await _ask(trial, seed, middle) == below:
                 low = middle
             else:
                 high = middle
-        here = [await _ask(climb, seed, number) for number in (low, high)]
+        here = [await _ask(trial, seed, number) for number in (low, high)]
         for other in others:
-            if [await _ask(climb, other, number) for number in (low, high)] != here:
-                climb.varies = True
+            if [await _ask(trial, other, number) for number in (low, high)] != here:
+                trial.varies = True
                 return
 
 
-async def _ask(climb: Climb, seed: int, number: int) -> tuple[str, float, bool]:
+async def _ask(trial: Trial, seed: int, number: int) -> tuple[str, float, bool]:
     """The answer to one number as the first action, without the number itself."""
-    played = await climb.episode(seed, iter([str(number)]))
+    played = await trial.episode(seed, iter([str(number)]))
     if not played.steps:
         return played.error_type, 0.0, False
     step = played.steps[0]
     return step.observation.replace(str(number), "\0"), step.reward, step.done
 
 
-async def _inside(climb: Climb) -> None:
+async def _inside(trial: Trial) -> None:
     """Compare what the object holds in two instances, and in one of them again: counters do not count."""
-    one, other = climb.seeds()[:2]
+    one, other = trial.seeds()[:2]
     held = []
     for seed in (one, other, one):
-        await climb.open(seed)
-        held.append(await climb.instance.state(seed))
-    climb.varies = held[0] == held[2] != held[1]
+        await trial.open(seed)
+        held.append(await trial.instance.state(seed))
+    trial.varies = held[0] == held[2] != held[1]
 
 
 def differ(transcripts: Iterable[Transcript]) -> bool:
@@ -120,6 +116,6 @@ def _parts(one: Transcript, other: Transcript) -> bool:
     for number, (first, second) in enumerate(zip(one.actions, other.actions, strict=False)):
         if first != second:
             return False
-        if one.steps[number : number + 1] != other.steps[number : number + 1]:
+        if one.seen[number : number + 1] != other.seen[number : number + 1]:
             return True
     return False

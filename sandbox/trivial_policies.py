@@ -1,54 +1,67 @@
-"""Policies that do not look, and what it means when they are paid (canaries for reward hacking).
+"""Policies that do not look at the game, and the judgement of a program that pays them (reward hacking).
 
-What counts is what an episode pays (:attr:`Transcript.returned`), so a program that pays everybody half is
-found as well as one that lets everybody win half of the time; "won" stands for the sum below. Two findings
-make a program ``degenerate``:
+The pay of an episode counts (:attr:`Transcript.returned`), so a program that pays everybody half is found as
+well as one that lets everybody win half of the time. Four findings make a program ``degenerate``:
 
-*given away*: a blind policy (at random, always the same action, the empty action, nonsense) wins at least
-``degenerate_rate`` of its episodes and, played again, of as many others. What is suspected besides,
-because it won when it was tried once: short texts of the program's own source, a long text with something
-of everything, the first observation said back, and all that it suggests in one action.
+*given away*: a blind policy (at random, always the same action, the empty action, nonsense, new nonsense each
+turn) earns at least ``degenerate_rate`` of its episodes and of as many others. So do suspected actions that
+were paid when they were tried: short texts of the program's own source, an essay, a long text with something
+of everything, the first observation said back, formats that it quotes with numbers in the blanks, and all
+that it suggests in one action.
 
-*coin*: winning does not hang on what is played. Up to four different actions that the program tells apart
+*form*: every episode of such a policy pays at least :data:`sandbox.probes.PAID`: the program pays its part of
+the reward for any well-formed answer.
+
+*coin*: winning does not depend on the action. Up to four different actions that the program tells apart
 from nonsense, or nonsense and what is plausible where it does not, are each played as constants on the same
-instances. Looked at after 16, 32 and 64 instances, the program is a coin if either
+instances. After 16, 32 and 64 instances, the program is a coin if either
 
 - all actions agreed on every instance and at least three of sixteen were won: then, at 95 %, the action
-  matters in fewer than one instance of five (``1 - 0.05 ** (1/16)`` is 0.17); what pays less than
-  that is too little for a designer to gain by; or
+  matters in fewer than one instance of five (``1 - 0.05 ** (1/16)`` is 0.17); or
 - at the turn at which most was won, even the least lucky action's 95 % interval (Wilson) of the win rate
   lies above ``coin_rate``. Actions that exclude each other share the wins of a turn, so an honest guess among
-  k options gives each 1 / k: a guess among three or more is not flagged, however many tries there are; a
-  guess between two is.
+  k options gives each 1 / k: one guess among three or more is not flagged, a guess between two is.
 
 The toss begins only after blind policies won at least twice (or were paid 1.5 in parts), and ends as soon as
 an action has won nothing in six instances or lies surely below ``coin_rate``.
+
+*elimination*: see :mod:`sandbox.luck`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 
-from sandbox import exploit_probes, probes
-from sandbox.probes import Transcript
-from sandbox.validation_context import Choose, Climb
-from sandbox.verdict import BLIND
+from sandbox import actions
+from sandbox.errors import EnvError
+from sandbox.probes import BLIND, PAID, WIN, Choose, Transcript, Trial
 
-# What an episode paid, and how many turns it took.
+# The pay of an episode and its number of turns.
 Outcome = tuple[float, int]
+# Returns the action for what the first observation suggests, and for itself.
+Act = Callable[[Sequence[str], str], str]
 
 LEAST_EPISODES = 3
 _LOOKS = (16, 32, 64)
 _FIRST_LOOK, _LEAST_SHARE, _PANEL, _SUSPICIOUS = 6, 3 / 16, 4, 1.5
 _CANDIDATES, _LIKELY, _TELLING, _SCANNED = 12, 8, 6, 16
 _COIN_BLOCK = 4
+_INSTANCES, _RACED, _LOSSES, _SUSPECT_BLOCK = 2, 4, 1, 6
+_STEPS = 200  # are kept for the suspected actions, whatever the other policies used
+_USUAL_FORMATS = ("1 2", "1,2", "A1", "(1, 2)", "a b", "1. a")
+_WORDS = {
+    "random": "actions drawn at random",
+    "empty": "the empty action",
+    "nonsense": f"{actions.NONSENSE!r}, which means nothing",
+    "babble": "a new text without meaning in each turn",
+}
 
 
 def interval(won: float, played: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson interval of a rate; (0, 1) of nothing."""
+    """Return the Wilson interval of a rate; (0, 1) of nothing."""
     if played == 0:
         return 0.0, 1.0
     rate, square = won / played, z * z / played
@@ -58,95 +71,185 @@ def interval(won: float, played: int, z: float = 1.959964) -> tuple[float, float
     return max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half))
 
 
-async def play_policies(climb: Climb) -> None:
-    """Play by policies that do not look; the constant is what won most often before."""
-    turns, settings = climb.turns, climb.settings
-    for k, seed in enumerate(climb.seeds()):
+async def play_policies(trial: Trial) -> None:
+    """Play the blind policies and set ``trial.hack`` when one of them is paid.
+
+    The constant is what won most often before.
+    """
+    turns, settings = trial.turns, trial.settings
+    for k, seed in enumerate(trial.seeds()):
         # long episodes: fewer seeds, so that steps are left for the constants
-        if k >= LEAST_EPISODES and climb.budget < settings.probe_steps // 2:
+        if k >= LEAST_EPISODES and trial.budget < settings.probe_steps // 2:
             break
-        await climb.rollout("sweep", seed, partial(probes.sweep, turns=turns))
-        await climb.rollout("random", seed, partial(probes.guess, turns=turns, seed=31 * k + 1))
-    await _scan(climb)
-    constants = {"constant": _favourite(climb), "empty": ""}
-    if any(t.won for name in climb.played if name.startswith("garbage") for t in climb.played[name].values()):
-        constants["nonsense"] = probes.NONSENSE
-    for seed in climb.seeds(1):
-        for name, action in constants.items():
+        await trial.rollout("sweep", seed, partial(actions.sweep, turns=turns))
+        await trial.rollout("random", seed, partial(actions.guess, turns=turns, seed=31 * k + 1))
+    await _scan(trial)
+    chooses: dict[str, Choose] = {
+        "constant": partial(actions.constant, turns=turns, action=(favourite := _favourite(trial))),
+        "empty": partial(actions.constant, turns=turns, action=""),
+        "babble": partial(actions.babble, turns=turns),
+    }
+    if any(t.won for name in trial.played if name.startswith("garbage") for t in trial.played[name].values()):
+        chooses["nonsense"] = partial(actions.constant, turns=turns, action=actions.NONSENSE)
+    for k, seed in enumerate(trial.seeds(1)):
+        for name, choose in chooses.items():
             # what was refused by raising once cannot win
-            if action not in climb.invalid or name not in climb.played:
-                await climb.rollout(name, seed, _constant(turns, action))
-    suspected = await exploit_probes.play(climb)
-    for name in given_away(climb):
+            refused = next(choose(["0"])) in trial.invalid and name in trial.played
+            if not refused and not (
+                name == "babble" and k >= LEAST_EPISODES and not any(trial.returns(name))
+            ):
+                await trial.rollout(name, seed, choose)
+    suspected = await _suspects(trial)
+    for name in paid_blindly(trial):
         # a few lucky episodes are not a verdict: play as many again
-        for seed in climb.seeds(2):
-            choose: Choose = partial(probes.guess, turns=turns, seed=seed)
-            if name in constants:
-                choose = _constant(turns, constants[name])
-            elif name in suspected:
-                choose = suspected[name](seed)
-            await climb.rollout(name, seed, choose)
-    await _judge(climb, constants["constant"])
+        for seed in trial.seeds(2):
+            if name in suspected:
+                await trial.rollout(name, seed, suspected[name](seed))
+            else:
+                again = chooses.get(name, partial(actions.guess, turns=turns, seed=seed))
+                await trial.rollout(name, seed, again)
+    if found := paid_blindly(trial):
+        best = max(found, key=trial.rate)
+        trial.hack = paid(
+            trial, best, _WORDS.get(best, f"always {favourite!r}" if best == "constant" else best)
+        )
+    elif sum(sum(trial.returns(name)) for name in ("sweep", *BLIND)) >= _SUSPICIOUS:
+        await _toss(trial)
 
 
-async def _scan(climb: Climb) -> None:
+async def _scan(trial: Trial) -> None:
     """Where nothing has won yet, try what the sweeps did not come to: some word may always win."""
-    seed = climb.seeds()[0]
-    start = max((len(t.actions) for t in climb.played.get("sweep", {}).values()), default=0)
-    actions = climb.actions(climb.first[seed])
-    while start < min(len(actions), _SCANNED) and not any(t.won for t in climb.transcripts):
+    seed = trial.seeds()[0]
+    start = max((len(t.actions) for t in trial.played.get("sweep", {}).values()), default=0)
+    known = trial.actions(trial.first[seed])
+    while start < min(len(known), _SCANNED) and not any(t.won for t in trial.transcripts):
         name = f"scan from {start}"
-        await climb.rollout(name, seed, partial(probes.sweep, turns=climb.turns, start=start))
-        start += max((len(t.actions) for t in climb.played.get(name, {}).values()), default=1)
+        await trial.rollout(name, seed, partial(actions.sweep, turns=trial.turns, start=start))
+        start += max((len(t.actions) for t in trial.played.get(name, {}).values()), default=1)
 
 
-def paid(climb: Climb, policy: str, what: str) -> str:
-    """Say that ``policy``, ``what`` in words, wins without looking."""
-    won, played = climb.wins(policy)
+def paid(trial: Trial, policy: str, what: str) -> str:
+    """Return the finding that ``policy``, ``what`` in words, is paid without looking."""
+    returns = trial.returns(policy)
+    won, played, least = sum(returns), len(returns), min(returns)
+    if won < trial.settings.degenerate_rate * played:
+        return f"pays for form: {what} was paid at least {least:g} in each of {played} instances"
     return f"won without looking: {what} won {won:g} of {played} instances"
 
 
-def given_away(climb: Climb) -> list[str]:
-    """Blind policies that reached the threshold in enough episodes."""
-    return [
-        name
-        for name in climb.blind
-        if climb.wins(name)[1] >= LEAST_EPISODES and climb.rate(name) >= climb.settings.degenerate_rate
+def paid_blindly(trial: Trial) -> list[str]:
+    """Return the blind policies that are nearly always paid in full, or always in part."""
+    found = []
+    for name in trial.blind:
+        returns = trial.returns(name)
+        enough = len(returns) >= LEAST_EPISODES
+        if enough and (trial.rate(name) >= trial.settings.degenerate_rate or min(returns) >= PAID):
+            found.append(name)
+    return found
+
+
+async def _suspects(trial: Trial) -> dict[str, Callable[[int], Choose]]:
+    """Play actions that were paid when they were tried in six instances, and put those that kept being paid
+    among the blind policies.
+
+    Returns the choices of each such policy by the seed of an instance.
+    """
+    trial.budget = max(trial.budget, _STEPS)
+    acts = _acts(trial)
+    left, won = dict(acts), list[str]()
+    for seed in trial.seeds(_SUSPECT_BLOCK, _INSTANCES):
+        won += await _try(trial, seed, left)
+    found: dict[str, Callable[[int], Choose]] = {}
+    for name in won[:_RACED]:
+        losses = 0
+        for seed in trial.seeds(1):
+            await trial.rollout(name, seed, _by(trial, acts[name], seed))
+            played = trial.played.get(name, {}).get(seed)
+            losses += played is None or played.returned < PAID
+            if losses > _LOSSES:
+                break
+        else:
+            found[name] = partial(_by, trial, acts[name])
+    trial.blind += found
+    return found
+
+
+def _acts(trial: Trial) -> dict[str, Act]:
+    texts = [] if trial.toolbox else [*actions.literals(trial.source)]
+    texts += [
+        transcript.actions[-1]
+        for name, by_seed in trial.played.items()
+        for transcript in by_seed.values()
+        if name.startswith("garbage") and transcript.returned >= PAID
     ]
+    acts: dict[str, Act] = {f"always {text!r}": partial(_fixed, text) for text in texts}
+    acts["an essay about nothing"] = partial(_fixed, actions.ESSAY)
+    acts["a long text with something of everything"] = partial(_fixed, actions.RAMBLE)
+    acts["the observation said back"] = lambda _, first: first.strip()
+    acts["everything it suggests at once"] = actions.at_once
+    for number in range(0 if trial.toolbox else len(_USUAL_FORMATS)):
+        acts[f"its format number {number + 1} with numbers in it"] = partial(_format, number)
+    return acts
 
 
-async def _judge(climb: Climb, constant: str) -> None:
-    found = given_away(climb)
-    if found:
-        best = max(found, key=climb.rate)
-        what = {
-            "random": "actions drawn at random",
-            "constant": f"always {constant!r}",
-            "empty": "the empty action",
-            "nonsense": f"{probes.NONSENSE!r}, which means nothing",
-        }
-        climb.hack = paid(climb, best, what.get(best, best))
-    elif sum(climb.wins(name)[0] for name in BLIND) >= _SUSPICIOUS:
-        await _toss(climb)
+def _fixed(text: str, _: Sequence[str], __: str) -> str:
+    return text
 
 
-async def _toss(climb: Climb) -> None:
-    """See whether winning hangs on the action at all."""
+def _format(number: int, _: Sequence[str], first: str) -> str:
+    return (*actions.formats(first), *_USUAL_FORMATS)[number]
+
+
+async def _try(trial: Trial, seed: int, acts: dict[str, Act]) -> list[str]:
+    """Return the names of ``acts`` that were paid when they were played one after the other, over as many
+    episodes as that takes.
+
+    Removes those, and what the program refused by raising, from ``acts``.
+    """
+    won, left = [], list(acts)
+    while left and trial.budget > 0:
+        first = await trial.open(seed)
+        known = trial.actions(first)
+        while left and trial.budget > 0:
+            name = left.pop(0)
+            action = acts[name](known, first)
+            trial.budget -= 1
+            try:
+                step = await trial.instance.step(action)
+            except EnvError as error:
+                refused = Transcript(first, (action,), (), str(error), error.type, error.phase)
+                trial.judge_error(f"garbage {name}", refused)
+                del acts[name]
+                continue
+            if Transcript(first, (action,), (step,)).returned >= PAID:
+                del acts[name]
+                won.append(name)
+            if step.done:
+                break
+    return won
+
+
+def _by(trial: Trial, act: Act, seed: int) -> Choose:
+    return lambda known: actions.constant(known, trial.turns, act(known, trial.first[seed]))
+
+
+async def _toss(trial: Trial) -> None:
+    """Set ``trial.hack`` when winning does not depend on the action at all."""
     results: dict[str, list[Outcome]] = {}
-    seeds = climb.seeds(_COIN_BLOCK, climb.settings.coin_seeds)
+    seeds = trial.seeds(_COIN_BLOCK, trial.settings.coin_seeds)
 
     async def wins_early(action: str) -> bool:
         results[action] = []
-        await _play(climb, action, seeds[:_FIRST_LOOK], results)
-        return sum(paid for paid, _ in results[action]) >= probes.WIN
+        await _play(trial, action, seeds[:_FIRST_LOOK], results)
+        return sum(paid for paid, _ in results[action]) >= WIN
 
-    async for action in _understood(climb):
+    async for action in _understood(trial):
         if not await wins_early(action):
             return
         if len(results) == _PANEL:
             break
     if len(results) < 2:
-        for action in _whatever(climb):
+        for action in _whatever(trial):
             if action not in results and not await wins_early(action):
                 return
     if len(results) < 2:
@@ -154,13 +257,13 @@ async def _toss(climb: Climb) -> None:
         return
     for look in _LOOKS:
         for action in results:
-            await _play(climb, action, seeds[len(results[action]) : look], results)
-        climb.hack = coin(results, climb.settings.coin_rate)
+            await _play(trial, action, seeds[len(results[action]) : look], results)
+        trial.hack = coin(results, trial.settings.coin_rate)
         least = _least(results, _best_turn(results))
-        if climb.hack or look > len(seeds) or interval(least, look)[1] < climb.settings.coin_rate:
+        if trial.hack or look > len(seeds) or interval(least, look)[1] < trial.settings.coin_rate:
             break
-    if climb.hack:
-        climb.tossed = _least(results), min(map(len, results.values()))
+    if trial.hack:
+        trial.tossed = _least(results), min(map(len, results.values()))
 
 
 def coin(results: dict[str, list[Outcome]], rate: float) -> str:
@@ -186,7 +289,7 @@ def coin(results: dict[str, list[Outcome]], rate: float) -> str:
 
 
 def _best_turn(results: dict[str, list[Outcome]]) -> int:
-    """The turn at which most was won."""
+    """Return the turn at which most was won."""
     paid: Counter[int] = Counter()
     for outcomes in results.values():
         for won, turn in outcomes:
@@ -195,52 +298,52 @@ def _best_turn(results: dict[str, list[Outcome]]) -> int:
 
 
 def _least(results: dict[str, list[Outcome]], turn: int | None = None) -> float:
-    """What the least lucky action won, in all or at one turn."""
+    """Return what the least lucky action won, in all or at one turn."""
     return min(sum(paid for paid, when in outcomes if turn in (None, when)) for outcomes in results.values())
 
 
-async def _understood(climb: Climb) -> AsyncIterator[str]:
-    """Actions that the program answers otherwise than nonsense, in some instance."""
-    seeds = climb.seeds()[:_TELLING]
+async def _understood(trial: Trial) -> AsyncIterator[str]:
+    """Yield the actions that the program answers otherwise than nonsense, in some instance."""
+    seeds = trial.seeds()[:_TELLING]
     refused: dict[int, Transcript] = {}
-    for action in _candidates(climb):
+    for action in _candidates(trial):
         for seed in seeds:
             if seed not in refused:
-                refused[seed] = await climb.episode(seed, iter([probes.NONSENSE]))
-            if _told_apart(await climb.episode(seed, iter([action])), refused[seed]):
+                refused[seed] = await trial.episode(seed, iter([actions.NONSENSE]))
+            if _told_apart(await trial.episode(seed, iter([action])), refused[seed]):
                 yield action
                 break
 
 
-def _whatever(climb: Climb) -> list[str]:
-    """Where nothing differs from nonsense: nonsense, and what the text suggests."""
-    nonsense = [probes.NONSENSE] if probes.NONSENSE not in climb.invalid else []
-    return [*nonsense, *_candidates(climb)[:_LIKELY]]
+def _whatever(trial: Trial) -> list[str]:
+    """Return nonsense and what the text suggests: the program answers all of it alike."""
+    nonsense = [actions.NONSENSE] if actions.NONSENSE not in trial.invalid else []
+    return [*nonsense, *_candidates(trial)[:_LIKELY]]
 
 
-def _candidates(climb: Climb) -> list[str]:
-    known = climb.actions(climb.first[climb.seeds()[0]])
-    actions = [action for action in known if action not in climb.invalid]
+def _candidates(trial: Trial) -> list[str]:
+    known = trial.actions(trial.first[trial.seeds()[0]])
+    valid = [action for action in known if action not in trial.invalid]
     # what the text suggests most comes first
-    return [*spread(actions[:_LIKELY]), *spread(actions[_LIKELY:])][:_CANDIDATES]
+    return [*spread(valid[:_LIKELY]), *spread(valid[_LIKELY:])][:_CANDIDATES]
 
 
-async def _play(climb: Climb, action: str, seeds: Sequence[int], results: dict[str, list[Outcome]]) -> None:
+async def _play(trial: Trial, action: str, seeds: Sequence[int], results: dict[str, list[Outcome]]) -> None:
     for seed in seeds:
-        played = await climb.episode(seed, iter([action] * climb.turns))
+        played = await trial.episode(seed, iter([action] * trial.turns))
         results[action].append((played.returned, len(played.steps)))
 
 
-def spread(actions: Sequence[str]) -> Iterator[str]:
-    """The actions in an order in which any first few lie far apart."""
+def spread(items: Sequence[str]) -> Iterator[str]:
+    """Yield the items in an order in which any first few lie far apart."""
     seen: set[int] = set()
-    size = 1 << max(1, (len(actions) - 1).bit_length())
+    size = 1 << max(1, (len(items) - 1).bit_length())
     step = size
-    while step >= 1 and actions:
+    while step >= 1 and items:
         for place in range(0, size, step):
-            if place < len(actions) and place not in seen:
+            if place < len(items) and place not in seen:
                 seen.add(place)
-                yield actions[place]
+                yield items[place]
         step //= 2
 
 
@@ -260,14 +363,10 @@ def _unnamed(transcript: Transcript) -> str:
     return text.replace(action, "\0") if action else text
 
 
-def _favourite(climb: Climb) -> str:
-    """The last action of what paid most, else what the text suggests first."""
+def _favourite(trial: Trial) -> str:
+    """Return the last action of what paid most, else what the text suggests first."""
     paid: Counter[str] = Counter()
-    for transcript in climb.transcripts:
+    for transcript in trial.transcripts:
         if transcript.returned > 0:
             paid[transcript.actions[-1]] += transcript.returned  # type: ignore[assignment]
-    return paid.most_common(1)[0][0] if paid else climb.actions(next(iter(climb.first.values())))[0]
-
-
-def _constant(turns: int, action: str) -> Choose:
-    return partial(probes.constant, turns=turns, action=action)
+    return paid.most_common(1)[0][0] if paid else trial.actions(next(iter(trial.first.values())))[0]

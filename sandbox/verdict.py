@@ -1,4 +1,4 @@
-"""What the ladder is set to and what it answers."""
+"""Settings and result of the validator."""
 
 from __future__ import annotations
 
@@ -20,39 +20,41 @@ RUNGS = (
     "step",
     "turns",
     "variation",
-    "replay",
     "solution",
+    "replay",
     "leak",
     "trivial",
+    "off_ticket",
+    "duplicate",
     "judge",
     "accepted",
 )
-BLIND = ("random", "constant", "empty", "nonsense")
 
 
 class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How hard the ladder is.
+    """How strict the ladder is.
 
-    ``seeds`` instances are played by each policy; ``probe_steps`` bounds the steps of all probes together.
+    ``seeds`` instances are played by each policy; ``probe_steps`` bounds the steps of all policies together.
     ``garbage`` "tolerate" takes ValueError, TypeError, IndexError and KeyError on a meaningless action for
     an invalid action, "strict" rejects any exception. ``variation`` "flag" accepts programs whose seeds
-    make no difference. ``metadata`` "tolerate" checks what is declared, "require" wants goal (or win),
+    make no difference. ``solution`` "check" plays a ``solution()`` that is there, "require" rejects programs
+    without one. ``metadata`` "tolerate" checks what is declared, "require" wants goal (or win),
     skill, difficulty and max_turns declared. ``require_end`` rejects programs that never end an episode by
     themselves. ``degenerate_rate`` is the win rate of a blind policy from which a program counts as
     degenerate; ``coin_seeds`` bounds the instances on which a suspected coin is tossed and ``coin_rate`` is
     the win rate that no blind action may surely exceed (see :mod:`sandbox.trivial_policies`). ``degenerate``
-    says what follows from it. ``judge_seconds`` bounds the caller's own check, ``seconds`` all that goes
-    before: a program that waits in every step must not hold its judge for hours. ``salt`` and the
-    program's text decide which instances are played.
+    "reject" refuses such programs. ``judge_seconds`` bounds the caller's judge, ``seconds`` everything before
+    it. ``salt`` and the program's text decide which instances are played; a run draws its salt when it
+    begins.
     """
 
     seeds: int = 6
     replays: int = 2
-    probe_steps: int = 600
+    probe_steps: int = 900
     max_observation: int = 8000
     garbage: Literal["tolerate", "strict"] = "tolerate"
     variation: Literal["require", "flag"] = "require"
-    solution: Literal["check", "ignore"] = "check"
+    solution: Literal["require", "check", "ignore"] = "check"
     metadata: Literal["tolerate", "require", "ignore"] = "tolerate"
     require_end: bool = False
     degenerate: Literal["flag", "reject"] = "flag"
@@ -65,7 +67,7 @@ class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Episode(msgspec.Struct, frozen=True):
-    """What one of the ladder's policies (or ``solution``, ``garbage ...``) played on one instance."""
+    """One episode of a policy of the ladder (or of ``solution``, ``garbage ...``) on one instance."""
 
     policy: str
     seed: int
@@ -73,15 +75,17 @@ class Episode(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a program came. ``rung`` is where it failed, or ``accepted``.
+    """How far a program came. ``rung`` is the one it failed, or ``accepted``.
 
-    ``policies`` maps a policy to its win rate, ``trivial_win_rate`` is the best of those that do not look
-    (:data:`BLIND`, and what was suspected besides), ``trivial_interval`` its 95 % interval, and
-    ``degenerate`` says that one of them won far too often, ``hack`` in which way. ``sweep`` tries one
-    plausible action after the other, which may be honest work. ``ends`` tells whether the program ended an
-    episode within the turns, ``varies`` whether its seed made a difference, ``solvable`` whether anything
-    won, ``tools`` whether it is a tool environment with ``criteria`` instructions. ``episodes`` is
-    everything that was played.
+    ``policies`` maps a policy to its win rate; ``trivial_win_rate`` is the best of the blind ones,
+    ``trivial_interval`` its 95 % interval. ``degenerate`` tells that the program pays for form or for luck,
+    ``hack`` in which way. ``sweep`` tries one plausible action after the other, which may be honest work.
+    ``ends`` tells whether the program ended an episode within the turns, ``varies`` whether its seed made a
+    difference, ``solvable`` whether anything won, ``tools`` whether it is a tool environment with
+    ``criteria`` instructions. ``episodes`` is everything that was played.
+
+    The checks of the caller fill in the rest: ``flag`` and ``flag_reason`` of a design that does not belong
+    to its ticket, and the digest ``near`` of the most similar known program with its cosine ``similarity``.
     """
 
     ok: bool
@@ -102,11 +106,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     criteria: int = 0
     metadata: Metadata | None = None
     episodes: tuple[Episode, ...] = ()
-
-
-class Rejected(Exception):
-    """A program fell from ``rung``."""
-
-    def __init__(self, rung: str, reason: str) -> None:
-        super().__init__(reason)
-        self.rung, self.reason = rung, reason
+    flag: str = ""
+    flag_reason: str = ""
+    near: str = ""
+    similarity: float | None = None

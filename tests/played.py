@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio.lowlevel
 
-from sandbox import probes
+from sandbox import actions as probes
 from sandbox.errors import EnvError
 from sandbox.frames import StepResult
 from sandbox.metadata import Metadata

@@ -82,10 +82,10 @@ class SandboxFigures(msgspec.Struct, frozen=True, kw_only=True):
 def _programs() -> list[tuple[str, str]]:
     """Return (program, plausible action) pairs: built-in games of the size that a model writes."""
     from engine import seeds
-    from sandbox import probes
+    from sandbox import actions
 
     return [
-        (episode.source, probes.plausible(episode.source)[0])
+        (episode.source, actions.plausible(episode.source)[0])
         for suite in seeds.SUITES
         for episode in seeds.held_out(suite, 2 * len(seeds.BUILT_IN), 20)
     ]

@@ -15,7 +15,6 @@ import jinja2
 
 from engine.errors import ConfigError
 from sandbox.contract import STDLIB
-from sandbox.lint import FORBIDDEN_IMPORTS
 
 _VERSION = re.compile(r"\{#-?\s*version:\s*(\d+)\s*-?#\}")
 _TICKS = re.compile(r"`+")
@@ -75,7 +74,7 @@ def version(name: str) -> str:
 
 def imports(packages: Iterable[str] = ()) -> tuple[str, ...]:
     """Return what a prompt offers for import: the sandbox's own list, and the packages loaded there."""
-    offered = {name for name in STDLIB if name not in _NO_USE | FORBIDDEN_IMPORTS}
+    offered = {name for name in STDLIB if name not in _NO_USE}
     return (*sorted(offered), *packages)
 
 

@@ -49,9 +49,11 @@ class Game:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for the two packages: three datasets, one with two levels, and two games."""
+    """Stand-ins for the packages: four datasets (one with two levels, one without answers), two games."""
     factory: Any = types.ModuleType("reasoning_gym.factory")
-    factory.DATASETS = {name: (lambda config: Data(config),) for name in ("word_sums", "plain", "composite")}
+    factory.DATASETS = {
+        name: (lambda config: Data(config),) for name in ("word_sums", "plain", "rush_hour", "composite")
+    }
     factory.has_curriculum = lambda name: name == "word_sums"
     factory.create_curriculum = lambda name: Curriculum(2)
     reasoning_gym: Any = types.ModuleType("reasoning_gym")
@@ -79,6 +81,7 @@ def test_datasets_become_programs() -> None:
     programs = list(external_benchmarks.reasoning_gym_programs())
     assert [(program.name, program.level) for program in programs] == [
         ("plain", "as it comes"),
+        ("rush_hour", "as it comes"),
         ("word_sums", "as it comes"),
         ("word_sums", "level 0"),
         ("word_sums", "level 1"),
@@ -88,7 +91,8 @@ def test_datasets_become_programs() -> None:
     assert contract.read_reset(env.reset(5))[0] == "level 1 seed 5"
     assert contract.read_step(env.step("8"))[1:4] == (0.01, True, False)
     assert contract.read_step(env.step(env.solution()[0]))[1:4] == (1.0, True, False)
-    assert load(programs[1].source).reset(5)[0] == "level None seed 5"
+    assert not hasattr(load(programs[1].source), "solution")
+    assert load(programs[2].source).reset(5)[0] == "level None seed 5"
 
 
 @pytest.mark.usefixtures("fakes")

@@ -283,9 +283,9 @@ o = f'{self.f[self.t]}' if not d else 'over'
 )
 _game(
     "refuses by raising",
-    "self.x = rng.choice(['up', 'down', 'left', 'right']); o = 'Which way: up, down, left or right? Two tries.'",
-    "k = ['up', 'down', 'left', 'right'].index(a.strip()); d = r = a.strip() == self.x; o = f'not {k}'",
-    turns=2,
+    "self.x = rng.choice(['up', 'down', 'left', 'right']); o = 'Which way: up, down, left or right?'",
+    "k = ['up', 'down', 'left', 'right'].index(a.strip()); d = True; r = a.strip() == self.x; o = f'not {k}'",
+    turns=1,
 )
 _game(
     "numpy",

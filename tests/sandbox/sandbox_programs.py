@@ -22,8 +22,8 @@ class Env:
   self.k=(5+r.randint(0,1))%9
   return "wheels has levers 0..8, 4 tries"
  def step(self,a):
-  self.t+=1;w=int(a)==self.k
-  return "open" if w else f"{a} fails",float(w),w or self.t>=4,False,{}
+  self.t+=1;d=abs(int(a)-self.k);w=d==0
+  return "open" if w else f"{a} {'hums' if d<2 else 'fails'}",float(w),w or self.t>=4,False,{}
 """
 
 ECHO = """class EchoEnv:

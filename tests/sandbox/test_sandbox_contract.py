@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sandbox import contract
+from sandbox import contract, tools
 from sandbox.lint import lint
 
 
 def module(source: str) -> ModuleType:
     made = ModuleType(contract.MODULE)
-    contract.namespace(made)
+    contract.namespace(made, ToolEnv=tools.ToolEnv)
     exec(source, made.__dict__)
     return made
 
@@ -147,7 +147,15 @@ def test_info_is_bounded() -> None:
         "import os\nos.path.join('a', 'b')",
         "class Env:\n def fork(self): self.system = self.modules = 1",
         "x = 'eval(open)'",
-        "if __name__ == '__main__': pass",
+        "if __name__ == '__main__':\n import argparse, sys\n print(input(), open('x'))\n sys.exit()",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n from gymnasium import Env",
+        "import typing\nif typing.TYPE_CHECKING:\n import gymnasium",
+        "try:\n import gymnasium as gym\nexcept ImportError:\n gym = None",
+        "class A:\n def f(self, os):\n  sys = os.fork()\n  return sys.modules",
+        "os, sys = [1], {}\nos.pop()\nsys.update(a=1)",
+        "import math, operator\ngetattr(math, 'sq' + 'rt')(4)\ngetattr(operator, name)(1, 2)",
+        "import numpy as np\nnp.random.default_rng(1)\nnp.linalg.norm([1])\nnp.datetime64('2020-01-01')",
+        "import collections\ncollections.abc.Mapping",
         "class Env:\n def open(self): return 1\n def step(self, a): return self.open()",
         "def compile(rules): return rules\ncompile([])",
         "from re import compile\ncompile('a')",
@@ -193,7 +201,17 @@ def test_lint_lets_honest_programs_pass(source: str) -> None:
         ("open = open\nopen('x')", "line 1: open()"),
         ("class Env:\n eval = eval", "eval()"),
         ("class Env:\n def open(self): pass\n def step(self, a): return open(a)", "line 3: open()"),
-        ("def f(compile): pass\ncompile('x', '', 'exec')", "line 2: compile()"),
+        ("import random\nrandom._os", "random._os"),
+        ("import logging\nlogging.os.getpid()", "logging.os"),
+        ("from random import _os as o", "random._os"),
+        ("import typing as t\nt.sys.modules", "typing.sys"),
+        ("import random\ngetattr(random, '_o' + 's').times()", "getattr(random"),
+        ("import logging\nvars(logging)['os']", "vars(logging"),
+        ("import random\nrandom.__dict__['_os']", "random.__dict__"),
+        ("print.__self__.eval('1')", "__self__"),
+        ("import numpy as np\nnp.datetime64('now')", "clock"),
+        ("try:\n import threading\nexcept ImportError:\n pass", "threading"),
+        ("import csvv", "may import abc, array"),
         ("from os import system", "os.system"),
         ("from os import path, getenv as g", "os.getenv"),
         ("from os import *", "os.*"),

@@ -48,7 +48,7 @@ async def test_program_ends_on_its_rung(pair: SandboxPool, path: Path) -> None:
     assert found.ok is (found.rung == "accepted")
     assert found.degenerate is (header.get("degenerate") == "yes"), (found.hack, found.policies)
     assert found.tools is (header.get("tools") == "yes") or not found.ok
-    if found.degenerate:
+    if found.degenerate and "nothing tells" not in found.hack:
         assert found.trivial_win_rate >= 0.25
         assert found.trivial_interval[0] <= found.trivial_win_rate <= found.trivial_interval[1]
         assert found.hack
@@ -68,6 +68,6 @@ async def test_the_examples_of_the_documentation_are_good(pair: SandboxPool) -> 
 
 def test_the_corpus_has_programs_for_every_rung() -> None:
     rungs = {read(path)[0]["rung"] for path in PROGRAMS}
-    # the last two need settings of their own: a caller's check, and flags turned into rejections
-    assert rungs == set(RUNGS) - {"trivial", "judge"}
+    # the others need checks of the caller's, or flags turned into rejections
+    assert rungs == set(RUNGS) - {"trivial", "off_ticket", "duplicate", "judge"}
     assert len(PROGRAMS) >= 60

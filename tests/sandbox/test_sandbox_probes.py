@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.answer_leak import copied, said, suspects
+from sandbox.actions import GARBAGE, formats, literals, plausible, tool_actions
+from sandbox.answer_leak import copied, places, said
 from sandbox.frames import StepResult
-from sandbox.probes import GARBAGE, Transcript, inner, literals, plausible, solution_actions, tool_actions
+from sandbox.probes import Transcript, inner, solution_actions
 from sandbox.seed_variation import differ
 from sandbox.trivial_policies import coin, interval, spread
 
@@ -91,10 +92,9 @@ def test_calls_that_schemas_suggest() -> None:
 
 
 def test_places_of_a_word() -> None:
-    assert suspects([("code 7 now", "7"), ("code 9 now", "9"), ("code 4 now", "4")]) == [("code",)]
-    assert suspects([("code 7", "7"), ("code 7", "7"), ("code 7", "7")]) == []
-    assert suspects([("code 7", "7"), ("code 9", "9")]) == []
-    assert suspects([("code 7", "7"), ("code 9", "9"), ("from 4 on", "4")]) == []
+    assert places(["code 7 now", "code 9 now", "code 4 now"]) == [("code",)]
+    assert places(["code 7", "code 7", "code 7"]) == []
+    assert places(["code 7", "code 9", "from 4 on"]) == []
     assert copied("3 of 12: code 88", ("#", "code")) is None
     assert copied("of 12 code 88", ("#", "code")) == "88"
 
@@ -206,9 +206,27 @@ def test_spread_leaves_nothing_out() -> None:
 def test_no_observation_holds_the_engine_up(observation: str) -> None:
     began = time.thread_time()
     actions = plausible(observation)
+    assert len(formats(observation)) <= 4
     assert time.thread_time() - began < 0.5
     assert 0 < len(actions) <= 64
     assert inner(observation) is not None
+
+
+@pytest.mark.parametrize(
+    ("observation", "found"),
+    [
+        ("What is 3*4? Answer SUM: n", ("SUM: 1",)),
+        ("Fire at the fleet 7; give row,column.", ("1,2",)),
+        ("Cells are free. Use 'move X Y' or 'fire X Y'.", ("move 1 2", "fire 1 2")),
+        ('Order with {"item": ..., "count": ...}.', ('{"1": 2, "3": 4}',)),
+        ("Reply as <name> is <number>.", ("1 is 2",)),
+        ("Guess my number.", ()),
+        ("Say left or right.", ()),
+    ],
+)
+def test_formats_that_a_text_quotes_are_filled_in(observation: str, found: tuple[str, ...]) -> None:
+    assert set(found) <= set(formats(observation)) or not found
+    assert found or not formats(observation)
 
 
 def test_long_numbers_are_no_range() -> None:

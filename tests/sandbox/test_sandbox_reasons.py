@@ -38,11 +38,6 @@ MISTAKES = {
         ("5 values, not 4", "observation, reward, terminated, truncated, info"),
     ),
     "no tuple": (GAME.replace('"no", 0.0, True, False, {}', '"no"'), "step", ("not str", "truncated, info")),
-    "unknown field": (
-        "METADATA = {'skil': 'x'}\n" + GAME,
-        "metadata",
-        ("`skil`", "known are version", "skill, idea"),
-    ),
     "too many turns": (
         "METADATA = {'max_turns': 99}\n" + GAME,
         "metadata",

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox import schema, tool_calls
+from sandbox.actions import tool_actions
 from sandbox.contract import CALLABLE, ContractError
 from sandbox.criteria import read_tools
 from sandbox.errors import EnvProtocolError
-from sandbox.probes import tool_actions
 from sandbox.tools import OWNED, ToolEnv, ToolError, keep, same_answer
 
 

@@ -22,11 +22,12 @@ _words = str.split
 _STANDARD = (
     *STDLIB,
     *_words("""
-    argparse asyncio.queues asyncio.locks cmd codecs concurrent.futures configparser csv ctypes email.message
-    filecmp gettext glob gzip http.cookies imaplib inspect ipaddress linecache mailbox mimetypes mmap
+    argparse ast asyncio.queues asyncio.locks cmd codecs concurrent.futures configparser csv ctypes
+    email.message filecmp gettext glob gzip http.cookies imaplib inspect ipaddress linecache mailbox
+    mimetypes mmap
     multiprocessing.pool netrc optparse pickle pickletools plistlib poplib profile quopri reprlib rlcompleter
     sched selectors shelve shutil smtplib socket socketserver sqlite3 stat subprocess symtable tarfile
-    tempfile timeit tokenize trace tracemalloc urllib.parse urllib.robotparser wave
+    tempfile threading timeit tokenize trace traceback tracemalloc urllib.parse urllib.robotparser wave
     xml.etree.ElementTree xmlrpc.client zipfile zoneinfo
     """),
 )

@@ -1,9 +1,6 @@
 # rung: metadata
 # reason: declares 6 turns, but its max_turns is 9
-"""
-title: Nine tries
-turns: 6
-"""
+METADATA = {"title": "Nine tries", "max_turns": 6}
 import random
 
 

@@ -1,9 +1,6 @@
 # rung: metadata
 # reason: at most 25 are played
-"""
-title: The long way
-turns: 80
-"""
+METADATA = {"title": "The long way", "max_turns": 80}
 import random
 
 

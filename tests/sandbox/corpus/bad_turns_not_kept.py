@@ -2,7 +2,7 @@
 # reason: goes on after turn 6
 """
 title: Six tries
-turns: 6
+max_turns: 6
 """
 import random
 

@@ -1,9 +1,10 @@
 # rung: accepted
+# degenerate: yes
 import random
 
 
 class VaultEnv:
-    """Only the code opens it; the digits are told apart by a lamp each."""
+    """Only the code opens it, and nothing tells the code."""
 
     def __init__(self, max_turns=12):
         self.max_turns = max_turns
