@@ -52,8 +52,8 @@ T=$tries;A=$least;B=$most;C="$words"
 
     def fill(self, parameters: Parameters) -> Parameters:
         words = str(parameters["words"]).split()
-        if len(words) < 2 or not set(words) <= set(PALETTE):
-            raise ValueError("a cycle is of colours")
+        if len(words) < 2 or len(set(words)) < len(words) or not set(words) <= set(PALETTE):
+            raise ValueError("a cycle is of different colours")
         if not 1 <= int(parameters["least"]) <= int(parameters["most"]) <= 12:
             raise ValueError("a run has at least one colour and at most twelve")
         return parameters

@@ -12,6 +12,7 @@ from engine import seeds
 from engine.config import DesignerConfig
 from engine.errors import ConfigError
 from engine.seeds import LEVELS, SEED_LEVELS, Family, corpus
+from engine.seeds.cycle import Cycle
 from engine.seeds.guess import Guess
 
 FAMILIES = seeds.families()
@@ -173,6 +174,13 @@ def test_what_is_hidden_must_lie_within_what_is_shown() -> None:
     assert seeds.classify(source) == ("guess", 3)
     assert seeds.classify(source.replace("B=4", "B=11")) is None
     assert seeds.classify(source.replace("A=2", "A=5")) is None
+
+
+def test_a_colour_that_comes_twice_makes_no_cycle() -> None:
+    """What follows it is not settled, so the share of runs that can be won, the level, would be wrong."""
+    source = Cycle().program({"words": "red tan blue", "least": 2, "most": 4, "tries": 2}, "kites")
+    assert seeds.classify(source) == ("cycle", 1)
+    assert seeds.classify(source.replace("red tan blue", "red tan red blue")) is None
 
 
 def test_more_tries_make_a_program_easier() -> None:
