@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from sandbox import actions
 from sandbox.errors import EnvError
-from sandbox.probes import Transcript, Trial
+from sandbox.probes import Transcript
+from sandbox.trial import Trial
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _CLAIM = re.compile(

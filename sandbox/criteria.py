@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import msgspec
 
 from sandbox.errors import EnvError, EnvFailure, EnvProtocolError
-from sandbox.probes import Rejected, Trial, solution_actions, tell
+from sandbox.probes import solution_actions, tell
 from sandbox.schema import SchemaError, require_sound
 from sandbox.tools import MAX_TOOLS
+from sandbox.trial import Rejected, Trial
 
 _PLANS = 3
 

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 
 from sandbox import actions
 from sandbox.errors import EnvFailure
-from sandbox.probes import Rejected, Trial, tell
+from sandbox.probes import tell
+from sandbox.trial import Rejected, Trial
 from sandbox.trivial_policies import interval, paid, paid_blindly
 
 _ANOTHER, _FORM = "the solution of another instance", "its solution with other words and numbers"

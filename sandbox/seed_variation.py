@@ -15,7 +15,8 @@ from functools import partial
 
 from sandbox import actions
 from sandbox.errors import EnvFailure
-from sandbox.probes import Transcript, Trial
+from sandbox.probes import Transcript
+from sandbox.trial import Trial
 
 _LADDER = (-1000000, -1000, -1, 0, 1, 10, 100, 1000, 10000, 1000000, 1000000000)
 _HALVINGS, _EDGES = 34, 4

@@ -37,7 +37,8 @@ from functools import partial
 
 from sandbox import actions
 from sandbox.errors import EnvError
-from sandbox.probes import BLIND, PAID, WIN, Choose, Transcript, Trial
+from sandbox.probes import PAID, WIN, Transcript
+from sandbox.trial import BLIND, Choose, Trial
 
 # The pay of an episode and its number of turns.
 Outcome = tuple[float, int]

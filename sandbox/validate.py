@@ -18,8 +18,9 @@ import msgspec
 
 from sandbox import actions, answer_leak, criteria, luck, metadata, seed_variation, trivial_policies
 from sandbox.errors import EnvError, EnvFailure, InfraFailure
-from sandbox.probes import Rejected, Transcript, Trial, tell
+from sandbox.probes import Transcript, tell
 from sandbox.source import parse
+from sandbox.trial import Rejected, Trial
 from sandbox.verdict import RUNGS, Episode, ValidatorSettings, Verdict
 
 if TYPE_CHECKING:
