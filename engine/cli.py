@@ -1,4 +1,4 @@
-"""The command ``spade``. Only what a subcommand needs is imported, so that each starts at once."""
+"""The command ``spade``. Each subcommand imports only the modules it needs, so that it starts fast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from engine.errors import SpadeError
 
 app = typer.Typer(
     name="spade",
-    help="Self-play reinforcement learning in which a model designs the tasks it then learns to solve.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -31,11 +30,31 @@ app.add_typer(envs_commands.app)
 app.command()(credit_commands.credit)
 app.command()(export_commands.export)
 
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"spade {version('spade-selfplay')}", flush=True)
+        raise typer.Exit
+
+
+@app.callback()
+def spade(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Self-play reinforcement learning in which a model designs the tasks it then learns to solve."""
+
+
 RecipeArgument = Annotated[Path, typer.Argument(help="Recipe file (TOML).", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides: key=value, keys dotted.")]
-Directory = Annotated[Path, typer.Option(help="Where runs are.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides of the recipe, such as run.steps=50.")]
+Run = Annotated[str | None, typer.Argument(help="Run, by name or path; default: the newest.")]
+RunOption = Annotated[str | None, typer.Option("--run", "-r", help="The same as an option.")]
+Directory = Annotated[Path, typer.Option(help="Directory of the runs.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the plan and the resolved recipe, start nothing.")
+    bool, typer.Option("--dry-run", help="Print the plan and the resolved recipe; start nothing.")
 ]
 
 
@@ -48,7 +67,7 @@ def run(
     resume: Annotated[
         str,
         typer.Option(
-            help="auto: go on where it stopped; never: only a new run; or a checkpoint to begin at."
+            help="auto: resume a run that exists; never: new runs only; or a checkpoint to start from."
         ),
     ] = "auto",
 ) -> None:
@@ -71,7 +90,7 @@ def run(
 
 @app.command()
 def warmstart(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Prepare a recipe's starting model (build, unpack or check it) and print where it is."""
+    """Build, unpack or check the starting model of a recipe, and print its directory."""
     from engine import recipe as recipes
     from engine.running.preflight import MODEL_MARK, resolve_with_progress
     from engine.running.role_host import die_with_parent
@@ -84,47 +103,53 @@ def warmstart(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
 @app.command()
 def status(
-    run: Annotated[str | None, typer.Argument(help="Run, by name or path; the newest when left out.")] = None,
+    run: Run = None,
+    run_option: RunOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Status 1 for a run that stopped early or has a silent role.")
+    ] = False,
     directory: Directory = Path("runs"),
 ) -> None:
-    """Say where a run stands, during the run and after it."""
+    """Show the progress of a run, during the run and after it."""
     from engine.views import overview
 
-    print(overview.text(run, directory, as_json=as_json))
+    shown = overview.read(run or run_option, directory)
+    print(shown.json() if as_json else shown.text())
+    if check and not shown.healthy:
+        raise typer.Exit(1)
 
 
 @app.command()
-def report(
-    run: Annotated[str | None, typer.Argument(help="Run, by name or path; the newest when left out.")] = None,
-    directory: Directory = Path("runs"),
-) -> None:
-    """Write a run's report.html (curves, best and worst environments, transcripts)."""
+def report(run: Run = None, run_option: RunOption = None, directory: Directory = Path("runs")) -> None:
+    """Write report.html of a run: curves, best and worst environments, transcripts."""
     from engine.run import find
     from engine.views import report as reports
 
-    found = find(run, directory)
+    found = find(run or run_option, directory)
     reports.write(found)
     print(found.report)
 
 
 @app.command()
 def role(
-    name: Annotated[str, typer.Argument(help="Role, as registered in the entry-point group spade.roles.")],
+    name: Annotated[str, typer.Argument(help="Role, as in the entry-point group spade.roles.")],
     connect: Annotated[str, typer.Option(help="URL of the run's bus.", show_default=False)],
-    run: Annotated[str, typer.Option(envvar="SPADE_RUN", help="Run; not needed when the bus has one.")] = "",
+    run: Annotated[
+        str, typer.Option(envvar="SPADE_RUN", help="Run; needed when the bus carries several.")
+    ] = "",
     token: Annotated[str, typer.Option(envvar="SPADE_BUS_TOKEN", help="Token of the bus.")] = "",
     credentials: Annotated[
         str,
         typer.Option(envvar="SPADE_BUS_CREDENTIALS", help="Key file of the role, or a directory of keys."),
     ] = "",
-    ca: Annotated[
-        str, typer.Option(envvar="SPADE_BUS_CA", help="Certificates to trust when the bus speaks TLS.")
+    ca: Annotated[str, typer.Option(envvar="SPADE_BUS_CA", help="Certificates to trust with TLS.")] = "",
+    instance: Annotated[
+        str, typer.Option(help="Name of this instance; default: role, host and process.")
     ] = "",
-    instance: Annotated[str, typer.Option(help="Name of this instance; default: role, host, process.")] = "",
-    directory: Annotated[Path | None, typer.Option(help="Directory to work in.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Working directory.")] = None,
 ) -> None:
-    """Run one role alone, on the run's host or another one, until the run drains or a signal comes."""
+    """Run one role as a process, on the run's host or another, until the run drains or a signal arrives."""
     import anyio
 
     from engine import malloc
@@ -151,7 +176,7 @@ def role(
 
 
 def main() -> None:
-    """Entry point: turn every fault into one paragraph and an exit status (2 for bad input, else 1)."""
+    """Run the command; report every error in one paragraph, with status 2 for bad input and 1 otherwise."""
     try:
         app()
     except SpadeError as error:

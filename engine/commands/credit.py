@@ -1,4 +1,4 @@
-"""``spade credit``: the designer's reward beside what others computed."""
+"""``spade credit``: compares the designer's advantages with expected ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SHOWN = 50
 def credit(
     parity: Annotated[Path, typer.Option(help="Cases with expected advantages (JSONL).", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Print equal ones too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print equal ones, too.")] = False,
 ) -> None:
-    """Compute the designer's advantages of a file's cases in reference mode and print them beside the
-    expected ones. Exits with 1 when one differs by more than 1e-9.
+    """Compute the designer's advantages of cases in reference mode, beside the expected ones; status 1 when
+    one differs by more than 1e-9.
     """
     found = _check(parity)
     wrong = [one for one in found if not one.equal]
@@ -50,7 +50,7 @@ def credit(
 
 
 def _check(path: Path) -> list[Any]:
-    """Ask the scorer, which is found by its entry point: the engine imports no roles."""
+    """Run the scorer's check, found by its entry point, because the engine imports no roles."""
     from importlib.metadata import entry_points
 
     from engine.errors import SpadeError
@@ -58,7 +58,7 @@ def _check(path: Path) -> list[Any]:
     for point in entry_points(group="spade.credit", name="parity"):
         return list(point.load()(path))
     raise SpadeError(
-        "No scorer offers a comparison of credit", remedy="Run `make setup`, or install spade again."
+        "No installed scorer compares credit.", remedy="Run `make setup`, or install spade again."
     )
 
 

@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from engine.errors import SpadeError
+from engine.errors import ConfigError
 
-_TYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+_TYPES = ("float32", "bfloat16", "float16")
 
 
 def export(
     run: Annotated[str, typer.Argument(help="Run, by name or path, or the directory of a checkpoint.")],
-    to: Annotated[Path, typer.Argument(help="Folder to write; it must be empty or not exist.")],
+    to: Annotated[Path, typer.Argument(help="Folder to write, empty or new.")],
     checkpoint: Annotated[str, typer.Option(help="last, best, or a step.")] = "last",
     dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16 or float16; default: what the run's servers compute in.")
+        str, typer.Option(help="float32, bfloat16 or float16; default: that of the run's servers.")
     ] = "",
-    directory: Annotated[Path, typer.Option(help="Where runs are.")] = Path("runs"),
+    directory: Annotated[Path, typer.Option(help="Directory of the runs.")] = Path("runs"),
     restart: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder: weights, configuration, tokenizer, chat template."""
@@ -32,11 +32,11 @@ def export(
     found = RunDirectory(place.resolve().parents[2]) if single else find(run, directory)
     base = found.starting_model() if found.config_file.exists() else None
     if base is None:
-        raise _apart(place) if single else SpadeError("The run has not started yet", where=str(found.root))
+        raise _apart(place) if single else ConfigError("The run has not started yet.", where=str(found.root))
     config = found.config()
     kind = dtype or ("float32" if config.model.dtype == "float32" else "bfloat16")
     if kind not in _TYPES:
-        raise SpadeError(f"--dtype {dtype!r} is not known", remedy=f"Known: {', '.join(_TYPES)}.")
+        raise ConfigError(f"There is no --dtype {dtype!r}.", remedy=f"Use {', '.join(_TYPES)}.")
 
     from engine.running.preflight import MODEL_MARK
     from engine.training import checkpoint as checkpoints
@@ -49,7 +49,7 @@ def export(
         exports.export(chosen, base, to, lora=config.learner.lora, dtype=kind)  # type: ignore[arg-type]
         print(to)
         return
-    # For `spade run --resume CHECKPOINT`: with adapters a run starts from the same weights, and from theirs.
+    # For `spade run --resume CHECKPOINT`: with adapters a run starts from the base weights and the adapters.
     if not config.learner.lora.rank:
         exports.export(chosen, base, to, lora=config.learner.lora, dtype="float32")
         base = to
@@ -57,9 +57,9 @@ def export(
     print(f"{MODEL_MARK}{base.resolve()}", flush=True)
 
 
-def _apart(place: Path) -> SpadeError:
-    return SpadeError(
-        "The checkpoint is not in the directory of its run",
+def _apart(place: Path) -> ConfigError:
+    return ConfigError(
+        "The checkpoint is not in the directory of its run.",
         where=str(place),
         remedy="Its run's recipe and starting model are needed: name RUN/learner/checkpoints/NAME.",
     )

@@ -1,4 +1,4 @@
-"""Playing an environment by hand: lines in, observations and rewards out. A terminal or a pipe."""
+"""Playing an environment by hand, from a terminal or a pipe: lines in, observations and rewards out."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from sandbox import Instance, SandboxSettings, StepResult
 
 _TURNS = 25
-_HELP = """  TEXT               an action, as it would stand inside \\boxed{}
-  :reset [SEED]      another episode (the seed counts up when left out)
+_HELP = """  TEXT               an action, without \\boxed{}
+  :reset [SEED]      another episode; default: the next seed
   :info              class, seed, turn, limits and the last info
   :tools             the tools of a tool environment
-  :call NAME {JSON}  call one of them
-  :solution          what the program holds for a solution
-  :help              this
-  :quit              leave (or end of input)"""
+  :call NAME {JSON}  call a tool
+  :solution          the program's solution
+  :help              this list
+  :quit              end (also at the end of input)"""
 
 
 class _Quit(Exception):
@@ -30,7 +30,7 @@ class _Quit(Exception):
 
 
 class ManualEpisode:
-    """One player at one instance. ``say`` prints a line."""
+    """One player and one instance. ``say`` prints a line."""
 
     def __init__(self, instance: Instance, seed: int, say: Callable[[str], None]) -> None:
         self.instance, self.seed, self.say = instance, seed, say
@@ -38,20 +38,20 @@ class ManualEpisode:
         self.info: dict[str, Any] = dict(instance.info)
 
     def opening(self) -> None:
-        """Show where the episode stands before the first action."""
+        """Show the first observation."""
         self.say(f"--- episode with seed {self.seed}; :help for more ---")
         self.say(self.instance.first)
         self._printed()
 
     async def line(self, text: str) -> None:
-        """Do what one line asks. Raises _Quit, and the terminal errors of the sandbox."""
+        """Execute one line. Raises _Quit and the terminal errors of the sandbox."""
         from sandbox import EnvError
 
         try:
             if text.startswith(":"):
                 await self._command(text[1:])
             elif self.over:
-                self.say("(the episode is over: :reset plays another one, :quit leaves)")
+                self.say("(the episode has ended: :reset plays another one, :quit ends)")
             else:
                 await self._act(text)
         except EnvError as error:
@@ -74,7 +74,7 @@ class ManualEpisode:
             self.over = True
             self.say(f"--- end of the episode: {self.turn} turns, {self.total:g} in all ---")
         elif budget is not None and self.turn >= budget:
-            self.say(f"(the program's {budget} turns are spent; a run would cut here)")
+            self.say(f"(the program's {budget} turns are used up; a run would truncate here)")
 
     async def _command(self, text: str) -> None:
         name, _, rest = text.strip().partition(" ")
@@ -98,7 +98,7 @@ class ManualEpisode:
         try:
             seed = int(rest) if rest else self.seed + 1
         except ValueError:
-            self.say(f"! {rest!r} is no seed")
+            self.say(f"! {rest!r} is not a seed")
             return
         begun = await self.instance.reset(seed)
         self.seed, self.turn, self.over, self.total = seed, 0, False, 0.0
@@ -147,7 +147,7 @@ class ManualEpisode:
 
 
 def _tools(listed: Any) -> Iterable[str]:
-    """Name the tools of an answer to ``get_tools``: function objects, bare or wrapped, or names."""
+    """List the tools of a ``get_tools`` result: function objects, bare or wrapped, or names."""
     for entry in listed if isinstance(listed, list) else [listed]:
         function = entry.get("function", entry) if isinstance(entry, dict) else entry
         if not isinstance(function, dict):
@@ -162,14 +162,14 @@ def _tools(listed: Any) -> Iterable[str]:
 async def play(source: str, seed: int, kwargs: dict[str, Any], settings: SandboxSettings) -> int:
     """Play ``source`` on standard input and output; return the exit status, 1 when the program failed.
 
-    The constructor is offered 25 turns where ``kwargs`` say nothing else, as the validator does by default.
-    Raises the infra errors of the sandbox.
+    The constructor gets ``max_turns`` = 25 unless ``kwargs`` has another value, as in the validator. Raises
+    the infrastructure errors of the sandbox.
     """
     import msgspec
 
     from sandbox import EnvFailure, SandboxPool
 
-    # a person thinks for as long as they like
+    # a person may think for a long time
     patient = msgspec.structs.replace(settings, zygotes=1, idle_seconds=86400.0)
     async with SandboxPool(patient) as pool:
         try:
@@ -188,13 +188,13 @@ async def play(source: str, seed: int, kwargs: dict[str, Any], settings: Sandbox
             except _Quit:
                 return 0
             except EnvFailure as error:
-                _complain("The program is gone", error)
+                _complain("The program ended", error)
                 return 1
     return 0
 
 
 def _say(text: str) -> None:
-    """Print what a program may have written, without what steers a terminal."""
+    """Print text of a program, without control characters."""
     from engine.text import clean
 
     print(clean(text), flush=True)
@@ -216,10 +216,10 @@ class _Lines:
         self.data, self.open = b"", True
 
     async def next(self) -> str | None:
-        """The next line without its end, None at the end of input."""
+        """Return the next line without its end, None at the end of input."""
         print(self.prompt, end="", flush=True)
         while self.open and b"\n" not in self.data:
-            # not in a thread: a blocked one would hold up our exit after Ctrl-C
+            # not in a thread: a blocked thread would delay the exit after Ctrl-C
             with contextlib.suppress(PermissionError):  # a plain file cannot be polled, and need not be
                 await anyio.wait_readable(self.descriptor)
             part = os.read(self.descriptor, 1 << 16)

@@ -1,4 +1,4 @@
-"""``spade sandbox``: how well programs are confined here, playing one by hand, validating files."""
+"""``spade sandbox``: the protection of this host, playing a program by hand, validating files."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="sandbox",
-    help="Look at the sandbox of this host, play or validate environment programs in it.",
+    help="Check the sandbox of this host; play and validate environment programs.",
     no_args_is_help=True,
 )
 
 RecipeOption = Annotated[Path | None, typer.Option(help=r"Recipe whose \[sandbox] table applies.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-MinLevel = Annotated[int | None, typer.Option(min=0, max=4, help="Least level accepted.")]
+MinLevel = Annotated[int | None, typer.Option(min=0, max=4, help="Lowest accepted level.")]
 Turns = Annotated[int, typer.Option(min=1, help="Turns of an episode.")]
 
 T = TypeVar("T")
-_DOCTOR = "Run `spade sandbox doctor` to see what this host offers."
+_DOCTOR = "Run `spade sandbox doctor` to see the protection of this host."
 _LEVELS = {
     4: "filter, limits, own uid or user namespace, empty root, no network, own processes",
     3: "filter, limits and a second wall around files",
@@ -53,7 +53,7 @@ _CANARY = {
 
 @app.command()
 def doctor(as_json: AsJson = False, recipe: RecipeOption = None, min_level: MinLevel = None) -> None:
-    """Try the walls of this host and say which level they reach; exit status 1 below the least level."""
+    """Test the protection of this host and print its level; status 1 below the lowest accepted level."""
     import msgspec
 
     from sandbox import SandboxPool, protection
@@ -66,7 +66,7 @@ def doctor(as_json: AsJson = False, recipe: RecipeOption = None, min_level: MinL
         async with SandboxPool(unrefused) as pool:
             return pool.report
 
-    found = sandboxed(look, remedy="No program can be run on this host until that is mended.")
+    found = sandboxed(look, remedy="No program can run on this host until this is fixed.")
     advice = protection.advice(found)
     facts = {"min_level": wanted, "ok": found.level >= wanted, "advice": list(advice)}
     print(
@@ -88,7 +88,7 @@ def run(
     kwargs: Annotated[str, typer.Option(help="Arguments of the constructor, a JSON object.")] = "{}",
     recipe: RecipeOption = None,
 ) -> None:
-    """Play an environment by hand, with the sandbox's limits. ``:help`` lists what else can be typed."""
+    """Play a program by hand, within the sandbox's limits. ``:help`` lists the commands."""
     from engine.commands.play import play
 
     source = _source(file)
@@ -102,12 +102,12 @@ def validate(
     files: Annotated[list[Path], typer.Argument(help="Programs, or models' replies.", show_default=False)],
     as_json: AsJson = False,
     strict: Annotated[
-        bool, typer.Option(help="Refuse exceptions on meaningless actions, and degenerate programs.")
+        bool, typer.Option(help="Reject exceptions on meaningless actions, and degenerate programs.")
     ] = False,
     max_turns: Turns = 25,
     recipe: RecipeOption = None,
 ) -> None:
-    """Let programs climb the validator's ladder; exit status 1 when any is rejected."""
+    """Validate programs, rung by rung; status 1 when any is rejected."""
     import msgspec
 
     from engine.text import clean
@@ -129,7 +129,7 @@ def validate(
 
 
 def sandboxed(work: Callable[..., Awaitable[T]], *arguments: Any, remedy: str = _DOCTOR) -> T:
-    """Run ``work`` on an event loop. Raises SpadeError with ``remedy`` for what the sandbox raises."""
+    """Run ``work`` on an event loop. Raises SpadeError with ``remedy`` for errors of the sandbox."""
     import anyio
 
     from sandbox import SandboxError
@@ -150,7 +150,7 @@ async def _verdicts(
     rules = ValidatorSettings()
     if strict:
         rules = msgspec.structs.replace(rules, garbage="strict", degenerate="reject")
-    # two zygotes: what depends on addresses differs between them
+    # two zygotes: results that depend on addresses differ between them
     async with SandboxPool(msgspec.structs.replace(settings, zygotes=max(2, settings.zygotes))) as pool:
         validator = Validator(pool, rules)
         return {
@@ -159,7 +159,7 @@ async def _verdicts(
 
 
 def _source(file: Path) -> str:
-    """The program in ``file``, which may be a model's whole reply. Raises ConfigError."""
+    """Return the program in ``file``, which may be a whole reply of a model. Raises ConfigError."""
     from sandbox import extract
 
     try:
@@ -173,7 +173,7 @@ def _source(file: Path) -> str:
 
 
 def _is_program(text: str) -> bool:
-    """Whether the whole text is Python: a docstring may hold a fenced block that is not the program."""
+    """Return True when the whole text is Python; a docstring may hold a fenced block that is no program."""
     import ast
     import warnings
 
@@ -214,8 +214,8 @@ def _settings(recipe: Path | None) -> SandboxSettings:
 
 
 def _examined(found: ProtectionReport, wanted: int, advice: tuple[str, ...]) -> str:
-    """The report for people."""
-    verdict = "ok" if found.level >= wanted else f"below the least level {wanted}"
+    """Return the protection report as text."""
+    verdict = "ok" if found.level >= wanted else f"below the lowest accepted level {wanted}"
     bound = min(found.bounds, key=lambda name: found.bounds[name]) if found.bounds else "unknown"
     walls = [f"  {name:<14} {state}" for name, state in sorted(found.walls.items())]
     tried = [
@@ -228,9 +228,9 @@ def _examined(found: ProtectionReport, wanted: int, advice: tuple[str, ...]) -> 
         f"level {found.level} of 4, {verdict}: {_LEVELS[found.level]}",
         f"kernel {found.kernel}; children's uid: {found.uid_mode}",
         f"at most {found.max_live} live instances, bounded by {bound}",
-        *("", f"{'What an instance tried':<24} {'behind all':<14} {'without the filter'}", *tried),
+        *("", f"{'Attempt of an instance':<24} {'sandboxed':<14} {'without filter'}", *tried),
         *("", "Walls:", *walls),
-        *("", "Live instances that this host allows:", *bounds),
+        *("", "Live instances allowed by this host:", *bounds),
         *(("", "Missing for level 4:", *missing) if missing else ()),
         *(("", "For a higher level:", *(f"  {line}" for line in advice)) if advice else ()),
     ]
@@ -238,7 +238,7 @@ def _examined(found: ProtectionReport, wanted: int, advice: tuple[str, ...]) -> 
 
 
 def _judged(file: Path, verdict: Verdict) -> str:
-    """One verdict for people."""
+    """Return one verdict as text."""
     rows = {"reason": verdict.reason}
     if verdict.class_name:
         turns = "not given" if verdict.max_turns is None else verdict.max_turns
@@ -253,10 +253,10 @@ def _judged(file: Path, verdict: Verdict) -> str:
     if verdict.policies:
         low, high = verdict.trivial_interval
         rows["wins"] = ", ".join(f"{name} {rate:.0%}" for name, rate in verdict.policies.items())
-        blind = f"without looking {verdict.trivial_win_rate:.0%} ({low:.0%} to {high:.0%})"
-        rows["degenerate"] = f"{_yes(verdict.degenerate)}: {blind}"
+        blind = f"trivial policies win {verdict.trivial_win_rate:.0%} ({low:.0%} to {high:.0%})"
+        rows["degenerate"] = f"{_yes(verdict.degenerate) if verdict.ok else 'not judged'}: {blind}"
         rows["hack"] = verdict.hack
-        facts = {"ends": verdict.ends, "varies": verdict.varies, "won by something": verdict.solvable}
+        facts = {"ends": verdict.ends, "varies": verdict.varies, "solvable": verdict.solvable}
         rows["episodes"] = ", ".join(f"{name} {_yes(value)}" for name, value in facts.items())
     if verdict.first_observations:
         rows["starts"] = " ".join(verdict.first_observations[0].split())[:200]

@@ -21,7 +21,7 @@ from engine.run import RunDirectory
 from engine.running.preflight import check_flags, check_start, prepare_model, prepare_restart
 from engine.running.supervisor import SIGNALS, Ending, Supervisor
 from engine.views import live
-from engine.views.live import View
+from engine.views.live import LiveView
 from engine.weights import bus_capacity
 
 
@@ -144,7 +144,9 @@ def _require_fitting(checkpoint: Path, config: Config) -> None:
             )
 
 
-async def _prepare(config: Config, directory: RunDirectory, view: View, start: Path | None = None) -> Path:
+async def _prepare(
+    config: Config, directory: RunDirectory, view: LiveView, start: Path | None = None
+) -> Path:
     await check_external_servers(config)
     model = directory.starting_model()
     if model is None and start is not None:

@@ -35,7 +35,7 @@ from engine.run import RunDirectory, free_mb
 from engine.running import drain_commands, role_host
 from engine.running.child import keep_running
 from engine.running.role_host import CA, CREDENTIALS, RUN, TOKEN, Host, Origin, RoleLike
-from engine.views.live import SHOWN_AT_THE_END, View
+from engine.views.live import SHOWN_AT_THE_END, LiveView
 
 Ending = Literal["complete", "stopped"]
 Loader = Callable[[str], type[RoleLike]]
@@ -92,7 +92,7 @@ class Supervisor:
         self,
         config: Config,
         directory: RunDirectory,
-        view: View,
+        view: LiveView,
         log: structlog.stdlib.BoundLogger,
         *,
         prepare: Callable[[], Awaitable[Path]],

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel in a terminal, plain lines elsewhere."""
+"""The view of a run in progress: a live panel in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _QUEUE_WORDS = ("queue", "waiting", "in_flight", "in_hand", "pending", "open_", "held")
 
 
-class View(Protocol):
-    """Receives each status once a second, and what should be said at once."""
+class LiveView(Protocol):
+    """Receives the status once per second, and messages to show at once."""
 
     def showing(self) -> AbstractContextManager[object]: ...
 
@@ -35,13 +35,13 @@ class View(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def make(config: Config, console: Console, *, clock: Callable[[], float] = time.time) -> View:
-    """Return the view ``ui.live`` asks for: ``auto`` is the panel when stdout is a terminal."""
+def make(config: Config, console: Console, *, clock: Callable[[], float] = time.time) -> LiveView:
+    """Return the view of ``ui.live``; ``auto`` is the panel when stdout is a terminal."""
     panel = config.ui.live == "on" or (config.ui.live == "auto" and console.is_terminal)
     return LivePanel(config, console, clock) if panel else Lines(config, console, clock)
 
 
-def sink(view: View) -> Callable[[str, MutableMapping[str, Any]], None]:
+def sink(view: LiveView) -> Callable[[str, MutableMapping[str, Any]], None]:
     """Return a log sink that shows warnings and errors in ``view``."""
 
     def show(level: str, event: MutableMapping[str, Any]) -> None:
@@ -49,14 +49,14 @@ def sink(view: View) -> Callable[[str, MutableMapping[str, Any]], None]:
         fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in hidden)
         if event.get("event") == SHOWN_AT_THE_END:
             return
-        # a reason may hold what a program wrote
+        # a reason may hold text of a program
         view.say(clean(f"{level}: {event.get('event', '')} {fields}".rstrip()[:400]))
 
     return show
 
 
 class Lines:
-    """One line when a step was trained or something was said, and one every ten seconds without news."""
+    """Prints one line per trained step or message, and one every ten seconds without news."""
 
     def __init__(self, config: Config, console: Console, clock: Callable[[], float]) -> None:
         self._config, self._console, self._clock = config, console, clock
@@ -79,7 +79,7 @@ class Lines:
 
 
 class LivePanel:
-    """A panel that is redrawn in place; what is said scrolls by above it."""
+    """A panel that is redrawn in place; messages scroll above it."""
 
     def __init__(self, config: Config, console: Console, clock: Callable[[], float]) -> None:
         self._config, self._console, self._clock = config, console, clock
@@ -131,7 +131,7 @@ def panel(status: RunStatus, config: Config, phase: str, now: float) -> Renderab
 
 
 def histogram(counts: list[int] | tuple[int, ...]) -> str:
-    """Return counts as a row of bars, the highest one full."""
+    """Return counts as a row of bars; the highest is full."""
     top = max(counts, default=0)
     if not top:
         return ""
@@ -197,7 +197,7 @@ def _live_environments(status: RunStatus) -> int:
 
 
 def _rounds(status: RunStatus, config: Config) -> int:
-    """Rounds trained; the last batch of a run flushes windows and is not a round with plays."""
+    """Return the trained rounds; the last batch of a run flushes windows and is no round with episodes."""
     return min(status.rounds, config.run.steps)
 
 

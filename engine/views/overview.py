@@ -1,14 +1,15 @@
-"""``spade status``: where a run stands, for people and as JSON."""
+"""``spade status``: the progress of a run as text and as JSON."""
 
 from __future__ import annotations
 
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,23 +17,44 @@ from engine.errors import SpadeError
 from engine.records import history, status
 from engine.records.status import RunStatus
 from engine.run import RunDirectory, find
+from engine.text import duration, number
 
 
-def text(run: str | None, directory: Path, *, as_json: bool) -> str:
-    """Return the status of ``run`` (the newest run in ``directory`` when None).
+class RunOverview(NamedTuple):
+    """The status of a run with its name, directory and process."""
+
+    facts: dict[str, Any]
+    state: RunStatus
+
+    @property
+    def healthy(self) -> bool:
+        """False for a run that stopped before its end, and for one with a silent role."""
+        return self.facts["state"] == "complete" or (
+            self.facts["state"] == "running" and not self.state.stale_roles
+        )
+
+    def json(self) -> str:
+        """Return all fields as JSON."""
+        return json.dumps(self.facts | msgspec.to_builtins(self.state), indent=2)
+
+    def text(self) -> str:
+        """Return the main fields, one per line."""
+        return "\n".join(f"{name:<26}{value}" for name, value in _lines(self.facts, self.state))
+
+
+def read(run: str | None, directory: Path) -> RunOverview:
+    """Return the overview of ``run`` (None: the newest run in ``directory``).
 
     Raises ConfigError when there is no such run, SpadeError when its database cannot be read.
     """
     found = find(run, directory)
-    state = _read(found)
-    facts = about(found, state)
-    if as_json:
-        return json.dumps(facts | msgspec.to_builtins(state), indent=2)
-    return _lines(facts, state)
+    with reading(found) as connection:
+        state = status.read(connection)
+    return RunOverview(about(found, state), state)
 
 
 def about(found: RunDirectory, state: RunStatus) -> dict[str, Any]:
-    """Return the run's name, directory, whether it runs now and in which other process."""
+    """Return the run's name, directory, state, and the other process that runs it."""
     holder = found.holder()
     if holder is not None and holder.get("pid") == os.getpid():
         holder = None
@@ -45,11 +67,6 @@ def about(found: RunDirectory, state: RunStatus) -> dict[str, Any]:
         "pid": holder.get("pid") if holder else None,
         "host": holder.get("host") if holder else None,
     }
-
-
-def _read(found: RunDirectory) -> RunStatus:
-    with reading(found) as connection:
-        return status.read(connection)
 
 
 @contextmanager
@@ -65,20 +82,20 @@ def reading(found: RunDirectory) -> Iterator[sqlite3.Connection]:
         raise SpadeError(
             f"The database of run {found.root.name} cannot be read: {error}.",
             where=str(found.database),
-            remedy="It is written once the run's broker is up; look into logs/ when it stays away."
+            remedy="It appears when the run's broker is up; see logs/ if it does not."
             if isinstance(error, sqlite3.OperationalError)
-            else "It is damaged: bring the file back, or start another run with run.name=NAME.",
+            else "It is damaged: restore the file, or start another run with run.name=NAME.",
         ) from error
 
 
 def vendi(state: RunStatus) -> str:
-    """Return how many of the last round's environments are effectively different, of how many."""
+    """Return the effective number of the last round's environments, and their number."""
     found = state.diversity or {}
     return f"{found['vendi']:.1f} of {found['environments']}" if found.get("vendi") else "-"
 
 
 def server_rows(state: RunStatus) -> list[tuple[str, str]]:
-    """Return (server, how it is) for each server that is not lost, as its role and this host's pool say."""
+    """Return (server, figures) for each server that is not lost, from its role and this host's pool."""
     figures: dict[str, dict[str, float]] = {}
     for gauges in state.gauges.values():
         for key, value in gauges.items():
@@ -89,8 +106,8 @@ def server_rows(state: RunStatus) -> list[tuple[str, str]]:
         known = figures.get(server.server)
         if server.lost is None and known:
             parts = [text for figure, text in _FIGURES.items() if known.keys() >= set(figure)]
-            said = ", ".join(parts).format(**known)
-            rows.append((server.server, said if known.get("usable", 1.0) else f"not asked now, {said}"))
+            shown = ", ".join(parts).format(**known)
+            rows.append((server.server, shown if known.get("usable", 1.0) else f"not in use, {shown}"))
     return rows
 
 
@@ -102,20 +119,30 @@ _FIGURES = {
 }
 
 
-def _lines(facts: dict[str, Any], state: RunStatus) -> str:
+def _lines(facts: dict[str, Any], state: RunStatus) -> list[tuple[str, Any]]:
     serving = ", ".join(f"{item.server}: {item.version}" for item in state.servers if item.lost is None)
+    summary = state.summary or {}
     failed = ", ".join(f"{kind} {count}" for kind, count in sorted(state.episodes_failed.items()))
     rows = [
         ("run", f"{facts['run']} ({facts['state']})"),
         ("directory", facts["directory"]),
         ("step", state.step),
+        ("rounds trained", f"{state.rounds}{' and the final batch' if state.final else ''}"),
+        (
+            "last event",
+            f"{duration(time.time() - state.last_event_at)} ago" if state.last_event_at else "none",
+        ),
+        ("silent roles", ", ".join(state.stale_roles) or "none"),
         ("version published", state.version_published_label or "none yet"),
         ("versions serving", serving or ", ".join(map(str, state.versions_serving)) or "none"),
         *server_rows(state),
         ("episodes finished", state.episodes_finished),
         ("episodes failed", failed),
         ("environments accepted", state.environments_accepted),
-        ("designs rejected", state.designs_rejected),
+        ("designs rejected", f"{state.designs_rejected} (valid {number(state.valid_share, 2)})"),
+        ("plain, hinted return", f"{number(summary.get('plain'))}, {number(summary.get('hinted'))}"),
+        ("regret", number(state.regret)),
+        ("tokens per second", f"{state.tokens_per_second:,.0f}"),
         ("Vendi score", vendi(state)),
         ("agent samples trained", state.agent_samples_trained),
         ("designer samples trained", state.designer_samples_trained),
@@ -125,4 +152,4 @@ def _lines(facts: dict[str, Any], state: RunStatus) -> str:
         (f"held-out {item.suite}", f"{item.win:.3f} ± {1.96 * item.stderr:.3f} at step {item.step}")
         for item in state.evaluations
     ]
-    return "\n".join(f"{name:<26}{value}" for name, value in rows)
+    return rows

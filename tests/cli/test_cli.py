@@ -1,67 +1,30 @@
-"""The command: what a person types, and the paragraph they get when it cannot work."""
+"""The command ``spade``: its results, and one paragraph for every error."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
+from scenes.cli import Spade, refused
 from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving
 
-from engine import cli, recipe
+from engine import recipe
 from engine.config import BusConfig, Config, ModelConfig
 from engine.records import history, status
 from engine.run import RunDirectory
 from engine.running import run_command
 
 HEAVY = ("torch", "vllm", "transformers", "trl", "plotly", "scipy", "nats", "aiohttp", "numpy")
-
-
-class Result(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Spade = Callable[..., Result]
-
-
-@pytest.fixture
-def spade(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Spade]:
-    """Call the command in this process, in an empty directory."""
-    monkeypatch.chdir(tmp_path)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-    def call(*arguments: str) -> Result:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["spade", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        printed = capsys.readouterr()
-        return Result(int(caught.value.code or 0), printed.out, printed.err)
-
-    yield call
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def refused(result: Result, *parts: str, code: int = 2) -> None:
-    """The command failed with one paragraph that says all of ``parts``, and no trace."""
-    assert result.returncode == code, result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stderr.count("\n") == 1
-    for part in parts:
-        assert part in result.stderr
 
 
 def write(tmp_path: Path, toy: Config) -> Path:
@@ -132,6 +95,42 @@ def test_status_reads_a_named_run_for_people(
     assert result.returncode == 0
     assert "toy (complete)" in result.stdout
     assert "held-out mid" in result.stdout
+
+
+def test_the_name_of_a_run_is_an_argument_or_an_option(spade: Spade, finished_run: RunDirectory) -> None:
+    expected = spade("status").stdout.splitlines()[0]
+    assert [spade("status", *name).stdout.splitlines()[0] for name in (("toy",), ("-r", "toy"))] == [
+        expected
+    ] * 2
+
+
+def test_a_check_fails_for_a_run_that_stopped(spade: Spade, finished_run: RunDirectory) -> None:
+    assert spade("status", "--check").returncode == 0
+    connection = history.create(finished_run.database)
+    history.put_note(connection, "ended", {"at": 1.0, "complete": False, "serving": [2]})
+    connection.close()
+    assert spade("status", "--check").returncode == 1
+
+
+def test_the_version_is_printed(spade: Spade) -> None:
+    assert re.fullmatch(r"spade \d+\.\d+.*\n", spade("--version").stdout)
+
+
+def test_help_lists_every_command(spade: Spade) -> None:
+    text = spade("--help").stdout
+    for command in (
+        "run",
+        "status",
+        "report",
+        "role",
+        "warmstart",
+        "envs",
+        "bus",
+        "bench",
+        "sandbox",
+        "export",
+    ):
+        assert f" {command} " in text
 
 
 def test_status_without_a_run_says_how_to_start_one(spade: Spade, tmp_path: Path) -> None:

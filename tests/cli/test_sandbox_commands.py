@@ -1,20 +1,18 @@
-"""``spade sandbox`` and its benchmarks, as a person types them."""
+"""``spade sandbox``: protection of the host, playing by hand, validation."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import pytest
+from scenes.cli import Result, Spade, refused
 
-from engine import cli
 from sandbox import ProtectionReport, SandboxPool, SandboxUnavailable, protection
 
 LEVERS = """import random
@@ -51,41 +49,6 @@ TOOLS = """class ShopEnv:
 SPINS = LEVERS.replace("self.t += 1", "while True: pass")
 
 
-class Result(msgspec.Struct):
-    code: int
-    out: str
-    err: str
-
-
-class Spade(Protocol):
-    def __call__(self, *arguments: object, stdin: str | None = None) -> Result: ...
-
-
-@pytest.fixture
-def spade(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Spade]:
-    """Call the command in this process, in an empty directory; ``stdin`` comes by a pipe."""
-    monkeypatch.chdir(tmp_path)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-    def call(*arguments: object, stdin: str | None = None) -> Result:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["spade", *map(str, arguments)])
-        ours, theirs = os.pipe()
-        os.write(theirs, (stdin or "").encode())
-        os.close(theirs)
-        with os.fdopen(ours) as piped:
-            monkeypatch.setattr(sys, "stdin", piped)
-            with pytest.raises(SystemExit) as caught:
-                cli.main()
-        printed = capsys.readouterr()
-        return Result(int(caught.value.code or 0), printed.out, printed.err)
-
-    yield call
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
 def written(name: str, text: str) -> Path:
     path = Path(name)
     path.write_text(text)
@@ -98,26 +61,17 @@ def nano_with(line: str) -> Path:
     return written("recipe.toml", recipe.read_text().replace("[sandbox]\n", f"[sandbox]\n{line}\n"))
 
 
-def refused(result: Result, *parts: str, code: int = 2) -> None:
-    """The command failed with one paragraph that says all of ``parts``."""
-    assert result.code == code, result.err
-    assert result.err.count("\n") == 1
-    assert "Traceback" not in result.err
-    for part in parts:
-        assert part in result.err
-
-
 class TestDoctor:
     def test_says_what_it_found(self, spade: Spade) -> None:
         result = spade("sandbox", "doctor")
-        assert result.code == 0
+        assert result.returncode == 0
         for part in ("level", "seccomp", "open a file", "denied:", "live instances, bounded by", "uid"):
-            assert part in result.out
+            assert part in result.stdout
 
     def test_json(self, spade: Spade) -> None:
         result = spade("sandbox", "doctor", "--json")
-        found = json.loads(result.out)
-        assert result.code == 0
+        found = json.loads(result.stdout)
+        assert result.returncode == 0
         assert found["ok"] is True
         assert found["level"] >= found["min_level"] == 2
         assert found["canary"]["trace"] == "killed"
@@ -136,29 +90,29 @@ class TestDoctor:
         monkeypatch.setattr(SandboxPool, "__aenter__", enter)
         monkeypatch.setattr(SandboxPool, "__aexit__", leave)
         result = spade("sandbox", "doctor", "--min-level", "3")
-        assert result.code == 1
-        assert "below the least level 3" in result.out
-        assert "Landlock" in result.out
-        assert "second wall: open" in result.out
-        assert json.loads(spade("sandbox", "doctor", "--json", "--min-level", "3").out)["ok"] is False
-        assert spade("sandbox", "doctor", "--min-level", "2").code == 0
+        assert result.returncode == 1
+        assert "below the lowest accepted level 3" in result.stdout
+        assert "Landlock" in result.stdout
+        assert "second wall: open" in result.stdout
+        assert json.loads(spade("sandbox", "doctor", "--json", "--min-level", "3").stdout)["ok"] is False
+        assert spade("sandbox", "doctor", "--min-level", "2").returncode == 0
 
     def test_a_host_without_any_sandbox(self, spade: Spade, monkeypatch: pytest.MonkeyPatch) -> None:
         async def enter(_: SandboxPool) -> SandboxPool:
             raise SandboxUnavailable("generated programs can be confined on Linux 5.3 or newer only")
 
         monkeypatch.setattr(SandboxPool, "__aenter__", enter)
-        refused(spade("sandbox", "doctor"), "Linux 5.3", "until that is mended", code=1)
+        refused(spade("sandbox", "doctor"), "Linux 5.3", "until this is fixed", code=1)
         path = written("env.py", LEVERS)
         for command in (("run", path), ("validate", path)):
             refused(spade("sandbox", *command), "Linux 5.3", "spade sandbox doctor", code=1)
         refused(spade("bench", "sandbox"), "Linux 5.3", "spade sandbox doctor", code=1)
 
     def test_the_recipe_option_names_its_table(self, spade: Spade) -> None:
-        assert "[sandbox]" in spade("sandbox", "doctor", "--help").out
+        assert "[sandbox]" in spade("sandbox", "doctor", "--help").stdout
 
     def test_the_recipes_limits_apply(self, spade: Spade) -> None:
-        found = json.loads(spade("sandbox", "doctor", "--json", "--recipe", nano_with("max_live = 7")).out)
+        found = json.loads(spade("sandbox", "doctor", "--json", "--recipe", nano_with("max_live = 7")).stdout)
         assert found["max_live"] == 7
         assert found["bounds"]["sandbox.max_live"] == 7
         refused(spade("sandbox", "doctor", "--recipe", nano_with("min_level = 9")), "sandbox.min_level")
@@ -214,7 +168,7 @@ class TestRun:
     def test_an_episode(self, spade: Spade) -> None:
         lines = [str(k) for k in range(9)]
         result = self.play(spade, LEVERS, *lines[:3], ":info", ":reset 4", *lines, ":quit", "unread")
-        assert result.code == 0, result.err
+        assert result.returncode == 0, result.stderr
         for part in (
             "seed 0",
             "| looking at",
@@ -224,17 +178,17 @@ class TestRun:
             "seed 4",
             "end of",
         ):
-            assert part in result.out
-        assert "the episode is over" in result.out
-        assert "unread" not in result.out
+            assert part in result.stdout
+        assert "the episode has ended" in result.stdout
+        assert "unread" not in result.stdout
 
     def test_errors_of_the_program_are_shown_and_play_goes_on(self, spade: Spade) -> None:
         result = self.play(spade, LEVERS, "x", "1", options=("--seed", 5))
-        assert result.code == 0
-        assert "! ValueError" in result.out
-        assert "line 9 in step" in result.out
-        assert "seed 5" in result.out
-        assert "reward" in result.out
+        assert result.returncode == 0
+        assert "! ValueError" in result.stdout
+        assert "line 9 in step" in result.stdout
+        assert "seed 5" in result.stdout
+        assert "reward" in result.stdout
 
     def test_tools_are_listed_and_called(self, spade: Spade) -> None:
         result = self.play(
@@ -243,21 +197,21 @@ class TestRun:
             *(":tools", ':call buy {"item": "tea"}', ":call buy {item}", ":call", ":solution", ":what"),
             options=("--kwargs", '{"price": 8}'),
         )
-        assert result.code == 0
+        assert result.returncode == 0
         for part in ("buy for 8", "buy(item): Buy it.", "buy tea", "a JSON object", "no solution", ":quit"):
-            assert part in result.out
-        assert "no tools" in self.play(spade, LEVERS, ":tools").out
+            assert part in result.stdout
+        assert "no tools" in self.play(spade, LEVERS, ":tools").stdout
 
     def test_limits_hold(self, spade: Spade) -> None:
         recipe = nano_with("cpu_call_seconds = 0.1")
         result = self.play(spade, SPINS, "1", "2", options=("--recipe", recipe))
-        assert result.code == 1
-        assert "The program is gone" in result.err
-        assert "cpu time" in result.err
+        assert result.returncode == 1
+        assert "The program ended" in result.stderr
+        assert "cpu time" in result.stderr
 
     @pytest.mark.slow
     def test_a_reply_a_file_and_a_broken_program(self, spade: Spade) -> None:
-        assert "levers" in self.play(spade, REPLY).out
+        assert "levers" in self.play(spade, REPLY).stdout
         path = written("env.py", LEVERS)
         lines = written("lines", "0\n1")
         command = [sys.executable, "-m", "engine.cli", "sandbox", "run", str(path)]
@@ -273,8 +227,8 @@ class TestRun:
         assert got.returncode == 0, got.stderr
         assert "turn 2" in got.stdout
         broken = self.play(spade, BROKEN)
-        assert broken.code == 1
-        assert "does not start: ZeroDivisionError" in broken.err
+        assert broken.returncode == 1
+        assert "does not start: ZeroDivisionError" in broken.stderr
 
     @pytest.mark.parametrize("kwargs", ["{", "[1]", "nonsense"])
     def test_bad_arguments(self, spade: Spade, kwargs: str) -> None:
@@ -285,9 +239,9 @@ class TestRun:
 class TestValidate:
     def test_a_good_one(self, spade: Spade) -> None:
         result = spade("sandbox", "validate", written("levers.py", LEVERS), "--max-turns", "4")
-        assert result.code == 0, result.out
+        assert result.returncode == 0, result.stdout
         for part in ("levers.py: accepted", "LeverEnv, max_turns 4", "wins", "random", "degenerate  no"):
-            assert part in result.out
+            assert part in result.stdout
 
     @pytest.mark.slow
     def test_several_in_json(self, spade: Spade) -> None:
@@ -298,8 +252,8 @@ class TestValidate:
             written("d.py", ""),
         ]
         result = spade("sandbox", "validate", *files, "--json", "--max-turns", "4")
-        rows: list[dict[str, Any]] = json.loads(result.out)
-        assert result.code == 1
+        rows: list[dict[str, Any]] = json.loads(result.stdout)
+        assert result.returncode == 1
         assert [row["file"] for row in rows] == ["a.py", "b.txt", "c.py", "d.py"]
         assert [row["ok"] for row in rows] == [True, True, False, False]
         assert [row["rung"] for row in rows] == ["accepted", "accepted", "reset", "extract"]
@@ -309,11 +263,11 @@ class TestValidate:
     def test_strict_refuses_what_pays_for_anything(self, spade: Spade) -> None:
         path = written("pays.py", PAYS)
         result = spade("sandbox", "validate", path)
-        assert "degenerate  yes" in result.out
-        assert result.code == 0
+        assert "degenerate  yes" in result.stdout
+        assert result.returncode == 0
         strict = spade("sandbox", "validate", path, "--strict")
-        assert strict.code == 1
-        assert "rejected at rung trivial" in strict.out
+        assert strict.returncode == 1
+        assert "rejected at rung trivial" in strict.stdout
 
     def test_unreadable_files(self, spade: Spade) -> None:
         refused(spade("sandbox", "validate", "absent.py"), "absent.py")
@@ -341,10 +295,10 @@ def test_a_program_cannot_steer_the_terminal(spade: Spade) -> None:
     played = spade("sandbox", "run", file, stdin="go\n:tools\nraise\nend\n")
     judged = spade("sandbox", "validate", file)
     for result in (played, judged):
-        assert not set(result.out + result.err) & set("\x1b\x07\x08\x9b\r\u202e")
-    assert "printed" in played.out
-    assert "red" in played.out
-    assert "title" in judged.out
+        assert not set(result.stdout + result.stderr) & set("\x1b\x07\x08\x9b\r\u202e")
+    assert "printed" in played.stdout
+    assert "red" in played.stdout
+    assert "title" in judged.stdout
 
 
 @pytest.mark.slow
@@ -353,11 +307,11 @@ def test_what_validates_can_be_played(spade: Spade) -> None:
     Path("env.py").write_text(
         LEVERS.replace("    max_turns = 4", "    def __init__(self, max_turns): self.max_turns = max_turns")
     )
-    assert spade("sandbox", "validate", "env.py").code == 0
+    assert spade("sandbox", "validate", "env.py").returncode == 0
     played = spade("sandbox", "run", "env.py", stdin=":info\n")
-    assert (played.code, played.err) == (0, "")
-    assert "max_turns 25" in played.out
+    assert (played.returncode, played.stderr) == (0, "")
+    assert "max_turns 25" in played.stdout
     assert (
         "max_turns 3"
-        in spade("sandbox", "run", "env.py", "--kwargs", '{"max_turns": 3}', stdin=":info\n").out
+        in spade("sandbox", "run", "env.py", "--kwargs", '{"max_turns": 3}', stdin=":info\n").stdout
     )

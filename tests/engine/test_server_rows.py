@@ -44,5 +44,5 @@ def test_a_server_that_gets_nothing_says_so_and_lost_or_unknown_ones_say_nothing
     shut = POOL | {"pool.server-h-1-0.usable": 0.0}
     found = rows(server("server-h-1-0"), server("gone", "killed"), server("new"), supervisor=shut)
     assert [name for name, _ in found] == ["server-h-1-0"]
-    assert found[0][1].startswith("not asked now, 14 of 288")
+    assert found[0][1].startswith("not in use, 14 of 288")
     assert rows(server("server-h-1-0")) == []
