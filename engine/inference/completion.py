@@ -1,4 +1,4 @@
-"""What a server answers, as values, and the ways in which it may fail to."""
+"""A sampled completion, and the errors of servers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Completion:
 
 
 class InferenceError(SpadeError):
-    """A server did not do what it was asked."""
+    """A server did not do as requested."""
 
 
 class ServerGone(InferenceError):
-    """The connection failed or the server answered that its engine is dead: move elsewhere."""
+    """The connection failed or the server's engine is dead: another server may answer."""
 
 
 class ServerStuck(InferenceError):

@@ -1,4 +1,4 @@
-"""An eye on one server: progress, recovery, congestion."""
+"""Watches one server of the pool: progress, recovery, congestion."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = structlog.get_logger("spade.inference")
 
 
 class HealthProber:
-    """Probes a server whose breaker is open or that makes no progress, and feeds its queue to its limit.
+    """Probes a server whose breaker is open or that makes no progress, and cuts its limit on congestion.
 
-    A probe is a one-token generation with the deadline ``stuck_seconds`` (invariant I10). One that fails
-    while the server is being updated is forgiven a few times: its role watches the update. ``announce`` is
-    called when the server may be asked again.
+    A probe is a one-token generation with the deadline ``stuck_seconds`` (invariant I10). A few failures are
+    ignored while the server is updated, because its role watches the update. ``announce`` is called when the
+    server may get requests again.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class HealthProber:
         self._preemptions: float | None = None
 
     async def run(self) -> None:
-        """Watch until the server's ``keeper`` scope is cancelled."""
+        """Watch until the server's ``watch`` scope is cancelled."""
         server = self._server
-        with server.keeper:
+        with server.watch:
             answers, since = server.answers, anyio.current_time()
             while True:
                 await anyio.sleep(self._watch_seconds)
@@ -71,8 +71,9 @@ class HealthProber:
             self._announce()
 
     async def _updating(self) -> bool:
-        """Whether the server stands still because new weights are being loaded. While it loads it may not
-        even be able to say so; then it counts that there are newer ones.
+        """Return whether the server makes no progress because it loads new weights.
+
+        During the load it may not be able to answer; then it counts whether newer weights were published.
         """
         try:
             return await self._server.client.paused(deadline=self._stuck_seconds)
@@ -82,7 +83,7 @@ class HealthProber:
             return False
 
     async def _observe(self) -> None:
-        """Cut the limit when the server preempts or queues, but not for what its own update preempts."""
+        """Cut the limit when the server preempts or queues, except for preemptions by its own update."""
         server = self._server
         try:
             waiting, preemptions = congestion(await server.client.metrics(deadline=self._stuck_seconds))

@@ -1,10 +1,10 @@
 """One pool over many vLLM servers.
 
 Requests of one episode go to the server that holds their prefix, else to the least loaded one. A server
-gets traffic only while it serves a version that is recent enough (``engine.inference.server_set``).
-When it fails or makes no progress, its requests move to another. The version of a token comes from
-the spans of its completion and from nowhere else (invariant I2), and a completion is held back until its
-server has acknowledged all of them: had the proof of a version failed, its label would be a lie.
+gets requests only while it serves a version that is recent enough (``engine.inference.server_set``). When it
+fails or makes no progress, its requests move to another one. The version of a token comes from the spans of
+its completion only (invariant I2). A completion is held back until its server has acknowledged all of its
+versions: if the proof of a version fails, its label is wrong.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Waiter:
 
 
 class InferencePool:
-    """Token ids in, token ids, log-probs and versions out, from whichever server is best.
+    """Samples token ids, log-probs and versions from the best of several servers.
 
     ``max_concurrency`` bounds the requests in flight on one server, ``request_seconds`` is the default
     deadline of a request, ``max_waiting`` bounds the queue before the servers. Without progress for
@@ -74,8 +74,8 @@ class InferencePool:
     ``max_lag`` bounds how many versions a server may be behind the one published last. With ``adapters``,
     the name of the run, requests name the adapter of the version that their server has announced last.
 
-    Seeds are not sent unless ``send_seeds``: batching and updates in flight make sampling irreproducible in
-    any case, a generator a request costs vLLM an eighth of its speed, and vLLM 0.32 on CPU dies when the
+    Seeds are sent only with ``send_seeds``: batching and updates in flight make sampling irreproducible in
+    any case, one generator per request costs vLLM an eighth of its speed, and vLLM 0.32 on CPU dies when the
     prefill of a seeded request is split ("CPU Generator does not use offset").
     """
 
@@ -100,7 +100,7 @@ class InferencePool:
         self._waiters: deque[_Waiter] = deque()
         self._changed = anyio.Event()
         self._session: aiohttp.ClientSession | None = None
-        self._keepers: TaskGroup | None = None
+        self._probers: TaskGroup | None = None
         self._token_rate, self._request_rate = RecentRate(), RecentRate()
         self._counts = dict.fromkeys(("requests", "tokens", "failures", "moved", "refused", "unproved"), 0)
         self._opened = self._cuts = 0  # of servers that are gone
@@ -119,7 +119,7 @@ class InferencePool:
                 await session.close()
 
     async def watch(self, bus: Bus) -> None:
-        """Follow the servers' facts on the bus and keep an eye on each server, for ever."""
+        """Follow the servers' facts on the bus and watch each server, until cancelled."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.close)
             known = await served_versions.read(bus)
@@ -131,7 +131,7 @@ class InferencePool:
                 self.apply(newest.message)
             for fact in known.facts:
                 self.apply(fact)
-            self._keepers = await stack.enter_async_context(anyio.create_task_group())
+            self._probers = await stack.enter_async_context(anyio.create_task_group())
             try:
                 for server in self._roster:
                     self._keep(server)
@@ -140,14 +140,14 @@ class InferencePool:
                     if not (old and isinstance(record.message, PolicyPublished)):
                         self.apply(record.message)
             finally:
-                self._keepers.cancel_scope.cancel()
-                self._keepers = None
+                self._probers.cancel_scope.cancel()
+                self._probers = None
 
     def apply(self, message: Message) -> None:
         """Take in one fact: a version is published, a server serves one, or is lost. Others are ignored."""
         if isinstance(message, PolicyPublished):
             self._roster.published(message)
-            self._announce()  # one that was too far from an abandoned version may be near enough now
+            self._announce()  # a fork may bring a server within max_lag
         elif isinstance(message, ServerServing):
             self._serving(message)
         elif isinstance(message, ServerLost) and (server := self._roster.left(message)) is not None:
@@ -278,8 +278,9 @@ class InferencePool:
         return completion
 
     async def _acknowledged(self, server: PooledServer, completion: Completion, end: float) -> bool:
-        """Return whether the server has proved all versions that sampled ``completion``, as soon as the
-        newest of them is decided; one that was passed over will never be.
+        """Return whether the server has proved all versions that sampled ``completion``.
+
+        Waits until the newest of them is proved or passed over; a version passed over is never proved.
         """
         versions = {span.version for span in completion.spans}
         if any(version < 0 for version in versions):
@@ -298,8 +299,7 @@ class InferencePool:
         now = anyio.current_time()
         server.answers += 1
         server.limit.ended(in_flight=in_flight, success=True)
-        if server.breaker.success():
-            self._announce()
+        server.breaker.success()
         self._counts["requests"] += 1
         self._counts["tokens"] += len(completion.tokens)
         self._request_rate.add(now, 1)
@@ -309,9 +309,9 @@ class InferencePool:
         server.failures += 1
         server.limit.ended(in_flight=in_flight, success=False)
         if isinstance(error, _Unproved):
-            return  # it answered in time: its role, or the bus, did not
+            return  # the server answered in time; its role or the bus did not
         if isinstance(error, ServerStuck):
-            server.limit.congested(in_flight=in_flight)  # slow is not dead: the keeper's probe decides
+            server.limit.congested(in_flight=in_flight)  # slow is not dead: the prober decides
             return
         now, breaker = anyio.current_time(), server.breaker
         hopeless = isinstance(error, _Unlabelled) and breaker.retry_at is None
@@ -332,7 +332,7 @@ class InferencePool:
             raise InferenceUnavailable(f"{self._max_waiting} requests wait already", where="InferencePool")
         waiter = _Waiter(request.key, avoid)
         self._waiters.append(waiter)
-        self._dispatch()  # who waits may wait for another server than this one
+        self._dispatch()  # those before it may wait for another server
         try:
             with anyio.move_on_at(request.end):
                 await waiter.event.wait()
@@ -350,7 +350,7 @@ class InferencePool:
 
     @contextmanager
     def _place(self, server: PooledServer) -> Iterator[None]:
-        """Give a taken place back in the end."""
+        """Give back the place that was taken on ``server``."""
         try:
             yield
         finally:
@@ -365,7 +365,7 @@ class InferencePool:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Hand free places to waiting requests, in their order; who avoids the only free server is passed."""
+        """Hand free places to waiting requests, in order; skip those that avoid the only free server."""
         passed: list[_Waiter] = []
         while self._waiters and self._roster.least_loaded(list(self._roster)) is not None:
             first = self._waiters.popleft()
@@ -399,24 +399,24 @@ class InferencePool:
         self._opened += server.breaker.opened
         self._cuts += server.limit.cuts
         server.gone = True
-        server.keeper.cancel()
+        server.watch.cancel()
         server.evict()
 
     def _announce(self) -> None:
-        """Wake whoever waits for a server."""
+        """Wake all that wait for a server."""
         event, self._changed = self._changed, anyio.Event()
         event.set()
         self._dispatch()
 
     def _keep(self, server: PooledServer) -> None:
-        if self._keepers is not None:
-            keeper = HealthProber(server, self._roster, self._announce, stuck_seconds=self._stuck_seconds)
-            self._keepers.start_soon(keeper.run)
+        if self._probers is not None:
+            prober = HealthProber(server, self._roster, self._announce, stuck_seconds=self._stuck_seconds)
+            self._probers.start_soon(prober.run)
 
 
 class _Unproved(ServerStuck):
-    """Tokens whose version nobody has announced in time."""
+    """The version of the tokens was not announced in time."""
 
 
 class _Unlabelled(ServerGone):
-    """Tokens of weights that nobody has named: the server was started anew behind its role's back."""
+    """The tokens carry no version: the server was restarted without its role."""

@@ -1,4 +1,4 @@
-"""One vLLM process that we own: started, waited for, watched, ended with everything it started."""
+"""Starts one vLLM process, waits until it is ready, watches it, and ends it with all its children."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ServerFailed(SpadeError):
 
 @dataclass(frozen=True)
 class VllmProcess:
-    """A running server. ``pid`` is its guardian's; ``log_path`` holds all of vLLM's own words."""
+    """A running server. ``pid`` is that of its guardian; ``log_path`` is the file of vLLM's output."""
 
     url: str
     port: int
@@ -53,7 +53,7 @@ class VllmProcess:
         return self.process.pid
 
     async def wait(self) -> str:
-        """Wait until the process has ended; return why, for people."""
+        """Wait until the process has ended; return the reason as text."""
         status = await self.process.wait()
         return f"vLLM ended with status {status}: {last_words(self.log_path)}"
 
@@ -69,10 +69,9 @@ async def serve(
     updates: bool = True,
 ) -> AsyncIterator[VllmProcess]:
     """Start server ``index`` and yield it once it is healthy; end it and all its children on exit.
-    ``updates`` says whether it may be given other weights.
 
-    Raises SpadeError when the port is taken, ServerFailed with the end of the log when it does not start
-    within ``[server] start_seconds``.
+    Without ``updates`` it cannot load other weights. Raises SpadeError when the port is taken, ServerFailed
+    with the end of the log when it does not start within ``[server] start_seconds``.
     """
     port, host = port_for(config, index), reachable_host(config)
     words = command(config, model_path, port, updates=updates)
@@ -98,8 +97,9 @@ async def serve(
 
 
 def reachable_host(config: Config) -> str:
-    """Return the host in the URL of a server that is started here: the one that it listens on, or, where it
-    listens on all, the address from which this host reaches the recipe's bus.
+    """Return the host in the URL of a server that is started here: the one that it listens on.
+
+    Where it listens on all, it is the address from which this host reaches the recipe's bus.
     """
     host = str(config.server.args.get("host", LOOPBACK))
     if host not in ("0.0.0.0", "::"):
@@ -117,7 +117,7 @@ def reachable_host(config: Config) -> str:
 
 
 def last_words(log_path: Path, lines: int = 1) -> str:
-    """Return the end of a server's log, preferring the line that names the error when one line is asked."""
+    """Return the last ``lines`` of a server's log; for one line, the last one that names an error."""
     found = [line.rstrip() for line in _end(log_path, _TAIL_BYTES).splitlines() if line.strip()]
     if lines == 1:
         errors = [line for line in found[-200:] if "rror" in line and not _HARMLESS.search(line)]
@@ -145,13 +145,13 @@ async def _healthy(server: VllmProcess, client: VllmClient, seconds: float) -> N
         return
     if server.process.returncode is None:
         what = f"vLLM was not ready within {seconds:.0f} s"
-        remedy = "Raise [server] start_seconds, or look for what it waits for in the log."
+        remedy = "Raise [server] start_seconds, or find the cause in the log."
     else:
         what = f"vLLM ended with status {server.process.returncode} before it was ready"
         remedy = "[server.args] and [server.environment] are its flags."
     named = causes(server.log_path)
-    said = named or f"The end of its log:\n{last_words(server.log_path, _TAIL_LINES)}\n"
-    raise ServerFailed(f"{what}. {said}", where=str(server.log_path), remedy=remedy)
+    reason = named or f"The end of its log:\n{last_words(server.log_path, _TAIL_LINES)}\n"
+    raise ServerFailed(f"{what}. {reason}", where=str(server.log_path), remedy=remedy)
 
 
 async def _stop(process: anyio.abc.Process) -> None:

@@ -1,4 +1,4 @@
-"""The segments that a conversation is trained as: what the model really saw, and what it said."""
+"""Builds the training segments of a conversation: the tokens that the model saw and those it sampled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from engine.inference.completion import Completion
 
 
 class SegmentBuilder:
-    """Collects what a conversation's model really saw, as training segments; pure.
+    """Collects the tokens of a conversation as training segments; pure.
 
-    ``context`` is at any time the prompt of the next completion. Call ``prompt`` for what the world adds,
-    ``completion`` for what the model adds, ``rewrite`` when the context is replaced as a whole.
+    ``context`` is at any time the prompt of the next completion. Call ``prompt`` for tokens of the
+    environment, ``completion`` for tokens of the model, ``rewrite`` when the context is replaced as a whole.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class SegmentBuilder:
             self._sampled_to = len(self._tokens)
 
     def rewrite(self, ids: Iterable[int]) -> None:
-        """Replace the context: what was sampled so far becomes a closed segment."""
+        """Replace the context: the tokens sampled so far become a closed segment."""
         self._close()
         self._reset(list(ids))
 

@@ -1,8 +1,8 @@
-"""Which servers there are, which of them may be asked, and which one is best: no clock, socket or task.
+"""The set of servers: which of them get requests, and which one is best. No clock, socket or task.
 
-A server is admitted when it serves the version that was published last. One that appears (again), or whose
-breaker opened, gets nothing before that; one that was admitted may lag behind while its update is on its way,
-but by no more than ``max_lag`` versions (invariant I6).
+A server is admitted when it serves the version that was published last. A new one, or one whose breaker
+opened, gets no requests before that. An admitted one may lag behind during an update, but by no more than
+``max_lag`` versions (invariant I6).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from engine.lineage import Lineage, Version
 
 _AFFINITIES = 65536
 _FLOOR = 8
-_REMEMBERED = 256  # versions; no request lives through more
+_REMEMBERED = 256  # versions; no request spans more
 
 
 @dataclass(eq=False)
 class PooledServer:
-    """One server epoch and what is known of it. ``version`` is what it acknowledged: loaded and proved."""
+    """One server epoch. ``version`` is the newest that it acknowledged: loaded and proved."""
 
     name: str
     epoch: str
@@ -41,7 +41,7 @@ class PooledServer:
     answers: int = 0
     failures: int = 0
     scopes: set[anyio.CancelScope] = field(default_factory=set)
-    keeper: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    watch: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     acknowledged: anyio.Event = field(default_factory=anyio.Event)
     proved: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
@@ -49,7 +49,7 @@ class PooledServer:
         self.proved.append(self.version)
 
     def has_proved(self, versions: set[int]) -> bool:
-        """Whether the server has proved each of ``versions``, not only a newer one."""
+        """Return whether the server has proved each of ``versions``, not only a newer one."""
         return versions.issubset(self.proved)
 
     def evict(self) -> None:
@@ -58,7 +58,7 @@ class PooledServer:
             scope.cancel()
 
     def acknowledge(self, version: int) -> None:
-        """The server has proved ``version``: its tokens may be used."""
+        """Note that the server has proved ``version``: its tokens may be used."""
         if version not in self.proved:
             self.proved.append(version)
         if version > self.version:
@@ -85,16 +85,16 @@ class Roster:
         return len(self._servers)
 
     def usable(self, server: PooledServer) -> bool:
-        """Whether ``server`` gets requests at all, now or as soon as it has a place."""
+        """Return whether ``server`` gets requests at all, now or as soon as it has a place."""
         recent = self._max_lag is None or server.lag <= self._max_lag
-        return server.admitted and recent and (server.breaker.closed or server.breaker.half_open)
+        return server.admitted and recent and server.breaker.closed
 
     def serving(self) -> list[PooledServer]:
         """Return the servers that get requests."""
         return [server for server in self._servers.values() if self.usable(server)]
 
     def published(self, message: PolicyPublished) -> None:
-        """Take in the version that everybody shall serve; the last one published counts."""
+        """Take in the version that all servers have to load; the last one published counts."""
         version = Version.unpack(message.version)
         if version.fence > self._lineage.forks[-1][0]:
             self._lineage = self._lineage.fork(version.fence, version.step)
@@ -104,13 +104,13 @@ class Roster:
             self._measure(server)
 
     def find(self, message: ServerServing) -> PooledServer | None:
-        """Return the server that ``message`` is about, None for one that is new (or of a new epoch)."""
+        """Return the server that ``message`` is about, None for a new one (or a new epoch)."""
         known = self._servers.get(message.server)
         same = known is not None and (known.epoch, known.url) == (message.epoch, message.url)
         return known if same else None
 
     def proved(self, server: PooledServer, version: int) -> None:
-        """The role of ``server`` has proved ``version``, and that it works."""
+        """Note that the role of ``server`` has proved ``version``, and that the server works."""
         if server.breaker.retry_at is not None:
             server.limit.restart()
         server.breaker.reset()
@@ -122,14 +122,14 @@ class Roster:
         self._judge(server)
 
     def probed(self, server: PooledServer, version: int) -> None:
-        """``server``, whose breaker was open, has sampled a token with ``version``."""
+        """Note that ``server``, whose breaker was open, has sampled a token with ``version``."""
         server.breaker.probed()
         server.limit.restart()
         if version == server.version:
             self._judge(server)
 
     def joined(self, message: ServerServing, client: VllmClient) -> PooledServer:
-        """Take in a new server, or a new epoch of one."""
+        """Add a new server, or a new epoch of one, and return it."""
         server = PooledServer(
             name=message.server,
             epoch=message.epoch,
@@ -146,7 +146,7 @@ class Roster:
         return server
 
     def left(self, message: ServerLost) -> PooledServer | None:
-        """Take in the loss of a server; return it if it was one of this epoch."""
+        """Remove a lost server; return it if the loss is that of its present epoch."""
         server = self._servers.get(message.server)
         if server is None or server.epoch != message.epoch:
             return None
@@ -157,13 +157,13 @@ class Roster:
         return self._servers.pop(name, None)
 
     def suspend(self, server: PooledServer) -> None:
-        """The server failed: it gets nothing before it serves the current version again."""
+        """Stop sending to a failed server until it serves the current version again."""
         server.admitted = False
 
     def choose(self, key: str, avoid: Collection[PooledServer] = ()) -> PooledServer | None:
         """Return the server for the next request of ``key``, one place on it taken; None when none is free.
 
-        The one that holds its prefix if it can, else the least loaded one. Those to ``avoid`` are taken when
+        It is the one that holds the prefix, else the least loaded one. Servers to ``avoid`` are taken when
         there is no other.
         """
         bound = self._servers.get(self._affinity.get(key, ""))
@@ -187,17 +187,17 @@ class Roster:
         return min(free, key=lambda server: server.load, default=None)
 
     def behind(self, server: PooledServer) -> bool:
-        """Whether a newer version than the server's was published: it is being updated, or ought to be."""
+        """Return whether a newer version than the server's was published."""
         return self._published is not None and Version.unpack(server.version) < self._published
 
     def _free(self, server: PooledServer) -> bool:
-        return self.usable(server) and server.load < server.limit.limit and server.breaker.admits(server.load)
+        return self.usable(server) and server.load < server.limit.limit
 
     def _measure(self, server: PooledServer) -> None:
         current, version = self._published, Version.unpack(server.version)
         server.lag = self._lineage.age(current, version) if current and self.behind(server) else 0
 
     def _judge(self, server: PooledServer) -> None:
-        """Admit a server whose version was proved just now, if it is the current one."""
+        """Admit a server whose version was just proved, if it is the current one."""
         self._measure(server)
         server.admitted = server.admitted or not self.behind(server)

@@ -1,10 +1,10 @@
 """Keeps one child command and everything it starts from outliving the process that asked for it.
 
-Run as a script: ``python -I guardian.py GRACE_SECONDS COMMAND...`` with a pipe as standard input. The
-guardian ends the command when that pipe closes (its owner ended, however it ended), when it is told to by
-SIGTERM, and ends what the command left behind when the command itself ends. It adopts orphaned
-descendants (Linux child subreaper), so that none escapes by losing its parent. The command itself is killed
-with the guardian (parent-death signal). It imports nothing of ours.
+Run as a script: ``python -I subprocess_guard.py GRACE_SECONDS COMMAND...`` with a pipe as standard input. The
+guardian ends the command when that pipe closes (its owner ended, in whatever way) and on SIGTERM. When the
+command ends, the guardian ends all processes that it left. It adopts orphaned descendants (Linux child
+subreaper), so none escapes by losing its parent. The command itself is killed with the guardian (parent-death
+signal). This file imports nothing of spade.
 
 Exit status: the command's, or 128 + signal number when a signal ended it.
 """

@@ -1,9 +1,9 @@
 """Text to token ids and back for a chat model.
 
-Contexts grow by appending ids; nothing that was sampled is ever tokenised again (invariant I3). What the
-chat template puts between a reply and the next one (the bridge) is found once, from the template itself,
-and verified; a template that rewrites earlier turns has no bridge, and each turn opens a new segment.
-What the world says is text: the name of a control token in it is spelled out, never the token.
+Contexts grow by appending ids; sampled tokens are never tokenised again (invariant I3). The ids that the chat
+template puts between two replies (the bridge) are found once, from the template itself, and verified. A
+template that rewrites earlier turns has no bridge, and each turn opens a new segment. Text of environments is
+only text: the name of a control token in it is encoded as letters, never as the token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger("spade.inference")
 
 Thinking = Literal["off", "on", "unset"]
 
-# Templates with a date line get this day: a prompt must not depend on when and where it was rendered.
+# Templates with a date line get this day: a prompt must not depend on the day or host of its rendering.
 TODAY = date(2024, 7, 26)
 
 _USER, _REPLY = "Qx7 first words", "Rx7 answer words"
@@ -40,15 +40,16 @@ _PROMPT_TAIL = 48  # tokens at the end of a prompt in which the template may ope
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
 _PRIVATE = range(0xE000, 0xF8FF)
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# Names of transformers' class for any tokenizer.json, and the types of models whose files get what they name.
+# Names of transformers' class for any tokenizer.json, and model types whose files get the class they name.
 _PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _TRUSTED = ("", "llama")
 
 
 @dataclass(frozen=True)
 class TurnBridge:
-    """``stop`` is the id that ends a reply. What follows it up to the next reply is what the template
-    renders after ``before``: a known first turn, its reply and the stop token.
+    """The ids between two replies: ``stop`` ends a turn, the rest is rendered after ``before``.
+
+    ``before`` is a known first turn, its reply and the stop token.
     """
 
     stop: int
@@ -58,8 +59,8 @@ class TurnBridge:
 class ChatTokens:
     """The tokenizer and chat template of a model directory.
 
-    ``thinking`` is handed to the template as ``enable_thinking`` (``unset``: not at all). ``rewrites`` says
-    why there is no bridge, empty when there is one. Raises ConfigError when the directory has no usable
+    ``thinking`` is passed to the template as ``enable_thinking`` (``unset``: not at all). ``rewrites`` is the
+    reason why there is no bridge, "" when there is one. Raises ConfigError when the directory has no usable
     tokenizer or template.
     """
 
@@ -94,16 +95,15 @@ class ChatTokens:
     def render(self, messages: Sequence[str], system: str | None = None) -> list[int]:
         """Return the ids of a whole conversation, up to where the next reply begins.
 
-        ``messages`` are what the user and the model said in turn, the user first and last.
+        ``messages`` are the texts of user and model in turn, the user first and last.
         """
         return self._pieces(*self._worded(messages, system))
 
     def bridge(self, observation: str) -> list[int] | None:
-        """Return the ids to append after a reply that ended with its stop token, so that the next reply
-        may begin; None when the template rewrites history, always or because of this observation (then
-        ``render`` the conversation anew).
+        """Return the ids between a reply and the next one, None when the template rewrites history.
 
-        A reply that was cut off has no stop token: append ``close()`` to it first.
+        A template may rewrite it always, or because of this observation; then ``render`` the conversation. A
+        reply that was cut off, or ended with another stop token, needs ``close()`` before the bridge.
         """
         if self._bridge is None:
             return None
@@ -112,7 +112,7 @@ class ChatTokens:
         return self._pieces(text[len(before) :], mark) if text.startswith(before) else None
 
     def close(self) -> list[int]:
-        """Return the ids that end a reply which was cut off for length: the turn's stop token."""
+        """Return the ids that end a turn whose reply does not end with them: the turn's stop token."""
         return [] if self._bridge is None else [self._bridge.stop]
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
@@ -152,8 +152,8 @@ class ChatTokens:
     def _worded(self, messages: Sequence[str], system: str | None) -> tuple[str, str]:
         """Return the rendered conversation and the mark in it, as ``_spelled`` does.
 
-        The template sees each message as it is, but for the control tokens that it names; in replies it
-        still finds the marks of reasoning, which it may cut.
+        The template gets each message unchanged, except for names of control tokens in it. In replies the
+        marks of reasoning stay, since the template may cut there.
         """
         if self._channels:  # the template writes the header of the answer's channel itself
             messages = [visible_reply(text) if turn % 2 else text for turn, text in enumerate(messages)]
@@ -168,9 +168,9 @@ class ChatTokens:
     def _spelled(self, parts: list[str], names: Sequence[Sequence[str]]) -> tuple[list[str], str]:
         """Break every name of a control token in ``parts``, part by part those in ``names``.
 
-        Returns the parts with a character in each name that occurs nowhere else, and the character; empty
-        when there was nothing to break. A normaliser of the tokenizer may make a name of other characters.
-        Texts that hold every character of private use lose one of them.
+        Returns the parts, with a character in each name that occurs nowhere else, and that character ("" when
+        no name occurs). The tokenizer's normaliser may form a name from other characters. Texts that hold
+        every character of private use lose one of them.
         """
         texts = [self._normal(part, these) for part, these in zip(parts, names, strict=True)]
         if texts == parts and not any(_holds(part, these) for part, these in zip(parts, names, strict=True)):
@@ -186,13 +186,13 @@ class ChatTokens:
         return texts, mark
 
     def _normal(self, text: str, names: Sequence[str]) -> str:
-        """Return ``text``, or what the tokenizer's normaliser makes of it where that holds a name."""
+        """Return ``text``, or its normalised form where that holds a name."""
         normaliser = self._fast.normalizer
         normal = normaliser.normalize_str(text) if normaliser else text
         return normal if _holds(normal, names) else text
 
     def _pieces(self, text: str, mark: str) -> list[int]:
-        """Encode ``text`` in one go, or what lies between the marks piece by piece."""
+        """Encode ``text``; with marks in it, encode the pieces between them one by one."""
         pieces = text.split(mark) if mark else [text]
         return [token for piece in pieces for token in self._ids(piece)]
 
@@ -224,7 +224,7 @@ class ChatTokens:
             return None, "the template takes the reasoning out of earlier turns"
         appended = [bridge.stop, *self._ids(two[len(bridge.before) :])]
         if self._ids(two)[-len(appended) :] != appended:
-            return None, "the tokenizer reads the words after a reply in another way when they stand alone"
+            return None, "the tokenizer encodes the text after a reply differently when it stands alone"
         return bridge, ""
 
     def _stops(self) -> tuple[int, ...]:
@@ -288,9 +288,9 @@ def _as_list(value: int | list[int] | None) -> list[int]:
 
 
 def _class(path: Path) -> Any:
-    """Return what reads the tokenizer: what ``AutoTokenizer`` would choose, itself where that is not plain.
+    """Return the tokenizer's class: the plain one where ``AutoTokenizer`` would choose it, else that.
 
-    Its import brings torch, sklearn and pandas: four seconds and 400 MB in every process with a tokenizer.
+    Importing AutoTokenizer imports torch, sklearn and pandas: four seconds and 400 MB in each process.
     """
     config = path / "config.json"
     try:

@@ -1,8 +1,8 @@
 """The HTTP client of one vLLM server.
 
 One aiohttp session may serve many clients. vLLM closes idle connections after about five seconds, so a
-request that meets a dropped connection is sent again once on a fresh one: a completion that never
-arrived was never used.
+request that meets a dropped connection is sent once more on a new one. That is safe: a completion that did
+not arrive was not used.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def open_session() -> aiohttp.ClientSession:
 
 
 class VllmClient:
-    """One server's face: ``url`` is its root, such as ``http://127.0.0.1:8000``. ``adapter`` is the name of
-    the LoRA adapter by which its requests are sampled and scored, "" for the model itself.
+    """The client of one server; ``url`` is its root, such as ``http://127.0.0.1:8000``.
+
+    ``adapter`` is the name of the LoRA adapter that samples and scores its requests, "" for the model itself.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession, *, adapter: str = "") -> None:
@@ -79,7 +80,7 @@ class VllmClient:
             payload = await self._post(_GENERATE, body, deadline, "generate")
         except ServerRefused as error:
             if adapter and _UNKNOWN in error.what:
-                # Unloaded on its way there, or a server that was started anew: not the request's own fault.
+                # The adapter was unloaded meanwhile, or the server restarted: not the request's own fault.
                 raise ServerGone(f"it does not know the adapter {adapter}", where=self.url) from error
             raise
         return vllm_schema.completion(payload, self.url, longest=sampling.max_tokens, adapter=adapter)
@@ -98,9 +99,7 @@ class VllmClient:
     async def prompt_distribution(
         self, tokens: Sequence[int], *, count: int, deadline: float
     ) -> list[dict[int, float]]:
-        """Return for each of ``tokens[1:]`` the log-probs of itself and the ``count`` likeliest tokens at
-        its place (-1: all).
-        """
+        """Return the log-probs of each of ``tokens[1:]`` and of the ``count`` likeliest tokens (-1: all)."""
         if self.adapter:
             return await self._token_by_token(tokens, whole=count == -1, deadline=deadline)
         body = vllm_schema.prompt_logprobs_body(tokens, count)
@@ -112,8 +111,9 @@ class VllmClient:
     async def _token_by_token(
         self, tokens: Sequence[int], *, whole: bool, deadline: float
     ) -> list[dict[int, float]]:
-        """Score a prompt by one request for each prefix: vLLM's CPU build dies of prompt log-probs with an
-        adapter. A salt of its own keeps all that was computed before out of it.
+        """Score a prompt by one request per prefix: vLLM on CPU dies of prompt log-probs with an adapter.
+
+        A cache salt of its own keeps earlier computations out of it.
         """
         rows: list[dict[int, float]] = [{} for _ in tokens[1:]]
         adapter, salt = self.adapter, uuid.uuid4().hex
@@ -141,12 +141,12 @@ class VllmClient:
         return rows
 
     async def probe(self, *, deadline: float) -> int:
-        """Sample one token, the proof that the engine makes progress, and return its version."""
+        """Sample one token, which proves that the engine makes progress, and return its version."""
         completion = await self.generate([0], SamplingConfig(max_tokens=1), deadline=deadline)
         return completion.spans[-1].version
 
     async def healthy(self, *, deadline: float) -> bool:
-        """Whether the HTTP server answers and its engine process lives."""
+        """Return whether the HTTP server answers and its engine process lives."""
         try:
             await self.health(deadline=deadline)
         except InferenceError:
@@ -154,11 +154,11 @@ class VllmClient:
         return True
 
     async def health(self, *, deadline: float) -> None:
-        """Ask for health. Raises ServerGone, ServerStuck, or ServerRefused by what is no vLLM server."""
+        """Ask for health. Raises ServerGone, ServerStuck, or ServerRefused where no vLLM server answers."""
         await self._request("GET", "/health", b"", deadline, "health")
 
     async def until_healthy(self, *, seconds: float, alive: Callable[[], bool] = lambda: True) -> bool:
-        """Ask for health again and again; False when ``seconds`` pass or ``alive`` says no."""
+        """Poll the health; return False when ``seconds`` have passed or ``alive`` returns False."""
         with anyio.move_on_after(seconds):
             while alive():
                 if await self.healthy(deadline=_HEALTH_SECONDS):
@@ -167,8 +167,9 @@ class VllmClient:
         return False
 
     async def version(self, *, deadline: float = CONTROL_SECONDS) -> int:
-        """Return the version label of the weights (``wire.UNLABELLED`` before the first push), or the version
-        of the adapter while the server has it.
+        """Return the version label of the weights, UNLABELLED before the first push.
+
+        With an adapter: its version while the server has it, else UNLABELLED.
         """
         if self.adapter:
             known = self.adapter in await self.adapters(deadline=deadline)
@@ -177,13 +178,11 @@ class VllmClient:
         return vllm_schema.version(str(answer.get("weight_version", "")))
 
     async def paused(self, *, deadline: float = CONTROL_SECONDS) -> bool:
-        """Whether generation is paused."""
+        """Return whether generation is paused."""
         return bool((await self._get("/is_paused", deadline, "is_paused")).get("is_paused"))
 
     async def model(self, *, deadline: float = CONTROL_SECONDS) -> tuple[str, int]:
-        """Return the directory of its model and how many tokens prompt and completion may have together;
-        "" and 0 when the server does not say.
-        """
+        """Return the model's directory and its context length in tokens, "" and 0 where unknown."""
         try:
             models = (await self._get("/v1/models", deadline, "models")).get("data")
         except ServerRefused:
@@ -194,8 +193,10 @@ class VllmClient:
         return "", 0
 
     async def pause(self, *, clear_cache: bool, deadline: float = CONTROL_SECONDS) -> None:
-        """Stop scheduling, keep the requests. ``clear_cache`` drops their KV and the prefix cache: they
-        are prefilled again under the weights they resume with.
+        """Stop scheduling, keep the requests.
+
+        ``clear_cache`` drops their KV and the prefix cache: they are prefilled again with the weights that
+        are there when they resume.
         """
         flag = "true" if clear_cache else "false"
         await self._post(f"/pause?mode=keep&clear_cache={flag}", b"", deadline, "pause")
@@ -228,9 +229,7 @@ class VllmClient:
         return [str(one) for one in vllm_schema.table(payload, self.url).get("results") or ()]
 
     async def adapters(self, *, deadline: float = CONTROL_SECONDS) -> dict[str, str]:
-        """Return the adapters that requests may name, with the directories that they were loaded from, in the
-        order of their loads.
-        """
+        """Return the loaded adapters of spade and their directories, in the order of their loads."""
         models = (await self._get("/v1/models", deadline, "models")).get("data")
         found = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
         return {str(one["id"]): str(one.get("root")) for one in found if run_of(str(one.get("id")))}
@@ -241,7 +240,7 @@ class VllmClient:
         await self._post("/v1/load_lora_adapter", body, deadline, "load_lora_adapter")
 
     async def unload_adapter(self, name: str, *, deadline: float = CONTROL_SECONDS) -> None:
-        """Let no more requests name an adapter; those that did so go on with it."""
+        """Unload an adapter; requests in flight that named it continue with it."""
         body = vllm_schema.encode({"lora_name": name})
         await self._post("/v1/unload_lora_adapter", body, deadline, "unload_lora_adapter")
 
@@ -283,7 +282,7 @@ class VllmClient:
 
 
 async def _read(response: aiohttp.ClientResponse, where: str) -> bytes:
-    """Return the body. A server out of its mind may send without end: more than a limit is not read."""
+    """Return the body. Raises ServerGone beyond 1 GiB, so a faulty server cannot exhaust the memory."""
     chunks: list[bytes] = []
     left = _LONGEST_ANSWER
     async for chunk in response.content.iter_any():

@@ -55,7 +55,7 @@ class _Answer(msgspec.Struct):
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Answer)
 
-_LONGEST_LABEL = 19  # digits of what surely fits into 63 bits
+_LONGEST_LABEL = 19  # shorter decimals fit into 63 bits
 
 UNLABELLED = -1  # the version of tokens sampled before the first push
 
@@ -69,11 +69,10 @@ def generate_body(
     salt: str | None,
     adapter: str = "",
 ) -> bytes:
-    """Return the request for one completion with the log-probs of its sampled tokens, by the model with
-    ``adapter`` or without any.
+    """Return the request for one completion with log-probs, by the model with or without an ``adapter``.
 
-    Only ``stop_token_ids`` end a completion: the model's own end-of-sequence ids are ignored unless they
-    are among them, so that both sides agree on what ended a turn.
+    Only ``stop_token_ids`` end a completion. The model's own end-of-sequence ids are ignored unless they are
+    among them, so both sides agree on the end of a turn.
     """
     parameters: dict[str, object] = {
         "temperature": sampling.temperature,
@@ -96,8 +95,9 @@ def generate_body(
 
 
 def next_logprobs_body(prefix: Sequence[int], token: int, *, whole: bool, salt: str, adapter: str) -> bytes:
-    """Return the request for the log-prob of ``token`` after ``prefix`` at temperature 1, or of the ``whole``
-    vocabulary: one token is sampled beside it. For servers that cannot score prompts with an adapter.
+    """Return the request for the log-prob of ``token`` after ``prefix``, or of the ``whole`` vocabulary.
+
+    At temperature 1; one token is sampled with it. For servers that cannot score prompts with an adapter.
     """
     parameters: dict[str, object] = {"max_tokens": 1, "ignore_eos": True, "detokenize": False}
     if whole:
@@ -111,8 +111,9 @@ def next_logprobs_body(prefix: Sequence[int], token: int, *, whole: bool, salt: 
 
 
 def prompt_logprobs_body(tokens: Sequence[int], count: int) -> bytes:
-    """Return the request for the log-probs of a prompt; ``count`` 0 asks for its own tokens only, -1 for
-    the whole vocabulary. vLLM computes them without reading its prefix cache.
+    """Return the request for the log-probs of a prompt, which vLLM computes without its prefix cache.
+
+    ``count`` 0 asks for the prompt's own tokens only, -1 for the whole vocabulary.
     """
     parameters = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": count, "detokenize": False}
     return _encoder.encode({"token_ids": tokens, "sampling_params": parameters})
@@ -134,11 +135,11 @@ def table(payload: bytes, where: str) -> dict[str, Any]:
 def completion(payload: bytes, where: str, *, longest: int | None = None, adapter: str = "") -> Completion:
     """Parse and check an answer to ``generate_body`` of at most ``longest`` tokens.
 
-    What ``adapter`` sampled, by the server's own word, has the version of its name: the server's label is of
-    the weights beneath it, which nobody may have changed.
+    Tokens of an ``adapter``, which the answer must name, have the version in its name. The server's label is
+    that of the weights beneath it, which must not have changed.
 
-    Raises ServerGone when it is no answer (unreadable, aborted, log-probs or version spans missing or not
-    fitting the tokens): another server may know better.
+    Raises ServerGone when the answer is unusable (unreadable, aborted, log-probs or version spans missing or
+    not fitting the tokens): another server may do better.
     """
     answer = _answer(payload, where)
     if adapter and answer.model != adapter:
@@ -171,9 +172,7 @@ def next_logprobs(payload: bytes, where: str) -> dict[int, float]:
 
 
 def prompt_logprobs(payload: bytes, where: str) -> list[dict[int, float]]:
-    """Parse an answer to ``prompt_logprobs_body``: one dict token id -> log-prob for tokens 1.. of the
-    prompt.
-    """
+    """Parse an answer to ``prompt_logprobs_body``: token id -> log-prob for each token but the first."""
     rows = _answer(payload, where).prompt_logprobs
     if rows is None:
         raise ServerRefused("the answer carries no prompt log-probs", where=where)
