@@ -1,8 +1,8 @@
-"""A checkpoint on a vLLM server of its own that takes no weights: what it writes never changes.
+"""A checkpoint on a vLLM server of its own whose weights never change: the frozen designer.
 
-Nothing about it is on the bus, so no role updates it or sends it plays; it is started without a
-weight-transfer engine and without the routes of an update; and a token that carries a version label, which
-only an update can set, is refused.
+It is not on the bus, so no role updates it or sends it episodes. It is started without a weight-transfer
+engine and without the routes of an update, and a token that carries a version label, which only an update can
+set, is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from bus.scopes import flat_task_group
 from engine import models
 from engine.config import Config, SamplingConfig
 from engine.errors import SpadeError
-from engine.inference import vllm_schema
 from engine.inference.completion import (
     Completion,
     InferenceError,
@@ -31,23 +30,23 @@ from engine.inference.completion import (
     ServerGone,
     ServerStuck,
 )
-from engine.inference.process import ServerFailed, serve
-from engine.inference.vllm import VllmClient, open_session
+from engine.inference.process import Ended, ServerFailed, external_server, serve
+from engine.inference.vllm import CONTROL_SECONDS, VllmClient, open_session
+from engine.inference.vllm_schema import UNLABELLED
 
 PROBE_SECONDS = 15.0
 _FAILED_STARTS = 3
 _LONGEST_BACKOFF = 60.0
 _PAUSE = 0.2
-_MISSES = 2
 _NO_UPDATES = {"VLLM_SERVER_DEV_MODE": "0"}
 
 log = structlog.get_logger("spade.inference")
 
-Opens = Callable[[], AbstractAsyncContextManager[tuple[VllmClient, Callable[[], Awaitable[str]]]]]
+Opens = Callable[[], AbstractAsyncContextManager[tuple[VllmClient, Ended]]]
 
 
 class Thawed(SpadeError):
-    """A server that was to stay as it is answers with other weights."""
+    """A frozen server answers with other weights."""
 
 
 def config_of(config: Config) -> Config:
@@ -71,16 +70,15 @@ def config_of(config: Config) -> Config:
 
 
 class FrozenServer:
-    """One frozen server, started again when it ends or stands still. Use :func:`open_frozen`.
+    """One frozen server, restarted when it ends or makes no progress. Use :func:`open_frozen`.
 
-    ``opens`` yields a healthy client and what returns, with the reason, when the server is gone.
+    ``opens`` yields a healthy client and a coroutine function that waits for the server's end.
     """
 
     def __init__(self, opens: Opens, *, request_seconds: float) -> None:
         self._opens, self._request_seconds = opens, request_seconds
         self._client: VllmClient | None = None
         self._changed = anyio.Event()
-        self._suspect = anyio.Event()
         self._counts: Counter[str] = Counter()
         self._in_flight = 0
 
@@ -101,7 +99,7 @@ class FrozenServer:
     ) -> Completion:
         """Sample one continuation; ``deadline`` is in seconds and covers a restart, not the first start.
 
-        ``seed`` is not sent, for the reasons of ``InferencePool``, and ``key`` has nothing to choose from.
+        ``seed`` is not sent (see ``InferencePool``), and ``key`` is not used.
 
         Raises InferenceUnavailable, ServerRefused, and Thawed when the weights are not those of the start.
         """
@@ -116,13 +114,17 @@ class FrozenServer:
                 client = await self._up(end)
                 if client is None:
                     break
+                self._counts["requests"] += 1
                 try:
-                    return self._checked(await self._ask(client, prompt, sampling, stop_token_ids, left))
+                    found = await client.generate(
+                        prompt, sampling, deadline=left, stop_token_ids=stop_token_ids
+                    )
                 except (ServerGone, ServerStuck) as error:
                     last = str(error)
                     self._counts["failures"] += 1
-                    self._suspect.set()
                     await anyio.sleep(_PAUSE)
+                else:
+                    return self._checked(found)
         finally:
             self._in_flight -= 1
         raise InferenceUnavailable(f"the frozen server gave no answer in {seconds:.1f} s: {last}")
@@ -132,24 +134,24 @@ class FrozenServer:
         return {"up": float(self._client is not None), "in_flight": float(self._in_flight), **self._counts}
 
     async def keep(self) -> None:
-        """Keep the server up until cancelled. Raises SpadeError when it does not start, or not any more."""
-        barren = 0  # starts in a row that did not lead to an answer
+        """Keep the server up until cancelled. Raises SpadeError when it does not start (again)."""
+        failed = 0  # starts in a row without an answer
         while True:
             answers = self._counts["answers"]
             try:
                 async with self._opens() as (client, ended):
                     self._set(client)
-                    raise ServerFailed(await self._until_ended(client, ended), where="designer.frozen")
+                    raise ServerFailed(await self._until_failed(client, ended), where="designer.frozen")
             except (ServerFailed, InferenceError) as failure:
                 error = failure
             finally:
                 self._set(None)
-            barren = 0 if self._counts["answers"] > answers else barren + 1
-            if not self._counts["starts"] or barren >= _FAILED_STARTS:
+            failed = 0 if self._counts["answers"] > answers else failed + 1
+            if not self._counts["starts"] or failed >= _FAILED_STARTS:
                 raise error
             self._counts["restarts"] += 1
             log.warning("frozen_restart", reason=error.what)
-            await anyio.sleep(min(_LONGEST_BACKOFF, 2.0**barren))
+            await anyio.sleep(min(_LONGEST_BACKOFF, 2.0**failed))
 
     def _set(self, client: VllmClient | None) -> None:
         self._client = client
@@ -164,22 +166,10 @@ class FrozenServer:
                 await self._changed.wait()
         return self._client
 
-    async def _ask(
-        self,
-        client: VllmClient,
-        prompt: Sequence[int],
-        sampling: SamplingConfig,
-        stop_token_ids: Sequence[int],
-        seconds: float,
-    ) -> Completion:
-        self._counts["requests"] += 1
-        completion = await client.generate(prompt, sampling, deadline=seconds, stop_token_ids=stop_token_ids)
+    def _checked(self, completion: Completion) -> Completion:
         self._counts["answers"] += 1
         self._counts["tokens"] += len(completion.tokens)
-        return completion
-
-    def _checked(self, completion: Completion) -> Completion:
-        if any(span.version != vllm_schema.UNLABELLED for span in completion.spans):
+        if any(span.version != UNLABELLED for span in completion.spans):
             raise Thawed(
                 "the frozen server answers with weights that were pushed into it",
                 where="designer.frozen.url",
@@ -187,77 +177,53 @@ class FrozenServer:
             )
         return completion
 
-    async def _until_ended(self, client: VllmClient, ended: Callable[[], Awaitable[str]]) -> str:
-        """Return why the server is of no use any more."""
+    async def _until_failed(self, client: VllmClient, ended: Ended) -> str:
+        """Return the reason when the server has ended, or does not sample a token in time (I10)."""
         reasons: list[str] = []
 
-        async def watch(wait: Callable[[], Awaitable[str]], scope: anyio.CancelScope) -> None:
+        async def watch(wait: Callable[[], Awaitable[str]]) -> None:
             reasons.append(await wait())
-            scope.cancel()
+            tasks.cancel_scope.cancel()
+
+        async def stuck() -> str:
+            while True:
+                await anyio.sleep(PROBE_SECONDS)
+                try:
+                    await client.probe(deadline=max(CONTROL_SECONDS, self._request_seconds / 2))
+                except InferenceError as error:
+                    return f"it makes no progress: {error.what}"
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch, ended, tasks.cancel_scope)
-            tasks.start_soon(watch, partial(self._stuck, client), tasks.cancel_scope)
+            tasks.start_soon(watch, ended)
+            tasks.start_soon(watch, stuck)
         return reasons[0]
-
-    async def _stuck(self, client: VllmClient) -> str:
-        """Return when it does not sample a token: asked after a failure, and now and then (I10)."""
-        misses = 0
-        while True:
-            with anyio.move_on_after(_PAUSE if misses else PROBE_SECONDS):
-                await self._suspect.wait()
-            self._suspect = anyio.Event()
-            try:
-                await client.probe(deadline=max(PROBE_SECONDS, self._request_seconds / 2))
-                misses = 0
-            except InferenceError as error:
-                misses += 1
-                if misses == _MISSES:
-                    return f"it makes no progress: {error.what}"
 
 
 @asynccontextmanager
 async def open_frozen(config: Config, directory: Path, *, name: str) -> AsyncIterator[FrozenServer]:
-    """Yield the frozen server of a recipe, started under ``directory`` (a run's) or adopted.
+    """Yield the frozen server of a recipe, started under ``directory`` (a run's) or external.
 
-    It starts while its user goes on; requests wait for it. ``name`` is that of its log. Raises ConfigError
-    for a model that cannot be used, SpadeError when the server does not start.
+    It starts in the background; requests wait for it. ``name`` is that of its log. Raises ConfigError for a
+    model that cannot be used, SpadeError when the server does not start.
     """
+    frozen, server = config.designer.frozen, config.server
     async with open_session() as session, flat_task_group() as tasks:
-        opens = partial(_adopted, config, session)
-        if not config.designer.frozen.url:
-            opens = partial(_started, config_of(config), directory, name, session)
-        server = FrozenServer(opens, request_seconds=config.server.request_seconds)
-        tasks.start_soon(server.keep)
-        yield server
+        opens: Opens = partial(_started, config_of(config), directory, name, session)
+        if frozen.url:
+            opens = partial(
+                external_server, frozen.url, session, seconds=server.start_seconds, key="designer.frozen.url"
+            )
+        kept = FrozenServer(opens, request_seconds=server.request_seconds)
+        tasks.start_soon(kept.keep)
+        yield kept
         tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def _started(
     config: Config, directory: Path, name: str, session: aiohttp.ClientSession
-) -> AsyncIterator[tuple[VllmClient, Callable[[], Awaitable[str]]]]:
+) -> AsyncIterator[tuple[VllmClient, Ended]]:
     model = await anyio.to_thread.run_sync(models.resolve, config, directory)
     log_path = directory / "logs" / f"{name}.log"
     async with serve(config, model, index=0, log_path=log_path, session=session, updates=False) as process:
         yield VllmClient(process.url, session), process.wait
-
-
-@asynccontextmanager
-async def _adopted(
-    config: Config, session: aiohttp.ClientSession
-) -> AsyncIterator[tuple[VllmClient, Callable[[], Awaitable[str]]]]:
-    client = VllmClient(config.designer.frozen.url, session)
-    if not await client.until_healthy(seconds=config.server.start_seconds):
-        raise ServerFailed(
-            f"the frozen server at {client.url} did not answer within {config.server.start_seconds:.0f} s",
-            where="designer.frozen.url",
-            remedy="Start it, or leave url empty: then one is started.",
-        )
-    yield client, _never
-
-
-async def _never() -> str:
-    """A server that somebody else started has no process to wait for: probes find its end."""
-    await anyio.sleep_forever()
-    raise AssertionError("unreachable")

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,10 @@ from engine.inference.launch import LOOPBACK, command, environment, port_for
 from engine.inference.vllm import VllmClient
 
 GRACE_SECONDS = 5.0
+EXTERNAL_SECONDS = 2.0
+"""Between two looks at the health of an external server."""
+_EXTERNAL_MISSES = 3
+_HEALTH_SECONDS = 5.0
 _STOP_SECONDS = GRACE_SECONDS + 8.0
 _TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024
@@ -33,6 +37,9 @@ _HARMLESS = re.compile(r"\) (WARNING|INFO) ")
 _GUARDIAN = Path(__file__).with_name("subprocess_guard.py")
 
 log = structlog.get_logger("spade.inference")
+
+Ended = Callable[[], Awaitable[str]]
+"""Waits until a server has ended and returns the reason."""
 
 
 class ServerFailed(SpadeError):
@@ -94,6 +101,32 @@ async def serve(
     finally:
         with anyio.CancelScope(shield=True):
             await _stop(process)
+
+
+@asynccontextmanager
+async def external_server(
+    url: str, session: aiohttp.ClientSession, *, seconds: float, key: str
+) -> AsyncIterator[tuple[VllmClient, Ended]]:
+    """Yield the client of a running server once it is healthy, and a function that waits for its end.
+
+    Raises ServerFailed after ``seconds``; ``key`` is the key of the recipe that names the server.
+    """
+    client = VllmClient(url, session)
+    if not await client.until_healthy(seconds=seconds):
+        raise ServerFailed(
+            f"the server at {client.url} did not answer within {seconds:.0f} s",
+            where=key,
+            remedy=f"Start it, or take it out of {key}.",
+        )
+
+    async def ended() -> str:
+        misses = 0
+        while misses < _EXTERNAL_MISSES:
+            await anyio.sleep(EXTERNAL_SECONDS)
+            misses = 0 if await client.healthy(deadline=_HEALTH_SECONDS) else misses + 1
+        return "it does not answer any more"
+
+    yield client, ended
 
 
 def reachable_host(config: Config) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import anyio
@@ -15,7 +15,7 @@ from bus.messages import Message, PolicyPublished, ServerLost, ServerServing
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference.completion import InferenceError
-from engine.inference.process import ServerFailed
+from engine.inference.process import Ended, ServerFailed
 from engine.inference.server_checks import HandshakeRefused, examine, handshake
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.inference.vllm_schema import UNLABELLED
@@ -26,13 +26,8 @@ from roles.server.rolling_update import RollingUpdate
 
 PUBLISHED = "event.learner.published"
 PROBE_SECONDS = 15.0
-EXTERNAL_SECONDS = 2.0
-_HEALTH_SECONDS = 5.0
-_MISSES = 3
 _FETCH_SECONDS = (0.5, 10.0)  # pauses between attempts to fetch: the first, the longest
 _REFUSED = 4.0  # a pause after a refusal is longer by this factor: all of the weights were read for it
-
-Ended = Callable[[], Awaitable[str]]
 
 
 class Unserved(UpdateRefused):
@@ -399,15 +394,6 @@ class ServerLifecycle:
             raise FetchFailed("newer weights came during the handshake", where=self.name) from refusal
         self._proved = True
         self._log.info("handshake", canary_error=result.canary_error, sampling_error=result.sampling_error)
-
-
-async def external_end(client: VllmClient) -> str:
-    """Wait until an external server has stopped answering; return the reason."""
-    misses = 0
-    while misses < _MISSES:
-        await anyio.sleep(EXTERNAL_SECONDS)
-        misses = 0 if await client.healthy(deadline=_HEALTH_SECONDS) else misses + 1
-    return "it does not answer any more"
 
 
 def main_fault(group: BaseExceptionGroup[BaseException]) -> BaseException:

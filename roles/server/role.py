@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +18,7 @@ from engine.errors import SpadeError
 from engine.inference.adapters import kept
 from engine.inference.completion import InferenceError
 from engine.inference.launch import weight_backend
-from engine.inference.process import ServerFailed, serve
+from engine.inference.process import Ended, ServerFailed, external_server, serve
 from engine.inference.server_checks import HandshakeRefused, check_sampling
 from engine.inference.vllm import VllmClient, open_session
 from engine.records import served_versions
@@ -30,11 +29,9 @@ from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
 from roles.server.lifecycle import (
     PUBLISHED,
-    Ended,
     NewestPolicy,
     ServerLifecycle,
     Unserved,
-    external_end,
     main_fault,
 )
 from roles.server.rolling_update import RollingUpdate
@@ -257,25 +254,18 @@ class ServerRole(Role):
         self, index: int, session: aiohttp.ClientSession
     ) -> AsyncIterator[tuple[VllmClient, Ended]]:
         """Yield the client of server ``index``, healthy, and a coroutine that returns when it is gone."""
-        urls = self.config.server.urls
-        if urls:
-            client = VllmClient(urls[index], session)
-            await self._wait_for_external(client)
-            yield client, partial(external_end, client)
+        server = self.config.server
+        if server.urls:
+            url = server.urls[index]
+            async with external_server(
+                url, session, seconds=server.start_seconds, key="server.urls"
+            ) as opened:
+                yield opened
             return
         model = await self._starting_model()
         log_path = self.context.directory / "logs" / f"{self.context.instance}-{index}.log"
         async with serve(self.config, model, index=index, log_path=log_path, session=session) as process:
             yield VllmClient(process.url, session), process.wait
-
-    async def _wait_for_external(self, client: VllmClient) -> None:
-        if await client.until_healthy(seconds=self.config.server.start_seconds):
-            return
-        raise ServerFailed(
-            f"the server at {client.url} did not answer within {self.config.server.start_seconds:.0f} s",
-            where="server.urls",
-            remedy="Start it, or remove it from [server] urls.",
-        )
 
     async def _starting_model(self) -> Path:
         async with self._resolving:
