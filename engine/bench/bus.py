@@ -33,8 +33,10 @@ Progress = Callable[[str], None]
 
 
 class BusOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``seconds`` is the length of one case, ``repeat`` the number of repetitions; ``pin`` binds producer
-    and consumer to a core each.
+    """Options of the bus benchmark.
+
+    ``seconds`` is the length of one case, ``repeat`` the number of repetitions; ``pin`` binds producer and
+    consumer to a core each.
     """
 
     seconds: float = 2.0
@@ -43,8 +45,10 @@ class BusOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Figures of one path through the bus. Rates count acknowledged messages; MB are 10**6 bytes. Ages are
-    from publish to receipt at 500 messages of 36 KB per second.
+    """Figures of one path through the bus.
+
+    Rates count acknowledged messages; MB are 10**6 bytes. Ages are from publish to receipt at 500 messages of
+    36 KB per second.
     """
 
     small_per_s: Spread

@@ -32,9 +32,11 @@ _SET_PDEATHSIG = 1
 
 
 class SideJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The task of one process. ``kind`` is ``samples`` or ``tasks``; ``side`` is ``produce``, ``consume`` or
-    ``ack`` (one message at a time, each acknowledgement timed). ``rate`` is in messages per second; 0 sends
-    as fast as possible. ``cores`` pins the process.
+    """The task of one process.
+
+    ``kind`` is ``samples`` or ``tasks``; ``side`` is ``produce``, ``consume`` or ``ack`` (one message at a
+    time, each acknowledgement timed). ``rate`` is in messages per second; 0 sends as fast as possible.
+    ``cores`` pins the process.
     """
 
     kind: str
@@ -48,8 +50,10 @@ class SideJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SideResult(msgspec.Struct, kw_only=True):
-    """The counts of one process. ``first`` and ``last`` are seconds of the monotonic clock, ``frame`` is the
-    size of a message in bytes, ``milliseconds`` holds one latency per message.
+    """The counts of one process.
+
+    ``first`` and ``last`` are seconds of the monotonic clock, ``frame`` is the size of a message in bytes,
+    ``milliseconds`` holds one latency per message.
     """
 
     messages: int = 0

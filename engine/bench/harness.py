@@ -16,8 +16,9 @@ import psutil
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine that ran the measurement. ``cores`` counts those this process may use, ``memory_gb`` is in
-    GiB.
+    """The machine that ran the measurement.
+
+    ``cores`` counts those this process may use, ``memory_gb`` is in GiB.
     """
 
     system: str

@@ -23,7 +23,10 @@ from engine.errors import SpadeError
 from engine.run import RunDirectory
 
 Progress = Callable[[str], None]
-MODES = ("async", "sync")
+_MODE_SETTINGS = {
+    "async": ("curriculum.mode=async",),
+    "sync": ("curriculum.mode=sync", "curriculum.lead=0", "curriculum.design_ahead=0"),
+}
 _STOP_SECONDS = 60.0
 
 
@@ -65,7 +68,7 @@ class LoopFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(options: LoopOptions, report: Progress = lambda _: None) -> LoopFigures:
     """Run both modes and compare them. Raises ConfigError for a bad recipe, SpadeError when a run fails."""
-    plans = {mode: _overrides(options, mode) for mode in MODES}
+    plans = {mode: _overrides(options, mode) for mode in _MODE_SETTINGS}
     configs = {mode: recipe.load(options.recipe, overrides).config for mode, overrides in plans.items()}
     modes = {}
     for mode, config in configs.items():
@@ -128,7 +131,7 @@ def _overrides(options: LoopOptions, mode: str) -> list[str]:
         "ui.live=off",
         "ui.report=false",
         *options.overrides,
-        f"curriculum.mode={mode}",
+        *_MODE_SETTINGS[mode],
         f"run.steps={options.rounds}",
         f"run.name={options.recipe.stem}-{mode}",
         f"run.directory={options.directory}",

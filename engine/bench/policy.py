@@ -58,8 +58,10 @@ def build_nano(directory: Path, *, context: int) -> Path:
 
 
 def smol(scratch: Path, shape: dict[str, int] | None = None) -> tuple[Path, str]:
-    """Return the directory and the name of a model with 135 M parameters: the packaged one where it is
-    installed, else random weights of the same shape, or of ``shape``.
+    """Return the directory and the name of a model with 135 M parameters.
+
+    It is the packaged one where that is installed, else one of the same shape, or of ``shape``, with random
+    weights.
     """
     if shape is None:
         try:

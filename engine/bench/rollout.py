@@ -51,9 +51,11 @@ _START_SECONDS = 30.0
 
 
 class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``concurrency`` episodes run at a time. Replies have ``tokens`` tokens on average, up to ``spread`` (a
-    share) more or less. Each side has ``repeat`` phases of about ``seconds``, with episodes of one turn and
-    of ``turns`` turns. The first prompt holds about ``words`` numbers.
+    """``concurrency`` episodes run at a time.
+
+    Replies have ``tokens`` tokens on average, up to ``spread`` (a share) more or less. Each side has
+    ``repeat`` phases of about ``seconds``, with episodes of one turn and of ``turns`` turns. The first prompt
+    holds about ``words`` numbers.
     """
 
     concurrency: int = 64
@@ -66,8 +68,10 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampled tokens per second of both sides while the server was full (without the first and last episodes
-    of each phase). ``ratio`` is engine / bare client over pairs of neighbouring phases.
+    """Sampled tokens per second of both sides while the server was full.
+
+    The first and last episodes of each phase do not count. ``ratio`` is engine / bare client over pairs of
+    neighbouring phases.
     """
 
     engine_tok_per_s: Spread
@@ -169,8 +173,9 @@ def _config(directory: Path, options: RolloutOptions, *, turns: int) -> Config:
 async def _agent(
     config: Config, scratch: Path, url: str, tail: Sequence[int], options: RolloutOptions
 ) -> AsyncIterator[tuple[bus.Bus, FixedLengthPool]]:
-    """Run a broker and the agent role on it, with the server at ``url`` announced; yield the scorer's bus and
-    the agent's pool.
+    """Run a broker and the agent role on it; yield the scorer's bus and the agent's pool.
+
+    The server at ``url`` is announced on the bus.
     """
     async with AsyncExitStack() as stack:
         handle = await stack.enter_async_context(bus.serve(scratch, run=_RUN))

@@ -37,8 +37,10 @@ _DEADLINE = 0.25
 
 
 class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Amount of work: spawns and steps in sequence, seconds of each throughput, live instances, kills of each
-    kind.
+    """The amount of work.
+
+    Spawns and steps are counted in sequence, ``seconds`` is the length of each throughput, ``kills`` the
+    number of each kind.
     """
 
     spawns: int = 300

@@ -47,8 +47,9 @@ _BEFORE, _AFTER = 8, 4  # tokens of each request before an update begins, and af
 
 
 class WeightOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``requests`` stream at once, each with ``prompt`` tokens and up to ``tokens`` more. Each case is
-    measured ``repeat`` times. ``shape`` replaces the 135 M model by one with random weights.
+    """``requests`` stream at once, each with ``prompt`` tokens and up to ``tokens`` more.
+
+    Each case is measured ``repeat`` times. ``shape`` replaces the 135 M model by one with random weights.
     """
 
     requests: int = 8
@@ -59,10 +60,11 @@ class WeightOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standstill(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians in milliseconds. ``update_ms``: the longest time without a token during an update.
-    ``pause_ms``: the same for a pause and a resume with nothing between. ``step_ms``: the usual time between
-    tokens. ``reprefill_ms``: ``pause_ms`` - ``step_ms``, the cost of the cache policy. ``ratio``:
-    (``update_ms`` - ``reprefill_ms``) / the bare load.
+    """Medians in milliseconds.
+
+    ``update_ms``: the longest time without a token during an update. ``pause_ms``: the same for a pause and a
+    resume with nothing between. ``step_ms``: the usual time between tokens. ``reprefill_ms``: ``pause_ms`` -
+    ``step_ms``, the cost of the cache policy. ``ratio``: (``update_ms`` - ``reprefill_ms``) / the bare load.
     """
 
     update_ms: float
@@ -73,8 +75,10 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateArrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds of one path: ``upload_s`` until the learner has stored a version, ``served_s`` from its
-    announcement until the server has proved that it samples with it.
+    """Median seconds of one path.
+
+    ``upload_s``: until the learner has stored a version. ``served_s``: from its announcement until the server
+    has proved that it samples with it.
     """
 
     upload_s: float
@@ -82,8 +86,10 @@ class UpdateArrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """``bare_load_ms``: vLLM's own load without traffic; ``copy_s``, ``read_s``: a plain copy of the file and
-    a plain read of its tensors. ``canary_error`` is the largest seen.
+    """The result.
+
+    ``bare_load_ms``: vLLM's own load without traffic. ``copy_s``, ``read_s``: a plain copy of the file and a
+    plain read of its tensors. ``canary_error`` is the largest seen.
     """
 
     model: str
@@ -303,8 +309,9 @@ class _WeightBench:
         )
 
     async def _under_traffic(self, policy: PolicyPublished | None, cache: Cache) -> tuple[float, float]:
-        """Load ``policy`` (None: pause and resume only) under traffic; return the longest and the usual gap
-        between tokens in seconds.
+        """Load ``policy`` under traffic; None pauses and resumes only.
+
+        Returns the longest and the usual gap between tokens in seconds.
         """
         self._serial += 1
         traffic = _Traffic(self._client, self._session, self._options, self._vocabulary)

@@ -50,10 +50,16 @@ async def attached(location: BusLocation) -> AsyncIterator[NatsBus]:
         else:
             found = find(location.run, location.directory)
             config = found.config() if found.config_file.exists() else None
-            if config is not None and config.bus.url:
-                address = read_address(found.root) or Address.of(config)
-            elif found.holder() is not None:
-                address = _in_progress(found)
+            external = Address.of(config) if config is not None and config.bus.url else None
+            if external is not None or found.holder() is not None:
+                known = read_address(found.root) or external
+                if known is None:
+                    raise ConfigError(
+                        f"The run {found.root.name} has no bus yet.",
+                        where=str(found.root / "bus.json"),
+                        remedy="The file appears when the broker is up; see logs/ if it does not.",
+                    )
+                address = known
             else:
                 address = await stack.enter_async_context(_at_rest(found))
         yield await stack.enter_async_context(_connected(address))
@@ -72,17 +78,6 @@ async def _at_url(location: BusLocation) -> Address:
     except BusUnavailable as error:
         raise _unreachable(location.url, error) from error
     return Address(location.url, location.token, run, location.credentials, location.ca)
-
-
-def _in_progress(found: RunDirectory) -> Address:
-    address = read_address(found.root)
-    if address is None:
-        raise ConfigError(
-            f"The run {found.root.name} has no bus yet.",
-            where=str(found.root / "bus.json"),
-            remedy="The file appears when the broker is up; see logs/ if it does not.",
-        )
-    return address
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ from bus.subjects import STREAMS
 from engine.text import duration
 
 Figures = dict[str, Any]
-_FULL, _NEARLY_FULL = 0.9, 0.7
 
 
 async def read(bus: NatsBus) -> Figures:
@@ -24,12 +23,13 @@ async def read(bus: NatsBus) -> Figures:
         info = await bus.connection.api(f"STREAM.INFO.{name}")
         state, config = info["state"], info["config"]
         limits = ((state["bytes"], config["max_bytes"]), (state["messages"], config["max_msgs"]))
+        newest = datetime.fromisoformat(state["last_ts"]).timestamp()
         streams[kind] = {
             "messages": state["messages"],
             "bytes": state["bytes"],
             "share": max((used / limit for used, limit in limits if limit > 0), default=None),
             "last": state["last_seq"],
-            "newest_age_s": _age(state.get("last_ts")) if state["last_seq"] else None,
+            "newest_age_s": max(time.time() - newest, 0.0) if state["last_seq"] else None,
         }
         page = await bus.connection.api(f"CONSUMER.LIST.{name}", {"offset": 0})
         for one in page.get("consumers") or []:
@@ -43,14 +43,13 @@ async def read(bus: NatsBus) -> Figures:
 
 
 def compare(now: Figures, before: Figures) -> Figures:
-    """Return ``now`` with rates per second since ``before``; None for what is new."""
-    seconds = max(now["time"] - before["time"], 1e-9)
-    found = {**now, "interval_s": seconds}
+    """Return ``now`` with rates per second since ``before``; None for new streams and consumers."""
+    found = {**now, "interval_s": max(now["time"] - before["time"], 1e-9)}
     for part, counter in (("streams", "last"), ("consumers", "delivered")):
         found[part] = {}
         for name, figures in now[part].items():
             old = before[part].get(name)
-            rate = None if old is None else (figures[counter] - old[counter]) / seconds
+            rate = None if old is None else (figures[counter] - old[counter]) / found["interval_s"]
             found[part][name] = {**figures, "per_s": rate}
     return found
 
@@ -60,22 +59,12 @@ def table(figures: Figures) -> Table:
     result = Table(box=None, padding=(0, 2, 0, 0), title=f"run {figures['run']}", title_justify="left")
     for name in ("stream / consumer", "messages", "MB", "full", "unacked", "again", "per s", "newest"):
         result.add_column(name, justify="left" if name.startswith("stream") else "right", no_wrap=True)
+    rate = "{:,.1f}".format
     for name, one in figures["streams"].items():
-        full = one["share"] or 0.0
-        result.add_row(
-            name, f"{one['messages']:,}", f"{one['bytes'] / 1e6:,.1f}", f"{full:.0%}", "", "",
-            _rate(one["per_s"]), duration(one["newest_age_s"]),
-            style="red" if full >= _FULL else "yellow" if full >= _NEARLY_FULL else "",
-        )  # fmt: skip
+        size, full = f"{one['bytes'] / 1e6:,.1f}", f"{one['share'] or 0.0:.0%}"
+        newest = duration(one["newest_age_s"])
+        result.add_row(name, f"{one['messages']:,}", size, full, "", "", rate(one["per_s"] or 0.0), newest)
     for name, one in figures["consumers"].items():
         cells = (f"{one[key]:,}" for key in ("unacknowledged", "redelivered"))
-        result.add_row(f"  {name}", f"{one['pending']:,}", "", "", *cells, _rate(one["per_s"]), "")
+        result.add_row(f"  {name}", f"{one['pending']:,}", "", "", *cells, rate(one["per_s"] or 0.0), "")
     return result
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
-
-
-def _age(moment: str | None) -> float | None:
-    return None if moment is None else max(time.time() - datetime.fromisoformat(moment).timestamp(), 0.0)

@@ -24,7 +24,7 @@ from engine.text import clean, shorten
 
 _POLL_SECONDS = 0.25
 _BLOCK = 512
-_TEXT, _REASON = 60, 120
+_TEXT = 100
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,10 @@ class StreamSelection:
 
 
 class DecodedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored message, decoded without its type. ``error`` says why its type cannot be used; ``body`` is
-    None when nothing can be read. ``time`` is the author's, or of the storage, in seconds since the epoch.
+    """A stored message, decoded without its type.
+
+    ``error`` says why its type cannot be used; ``body`` is None when nothing can be read. ``time`` is the
+    author's, or of the storage, in seconds since the epoch.
     """
 
     stream: str
@@ -164,26 +166,11 @@ async def following(bus: NatsBus, wanted: StreamSelection, after: int) -> AsyncI
 
 
 def _short(name: str, value: Any) -> str:
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case int() if name in ("version", "version_high") and value >= 0:
-            return str(Version.unpack(value))
-        case float():
-            return f"{value:.4g}"
-        case str():
-            text = shorten(value, _REASON if name == "reason" else _TEXT)
-            return f'"{text}"' if " " in text else text
-        case bytes():
-            return f"{len(value)} bytes"
-        case list():
-            return f"[{len(value)}]"
-        case dict():
-            inner = ",".join(f"{key}:{_short('', item)}" for key, item in value.items())
-            return f"{{{shorten(inner, _TEXT)}}}"
-    return str(value)
+    if name in ("version", "version_high") and isinstance(value, int) and value >= 0:
+        return str(Version.unpack(value))
+    if isinstance(value, bytes | list):
+        return f"[{len(value)}]"
+    return "" if value is None else shorten(str(value), _TEXT)
 
 
 def _json(value: Any) -> Any:

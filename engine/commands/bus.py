@@ -117,27 +117,20 @@ async def top(
     """Show streams and consumers: depths, limits, rates, ages. Repeats until Ctrl-C without --once."""
     import anyio
     from rich.console import Console
-    from rich.live import Live
 
     from engine.busview import depths
 
     console, before = Console(), await depths.read(bus)
-    with (
-        Live(console=console, auto_refresh=False) if not once and console.is_terminal else _nothing() as live
-    ):
-        while True:
-            await anyio.sleep(interval)
-            now = await depths.read(bus)
-            figures = depths.compare(now, before)
-            if as_json:
-                _print(figures)
-            elif live is None:
-                console.print(depths.table(figures))
-            else:
-                live.update(depths.table(figures), refresh=True)
-            if once:
-                return
-            before = now
+    while True:
+        await anyio.sleep(interval)
+        now = await depths.read(bus)
+        figures, before = depths.compare(now, before), now
+        if as_json:
+            _print(figures)
+        else:
+            console.print(depths.table(figures))
+        if once:
+            return
 
 
 @dlq.command("list")
@@ -153,10 +146,10 @@ async def list_letters(bus: NatsBus, count: Count = 20, as_json: AsJson = False)
         return
     _print(f"{len(letters)} dead letters")
     for number, last in grouped(letters):
-        _print(f"{number:>8}  {last.source} {last.kind}  {shorten(last.damaged or last.reason, 120)}")
+        _print(f"{number:>8}  {last.letter.source} {last.message.kind}  {shorten(last.reason, 120)}")
     for one in letters[len(letters) - min(count, len(letters)) :]:
-        what = f"{one.source} {one.sequence}  {one.kind or 'no message'}  {one.subject}"
-        _print(f"{one.number:>8}  {what}  tried {one.attempts}x  {shorten(one.damaged or one.reason, 120)}")
+        what = f"{one.letter.source} {one.letter.sequence}  {one.message.kind}  {one.letter.subject}"
+        _print(f"{one.number:>8}  {what}  tried {one.letter.attempts}x  {shorten(one.reason, 120)}")
 
 
 @dlq.command()
@@ -170,7 +163,7 @@ async def show(
     from engine.busview.dead_letters import stored_letters
 
     async for one in _existing(stored_letters(bus, [number])):
-        record = one.record() | {"obstacle": one.obstacle(), "message": one.message().record()}
+        record = one.record() | {"obstacle": one.obstacle(), "message": one.message.record()}
         _print(record if as_json else json.dumps(record, indent=2, ensure_ascii=False))
 
 
@@ -214,11 +207,6 @@ async def _existing(letters: Any) -> Any:
 def _print(what: str | dict[str, Any]) -> None:
     """Print one line at once."""
     print(clean(what) if isinstance(what, str) else json.dumps(what), flush=True)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield None
 
 
 @contextmanager

@@ -15,8 +15,9 @@ def credit(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Print equal ones, too.")] = False,
 ) -> None:
-    """Compute the designer's advantages of cases in reference mode, beside the expected ones; status 1 when
-    one differs by more than 1e-9.
+    """Compare the designer's advantages in reference mode with expected ones.
+
+    Status 1 when one differs by more than 1e-9.
     """
     found = _check(parity)
     wrong = [one for one in found if not one.equal]

@@ -64,8 +64,10 @@ def terms(text: str) -> list[str]:
 
 
 class HashedTfidf:
-    """Hashed TF-IDF. Rarity of terms is that in the ``background`` texts; without them only the terms of the
-    contract count as common, so a vector does not depend on the other texts.
+    """Hashed TF-IDF.
+
+    Rarity of terms is that in the ``background`` texts; without them only the terms of the contract count as
+    common, so a vector does not depend on the other texts.
     """
 
     name = "hashed"

@@ -45,8 +45,10 @@ class ProgramArchive:
 
 
 def replace(target: Path, data: bytes, *, durable: bool = False) -> None:
-    """Replace ``target`` by ``data`` atomically: readers see the old bytes or the new ones, also after a
-    crash. ``durable`` waits until the disk has them. Raises OSError.
+    """Replace ``target`` by ``data`` atomically.
+
+    Readers see the old bytes or the new ones, also after a crash. ``durable`` waits until the disk has them.
+    Raises OSError.
     """
     handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

@@ -84,8 +84,10 @@ class DiversityMeter:
     def _learn(
         self, connection: sqlite3.Connection, items: Sequence[WrittenEnvironment], number: int
     ) -> None:
-        """Count ``items``, played before round ``number``, as known. A program costs eight bytes; designs are
-        forgotten ``_PLAYED_ROUNDS`` rounds after their last play, because their windows are closed.
+        """Count ``items``, played before round ``number``, as known.
+
+        A program costs eight bytes; designs are forgotten ``_PLAYED_ROUNDS`` rounds after their last play,
+        because their windows are closed.
         """
         first = {item.environment: item for item in reversed(items)}
         wanted = [first[name] for name in self._before.wanted(first)]

@@ -37,12 +37,14 @@ _FROM_SCORE = (
 
 
 class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One environment of a run. ``step`` is the round it was written for, ``turns`` the mean of its plain
-    episodes. Figures are None until its window has closed (``state`` is ``open``), those of the hint also
-    without hinted episodes. ``regret_paid`` is the part of the regret that its reward took, over ``pairs``
-    of which ``pairs_apart`` have no policy version in common; ``leak``: its hint holds the answer. ``flag``
-    says that the design does not match its ticket; ``similarity`` is the cosine to the most similar program
-    that the designer remembered.
+    """One environment of a run.
+
+    ``step`` is the round it was written for, ``turns`` the mean of its plain episodes. Figures are None until
+    its window has closed (``state`` is ``open``), those of the hint also without hinted episodes.
+    ``regret_paid`` is the part of the regret that its reward took, over ``pairs`` of which ``pairs_apart``
+    have no policy version in common; ``leak``: its hint holds the answer. ``flag`` says that the design does
+    not match its ticket; ``similarity`` is the cosine to the most similar program that the designer
+    remembered.
     """
 
     id: str
@@ -102,8 +104,9 @@ class Catalogue:
     def select(
         self, *, skill: str = "", state: str = "", sort: str = "step", limit: int = 0
     ) -> list[EnvironmentRecord]:
-        """Return the environments whose skill's name contains ``skill`` and whose state or flag is
-        ``state``, in ascending order of steps or descending order of a figure; ``limit`` 0 returns all.
+        """Return the environments with ``skill`` in the name of their skill and ``state`` as state or flag.
+
+        They come in ascending order of steps or descending order of a figure; ``limit`` 0 returns all.
 
         Raises ConfigError for an unknown skill, state or sort.
         """
@@ -170,8 +173,9 @@ class Catalogue:
     def neighbours(
         self, entry: EnvironmentRecord, *, count: int = NEIGHBOURS
     ) -> list[tuple[float, EnvironmentRecord]]:
-        """Return the most similar other programs with their cosines, the nearest first, out of an even
-        sample of ``engine.diversity.measures.SAMPLE`` programs.
+        """Return the most similar other programs with their cosines, the nearest first.
+
+        They are taken from an even sample of ``engine.diversity.measures.SAMPLE`` programs.
         """
         from engine.diversity.measures import sampled
         from engine.diversity.similarity import HashedTfidf, nearest

@@ -135,6 +135,7 @@ def lineage(connection: sqlite3.Connection) -> Lineage:
 
 def alive(tree: Lineage, fence: str = "fence", step: str = "step") -> str:
     """Return :meth:`Lineage.survives` as an SQL condition: a row lies on the path to the current weights.
+
     ``fence`` and ``step`` are SQL expressions of its version.
     """
     limits, least = [], None
@@ -145,8 +146,9 @@ def alive(tree: Lineage, fence: str = "fence", step: str = "step") -> str:
 
 
 def alive_evaluation(tree: Lineage) -> str:
-    """Return the SQL condition that all versions of a row of ``evaluations`` lie on the path to the current
-    weights.
+    """Return the SQL condition that a row of ``evaluations`` lies on the path to the current weights.
+
+    It holds for all versions that answered.
     """
     ends = (f"({alive(tree, f'{end} >> 32', f'{end} & 4294967295')})" for end in ("version", "version_high"))
     return " AND ".join(ends)
@@ -258,9 +260,10 @@ def _sum_up(connection: sqlite3.Connection, tree: Lineage, before: BatchTotals) 
 
 
 def complete(status: RunStatus, suites: Sequence[str], *, steps: int, servers: bool) -> bool:
-    """Return True when a run of ``steps`` is complete: its final batch is trained, every server that is not
-    lost serves the published version (when ``servers`` are part of the run), and each of ``suites`` was
-    evaluated at its step by surviving weights.
+    """Return True when a run of ``steps`` is complete.
+
+    Its final batch is trained, every server that is not lost serves the published version (when ``servers``
+    are part of the run), and each of ``suites`` was evaluated at its step by surviving weights.
     """
     if not status.final or status.rounds < steps or status.packed_published is None:
         return False

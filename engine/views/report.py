@@ -170,8 +170,9 @@ def _held_out(connection: sqlite3.Connection, tree: Lineage) -> str:
 
 
 def _regret(connection: sqlite3.Connection) -> str:
-    """Draw the mean regret of the windows that closed in a round with its 95 % interval, and the standard
-    error of a single environment's regret.
+    """Draw the mean regret of the windows that closed in a round with its 95 % interval.
+
+    The noise is the standard error of a single environment's regret.
     """
     rows = _rows(
         connection,

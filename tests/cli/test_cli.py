@@ -282,7 +282,7 @@ def test_a_corpus_without_a_document_is_found_before_the_start(
     path = write(tmp_path, config(tmp_path, model=ModelConfig(path=str(model))))
     (tmp_path / "empty.jsonl").write_text("no object\n")
     result = spade("run", str(path), "--dry-run", f"designer.corpus=jsonl:{tmp_path}/empty.jsonl")
-    refused(result, "holds no document", "empty.jsonl, line 1", "corpus=off")
+    refused(result, "has no document", "empty.jsonl, line 1", "corpus=off")
 
 
 def test_a_database_that_was_cut_short_does_not_stop_a_resume(tmp_path: Path) -> None:
