@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -42,8 +43,10 @@ def spawn(
         )
 
 
-def start(directory: Path, *settings: str) -> subprocess.Popen[bytes]:
-    return spawn(command(directory, *settings), directory)
+def start(directory: Path, *settings: str, packages: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start a nano run; ``packages`` is a directory of packages that are installed for it."""
+    environment = {**os.environ, "PYTHONPATH": str(packages)} if packages else None
+    return spawn(command(directory, *settings), directory, environment)
 
 
 def status(directory: Path) -> dict[str, Any]:

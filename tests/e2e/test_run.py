@@ -1,13 +1,17 @@
-"""The main job end to end: interrupted, killed, resumed; nothing lost, nothing trained twice (I7, I8)."""
+"""The main job end to end: interrupted, killed, resumed; nothing lost, nothing trained twice (I7, I8).
+
+The role of ``docs/roles.md``, from a package of its own, takes part: its facts and its queue are as durable.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +30,17 @@ from nano_runs import (
     trained_twice,
 )
 from nano_runs import facts as facts_of
+from scenes import plugins
 
-from bus.messages import PolicyPublished
+from bus.messages import EpisodeFinished, Message, PolicyPublished, RoundSummary
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 STEPS = 6
+COUNTER = ROOT / "docs" / "examples" / "counter"
 SETTINGS = (
+    'run.roles=["designer", "agent", "scorer", "learner", "server", "evaluator", "counter"]',
+    "plugins.counter.least=0.9",
     f"run.steps={STEPS}",
     "curriculum.environments=8",
     "learner.designer.scope=global",
@@ -61,8 +69,20 @@ async def until(
             await anyio.sleep(0.3)
 
 
-async def test_interrupt_kill_and_resume(tmp_path: Path) -> None:
-    first = start(tmp_path, *SETTINGS)
+def counts(messages: Sequence[Message]) -> dict[int, set[int]]:
+    """Return the counts that the counter's facts give for each round."""
+    found: dict[int, set[int]] = {}
+    for message in messages:
+        if type(message).__name__ == "Counted":
+            found.setdefault(message.round, set()).add(message.won)  # type: ignore[attr-defined]
+    return found
+
+
+async def test_interrupt_kill_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = plugins.install_example(tmp_path / "packages", COUNTER)
+    monkeypatch.syspath_prepend(str(packages))
+    importlib.import_module("counter")  # so that this process can read its facts
+    first = start(tmp_path, *SETTINGS, packages=packages)
     await until(first, tmp_path, lambda facts: facts["step"] >= 1)
     os.kill(first.pid, signal.SIGINT)
     assert await ended(first) in (0, 130), output(tmp_path)
@@ -70,13 +90,13 @@ async def test_interrupt_kill_and_resume(tmp_path: Path) -> None:
     before = status(tmp_path)
     assert before["state"] == "stopped"
 
-    second = start(tmp_path, *SETTINGS)
+    second = start(tmp_path, *SETTINGS, packages=packages)
     await until(second, tmp_path, lambda facts: facts["step"] >= before["step"] + 2)
     os.killpg(second.pid, signal.SIGKILL)
     await ended(second)
     await nothing_left(tmp_path)
 
-    third = start(tmp_path, *SETTINGS)
+    third = start(tmp_path, *SETTINGS, packages=packages)
     assert await ended(third) == 0, output(tmp_path)
     await nothing_left(tmp_path)
 
@@ -101,3 +121,12 @@ async def test_interrupt_kill_and_resume(tmp_path: Path) -> None:
         if isinstance(one, PolicyPublished):
             weights.setdefault(one.version, set()).add(one.sha256)
     assert all(len(digests) == 1 for digests in weights.values())
+
+    won, expected = 0, {}
+    for one in messages:
+        if isinstance(one, EpisodeFinished):
+            won += one.returned >= 0.9
+        elif isinstance(one, RoundSummary):
+            expected[one.round] = {won}
+    assert counts(messages) == expected
+    assert len(expected) >= STEPS

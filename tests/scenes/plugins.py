@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,15 +20,31 @@ def install(directory: Path, name: str, modules: Mapping[str, str], points: Mapp
     (package / "__init__.py").touch()
     for module, source in modules.items():
         (package / f"{module}.py").write_text(source)
+    groups: dict[str, dict[str, str]] = {}
+    for point, target in points.items():
+        group, _, entry = point.partition("/")
+        groups.setdefault(group, {})[entry] = f"{name}.{target}"
+    return _with_metadata(directory, name, groups)
+
+
+def install_example(directory: Path, example: Path) -> Path:
+    """Install a package of ``docs/examples``: its modules, and the entry points of its ``pyproject.toml``."""
+    directory.mkdir(parents=True)
+    for module in example.glob("*.py"):
+        shutil.copy(module, directory)
+    project = tomllib.loads((example / "pyproject.toml").read_text())["project"]
+    return _with_metadata(directory, project["name"].replace("-", "_"), project["entry-points"])
+
+
+def _with_metadata(directory: Path, name: str, groups: Mapping[str, Mapping[str, str]]) -> Path:
     metadata = directory / f"{name}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    groups: dict[str, list[str]] = {}
-    for point, target in points.items():
-        group, _, entry = point.partition("/")
-        groups.setdefault(group, []).append(f"{entry} = {name}.{target}")
-    (metadata / "entry_points.txt").write_text(
-        "".join(f"[{group}]\n" + "\n".join(lines) + "\n" for group, lines in groups.items())
-    )
+    lines = [
+        line
+        for group, entries in groups.items()
+        for line in (f"[{group}]", *(f"{entry} = {target}" for entry, target in entries.items()))
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
     registry.registered.cache_clear()
     return directory
