@@ -51,7 +51,6 @@ log = structlog.get_logger("spade.inference")
 class _Request:
     prompt: Sequence[int]
     sampling: SamplingConfig
-    seed: int | None
     stop_token_ids: Sequence[int]
     key: str
     end: float
@@ -73,10 +72,6 @@ class InferencePool:
     ``stuck_seconds`` a server is probed, and given up when a single token does not come within as long.
     ``max_lag`` bounds how many versions a server may be behind the one published last. With ``adapters``,
     the name of the run, requests name the adapter of the version that their server has announced last.
-
-    Seeds are sent only with ``send_seeds``: batching and updates in flight make sampling irreproducible in
-    any case, one generator per request costs vLLM an eighth of its speed, and vLLM 0.32 on CPU dies when the
-    prefill of a seeded request is split ("CPU Generator does not use offset").
     """
 
     def __init__(
@@ -86,14 +81,12 @@ class InferencePool:
         request_seconds: float,
         max_waiting: int = 8192,
         stuck_seconds: float | None = None,
-        send_seeds: bool = False,
         max_lag: int | None = None,
         adapters: str = "",
     ) -> None:
         self._request_seconds = request_seconds
         self._max_waiting = max_waiting
         self._adapters = adapters
-        self._send_seeds = send_seeds
         least, most = _STUCK_SECONDS
         self._stuck_seconds = stuck_seconds or min(most, max(least, request_seconds / 4))
         self._roster = Roster(ceiling=max_concurrency, max_lag=max_lag)
@@ -174,16 +167,19 @@ class InferencePool:
         stop_token_ids: Sequence[int],
         deadline: float | None = None,
     ) -> Completion:
-        """Sample one continuation. ``key`` names the episode (same key, same server while it lasts),
-        ``deadline`` is in seconds from now and covers queueing and every move.
+        """Sample one continuation.
+
+        ``key`` names the episode (same key, same server while it lasts); ``deadline`` is in seconds from now
+        and covers queueing and every move. ``seed`` is not sent: batching and updates make sampling
+        irreproducible anyhow, one generator per request costs vLLM an eighth of its speed, and vLLM 0.32 on
+        CPU dies when the prefill of a seeded request is split ("CPU Generator does not use offset").
 
         Raises InferenceUnavailable when no server answered in time, ServerRefused when the request
         itself is at fault (such as a prompt beyond the context).
         """
         seconds = self._request_seconds if deadline is None else deadline
         end = anyio.current_time() + seconds
-        seed = seed if self._send_seeds else None
-        request = _Request(prompt, sampling, seed, stop_token_ids, key, end)
+        request = _Request(prompt, sampling, stop_token_ids, key, end)
         last: InferenceError | None = None
         failed: list[PooledServer] = []
         for attempt in range(_ATTEMPTS):
@@ -255,7 +251,6 @@ class InferencePool:
                     request.prompt,
                     request.sampling,
                     deadline=max(0.001, request.end - anyio.current_time()),
-                    seed=request.seed,
                     stop_token_ids=request.stop_token_ids,
                     salt=str(server.version),
                 )

@@ -6,32 +6,11 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
-from scenes.fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
+from scenes.fake_vllm import STOP, fake_vllm, policy, until
+from scenes.pools import ask, lost, new_pool, serving
 
-from bus.messages import ServerLost, ServerServing
-from engine.config import SamplingConfig
 from engine.inference import health_prober
 from engine.inference.completion import Completion, InferenceUnavailable, ServerRefused
-from engine.inference.pool import InferencePool
-
-SAMPLING = SamplingConfig(max_tokens=8)
-
-
-def serving(fake: FakeVllm, name: str = "a", *, epoch: str = "1", version: int = 1) -> ServerServing:
-    fake.version = fake.loaded = str(version)
-    return ServerServing(
-        server=name, epoch=epoch, url=fake.url, version=version, canary_error=0.0, seconds=0.0
-    )
-
-
-def new_pool(**settings) -> InferencePool:
-    return InferencePool(**{"max_concurrency": 16, "request_seconds": 20.0, "stuck_seconds": 0.2, **settings})
-
-
-async def ask(pool: InferencePool, key: str = "e", deadline: float | None = None) -> Completion:
-    return await pool.generate(
-        [1, 2, 3], sampling=SAMPLING, seed=7, key=key, stop_token_ids=[STOP], deadline=deadline
-    )
 
 
 async def gather(*calls: Callable[[], Awaitable[Completion]]) -> list[Completion]:
@@ -59,13 +38,6 @@ async def test_completion_carries_tokens_logprobs_and_the_servers_version() -> N
     assert "seed" not in body["sampling_params"]
     assert body["sampling_params"]["ignore_eos"] is True
     assert body["sampling_params"]["stop_token_ids"] == [STOP]
-
-
-async def test_seeds_are_sent_when_asked_for() -> None:
-    async with fake_vllm() as fake, new_pool(send_seeds=True) as pool:
-        pool.apply(serving(fake))
-        await ask(pool)
-    assert fake.bodies[0]["sampling_params"]["seed"] == 7
 
 
 async def test_no_traffic_before_a_server_serves() -> None:
@@ -216,7 +188,7 @@ async def test_lost_server_moves_its_requests() -> None:
                 tasks.start_soon(ask, pool, f"{index}")
             await until(lambda: first.running == 6)
             pool.apply(serving(second, "b"))
-            pool.apply(ServerLost(server="a", epoch="1", reason="test"))
+            pool.apply(lost())
         assert second.calls["/inference/v1/generate"] == 6
         assert pool.statistics()["moved"] == 6
         assert pool.versions() == {"b": 1}
@@ -225,7 +197,7 @@ async def test_lost_server_moves_its_requests() -> None:
 async def test_a_late_farewell_of_a_former_epoch_changes_nothing() -> None:
     async with fake_vllm() as fake, new_pool() as pool:
         pool.apply(serving(fake, epoch="2"))
-        pool.apply(ServerLost(server="a", epoch="1", reason="late"))
+        pool.apply(lost())
         await ask(pool)
 
 

@@ -8,42 +8,14 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from scenes.fake_vllm import STOP, FakeVllm, fake_vllm, policy, until
+from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
 from scenes.memory_bus import MemoryBus
+from scenes.pools import GENERATE, announced, ask, lost, new_pool, serving
 
-from bus.messages import Message, ServerLost, ServerServing
-from engine.config import SamplingConfig
+from bus.messages import Message
 from engine.inference import health_prober
 from engine.inference.completion import Completion, InferenceUnavailable
 from engine.inference.pool import InferencePool
-
-GENERATE = "/inference/v1/generate"
-
-
-def serving(fake: FakeVllm, name: str, version: int, *, epoch: str = "1") -> ServerServing:
-    fake.version = fake.loaded = str(version)
-    return announced(fake, name, version, epoch=epoch)
-
-
-def announced(fake: FakeVllm, name: str, version: int, *, epoch: str = "1") -> ServerServing:
-    return ServerServing(
-        server=name, epoch=epoch, url=fake.url, version=version, canary_error=0.0, seconds=0.0
-    )
-
-
-def new_pool(**settings) -> InferencePool:
-    return InferencePool(**{"max_concurrency": 16, "request_seconds": 10.0, "stuck_seconds": 0.2, **settings})
-
-
-async def ask(pool: InferencePool, key: str = "e", deadline: float | None = None) -> Completion:
-    return await pool.generate(
-        [1, 2],
-        sampling=SamplingConfig(max_tokens=8),
-        seed=None,
-        key=key,
-        stop_token_ids=[STOP],
-        deadline=deadline,
-    )
 
 
 async def spread(pool: InferencePool, count: int = 6) -> None:
@@ -108,7 +80,7 @@ async def test_a_restarted_server_gets_nothing_before_the_current_version(
     a: FakeVllm, b: FakeVllm, pool: InferencePool
 ) -> None:
     apply(pool, policy(1), serving(a, "a", 1), serving(b, "b", 1))
-    apply(pool, ServerLost(server="a", epoch="1", reason="killed"))
+    apply(pool, lost())
     apply(pool, policy(2), serving(b, "b", 2), serving(a, "a", 1, epoch="2"))
     await spread(pool)
     assert a.calls[GENERATE] == 0
@@ -249,7 +221,7 @@ async def test_tokens_whose_version_is_never_acknowledged_are_thrown_away(
     apply(pool, policy(1), serving(a, "a", 1), policy(2))
     a.version, a.loaded = "2", "1"  # the label moved, the weights did not
     async with held_back(pool) as found:
-        apply(pool, ServerLost(server="a", epoch="1", reason="canary"), serving(b, "b", 2))
+        apply(pool, lost(), serving(b, "b", 2))
     assert b.calls[GENERATE] == 1
     assert pool.statistics()["moved"] == 1
     assert found[0].spans[0].version == 2

@@ -6,39 +6,11 @@ import random
 
 import anyio
 import pytest
-from scenes.fake_vllm import STOP, FakeVllm, fake_vllm, until
+from scenes.fake_vllm import fake_vllm, until
+from scenes.pools import GENERATE, ask, lost, new_pool, serving
 
-from bus.messages import ServerLost, ServerServing
-from engine.config import SamplingConfig
 from engine.inference import server_set
-from engine.inference.completion import Completion, InferenceUnavailable
-from engine.inference.pool import InferencePool
-
-GENERATE = "/inference/v1/generate"
-
-
-def serving(fake: FakeVllm, name: str = "a", *, epoch: str = "1") -> ServerServing:
-    fake.version = fake.loaded = "1"
-    return ServerServing(server=name, epoch=epoch, url=fake.url, version=1, canary_error=0.0, seconds=0.0)
-
-
-def lost(name: str = "a", epoch: str = "1") -> ServerLost:
-    return ServerLost(server=name, epoch=epoch, reason="test")
-
-
-def new_pool(**settings) -> InferencePool:
-    return InferencePool(**{"max_concurrency": 16, "request_seconds": 10.0, "stuck_seconds": 0.2, **settings})
-
-
-async def ask(pool: InferencePool, key: str = "e", deadline: float | None = None) -> Completion:
-    return await pool.generate(
-        [1, 2],
-        sampling=SamplingConfig(max_tokens=8),
-        seed=None,
-        key=key,
-        stop_token_ids=[STOP],
-        deadline=deadline,
-    )
+from engine.inference.completion import InferenceUnavailable
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -11,10 +11,10 @@ import anyio
 import psutil
 import pytest
 
-from engine.config import Config, ModelConfig, RunConfig, ServerConfig
+from engine.config import BusConfig, Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import SpadeError
 from engine.inference import process as module
-from engine.inference.process import ServerFailed, causes, last_words, serve
+from engine.inference.process import ServerFailed, causes, last_words, reachable_host, serve
 from engine.inference.vllm import open_session
 
 HEALTHY = """
@@ -154,7 +154,7 @@ def test_causes_are_the_exceptions_without_their_tracebacks(tmp_path: Path) -> N
 OWNER = """
 import anyio, sys
 from pathlib import Path
-from engine.config import Config, ModelConfig, RunConfig, ServerConfig
+from engine.config import BusConfig, Config, ModelConfig, RunConfig, ServerConfig
 from engine.inference import process
 from engine.inference.vllm import open_session
 directory, code = Path(sys.argv[1]), sys.argv[2]
@@ -188,3 +188,24 @@ def test_kill_9_of_the_supervisor_leaves_no_server(tmp_path: Path) -> None:
         assert len(family) == 2
         owner.kill()
     wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in family))
+
+
+@pytest.mark.parametrize(
+    ("listens", "bus", "announced"),
+    [
+        (None, "", "127.0.0.1"),
+        (None, "nats://127.0.0.1:4222", "127.0.0.1"),
+        ("10.1.2.3", "nats://127.0.0.1:4222", "10.1.2.3"),
+        ("0.0.0.0", "", "127.0.0.1"),
+        ("0.0.0.0", "nats://127.0.0.1:4222,nats://10.1.2.3:4222", "127.0.0.1"),
+        ("::", "tls://localhost", "127.0.0.1"),
+    ],
+)
+def test_a_server_is_announced_by_an_address_that_others_reach(listens, bus: str, announced: str) -> None:
+    config = Config(
+        run=RunConfig(name="r"),
+        model=ModelConfig(path="m"),
+        bus=BusConfig(url=bus),
+        server=ServerConfig(args={} if listens is None else {"host": listens}),
+    )
+    assert reachable_host(config) in (announced, "[::1]" if "localhost" in bus else announced)
