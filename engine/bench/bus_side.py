@@ -7,7 +7,6 @@ line on its input, does its job and prints a :class:`SideResult` as JSON. It end
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import sys
 import time
@@ -36,7 +35,6 @@ class SideJob(msgspec.Struct, frozen=True, kw_only=True):
 
     ``kind`` is ``samples`` or ``tasks``; ``side`` is ``produce``, ``consume`` or ``ack`` (one message at a
     time, each acknowledgement timed). ``rate`` is in messages per second; 0 sends as fast as possible.
-    ``cores`` pins the process.
     """
 
     kind: str
@@ -46,7 +44,6 @@ class SideJob(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     token: str
     rate: float = 0.0
-    cores: tuple[int, ...] = ()
 
 
 class SideResult(msgspec.Struct, kw_only=True):
@@ -266,8 +263,6 @@ def main() -> None:
     job = msgspec.json.decode(sys.argv[1], type=SideJob)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if job.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, job.cores)
     print(
         msgspec.json.encode(anyio.run(_work, job, backend_options={"use_uvloop": True})).decode(), flush=True
     )

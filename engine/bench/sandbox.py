@@ -1,14 +1,12 @@
-"""``spade bench sandbox``: spawns, steps, memory and kills of the sandbox on this machine."""
+"""``spade bench sandbox``: spawns, steps and memory of the sandbox on this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import os
-import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,35 +17,14 @@ from engine.bench.harness import Load, LoadMeter, Machine, describe, own_cpu_sec
 if TYPE_CHECKING:
     from sandbox import Instance, SandboxPool
 
-_SPINNER = """class SpinEnv:
-    def reset(self, seed):
-        return "ready"
-    def step(self, action):
-        while True:
-            pass
-"""
-_SLEEPER = """import ctypes
-class SleepEnv:
-    def reset(self, seed):
-        return "ready"
-    def step(self, action):
-        ctypes.CDLL(None).sleep(1000)
-"""
-_DEADLINE = 0.25
-
 
 class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The amount of work.
-
-    Spawns and steps are counted in sequence, ``seconds`` is the length of each throughput, ``kills`` the
-    number of each kind.
-    """
+    """The number of sequential spawns and steps and of live instances, the length of each throughput."""
 
     spawns: int = 300
     steps: int = 1000
     seconds: float = 3.0
     live: int = 500
-    kills: int = 10
 
 
 class SandboxFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,11 +32,8 @@ class SandboxFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     ``spawn_*``: from the call to the first observation, in sequence. ``spawns_per_s``: spawn, reset and kill
     with several in parallel; ``spawn_cpu_ms``: CPU time of one of those in all processes, which load
-    distorts least. ``step_*``: a round trip to an instance in use; ``step_cold_*``: to each of ``live``
-    instances in turn. ``pss_mb_per_env`` is None where the kernel hides it; ``mb_per_env``: the fall
-    of the host's available memory per instance.
-    ``kill_after_deadline_ms``: from the wall deadline of a sleeping program until its process was reaped.
-    ``kill_over_budget_ms``: CPU time of a spinning program beyond its budget.
+    distorts least. ``step_*``: a round trip. ``mb_per_env``:
+    the fall of the host's available memory per instance.
     """
 
     level: int
@@ -69,37 +43,22 @@ class SandboxFigures(msgspec.Struct, frozen=True, kw_only=True):
     spawn_cpu_ms: float
     step_p50_ms: float
     step_p99_ms: float
-    step_cold_p50_ms: float
     steps_per_s: float
     live: int
-    pss_mb_per_env: float | None
     mb_per_env: float
-    kill_after_deadline_ms: float
-    kill_after_deadline_max_ms: float
-    kill_over_budget_ms: float
     machine: Machine
     load: Load
 
 
-def _programs() -> list[tuple[str, str]]:
-    """Return (program, plausible action) pairs: built-in games of the size that a model writes."""
+def _programs() -> list[str]:
+    """Return built-in games of the size that a model writes."""
     from engine import seeds
-    from sandbox import actions
 
     return [
-        (episode.source, actions.plausible(episode.source)[0])
+        episode.source
         for suite in seeds.SUITES
         for episode in seeds.held_out(suite, 2 * len(seeds.BUILT_IN), 20)
     ]
-
-
-def _proportional(pid: int) -> int | None:
-    """Return the proportional set size of ``pid`` in bytes, or None where the kernel hides it."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), None)
 
 
 async def measure(work: SandboxOptions | None = None) -> SandboxFigures:
@@ -117,12 +76,9 @@ async def measure(work: SandboxOptions | None = None) -> SandboxFigures:
         before = host.memory()["MemAvailable"]
         crowd = await _crowd(pool, programs, min(work.live, pool.max_live))
         fallen = (before - host.memory()["MemAvailable"]) / len(crowd)
-        shares = [share for one in crowd[:: max(1, len(crowd) // 50)] if (share := _proportional(one.pid))]
-        cold = await _cold_steps(crowd)
         async with anyio.create_task_group() as group:
             for one in crowd:
                 group.start_soon(one.close)
-    late, over = await _kills(work.kills)
     return SandboxFigures(
         level=level,
         spawn_p50_ms=_ms(quantile(spawn, 0.5)),
@@ -131,14 +87,9 @@ async def measure(work: SandboxOptions | None = None) -> SandboxFigures:
         spawn_cpu_ms=_ms(cpu),
         step_p50_ms=_ms(quantile(steps, 0.5)),
         step_p99_ms=_ms(quantile(steps, 0.99)),
-        step_cold_p50_ms=_ms(quantile(cold, 0.5)),
         steps_per_s=round(steps_rate, 1),
         live=len(crowd),
-        pss_mb_per_env=round(statistics.mean(shares) / (1 << 20), 2) if shares else None,
         mb_per_env=round(fallen / (1 << 20), 2),
-        kill_after_deadline_ms=_ms(statistics.median(late)),
-        kill_after_deadline_max_ms=_ms(max(late)),
-        kill_over_budget_ms=_ms(statistics.median(over)),
         machine=describe(("numpy", "uvloop")),
         load=meter.stop(),
     )
@@ -148,9 +99,9 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
 
-async def _spawn_times(pool: SandboxPool, programs: Sequence[tuple[str, str]], count: int) -> list[float]:
+async def _spawn_times(pool: SandboxPool, programs: Sequence[str], count: int) -> list[float]:
     times = []
-    for number, (source, _) in zip(range(count), itertools.cycle(programs), strict=False):
+    for number, source in zip(range(count), itertools.cycle(programs), strict=False):
         began = time.perf_counter()
         instance = await pool.spawn(source, seed=number)
         times.append(time.perf_counter() - began)
@@ -158,9 +109,7 @@ async def _spawn_times(pool: SandboxPool, programs: Sequence[tuple[str, str]], c
     return times
 
 
-async def _spawn_rate(
-    pool: SandboxPool, programs: Sequence[tuple[str, str]], seconds: float
-) -> tuple[float, float]:
+async def _spawn_rate(pool: SandboxPool, programs: Sequence[str], seconds: float) -> tuple[float, float]:
     """Spawn, reset and close in parallel; return spawns per second and CPU seconds per spawn."""
     done, before = 0, own_cpu_seconds()
     began = time.perf_counter()
@@ -170,7 +119,7 @@ async def _spawn_rate(
         nonlocal done
         while time.perf_counter() - began < seconds:
             number = next(numbers)
-            instance = await pool.spawn(programs[number % len(programs)][0], seed=number)
+            instance = await pool.spawn(programs[number % len(programs)], seed=number)
             await instance.close()
             done += 1
 
@@ -216,50 +165,5 @@ async def _step_times(pool: SandboxPool, work: SandboxOptions) -> tuple[list[flo
     return times, rate
 
 
-async def _crowd(pool: SandboxPool, programs: Sequence[tuple[str, str]], live: int) -> list[Instance]:
-    return await asyncio.gather(*(pool.spawn(programs[k % len(programs)][0], seed=k) for k in range(live)))
-
-
-async def _cold_steps(crowd: Sequence[Instance]) -> list[float]:
-    """Step every instance once, in turn; errors of the program do not matter."""
-    from sandbox import EnvError
-
-    times = []
-    for instance in crowd:
-        began = time.perf_counter()
-        try:
-            await instance.step("1")
-        except EnvError:
-            continue
-        finally:
-            times.append(time.perf_counter() - began)
-    return times
-
-
-async def _kills(count: int) -> tuple[list[float], list[float]]:
-    """Return seconds from the wall deadline to the reaped process, and CPU seconds beyond the budget."""
-    from sandbox import EnvTimeout, SandboxPool, SandboxSettings
-
-    late, over = [], []
-    settings = SandboxSettings(cpu_call_seconds=_DEADLINE, wall_call_seconds=_DEADLINE, strikes=0)
-    async with SandboxPool(settings) as pool:
-        for source, number in itertools.product((_SLEEPER, _SPINNER), range(count)):
-            instance = await pool.spawn(source, seed=number)
-            used = _cpu(instance.pid)
-            began = time.perf_counter()
-            try:
-                await instance.step("go")
-            except EnvTimeout:
-                await instance.gone.wait()
-            ended = time.perf_counter() - began
-            if source is _SLEEPER:
-                late.append(ended - _DEADLINE)
-            else:
-                over.append(max(0.0, instance.cpu - used - _DEADLINE))
-    return late, over
-
-
-def _cpu(pid: int) -> float:
-    from sandbox import kernel
-
-    return kernel.cpu_seconds(pid)
+async def _crowd(pool: SandboxPool, programs: Sequence[str], live: int) -> list[Instance]:
+    return await asyncio.gather(*(pool.spawn(programs[k % len(programs)], seed=k) for k in range(live)))

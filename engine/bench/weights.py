@@ -2,13 +2,11 @@
 
 One vLLM server with a model of 135 M parameters in bfloat16. Requests stream while a version is loaded; the
 gaps between their tokens show how long generation stood still. In the same run, in turn: both cache
-policies, a pause and resume alone, vLLM's own load without traffic, a plain copy and a plain read of the
-file; files on a shared disk beside the bus.
+policies, a pause and resume alone, vLLM's own load without traffic; files on a shared disk beside the bus.
 """
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 import time
@@ -32,7 +30,6 @@ from engine.inference import vllm_schema
 from engine.inference.process import serve
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient, open_session
 from engine.lineage import Version
-from engine.weights import store
 from engine.weights.buspath import BusPath
 from engine.weights.paths import Cache, FilePath, WeightPath, worker_states
 from engine.weights.publisher import Publisher, Release
@@ -88,15 +85,12 @@ class UpdateArrival(msgspec.Struct, frozen=True, kw_only=True):
 class WeightFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The result.
 
-    ``bare_load_ms``: vLLM's own load without traffic. ``copy_s``, ``read_s``: a plain copy of the file and a
-    plain read of its tensors. ``canary_error`` is the largest seen.
+    ``bare_load_ms``: vLLM's own load without traffic. ``canary_error`` is the largest seen.
     """
 
     model: str
     parameters: int
     bytes: int
-    copy_s: float
-    read_s: float
     bare_load_ms: float
     standstill: dict[str, Standstill]
     arrival: dict[str, UpdateArrival]
@@ -121,8 +115,6 @@ async def measure(options: WeightOptions, report: Progress = lambda _: None) -> 
         directory, model = await anyio.to_thread.run_sync(smol, scratch, options.shape)
         report(f"publishing two versions of {model}")
         parameters, on_disk, on_bus = await anyio.to_thread.run_sync(_publish, directory, scratch)
-        whole = store.local_path(on_disk.policies[0].uri)
-        copy_s, read_s = await anyio.to_thread.run_sync(_plain_limits, whole, scratch, options.repeat)
         config = Config(
             run=RunConfig(name=_RUN),
             model=ModelConfig(path=str(directory), max_model_len=512, dtype="bfloat16"),
@@ -150,8 +142,6 @@ async def measure(options: WeightOptions, report: Progress = lambda _: None) -> 
             model=model,
             parameters=parameters,
             bytes=on_disk.policies[0].size,
-            copy_s=copy_s,
-            read_s=read_s,
             bare_load_ms=statistics.median(bench.bare),
             standstill=standstill,
             arrival=arrival,
@@ -177,23 +167,6 @@ def _publish(directory: Path, scratch: Path) -> tuple[int, _Versions, _Versions]
             versions.releases.append(release)
             versions.policies.append(policy.announcement(version, release))
     return policy.parameters, made["file"], made["bus"]
-
-
-def _plain_limits(file: Path, scratch: Path, repeat: int) -> tuple[float, float]:
-    """Return the least seconds of a plain copy of ``file``, and of reading its tensors."""
-    from safetensors.torch import load_file
-
-    target = scratch / "copy.safetensors"
-    copies = [_seconds(lambda: shutil.copyfile(file, target)) for _ in range(repeat)]
-    reads = [_seconds(lambda: load_file(file)) for _ in range(repeat)]
-    target.unlink()
-    return min(copies), min(reads)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 @asynccontextmanager

@@ -24,14 +24,13 @@ def bus(
     as_json: AsJson = False,
     seconds: Annotated[float, typer.Option(min=0.05, help="Length of a case in seconds.")] = 2.0,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions; the result has median and range.")] = 3,
-    pin: Annotated[bool, typer.Option("--pin/--no-pin", help="Bind producer and consumer to a core.")] = True,
 ) -> None:
     """Measure throughput and latency of the bus: the sample stream beside the task queue."""
     import anyio
 
     from engine.bench import bus as bench
 
-    options = bench.BusOptions(seconds=seconds, repeat=repeat, pin=pin)
+    options = bench.BusOptions(seconds=seconds, repeat=repeat)
     _show(anyio.run(bench.measure, options, _progress, backend_options=_LOOP), as_json)
 
 
@@ -42,7 +41,7 @@ def sandbox(
     live: Annotated[int, typer.Option(min=1, help="Live instances whose memory is measured.")] = 500,
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of each throughput in seconds.")] = 3.0,
 ) -> None:
-    """Measure spawns, steps, memory and kills of the sandbox."""
+    """Measure spawns, steps and memory of the sandbox."""
     from engine.bench.sandbox import SandboxOptions, measure
     from engine.commands.sandbox import sandboxed
 
@@ -57,7 +56,6 @@ def rollout(
     concurrency: Annotated[int, typer.Option(min=1, help="Concurrent episodes.")] = 64,
     tokens: Annotated[int, typer.Option(min=8, help="Mean length of a reply in tokens.")] = 64,
     turns: Annotated[int, typer.Option(min=2, help="Turns of a multi-turn episode.")] = 6,
-    model: Annotated[str, typer.Option(help="Model path as in a recipe; default: random weights.")] = "",
 ) -> None:
     """Measure the share of vLLM's speed that episodes get, beside a bare client (status 1 below target)."""
     import anyio
@@ -67,7 +65,7 @@ def rollout(
     options = bench.RolloutOptions(
         repeat=repeat, seconds=seconds, concurrency=concurrency, tokens=tokens, turns=turns
     )
-    figures = anyio.run(bench.measure, options, _progress, model, backend_options=_LOOP)
+    figures = anyio.run(bench.measure, options, _progress, backend_options=_LOOP)
     _show(figures, as_json)
     if not figures.within_target:
         raise typer.Exit(1)

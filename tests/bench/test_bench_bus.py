@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
     line = [sys.executable, "-m", "engine.cli", "bench", "bus", "--json"]
-    line += ["--seconds", "0.1", "--repeat", "1", "--no-pin"]
+    line += ["--seconds", "0.1", "--repeat", "1"]
     command = subprocess.run(line, capture_output=True, text=True, check=False, timeout=590)
     assert command.returncode == 0, command.stderr
     found: dict[str, Any] = json.loads(command.stdout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import subprocess
 import sys
@@ -57,7 +56,7 @@ def _proportional(pid: int) -> int:
 
 @pytest.mark.slow
 async def test_the_benchmark_measures_all_it_promises() -> None:
-    options = SandboxOptions(spawns=12, steps=30, seconds=0.2, live=16, kills=2)
+    options = SandboxOptions(spawns=12, steps=30, seconds=0.2, live=16)
     found = msgspec.to_builtins(await measure(options))
     assert found["level"] >= 2
     assert found["live"] == 16
@@ -67,14 +66,10 @@ async def test_the_benchmark_measures_all_it_promises() -> None:
         "spawn_cpu_ms",
         "step_p50_ms",
         "steps_per_s",
-        "kill_after_deadline_ms",
     ):
         assert found[name] > 0, name
     assert found["spawn_p50_ms"] <= found["spawn_p99_ms"]
-    if os.geteuid() == 0:
-        assert 0 < found["pss_mb_per_env"] < 20
-    assert found["kill_after_deadline_ms"] < 2000
-    assert found["kill_over_budget_ms"] < 200
+    assert found["mb_per_env"] < 20
 
 
 _STREWN = """
