@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from sandbox.settings import SandboxSettings
+
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all tables: unknown keys are refused."""
@@ -117,28 +119,6 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     canary_tolerance: float = 0.0
     max_concurrency: int = 288
     rollout: Literal["rolling", "together"] = "rolling"
-
-
-class SandboxConfig(Table, frozen=True, kw_only=True):
-    """Walls and limits for programs that a model wrote.
-
-    ``min_level`` 1 denies files and network, 2 denies them by seccomp, 3 adds a second wall around files,
-    4 namespaces; a host that cannot reach the level is refused. ``zygotes`` 0 takes one per two cores,
-    ``max_live`` 0 the number that memory and process limits allow. The seconds are those of one call, of
-    loading a program, and of its whole life. ``preload`` names modules that are imported once, before
-    programs run.
-    """
-
-    min_level: int = 2
-    allow_unsafe: bool = False
-    zygotes: int = 0
-    preload: tuple[str, ...] = ("numpy",)
-    memory_mb: int = 256
-    cpu_call_seconds: float = 2.0
-    cpu_load_seconds: float = 5.0
-    wall_call_seconds: float = 10.0
-    cpu_life_seconds: int = 30
-    max_live: int = 0
 
 
 class SamplingConfig(Table, frozen=True, kw_only=True):
@@ -547,7 +527,7 @@ class Config(Table, frozen=True, kw_only=True):
     warmstart: WarmstartConfig = WarmstartConfig()
     bus: BusConfig = BusConfig()
     server: ServerConfig = ServerConfig()
-    sandbox: SandboxConfig = SandboxConfig()
+    sandbox: SandboxSettings = SandboxSettings()
     designer: DesignerConfig = DesignerConfig()
     agent: AgentConfig = AgentConfig()
     curriculum: CurriculumConfig = CurriculumConfig()

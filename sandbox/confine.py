@@ -31,7 +31,7 @@ _NAMESPACES = {
 
 
 @dataclass
-class Limits:
+class ChildLimits:
     """What a child may use. ``address_space`` and the rest in bytes, ``cpu`` in seconds."""
 
     memory: int
@@ -171,7 +171,7 @@ def prefer_as_victim(walls: Walls) -> None:
 
 
 def confine(
-    walls: Walls, limits: Limits, channel: int, slot: int, parent: int, *, filtered: bool = True
+    walls: Walls, limits: ChildLimits, channel: int, slot: int, parent: int, *, filtered: bool = True
 ) -> None:
     """Take all walls in this child; ``channel`` becomes descriptor 3. Raises OSError when one fails.
 
@@ -207,7 +207,7 @@ def _descriptors(walls: Walls, channel: int) -> None:
         os.dup2(channel, 3, inheritable=False)
 
 
-def _limit_all(limits: Limits) -> None:
+def _limit_all(limits: ChildLimits) -> None:
     for which in _zeroed():
         kernel.limit(which, 0)
     kernel.limit(resource.RLIMIT_STACK, 8 << 20)

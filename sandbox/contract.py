@@ -52,8 +52,6 @@ HIDDEN = tuple(
     """)
 )
 
-SUBMODULES = {"numpy": ("numpy.random", "numpy.linalg", "numpy.fft", "numpy.ma", "numpy.polynomial")}
-
 # Names that a program may use without importing them.
 INJECTED = (
     *("random", "math", "re", "string", "json", "copy", "itertools", "functools", "collections", "heapq"),

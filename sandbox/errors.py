@@ -1,8 +1,8 @@
-"""What can go wrong with a generated program or with the pool that runs it.
+"""Errors of a generated program and of the pool that runs it.
 
-Every class has a ``kind``: ``env`` (the program did it; it has a defined value), ``quarantined`` (the
-program did it before) or ``infra`` (ours; may be retried). After any of them but :class:`EnvError` the
-instance is gone.
+Every class has a ``kind``: ``env`` (caused by the program; an outcome with a value), ``quarantined`` (the
+program was killed too often before) or ``infra`` (caused by the host; may be retried). After any of them but
+:class:`EnvError` the instance is gone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class SandboxError(Exception):
 
 
 class EnvFailure(SandboxError):
-    """Base of what a program causes."""
+    """Base of the errors that a program causes."""
 
     kind: ClassVar[Kind] = "env"
 
 
 class EnvError(EnvFailure):
-    """The program raised, or returned what the contract forbids; the instance can go on.
+    """The program raised, or returned a value that the contract forbids; the instance can go on.
 
     ``type`` is the exception's class name, ``phase`` where it happened (``parse``, ``lint``, ``load``,
     ``init``, ``reset``, ``step``, ``call``) and ``traceback`` the program's own frames.
@@ -37,19 +37,28 @@ class EnvError(EnvFailure):
 
 
 class EnvTimeout(EnvFailure):
-    """The program used up its time. ``clock`` is ``cpu``, ``wall`` or ``life``."""
+    """The program used up its time.
+
+    ``clock`` is ``cpu`` or ``wall`` (of one call) or ``life`` (CPU time of all calls of the process).
+    """
 
     def __init__(self, clock: Literal["cpu", "wall", "life"], seconds: float) -> None:
         self.clock, self.seconds = clock, seconds
-        super().__init__(f"no answer within {seconds:g} s of {clock} time")
+        used = {
+            "cpu": f"a call used its {seconds:g} s of CPU time; do less work per call",
+            "wall": f"no answer within {seconds:g} s of wall time; do not sleep or wait in a call",
+            "life": f"all calls together used the process's {seconds:g} s of CPU time; do less work per call",
+        }
+        super().__init__(used[clock])
 
 
 class EnvCrashed(EnvFailure):
     """The program's process ended: ``signal`` by a signal, else with exit ``code``."""
 
-    def __init__(self, *, signal: int = 0, code: int = 0) -> None:
+    def __init__(self, *, signal: int = 0, code: int = 0, reason: str = "") -> None:
         self.signal, self.code = signal, code
-        super().__init__(f"process died by signal {signal}" if signal else f"process exited with code {code}")
+        ended = f"the process died by signal {signal}" if signal else f"the process exited with code {code}"
+        super().__init__(reason or ended)
 
 
 class EnvViolation(EnvFailure):
@@ -61,7 +70,7 @@ class EnvProtocolError(EnvFailure):
 
 
 class EnvMemory(EnvFailure):
-    """The program ran into its memory limit."""
+    """The program reached its memory limit, or held too much of a host that was short of memory."""
 
 
 class EnvQuarantined(EnvFailure):
@@ -71,23 +80,25 @@ class EnvQuarantined(EnvFailure):
 
 
 class InfraFailure(SandboxError):
-    """Base of what is our own fault."""
+    """Base of the errors that no program causes."""
 
 
 class SpawnRefused(InfraFailure):
-    """No instance now: queue full, no free place in time, memory short, a child could not be confined."""
+    """No instance could be started: queue full, no place or memory in time, a wall could not be taken."""
 
 
 class InstanceClosed(InfraFailure):
-    """The instance was closed: by its user, by a cancelled call, after a long idle time, or because the
-    host was short of memory.
+    """The instance was closed from outside the program.
+
+    By its user, by a cancelled call, after a long idle time, because the host was short of memory, or by a
+    signal that no program can send.
     """
 
 
 class SandboxUnavailable(InfraFailure):
     """The pool cannot run anything: too few walls on this host, or its zygotes died.
 
-    ``report`` is the protection report where there is one.
+    ``report`` is the protection report, if one was made.
     """
 
     def __init__(self, message: str, report: object | None = None) -> None:

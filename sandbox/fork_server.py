@@ -1,54 +1,50 @@
-"""The zygote's work: import what programs may use, wall in, prove the walls, then only fork, reap, report.
+"""The zygote, a process that forks the processes of programs: ``python -s -P -B -m sandbox.fork_server``.
 
-It never sees a program: source goes from the engine straight to the child. Control messages are JSON
-datagrams on a SEQPACKET socket; the child's channel and the child's pidfd travel along.
+It imports the modules that programs may use, takes its walls and proves them; from then on it only forks,
+reaps and reports. It never sees a program: source goes from the engine straight to the child. Control
+messages are JSON datagrams on a SEQPACKET socket; the child's channel and the child's pidfd travel along.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
-import itertools
 import json
 import os
-import platform
 import select
 import signal
 import socket
 import struct
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from sandbox import canary, confine, contract, determinism, kernel, runner
+from sandbox.preload import preload
 
 _real_getpid = os.getpid
 _MAX_REQUEST = 4096
-# pymalloc: sizes up to 512 bytes by 16, in pools of 16 KiB
-_ALIGNMENT, _SMALL, _POOL = 16, 512, 16 << 10
-_MOST_FILLED = 128 << 10
 
 
 class Zygote:
-    """``config`` holds ``index``, ``pool``, ``memory``, ``cpu``, ``nice``, ``preload`` and ``slots``."""
+    """The state of this process.
+
+    ``config`` holds ``index``, ``pool``, ``memory``, ``cpu``, ``nice``, ``preload`` and ``slots``.
+    """
 
     def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
         self.control, self.config = control, config
         self.walls = confine.Walls()
-        self.limits = confine.Limits(config["memory"], config["cpu"], config["nice"])
+        self.limits = confine.ChildLimits(config["memory"], config["cpu"], config["nice"])
         self.children: dict[int, tuple[int, int]] = {}
         self.free: list[int] = []
         self.pid = 0
-        self.ballast: deque[object] = deque()
         self.importable = (*contract.STDLIB, *config["preload"])
 
     def start(self) -> None:
-        """Import, wall in, prove, and say that we are ready."""
+        """Import, take the walls, prove them, and report that programs can be forked."""
         preload(self.config["preload"])
-        # before the first fork, which would leave the other threads behind unseen
+        # before the first fork, after which the other threads could not be seen
         refuse_unfit()
         _pin_clock()
         confine.enter_user_namespace(self.walls)
@@ -68,18 +64,16 @@ class Zygote:
         confine.trim_privileges(self.walls)
         _forget_files()
         determinism.patch()
-        runner.rehearse()
         gc.collect()
-        self.ballast = fill_holes()
         # a child that collects garbage must not copy our pages
         gc.freeze()
-        # with a handle of ourselves: the engine ends us, and our outer process then sees all of us gone
+        # with a handle of this process: the engine kills it, and the outer process sees the end of all
         handle = os.pidfd_open(self.pid)
         self.send({"op": "ready", **self._report()}, handle)
         os.close(handle)
 
     def _enter_pid_namespace(self) -> None:
-        """Become pid 1 of a new pid namespace; the outer process only waits for us and passes on our end."""
+        """Become pid 1 of a new pid namespace; the outer process only waits and passes on our exit code."""
         if not self.walls.attempt("pid_ns", lambda: kernel.unshare(kernel.CLONE_NEWPID)):
             return
         inner = os.fork()
@@ -87,7 +81,7 @@ class Zygote:
             self.control.close()
             code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
             os._exit(code if code >= 0 else 128 - code)
-        # should the outer process be gone already, the engine sees that and hangs up on us
+        # where the outer process is gone already, the engine sees that and hangs up
         kernel.die_with_parent(signal.SIGKILL)
 
     def _report(self) -> dict[str, Any]:
@@ -95,13 +89,13 @@ class Zygote:
             "walls": self.walls.state,
             "uid_mode": self.walls.uid_mode,
             "base_vm": self.limits.address_space,
-            "kernel": f"{platform.system()} {platform.release()} {kernel.MACHINE}",
+            "kernel": " ".join(os.uname()[::2]),
             "canary": self._canary(filtered=True),
             "bare": self._canary(filtered=False),
         }
 
     def _canary(self, *, filtered: bool) -> dict[str, str]:
-        """Fork a child that tries what it must not, and return what happened to it."""
+        """Fork a child that tries forbidden things, and return the outcomes."""
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
@@ -125,11 +119,11 @@ class Zygote:
             canary.trace()
             code = 0
         finally:
-            # whatever happens, a child never goes on with the zygote's work
+            # a child never goes on with the zygote's work
             os._exit(code)
 
     def serve(self) -> None:
-        """Fork and reap until the engine closes the control socket; then take all children along."""
+        """Fork and reap until the engine closes the control socket; then kill all children."""
         woken, waker = socket.socketpair()
         for end in (woken, waker):
             end.setblocking(False)
@@ -149,7 +143,7 @@ class Zygote:
         for pid in self.children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # without a pid namespace nobody else waits for them
+        # without a pid namespace no other process waits for them
         for pid in self.children:
             os.waitpid(pid, 0)
 
@@ -180,7 +174,7 @@ class Zygote:
         if pid == 0:
             self._child(channel, slot)
         self.children[pid] = (number, slot)
-        # the child cannot be reaped by anybody else, so its pid is still its own
+        # only we reap the child, so its pid is still its own
         pidfd = os.pidfd_open(pid)
         try:
             self.send({"op": "spawned", "id": number}, pidfd)
@@ -201,7 +195,7 @@ class Zygote:
         os._exit(code)
 
     def _reap(self) -> None:
-        """Reap all that has ended: our children and, where programs can fork, what theirs left behind."""
+        """Reap our children and, where programs can fork, the orphans of theirs."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -214,7 +208,7 @@ class Zygote:
             number, slot = self.children.pop(pid)
             self.free.insert(0, slot)
             cpu = usage.ru_utime + usage.ru_stime
-            self.send({"op": "exit", "id": number, "status": status, "cpu": cpu, "rss": usage.ru_maxrss})
+            self.send({"op": "exit", "id": number, "status": status, "cpu": cpu})
 
     def send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
         data = [json.dumps(message).encode()]
@@ -227,48 +221,8 @@ class Zygote:
             os._exit(0)
 
 
-def preload(packages: list[str]) -> None:
-    """Import all that a program may need: after this there are no files to import from."""
-    wanted = [*contract.STDLIB, *contract.HIDDEN]
-    for package in packages:
-        wanted += [package, *contract.SUBMODULES.get(package, ())]
-    for name in wanted:
-        importlib.import_module(name)
-
-
-def fill_holes() -> deque[object]:
-    """Return small objects that take every free place between ours, for each size of the interpreter's heap.
-
-    What a child allocates then lies together on fresh pages, where it would else be strewn among our
-    objects and copy a page for each. Where the interpreter allocates otherwise, this is of no effect.
-    """
-    # a deque, because its blocks are too large for the heap whose holes are filled
-    kept: deque[object] = deque()
-    for size in range(_ALIGNMENT, _SMALL + 1, _ALIGNMENT):
-        count = _POOL // size // 2
-        for _ in range(_MOST_FILLED // (size * count)):
-            kept.extend(_fillers(size, count))
-            addresses = [id(filler) for filler in itertools.islice(reversed(kept), count)]
-            # half a pool in a row is a fresh one: no hole is left
-            if sum(a - b == size for a, b in itertools.pairwise(addresses)) > 0.9 * count - 2:
-                break
-    return kept
-
-
-def _fillers(size: int, count: int) -> Iterator[object]:
-    """Yield ``count`` objects that take ``size`` bytes and are no business of the garbage collector."""
-    if size == 16:
-        return itertools.starmap(object, itertools.repeat((), count))
-    if size == 32:
-        return map(float, itertools.repeat("0.5", count))
-    return map(bytes, itertools.repeat(size - bytes.__basicsize__, count))
-
-
 def refuse_unfit() -> None:
-    """Forking a process with threads or with torch hangs or bloats its children: refuse to be one.
-
-    Raises RuntimeError naming the cause.
-    """
+    """Raise RuntimeError in a process with threads or with torch: forks of it hang or take much memory."""
     threads = kernel.thread_count()
     if threads != 1:
         raise RuntimeError(f"the zygote has {threads} threads; a preloaded package starts some")
@@ -284,7 +238,7 @@ def _pin_clock() -> None:
 
 
 def _forget_files() -> None:
-    """Leave only modules that are already loaded: no finder looks at paths any more."""
+    """Remove the finders that look at paths: only loaded modules can be imported from now on."""
     sys.path.clear()
     sys.path_hooks.clear()
     sys.path_importer_cache.clear()
@@ -321,9 +275,11 @@ def _wait(pid: int, seconds: float) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def run(control: socket.socket, config: dict[str, Any]) -> None:
-    """Start a zygote and serve the engine behind ``control`` to its end."""
-    zygote = Zygote(control, config)
+def main() -> None:
+    """Start a zygote and serve the engine behind the descriptor of the first argument to its end."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    zygote = Zygote(control, json.loads(sys.argv[2]))
     try:
         zygote.start()
     except (OSError, RuntimeError, ImportError) as error:
@@ -331,3 +287,7 @@ def run(control: socket.socket, config: dict[str, Any]) -> None:
         raise
     zygote.serve()
     os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

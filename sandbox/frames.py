@@ -1,8 +1,8 @@
-"""The wire between engine and instance, and between engine and zygote, as the engine sees it. Pure.
+"""Messages between engine and instance and between engine and zygote, on the engine's side. Pure.
 
 Frames to and from an instance are ``u32 little endian length | UTF-8 JSON``. Replies are decoded by
 typed Structs, which refuse NaN, infinities, lone surrogates, booleans for numbers and unknown fields in
-microseconds (reference spec sandbox 6.6). Nothing is ever unpickled.
+microseconds. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 Scalar = str | int | float | bool | None
 _PREFIX = 4
-# What the child keeps to; a forged frame may not do what an honest one cannot.
+# Limits that the runner keeps; a forged frame must keep them too.
 MAX_KEYS, MAX_KEY, MAX_INT = 64, 256, 1 << 53
 MAX_ERROR = (100, 1000, 2000, 16)  # type, message, traceback, phase
 MAX_CLASS, MAX_CALLS, MAX_TURNS = 128, 16, 1 << 31
@@ -24,9 +24,11 @@ class Malformed(ValueError):
     """Bytes from an instance that are not the one reply expected."""
 
 
-class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the loaded program is: class name, its ``max_turns``, the methods that may be called, whether
-    it is a tool environment, and as JSON what it declares about itself ("" for nothing).
+class ProgramInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Description of a loaded program.
+
+    Its class name, its ``max_turns``, the methods that may be called, true for a tool environment, and its
+    declaration as JSON ("" for none).
     """
 
     cls: str
@@ -36,7 +38,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     meta: str = ""
 
 
-class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunnerReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One answer. ``err`` is (type, message, traceback, phase); ``cut`` says that text was shortened."""
 
     i: int
@@ -48,7 +50,7 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     err: tuple[str, str, str, str] | None = None
     out: str | None = None
     cut: bool = False
-    m: About | None = None
+    m: ProgramInfo | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -62,6 +64,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     @property
     def done(self) -> bool:
+        """True when the episode is over."""
         return self.terminated or self.truncated
 
 
@@ -82,7 +85,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.json.Encoder()
-_replies = msgspec.json.Decoder(Reply)
+_replies = msgspec.json.Decoder(RunnerReply)
 
 
 def pack(message: object) -> bytes:
@@ -108,7 +111,7 @@ def cut(buffer: bytearray, limit: int) -> bytes | None:
     return body
 
 
-def read_reply(body: bytes, expected: int, bounds: Bounds) -> Reply:
+def read_reply(body: bytes, expected: int, bounds: Bounds) -> RunnerReply:
     """Decode the answer to request ``expected``. Raises Malformed for anything else."""
     try:
         reply = _replies.decode(body)
@@ -126,7 +129,7 @@ def read_reply(body: bytes, expected: int, bounds: Bounds) -> Reply:
     if reply.err is not None and any(map(lambda part, most: len(part) > most, reply.err, MAX_ERROR)):
         raise Malformed("error longer than agreed")
     if reply.m is not None and not _plausible(reply.m):
-        raise Malformed("a program that cannot be")
+        raise Malformed("a program description larger than agreed")
     return reply
 
 
@@ -136,21 +139,21 @@ def _small(value: Scalar) -> bool:
     return abs(value or 0) < MAX_INT if type(value) is int else value is None or math.isfinite(value)
 
 
-def _plausible(about: About) -> bool:
+def _plausible(about: ProgramInfo) -> bool:
     named = len(about.cls) <= MAX_CLASS and len(about.calls) <= MAX_CALLS
     return named and (about.turns is None or 0 <= about.turns < MAX_TURNS)
 
 
 def read_value(text: str) -> Any:
-    """Decode the JSON value that a call returned. Raises Malformed."""
+    """Decode the JSON value returned by a call. Raises Malformed."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise Malformed(f"not a value: {str(error)[:200]}") from None
 
 
-class Ready(msgspec.Struct, frozen=True, tag_field="op", tag="ready"):
-    """A zygote stands. ``canary`` went through all walls, ``bare`` through all but seccomp."""
+class ZygoteReady(msgspec.Struct, frozen=True, tag_field="op", tag="ready"):
+    """Report of a zygote that can fork; ``canary`` ran behind all walls, ``bare`` behind all but seccomp."""
 
     walls: dict[str, str]
     uid_mode: str
@@ -160,34 +163,37 @@ class Ready(msgspec.Struct, frozen=True, tag_field="op", tag="ready"):
     bare: dict[str, str]
 
 
-class Failed(msgspec.Struct, frozen=True, tag_field="op", tag="failed"):
+class ZygoteFailed(msgspec.Struct, frozen=True, tag_field="op", tag="failed"):
+    """A zygote could not start."""
+
     reason: str
 
 
-class Spawned(msgspec.Struct, frozen=True, tag_field="op", tag="spawned"):
+class ChildSpawned(msgspec.Struct, frozen=True, tag_field="op", tag="spawned"):
     """A child was forked; its pidfd travels with the message."""
 
     id: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag_field="op", tag="refused"):
+class ChildRefused(msgspec.Struct, frozen=True, tag_field="op", tag="refused"):
+    """A child could not be forked."""
+
     id: int
     reason: str
 
 
-class Exit(msgspec.Struct, frozen=True, tag_field="op", tag="exit"):
-    """A child was reaped: raw wait ``status``, ``cpu`` seconds, ``rss`` in KiB."""
+class ChildExited(msgspec.Struct, frozen=True, tag_field="op", tag="exit"):
+    """A child was reaped: raw wait ``status`` and ``cpu`` seconds."""
 
     id: int
     status: int
     cpu: float
-    rss: int
 
 
-Control = Ready | Failed | Spawned | Refused | Exit
-_controls: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Control)
+ZygoteMessage = ZygoteReady | ZygoteFailed | ChildSpawned | ChildRefused | ChildExited
+_zygote_messages: msgspec.json.Decoder[ZygoteMessage] = msgspec.json.Decoder(ZygoteMessage)
 
 
-def read_control(data: bytes) -> Control:
+def read_zygote_message(data: bytes) -> ZygoteMessage:
     """Decode a datagram of a zygote. Raises msgspec.DecodeError."""
-    return _controls.decode(data)
+    return _zygote_messages.decode(data)

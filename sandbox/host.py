@@ -1,4 +1,4 @@
-"""What this host gives: cores, memory, how many instances may live, a process's state. Linux files."""
+"""Facts about this host and its processes: cores, memory, how many instances may live. Linux files."""
 
 from __future__ import annotations
 
@@ -12,33 +12,28 @@ _GROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 _INSTANCE_PAGES = 768  # what an instance copies of its zygote
 _INSTANCE_MOST = 24 << 20  # all of the zygote: with large pages nearly every one of them is copied
-_INSTANCE_COMMIT = 64 << 20
 _RESERVED_FILES = 256
 _FILES = 1 << 16
 _RESERVED_PIDS = 64
+_PF_EXITING = 4
 
 
 def cores() -> int:
-    """Number of CPUs this process may run on."""
+    """Return the number of CPUs this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
-def memory() -> dict[str, int]:
-    """Return /proc/meminfo in bytes by name."""
-    rows = (line.split() for line in _read("/proc/meminfo").splitlines())
-    return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if len(row) > 2}
+def memory_shortage(share: float) -> int:
+    """Return the bytes missing until ``share`` of our memory is available; negative where more is free.
 
-
-def available_share() -> float:
-    """Available memory as a share of what we may use: the host's, or the tightest control group's.
-
-    1 where the host does not tell.
+    Our memory is the host's and that of every control group we are in.
     """
-    known, shares = memory(), [1.0]
-    if {"MemAvailable", "MemTotal"} <= known.keys():
-        shares.append(known["MemAvailable"] / known["MemTotal"])
-    shares += [free / limit for limit, free in _memory_groups()]
-    return min(shares)
+    return max((int(share * limit) - free for limit, free in _memory()), default=-1)
+
+
+def memory_available() -> int:
+    """Return the memory in bytes that is available to us; 1 TiB where the host does not tell."""
+    return min((free for _, free in _memory()), default=1 << 40)
 
 
 def raise_file_limit() -> None:
@@ -53,72 +48,70 @@ def raise_file_limit() -> None:
 
 
 def instance_bytes() -> int:
-    """Memory that a small program takes beyond what it shares: 3 MiB with pages of 4 KiB."""
+    """Return the memory of a small program beyond what it shares: 3 MiB with pages of 4 KiB."""
     return min(_INSTANCE_MOST, _INSTANCE_PAGES * resource.getpagesize())
 
 
 def bounds() -> dict[str, int]:
-    """How many instances each scarce thing of this host carries, by name (reference spec sandbox 6.7)."""
-    known = memory()
-    found = {"memory": known.get("MemAvailable", 1 << 40) // 2 // instance_bytes()}
-    groups = [free // 2 // instance_bytes() for _, free in _memory_groups()]
-    if groups:
-        found["memory of the control group"] = min(groups)
+    """Return how many instances each scarce resource of this host carries, by name."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    found = {
+        "memory": memory_available() // 2 // instance_bytes(),
+        "processes": (min(_free_pids()) - _RESERVED_PIDS) // 2,
+    }
     if files != resource.RLIM_INFINITY:
         found["open files"] = (files - _RESERVED_FILES) // 2
-    if _read("/proc/sys/vm/overcommit_memory") == "2" and "CommitLimit" in known:
-        found["committed memory"] = (known["CommitLimit"] - known["Committed_AS"]) // _INSTANCE_COMMIT
-    found["processes"] = min((room - _RESERVED_PIDS) // 2 for room in _pid_rooms())
     return found
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started, 0 if it does not tell."""
-    rows = (line.split() for line in _read("/proc/vmstat").splitlines())
-    return next((int(row[1]) for row in rows if row[0] == "oom_kill"), 0)
+    """Return how many processes the kernel has killed for want of memory since it started, 0 if unknown."""
+    return _table("/proc/vmstat").get("oom_kill", 0)
 
 
-def _groups(controller: str) -> Iterator[Path]:
-    """Yield the directories of the control groups we are in, each with the ones above it."""
-    for line in _read("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = _GROUPS / controllers
-        group = top / path.lstrip("/")
-        yield group
-        # inside a container the path may be the host's: what is mounted at the top is ours then
-        yield from (above for above in group.parents if above.is_relative_to(top))
-
-
-def _memory_groups() -> list[tuple[int, int]]:
-    """Return (limit, free) in bytes of each control group that limits memory; page cache counts as free."""
-    found = []
-    for group in _groups("memory"):
+def _memory() -> Iterator[tuple[int, int]]:
+    """Yield (limit, available) in bytes of the host and of the control groups that limit our memory."""
+    known = _table("/proc/meminfo")
+    if {"MemAvailable:", "MemTotal:"} <= known.keys():
+        yield known["MemTotal:"] << 10, known["MemAvailable:"] << 10
+    for group in _control_groups("memory"):
         limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
-        if not limit.isdigit() or not used.isdigit() or not 0 < int(limit) < _UNLIMITED:
-            continue
-        rows = (line.split() for line in _read(group / "memory.stat").splitlines())
-        stat = {row[0]: int(row[1]) for row in rows if len(row) == 2}
-        cache = stat.get("file", stat.get("cache", 0)) - stat.get("shmem", 0)
-        found.append((int(limit), max(0, int(limit) - int(used) + cache)))
-    return found
+        if limit.isdigit() and used.isdigit() and 0 < int(limit) < _UNLIMITED:
+            stat = _table(group / "memory.stat")
+            # the kernel gives page cache back when memory is needed
+            cache = stat.get("file", stat.get("cache", 0)) - stat.get("shmem", 0)
+            yield int(limit), max(0, int(limit) - int(used) + cache)
 
 
-def _pid_rooms() -> list[int]:
-    """Free process ids of the kernel and of the control groups we are in."""
-    rooms = [int(_read("/proc/sys/kernel/pid_max") or 32768)]
-    for group in _groups("pids"):
-        limit, current = _read(group / "pids.max"), _read(group / "pids.current")
-        if limit.isdigit() and current.isdigit():
-            rooms.append(int(limit) - int(current))
-    return rooms
+def _free_pids() -> Iterator[int]:
+    """Yield the free process ids of the kernel and of the control groups we are in."""
+    yield int(_read("/proc/sys/kernel/pid_max") or 32768)
+    for group in _control_groups("pids"):
+        limit, used = _read(group / "pids.max"), _read(group / "pids.current")
+        if limit.isdigit() and used.isdigit():
+            yield int(limit) - int(used)
+
+
+def _control_groups(controller: str) -> Iterator[Path]:
+    """Yield the directories of the control groups we are in (version 1 or 2), each with its parents."""
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            top = _GROUPS / controllers
+            group = top / path.lstrip("/")
+            # inside a container the path may be the host's: its own group is mounted at the top then
+            yield from (one for one in (group, *group.parents) if one.is_relative_to(top))
+
+
+def _table(path: str | Path) -> dict[str, int]:
+    """Return the numbers of a file of ``name number`` lines."""
+    rows = (line.split() for line in _read(path).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
 def _read(path: str | Path) -> str:
-    """The text of a small file, empty where it cannot be read."""
+    """Return the text of a small file, "" where it cannot be read."""
     try:
         return Path(path).read_text(encoding="ascii").strip()
     except OSError:
@@ -127,26 +120,34 @@ def _read(path: str | Path) -> str:
 
 def pid_of(pidfd: int) -> int:
     """Return the process id behind ``pidfd`` in our namespace, 0 when it is gone or hidden."""
-    for line in _read(f"/proc/self/fdinfo/{pidfd}").splitlines():
-        if line.startswith("Pid:"):
-            return max(0, int(line.split()[1]))
-    return 0
+    rows = (row.partition(":") for row in _read(f"/proc/self/fdinfo/{pidfd}").splitlines())
+    return next((max(0, int(value)) for name, _, value in rows if name == "Pid"), 0)
 
 
-def ended(pidfd: int) -> bool:
-    """Whether the process behind ``pidfd`` has ended, reaped or not."""
+def exiting(pidfd: int, pid: int) -> bool:
+    """Return true when the process ``pid`` behind ``pidfd`` has ended or is on its way out.
+
+    The kernel closes the descriptors of a dying process before it reports the end.
+    """
+    if pidfd < 0:
+        return False
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    flags = _stat(pid)[6:7]
+    return bool(poll.poll(0)) or bool(flags and int(flags[0]) & _PF_EXITING)
 
 
 def sleeping(pid: int) -> bool:
-    """Whether process ``pid`` waits for something other than a CPU; True when it cannot be seen."""
-    text = _read(f"/proc/{pid}/stat")
-    return text.rpartition(")")[2].split()[:1] not in (["R"], ["D"])
+    """Return true when process ``pid`` waits for something other than a CPU, or cannot be seen."""
+    return _stat(pid)[:1] not in (["R"], ["D"])
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat behind the command's name, none when it cannot be seen."""
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def resident(pid: int) -> int:
-    """Resident bytes of process ``pid``, 0 when it cannot be seen."""
+    """Return the resident bytes of process ``pid``, 0 when it cannot be seen."""
     fields = _read(f"/proc/{pid}/statm").split()
     return int(fields[1]) * resource.getpagesize() if len(fields) > 1 else 0

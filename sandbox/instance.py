@@ -1,6 +1,6 @@
-"""One live environment: its channel, its deadlines, its end.
+"""One live environment: a program in a process of its own, with its channel, its deadlines and its end.
 
-The channel and the timers are callbacks of the event loop; the public coroutines wait on futures only, so
+The channel and the timers are callbacks of the event loop. The public coroutines wait on futures only, so
 a cancelled call leaves nothing behind but a killed process.
 """
 
@@ -12,11 +12,12 @@ import os
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
 
 from sandbox import frames, host, kernel
+from sandbox.confine import UNCONFINED
 from sandbox.errors import (
     EnvCrashed,
     EnvError,
@@ -33,15 +34,25 @@ from sandbox.errors import (
 from sandbox.frames import ResetResult, StepResult
 
 if TYPE_CHECKING:
-    from sandbox.pool import SandboxPool
-    from sandbox.zygote_client import Keeper
+    from sandbox.zygote_client import ZygoteClient
 
-UNCONFINED = 99
 _READ = 1 << 16
-_EXIT_GRACE = 0.1
-_TICK = 0.25
-_SOONEST = 0.25
+# Seconds between two looks at a call: while the program holds a turn, and while it sleeps without one.
+_LOOK, _LOOK_ASLEEP = 0.03, 0.25
 _LEAST_DELAY = 0.002
+
+
+class Owner(Protocol):
+    """The pool of an instance, as far as the instance calls it."""
+
+    def ended(self, instance: Instance, error: SandboxError) -> None:
+        """Record that ``error`` ended the instance."""
+
+    def departed(self, instance: Instance) -> None:
+        """Take back the place of an instance whose process is reaped."""
+
+    def killed_from_outside(self) -> SandboxError | None:
+        """Judge a SIGKILL that the instance did not send; None when the program may have sent it."""
 
 
 def overdue(
@@ -57,15 +68,15 @@ def overdue(
     if elapsed >= hard or (elapsed >= soft and (asleep or cpu is None)):
         return "wall"
     left = budget - (cpu or 0.0)
-    wall = min(_TICK, hard - elapsed) if elapsed >= soft else soft - elapsed
-    return max(_LEAST_DELAY, min(left, wall))
+    wall = hard - elapsed if elapsed >= soft else soft - elapsed
+    return max(_LEAST_DELAY, min(left, wall, _LOOK_ASLEEP if asleep else _LOOK))
 
 
 def cause_of_death(status: int, cpu: float, life: int) -> SandboxError:
     """Read a raw wait ``status``; ``cpu`` seconds were used of ``life``."""
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGSYS:
-        return EnvViolation("a forbidden system call")
+        return EnvViolation("the program made a forbidden system call")
     if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu >= life):
         return EnvTimeout("life", life)
     return EnvCrashed(signal=-code) if code < 0 else EnvCrashed(code=code)
@@ -74,14 +85,16 @@ def cause_of_death(status: int, cpu: float, life: int) -> SandboxError:
 class Instance:
     """A seeded object of a program in its own process. Made by :meth:`SandboxPool.spawn`.
 
-    ``first`` is the first observation, ``info`` its info, ``class_name``, ``max_turns``, ``calls``,
-    ``tools`` (is it a tool environment?) and ``declared`` (JSON, see contract.declaration) describe the
-    program, ``output`` is what it printed during the last call, ``cpu`` the CPU seconds of its whole life,
-    known at its end.
+    ``first`` is the first observation and ``info`` its info. ``class_name``, ``max_turns``, ``calls`` (the
+    methods that may be called), ``tools`` (true for a tool environment) and ``declared`` (JSON, see
+    contract.declaration) describe the program. ``output`` is the text printed during the last call, ``cpu``
+    the CPU seconds of the whole life, known at its end.
     """
 
-    def __init__(self, pool: SandboxPool, keeper: Keeper, number: int, program: str) -> None:
-        self.number, self.program = number, program
+    def __init__(
+        self, owner: Owner, zygote: ZygoteClient, turns: asyncio.Semaphore, number: int, program: str
+    ) -> None:
+        self.zygote, self.number, self.program = zygote, number, program
         self.first, self.output = "", ""
         self.info: dict[str, frames.Scalar] = {}
         self.class_name = ""
@@ -93,27 +106,31 @@ class Instance:
         self.pid = 0
         self.error: SandboxError | None = None
         self.gone = asyncio.Event()
-        self._pool, self.keeper, self._settings = pool, keeper, pool.settings
+        self._owner, self._turns, self._settings = owner, turns, zygote.settings
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
         self._unsent = b""
         self._pidfd = -1
-        self._confined = self._calling = False
+        self._confined = self._calling = self._hung_up = False
         self._born = asyncio.Event()
         self._request = 0
         self._turn: asyncio.Semaphore | None = None
-        self._answer: asyncio.Future[frames.Reply] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._answer: asyncio.Future[frames.RunnerReply] | None = None
+        self._clock: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._grace: asyncio.TimerHandle | None = None
         self._started = self._spent = self._budget = 0.0
         self._socket, self._theirs = socket.socketpair()
         self._socket.setblocking(False)
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way, or waiting for its turn."""
+        """True while a call is under way or waits for its turn."""
         return self._calling
+
+    @property
+    def worn(self) -> bool:
+        """True once half of the CPU life is used; play further episodes in a fresh instance."""
+        return (self._cpu() or self.cpu) > self._settings.cpu_life_seconds / 2
 
     async def step(self, action: str) -> StepResult:
         """Send the inner text of an action. Raises EnvError and the terminal errors of the package."""
@@ -127,7 +144,7 @@ class Instance:
         return ResetResult(reply.o, reply.f)
 
     async def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call one of the other methods of the contract; returns its value as JSON knows it."""
+        """Call one of the other methods of the contract and return its JSON value."""
         reply = await self._call({"op": "call", "name": name, "args": args, "kwargs": kwargs})
         try:
             return frames.read_value(reply.o)
@@ -136,7 +153,7 @@ class Instance:
             raise EnvProtocolError(str(error)) from None
 
     async def state(self, seed: int) -> str:
-        """Return a digest of what the object holds besides ``seed``, the one of the last reset."""
+        """Return a digest of the object's values other than ``seed``, the seed of the last reset."""
         return (await self._call({"op": "state", "seed": seed})).o
 
     async def close(self) -> None:
@@ -151,19 +168,19 @@ class Instance:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def load(self, frame: bytes) -> frames.Reply:
-        """Have the process forked and wait for the answer to request 1, ``frame``. For the pool."""
+    async def begin(self, frame: bytes) -> frames.RunnerReply:
+        """Have the process forked and return its answer to request 1, ``frame``. For the pool."""
         self._loop.add_reader(self._socket, self._readable)
         # the request lies in the socket before the child exists: one round trip in all
         answer = self._ask(frame, self._settings.cpu_load_seconds)
         self._suspect_zygote("fork a child")
-        self.keeper.request(self, self._theirs)
+        self.zygote.request(self, self._theirs)
         reply = await self._wait(answer)
         await self._birth()
         return reply
 
-    def describe(self, reply: frames.Reply) -> None:
-        """Take over what the answer to ``load`` says of the program. For the pool."""
+    def describe(self, reply: frames.RunnerReply) -> None:
+        """Set the attributes that describe the program from the answer to ``load``. For the pool."""
         if reply.m is None:
             error = EnvProtocolError("the answer to load does not describe the program")
             self._end(error)
@@ -173,7 +190,10 @@ class Instance:
         self.tools, self.declared = reply.m.tools, reply.m.meta
 
     async def _birth(self) -> None:
-        """Wait for the zygote's word, which may come after the child's; without it nobody could be killed."""
+        """Wait for the zygote's notice of the fork, without which the process could not be killed.
+
+        The notice may come after the child's first answer.
+        """
         try:
             await self._born.wait()
         except asyncio.CancelledError:
@@ -182,14 +202,14 @@ class Instance:
         if self.error is not None:
             raise self.error
 
-    async def _call(self, message: dict[str, Any]) -> frames.Reply:
+    async def _call(self, message: dict[str, Any]) -> frames.RunnerReply:
         if self._calling:
             raise InfraFailure("the instance is answering another call")
         frame = frames.pack({"i": self._request + 1, **message})
         self._calling = True
         try:
-            await self._pool.turns.acquire()
-            self.hold(self._pool.turns)
+            await self._turns.acquire()
+            self.hold(self._turns)
             if self.error is not None:
                 raise self.error
             answer = self._ask(frame, self._settings.cpu_call_seconds)
@@ -200,7 +220,7 @@ class Instance:
             self._calling = False
 
     def hold(self, turns: asyncio.Semaphore) -> None:
-        """Keep a turn that was acquired; ``turns`` bound how many programs run at a time. For the pool."""
+        """Keep an acquired turn; ``turns`` bounds how many programs run at a time. For the pool."""
         self._turn = turns
 
     def let_go(self) -> None:
@@ -209,31 +229,31 @@ class Instance:
             self._turn.release()
             self._turn = None
 
-    def _ask(self, frame: bytes, budget: float) -> asyncio.Future[frames.Reply]:
+    def _ask(self, frame: bytes, budget: float) -> asyncio.Future[frames.RunnerReply]:
         self._request += 1
         self._budget = budget
         self._answer = self._loop.create_future()
         self._write(frame)
         return self._answer
 
-    async def _wait(self, answer: asyncio.Future[frames.Reply]) -> frames.Reply:
+    async def _wait(self, answer: asyncio.Future[frames.RunnerReply]) -> frames.RunnerReply:
         try:
             reply = await answer
         except asyncio.CancelledError:
-            # nobody knows the program's state now
+            # the program's state is unknown now
             self._end(InstanceClosed("a call was cancelled"))
             raise
         finally:
             self._stop_clock()
             self._answer = None
             self.used = time.monotonic()
-        self._pool.calls += 1
         self.output = reply.out or ""
         if reply.err is not None:
             kind, message, frames_, phase = reply.err
             if kind == "MemoryError":
-                self._end(EnvMemory("the program reached its memory limit"))
-                raise EnvMemory("the program reached its memory limit")
+                error = EnvMemory(f"the program reached its limit of {self._settings.memory_mb} MB")
+                self._end(error)
+                raise error
             raise EnvError(kind, message, phase=phase, traceback=frames_)
         return reply
 
@@ -244,7 +264,7 @@ class Instance:
             except BlockingIOError:
                 pass
             except OSError:
-                # the end of the process is read from its exit, not from here
+                # the cause is in the zygote's exit notice
                 return
         if data:
             self._unsent += data
@@ -263,7 +283,9 @@ class Instance:
         except OSError:
             data = b""
         if not data:
-            self._hung_up()
+            self._stop_listening()
+            self._hung_up = True
+            self._leave()
             return
         self._buffer += data
         try:
@@ -273,7 +295,7 @@ class Instance:
 
     def _digest(self) -> None:
         """Take the hello and the one expected reply out of the buffer; anything more is a violation."""
-        bounds = self._pool.bounds
+        bounds = self._settings.bounds
         if self._answer is not None and self._answer.cancelled():
             # the reply overtook the cancelled call, which has not run yet: no fault of the program
             self._end(InstanceClosed("a call was cancelled"))
@@ -281,7 +303,7 @@ class Instance:
         while self._buffer:
             waiting = self._answer is not None and not self._answer.done()
             if self._confined and not waiting:
-                raise frames.Malformed("bytes that nobody asked for")
+                raise frames.Malformed("bytes without a request")
             body = frames.cut(self._buffer, bounds.reply)
             if body is None:
                 return
@@ -293,47 +315,28 @@ class Instance:
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(reply)
 
-    def _hung_up(self) -> None:
-        """End of file: let the exit notice say why, for a moment.
-
-        A signal of ours now would hide the one that the process may be dying of.
-        """
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        if self.error is None and not self.gone.is_set():
-            self._stop_clock()
-            # a timer of its own: the end of the call that is under way must not stop it
-            self._grace = self._loop.call_later(_EXIT_GRACE, self._hung_up_for_long)
-
-    def _hung_up_for_long(self) -> None:
-        """Kill what closed its channel and lives on; of a dead process only the notice is late."""
-        self._grace = None
-        if self._pidfd >= 0 and not host.ended(self._pidfd):
-            self._end(EnvCrashed())
-        elif self._watch is None:
-            self._suspect_zygote("reap a child")
-
     def _start_clock(self) -> None:
-        if self._timer is not None or self._answer is None or self._answer.done():
+        if self._clock is not None or self._answer is None or self._answer.done():
             return
         self._started = self._loop.time()
         self._spent = self._cpu() or 0.0
-        delay = min(self._budget, self._settings.wall_call_seconds, _SOONEST)
-        self._timer = self._loop.call_later(delay, self._look)
+        self._clock = self._loop.call_later(min(self._budget, _LOOK), self._look)
 
     def _stop_clock(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
 
     def _look(self) -> None:
-        self._timer = None
-        if host.ended(self._pidfd):
-            # its number may be another's already; how it ended is read from its exit notice
-            return
+        """Compare the running call with its limits."""
+        self._clock = None
         settings, spent = self._settings, self._cpu()
         elapsed = self._loop.time() - self._started
         asleep = host.sleeping(self.pid)
+        if host.exiting(self._pidfd, self.pid):
+            # its number may be another's already: what was read says nothing
+            self._leave()
+            return
         if asleep:
             # it uses no CPU: others need not wait until its wall clock runs out
             self.let_go()
@@ -346,7 +349,7 @@ class Instance:
             hard=settings.wall_hard_seconds,
         )
         if isinstance(verdict, float):
-            self._timer = self._loop.call_later(min(verdict, 2 * _TICK), self._look)
+            self._clock = self._loop.call_later(verdict, self._look)
             return
         limit = self._budget if verdict == "cpu" else elapsed
         self._end(EnvTimeout(verdict, round(limit, 3)))
@@ -360,46 +363,82 @@ class Instance:
             return None
 
     def spawned(self, pidfd: int) -> None:
-        """The zygote forked us."""
+        """Take over the handle of the forked process. For the zygote's client."""
         self._calm()
         self._pidfd = pidfd
         self.pid = host.pid_of(pidfd)
         self._born.set()
-        if self.error is None:
-            self._start_clock()
+        if self.error is not None:
+            self._kill()
+        if self._hung_up or self.error is not None:
+            self._leave()
         else:
-            self._signal()
-            self._suspect_zygote("reap a child")
+            self._start_clock()
 
     def refused(self, reason: str) -> None:
-        """The zygote could not fork us."""
+        """End the instance, which the zygote could not fork. For the zygote's client."""
         self._theirs.close()
         self._end(SpawnRefused(reason))
         self._depart()
 
     def exited(self, status: int, cpu: float) -> None:
-        """The zygote reaped us."""
+        """Read the cause of death; the zygote has reaped the process. For the zygote's client."""
         self.cpu = cpu
-        if self.error is None and not self._confined and os.waitstatus_to_exitcode(status) == UNCONFINED:
-            self._end(SpawnRefused("a child could not take the walls that its zygote reported"))
         if self.error is None:
             cause = cause_of_death(status, cpu, self._settings.cpu_life_seconds)
-            if isinstance(cause, EnvCrashed) and cause.signal == signal.SIGKILL:
-                cause = self._pool.killed_from_outside() or cause
+            if isinstance(cause, EnvCrashed):
+                if not self._confined and cause.code == UNCONFINED:
+                    cause = SpawnRefused("a child could not take the walls that its zygote reported")
+                elif cause.signal == signal.SIGKILL:
+                    cause = self._owner.killed_from_outside() or cause
             self._end(cause)
         self._depart()
 
     def orphaned(self, reason: str) -> None:
-        """The zygote is gone, and we with it."""
+        """End the instance together with its zygote. For the zygote's client."""
         self._end(SandboxUnavailable(f"the zygote of this instance is gone: {reason}"))
         self._depart()
 
+    def expire(self, error: SandboxError) -> None:
+        """End the instance outside of a call. For the pool."""
+        self._end(error)
+
+    def _end(self, error: SandboxError) -> None:
+        """Kill the process and raise ``error`` in the waiting call; the first error stays."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._stop_listening()
+        self._socket.close()
+        self._kill()
+        self._owner.ended(self, error)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Wait, in bounded time, for the zygote's notice of the exit, which says the cause.
+
+        A process that hung up without exiting is killed: it closed its channel and lives on.
+        """
+        self._stop_clock()
+        if self._pidfd < 0 or self.gone.is_set():
+            return
+        if self.error is None and not host.exiting(self._pidfd, self.pid):
+            self._end(EnvCrashed(reason="the process closed its channel"))
+        elif self._watch is None:
+            self._suspect_zygote("reap a child")
+
+    def _stop_listening(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+
     def _suspect_zygote(self, what: str) -> None:
-        """Give the zygote a bounded time to ``what``, or hold it for hung."""
+        """Give the zygote a bounded time to ``what``; then treat it as hung."""
         self._calm()
         seconds = self._settings.spawn_seconds
         self._watch = self._loop.call_later(
-            seconds, self.keeper.give_up, f"the zygote did not {what} within {seconds:g} s"
+            seconds, self.zygote.give_up, f"the zygote did not {what} within {seconds:g} s"
         )
 
     def _calm(self) -> None:
@@ -407,36 +446,13 @@ class Instance:
             self._watch.cancel()
             self._watch = None
 
-    def expire(self, error: SandboxError) -> None:
-        """End the instance from outside a call. For the pool."""
-        self._end(error)
-
-    def _end(self, error: SandboxError) -> None:
-        """Kill the process and hand ``error`` to who waits; the first error stays."""
-        if self.error is not None:
-            return
-        self.error = error
-        self._stop_clock()
-        if self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        self._socket.close()
-        self._signal()
-        self._pool.ended(self, error)
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
-        if not self.gone.is_set() and self._pidfd >= 0:
-            self._suspect_zygote("reap a child")
-
-    def _signal(self) -> None:
+    def _kill(self) -> None:
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _depart(self) -> None:
-        """The process does not exist any more: give back what we hold."""
+        """Give back the descriptors and the place of a process that does not exist any more."""
         if self.gone.is_set():
             return
         self._calm()
@@ -446,9 +462,9 @@ class Instance:
         self.pid = 0
         self._born.set()
         self.gone.set()
-        self._pool.departed(self)
+        self._owner.departed(self)
 
 
 def plain(text: str) -> str:
-    """``text`` without lone surrogates, which JSON in UTF-8 cannot carry."""
+    """Return ``text`` without lone surrogates, which JSON in UTF-8 cannot carry."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import resource
 import struct
 import time
@@ -16,7 +15,7 @@ from collections.abc import Iterable
 
 from sandbox import seccomp
 
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000

@@ -1,4 +1,4 @@
-"""The pool: zygotes, admission, strikes, figures.
+"""The pool: zygotes, admission, strikes, statistics.
 
 ``async with SandboxPool(settings) as pool`` owns every process it starts and leaves none behind. All waits
 are bounded; all queues are counted in :meth:`SandboxPool.statistics`.
@@ -19,10 +19,11 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from sandbox import frames, host, probes, protection
+from sandbox import frames, host, protection
 from sandbox.errors import (
     EnvError,
     EnvFailure,
+    EnvMemory,
     EnvQuarantined,
     InstanceClosed,
     SandboxError,
@@ -32,11 +33,12 @@ from sandbox.errors import (
 from sandbox.instance import Instance, plain
 from sandbox.protection import ProtectionReport
 from sandbox.settings import SandboxSettings
-from sandbox.zygote_client import Keeper
+from sandbox.zygote_client import ZygoteClient
 
 _FIRST_DELAY, _LAST_DELAY, _HEALTHY = 0.1, 5.0, 60.0
-_WATCH_SECONDS = 1.0
-_STRIKES_KEPT = 4096
+_WATCH_SECONDS, _SHORT_OF_MEMORY_SECONDS = 1.0, 0.2
+_HOG = 8  # an instance that holds so many times the usual memory is to blame when it runs out
+_PROGRAMS_KEPT = 4096
 _SAMPLES = 512
 _MAX_LIVE = 4096
 _POOLS = itertools.count()
@@ -45,7 +47,7 @@ _FILTERED = 2  # the least level at which a program cannot send signals
 
 
 class SandboxPool:
-    """Runs programs in confined processes. ``report`` says how well they are confined.
+    """Runs programs in confined processes; ``report`` is the protection that was observed.
 
     ``launcher`` is a command prefix for the zygotes. Entering raises SandboxUnavailable when the host does
     not reach the level that ``settings`` require.
@@ -55,19 +57,15 @@ class SandboxPool:
 
     def __init__(self, settings: SandboxSettings | None = None, *, launcher: Sequence[str] = ()) -> None:
         self.settings = settings or SandboxSettings()
-        self.bounds = frames.Bounds(
-            reply=self.settings.max_reply_bytes,
-            observation=self.settings.max_observation_bytes,
-            output=self.settings.max_output_bytes,
-        )
+        self.zygotes: dict[int, ZygoteClient] = {}
         self._launcher = tuple(launcher)
         self._uids = os.getpid() + _STRIDE * next(_POOLS)
-        self._keepers: dict[int, Keeper] = {}
         self._live: dict[int, Instance] = {}
         self._numbers = itertools.count(1)
         self._strikes: dict[str, int] = {}
+        self._hogs: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
-        self._waiting = self.max_live = self.calls = 0
+        self._waiting = self.max_live = 0
         self._fault = ""
         self._closed = True
         self._spawn_seconds: deque[float] = deque(maxlen=_SAMPLES)
@@ -83,7 +81,7 @@ class SandboxPool:
         self._oom_kills = (host.oom_kills(),) * 2
         self._places = asyncio.Semaphore(self.max_live)
         self._loads = asyncio.Semaphore(2 * cores)
-        self.turns = asyncio.Semaphore(settings.in_flight or 4 * cores)
+        self._turns = asyncio.Semaphore(settings.in_flight or 4 * cores)
         self._roomy, self._standing = asyncio.Event(), asyncio.Event()
         self._roomy.set()
         self._group: TaskGroup = await anyio.create_task_group().__aenter__()
@@ -100,7 +98,7 @@ class SandboxPool:
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
-        # who waits for memory or for a zygote sees that there will be none
+        # spawns that wait for memory or for a zygote see that there will be none
         self._roomy.set()
         self._standing.set()
         for instance in list(self._live.values()):
@@ -108,7 +106,7 @@ class SandboxPool:
         # not the group's own scope: that would cancel the task that is leaving, too
         for scope in self._scopes:
             scope.cancel()
-        # what the body raised goes on as it is, not inside an exception group
+        # an exception of the body goes on as it is, not inside an exception group
         await self._group.__aexit__(None, None, None)
 
     async def spawn(
@@ -143,56 +141,15 @@ class SandboxPool:
         instance, _ = await self._start(source, {"op": "lint", "source": plain(source)})
         await instance.close()
 
-    async def _start(
-        self, source: str, request: Mapping[str, Any], apart_from: Instance | None = None
-    ) -> tuple[Instance, frames.Reply]:
-        """Return an instance that has answered ``request``, and its answer."""
-        program = self._admissible(source)
-        frame = frames.pack({"i": 1, **request, "limits": self.bounds})
-        await self._admit()
-        try:
-            await self._loads.acquire()
-        except BaseException:
-            self._places.release()
-            raise
-        try:
-            if self._closed:
-                raise SandboxUnavailable("the sandbox pool is closed")
-            keeper = await self._choose(apart_from)
-            instance = Instance(self, keeper, next(self._numbers), program)
-        except BaseException as error:
-            self._loads.release()
-            self._places.release()
-            if isinstance(error, OSError):
-                raise SpawnRefused(f"no channel: {error}") from error
-            raise
-        instance.hold(self._loads)
-        return await self._begin(instance, frame)
-
-    async def replay(
-        self,
-        source: str,
-        seed: int,
-        actions: Sequence[str],
-        *,
-        kwargs: Mapping[str, Any] | None = None,
-        apart_from: Instance | None = None,
-    ) -> probes.Transcript:
-        """Play ``actions`` in a fresh instance that was reset with ``seed``; stops at the episode's end."""
-        instance = await self.spawn(source, seed=seed, kwargs=kwargs, apart_from=apart_from)
-        async with instance:
-            return await probes.play(instance, instance.first, iter(actions))
-
     def statistics(self) -> dict[str, float]:
-        """Gauges and counters; ``*_ms`` are over the last 512 spawns."""
+        """Return gauges and counters; ``*_ms`` are over the last 512 spawns."""
         live = list(self._live.values())
         return {
             "live": float(len(live)),
             "max_live": float(self.max_live),
             "waiting": float(self._waiting),
-            "calls": float(self.calls),
             "busy": float(sum(instance.busy for instance in live)),
-            "zygotes": float(sum(keeper.ready for keeper in self._keepers.values())),
+            "zygotes": float(sum(zygote.ready for zygote in self.zygotes.values())),
             "spawn_p50_ms": _quantile(self._spawn_seconds, 0.5) * 1e3,
             "spawn_p99_ms": _quantile(self._spawn_seconds, 0.99) * 1e3,
             "queue_p99_ms": _quantile(self._queue_seconds, 0.99) * 1e3,
@@ -201,32 +158,30 @@ class SandboxPool:
         }
 
     def ended(self, instance: Instance, error: SandboxError) -> None:
-        """An instance came to its end by ``error``. For the instance."""
+        """Count the end of an instance by ``error``, with a strike when the program caused it."""
         if isinstance(error, InstanceClosed):
             return
         self._counts[type(error).__name__] += 1
         if isinstance(error, EnvFailure):
-            self._strikes[instance.program] = self._strikes.pop(instance.program, 0) + 1
-            if len(self._strikes) > _STRIKES_KEPT:
-                del self._strikes[next(iter(self._strikes))]
+            _count(self._strikes, instance.program)
 
     def killed_from_outside(self) -> SandboxError | None:
-        """Judge a SIGKILL that is not ours: None when the program may have sent it. For the instance.
+        """Judge a SIGKILL that is not ours: None when the program may have sent it.
 
         Behind the filter a program cannot kill itself, and its limits keep it from exhausting a host: then
-        it is the host's doing, with no verdict on the program.
+        the host or its user did it, with no verdict on the program.
         """
-        # a notice may be overtaken by the watch's look, so the count is compared with the look before it
+        # the watch may look between the kill and its notice, so the look before that counts
         if host.oom_kills() > self._oom_kills[0]:
             self._counts["oom_kills"] += 1
             return InstanceClosed("the host ran out of memory and its kernel killed this instance")
         if self.report.level >= _FILTERED:
             self._counts["outside_kills"] += 1
-            return InstanceClosed("somebody outside the sandbox killed this instance")
+            return InstanceClosed("a process outside the sandbox killed this instance")
         return None
 
     def departed(self, instance: Instance) -> None:
-        """An instance's process is reaped: its place is free. For the instance."""
+        """Take back the place of an instance whose process is reaped."""
         if self._live.pop(instance.number, None) is not None:
             self._places.release()
 
@@ -246,6 +201,44 @@ class SandboxPool:
             raise EnvQuarantined(f"the program had to be killed {self._strikes[program]} times")
         return program
 
+    async def _start(
+        self, source: str, request: Mapping[str, Any], apart_from: Instance | None = None
+    ) -> tuple[Instance, frames.RunnerReply]:
+        """Return an instance that has answered ``request``, and its answer."""
+        program = self._admissible(source)
+        frame = frames.pack({"i": 1, **request, "limits": self.settings.bounds})
+        await self._admit()
+        try:
+            await self._loads.acquire()
+        except BaseException:
+            self._places.release()
+            raise
+        try:
+            if self._closed:
+                raise SandboxUnavailable("the sandbox pool is closed")
+            zygote = await self._choose(apart_from)
+            instance = Instance(self, zygote, self._turns, next(self._numbers), program)
+        except BaseException as error:
+            self._loads.release()
+            self._places.release()
+            if isinstance(error, OSError):
+                raise SpawnRefused(f"no channel: {error}") from error
+            raise
+        self._live[instance.number] = instance
+        instance.hold(self._loads)
+        began = time.monotonic()
+        try:
+            reply = await instance.begin(frame)
+        except BaseException as error:
+            self._counts["EnvError"] += isinstance(error, EnvError)
+            await instance.close()
+            raise
+        finally:
+            instance.let_go()
+        self._counts["spawns"] += 1
+        self._spawn_seconds.append(time.monotonic() - began)
+        return instance, reply
+
     async def _admit(self) -> None:
         """Wait for a place, in order of arrival."""
         if self._waiting >= self.settings.queue:
@@ -257,15 +250,15 @@ class SandboxPool:
                 await self._roomy.wait()
                 await self._places.acquire()
         except TimeoutError:
-            what = "free memory" if not self._roomy.is_set() else f"one of {self.max_live} places"
-            raise SpawnRefused(f"no {what} within {self.settings.queue_seconds:g} s") from None
+            missing = "free memory" if not self._roomy.is_set() else f"one of {self.max_live} places"
+            raise SpawnRefused(f"no {missing} within {self.settings.queue_seconds:g} s") from None
         finally:
             self._waiting -= 1
         self._queue_seconds.append(time.monotonic() - began)
 
-    async def _choose(self, apart_from: Instance | None) -> Keeper:
+    async def _choose(self, apart_from: Instance | None) -> ZygoteClient:
         """Return the zygote with the fewest children, waiting for one where all are down."""
-        while not (ready := [keeper for keeper in self._keepers.values() if keeper.ready]):
+        while not (ready := [zygote for zygote in self.zygotes.values() if zygote.ready]):
             if self._fault or self._closed:
                 raise SandboxUnavailable(self._fault or "the sandbox pool is closed")
             self._standing.clear()
@@ -274,23 +267,8 @@ class SandboxPool:
                     await self._standing.wait()
             except TimeoutError:
                 raise SandboxUnavailable("no zygote came up again") from None
-        others = [keeper for keeper in ready if apart_from is None or keeper is not apart_from.keeper]
-        return min(others or ready, key=lambda keeper: len(keeper.tenants))
-
-    async def _begin(self, instance: Instance, frame: bytes) -> tuple[Instance, frames.Reply]:
-        self._live[instance.number] = instance
-        began = time.monotonic()
-        try:
-            reply = await instance.load(frame)
-        except BaseException as error:
-            self._counts["EnvError"] += isinstance(error, EnvError)
-            await instance.close()
-            raise
-        finally:
-            instance.let_go()
-        self._counts["spawns"] += 1
-        self._spawn_seconds.append(time.monotonic() - began)
-        return instance, reply
+        others = [zygote for zygote in ready if apart_from is None or zygote is not apart_from.zygote]
+        return min(others or ready, key=lambda zygote: len(zygote.children))
 
     async def _tend(
         self, index: int, scope: anyio.CancelScope, *, task_status: TaskStatus[ProtectionReport]
@@ -303,13 +281,13 @@ class SandboxPool:
         """Start zygote ``index`` again and again, with growing pauses between starts that fail."""
         delay, announced = _FIRST_DELAY, False
         while True:
-            keeper = self._keepers[index] = Keeper(
+            zygote = self.zygotes[index] = ZygoteClient(
                 self.settings, index, self._uids, self.max_live, self._launcher
             )
             try:
-                found = protection.report(await keeper.start(), self.max_live, self.bounds_of_live)
+                found = protection.report(await zygote.start(), self.max_live, self.bounds_of_live)
                 protection.require(found, self.settings)
-                keeper.ready = not keeper.lost.is_set()
+                zygote.ready = not zygote.lost.is_set()
                 self._fault = ""
                 self._standing.set()
                 if not announced:
@@ -319,7 +297,7 @@ class SandboxPool:
                     # accepted still, yet no longer what was reported
                     self.report = found
                 began = time.monotonic()
-                await keeper.lost.wait()
+                await zygote.lost.wait()
                 delay = _FIRST_DELAY if time.monotonic() - began > _HEALTHY else delay
             except SandboxUnavailable as error:
                 if not announced:
@@ -327,38 +305,74 @@ class SandboxPool:
                 self._fault = str(error)
                 self._standing.set()
             finally:
-                await keeper.stop()
+                await zygote.stop()
             self._counts["zygote_restarts"] += 1
             await anyio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
     async def _watch(self, scope: anyio.CancelScope) -> None:
-        """Once a second, look after instances and memory, until ``scope`` is cancelled."""
+        """Check idle instances and memory periodically, until ``scope`` is cancelled."""
         with scope:
             while True:
-                await anyio.sleep(_WATCH_SECONDS)
-                self._look_after()
+                roomy = self._roomy.is_set()
+                await anyio.sleep(_WATCH_SECONDS if roomy else _SHORT_OF_MEMORY_SECONDS)
+                self._close_idle()
+                self._oom_kills = (self._oom_kills[1], host.oom_kills())
+                self._relieve_memory()
 
-    def _look_after(self) -> None:
-        """End what nobody uses, and stop admission while memory is short."""
+    def _close_idle(self) -> None:
         oldest = time.monotonic() - self.settings.idle_seconds
         for instance in list(self._live.values()):
             if not instance.busy and instance.used < oldest:
                 instance.expire(InstanceClosed(f"idle for {self.settings.idle_seconds:g} s"))
-        self._oom_kills = (self._oom_kills[1], host.oom_kills())
-        if host.available_share() >= self.settings.low_memory_share:
+
+    def _relieve_memory(self) -> None:
+        """Stop admission while memory is short, and end the instances that hold the most of it.
+
+        All that hold many times the usual are ended until enough is free; of usual ones the largest only.
+        """
+        short = host.memory_shortage(self.settings.low_memory_share)
+        if short <= 0:
             self._roomy.set()
             return
         self._roomy.clear()
-        live = [instance for instance in self._live.values() if instance.pid and instance.error is None]
-        if live:
-            largest = max(live, key=lambda instance: host.resident(instance.pid))
-            # Its own limit it has kept: what the host lacks is not the program's fault, nor its reward.
-            largest.expire(InstanceClosed("the host is short of memory and this was the largest one"))
+        shared = {zygote.index: host.resident(zygote.pid) for zygote in self.zygotes.values() if zygote.ready}
+        held = {
+            instance: host.resident(instance.pid) - shared.get(instance.zygote.index, 0)
+            for instance in self._live.values()
+            if instance.pid and instance.error is None
+        }
+        freed = 0
+        for instance in sorted(held, key=lambda instance: -held[instance]):
+            hog = held[instance] > _HOG * host.instance_bytes()
+            if freed and (freed >= short or not hog):
+                break
+            instance.expire(self._eviction(instance, held[instance], hog))
             self._counts["memory_evictions"] += 1
+            freed += max(1, held[instance])
+
+    def _eviction(self, instance: Instance, held: int, hog: bool) -> SandboxError:
+        """Return the error of an instance that is ended because the host is short of memory.
+
+        The first time that is no verdict on its program; a program that holds so much again is to blame.
+        """
+        if hog and _count(self._hogs, instance.program) > 1:
+            return EnvMemory(
+                f"the program held {held >> 20} MB while the host was short of memory, not for the first "
+                f"time; keep less than {_HOG * host.instance_bytes() >> 20} MB"
+            )
+        return InstanceClosed("the host is short of memory and this was the largest instance")
+
+
+def _count(table: dict[str, int], program: str) -> int:
+    """Count ``program`` in ``table``, which forgets the least recent ones, and return its count."""
+    table[program] = table.pop(program, 0) + 1
+    if len(table) > _PROGRAMS_KEPT:
+        del table[next(iter(table))]
+    return table[program]
 
 
 def _quantile(values: deque[float], share: float) -> float:
-    """The empirical quantile, 0 of nothing."""
+    """Return the empirical quantile, 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

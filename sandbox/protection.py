@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from sandbox.errors import SandboxUnavailable
-from sandbox.frames import Ready
+from sandbox.frames import ZygoteReady
 from sandbox.settings import SandboxSettings
 
 _BY_FILTER = ("open", "tcp", "udp", "fork", "kill", "shared_memory", "executable_memory", "memfd")
@@ -43,7 +43,7 @@ class ProtectionReport(msgspec.Struct, frozen=True):
     bounds: dict[str, int] = {}
 
 
-def report(ready: Ready, max_live: int, bounds: Mapping[str, int] | None = None) -> ProtectionReport:
+def report(ready: ZygoteReady, max_live: int, bounds: Mapping[str, int] | None = None) -> ProtectionReport:
     """Judge one zygote's report."""
     level, reasons = judge(ready.walls, ready.canary, ready.bare)
     return ProtectionReport(

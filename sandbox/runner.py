@@ -231,34 +231,6 @@ def _describe(phase: str, error: BaseException) -> _Fault:
     return _Fault(phase, kind, message, frames)
 
 
-_REHEARSAL = """
-class Env:
-    def reset(self, seed):
-        self.t = 0
-        self.s = random.Random(seed).randint(0, 3)
-        return f"find the number in 0..3"
-    def step(self, a):
-        self.t += 1
-        return f"off by {int(a) - self.s}", float(int(a) == self.s), self.t >= 2, False, {"t": self.t}
-"""
-
-
-def rehearse(times: int = 16) -> None:
-    """Run a program of ours in the zygote, so that the interpreter has warmed up before the first fork.
-
-    What it specialises, caches and allocates now need not be copied by every instance.
-    """
-    limits = {"reply": 1 << 18, "observation": 1 << 16, "output": 1 << 14}
-    load = {"i": 1, "op": "load", "source": _REHEARSAL, "kwargs": {}, "seed": 1, "limits": limits}
-    steps = [{"i": 2, "op": "step", "action": action} for action in ("1", "banana")]
-    for _ in range(times):
-        runner = Runner(contract.STDLIB)
-        for request in (load, *steps):
-            _encode(runner._answer(_decode(_encode(request)))).encode("utf-8", "replace")
-    sys.modules.pop(contract.MODULE)
-    linecache.clearcache()
-
-
 def _read() -> dict[str, Any] | None:
     header = _exactly(4)
     if header is None:

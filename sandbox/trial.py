@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,6 @@ _RETRIES = 5
 # Policies that would only play a refused action again.
 _SAME = ("constant", "empty", "nonsense")
 _SEED_BITS = 31  # as many as the seeds of plays have
-_LIFE_SHARE = 3  # of the CPU seconds of an instance's life, after which another one is used
 
 Choose = Callable[[Sequence[str]], Iterator[str]]
 
@@ -73,7 +71,6 @@ class Trial:
     blind: list[str] = field(default_factory=lambda: list(BLIND))
     tossed: tuple[float, int] | None = None
     plans: dict[int, list[str]] = field(default_factory=dict)
-    _expires: float = 0.0
 
     @property
     def instance(self) -> Instance:
@@ -116,13 +113,12 @@ class Trial:
         if self.opened is not None:
             await self.opened.close()
         self.opened = await self.pool.spawn(self.source, seed=seed, kwargs=self.kwargs)
-        self._expires = time.monotonic() + self.pool.settings.cpu_life_seconds / _LIFE_SHARE
         self.first[seed] = self.opened.first
 
     async def open(self, seed: int) -> str:
         """Begin an episode on ``seed`` and return the first observation; a used-up process is replaced."""
         try:
-            if time.monotonic() > self._expires:
+            if self.instance.worn:
                 await self.start(seed)
             else:
                 self.first[seed] = (await self.instance.reset(seed)).observation
@@ -136,7 +132,10 @@ class Trial:
 
     async def afresh(self, seed: int, chosen: Sequence[str]) -> Transcript:
         """Play ``chosen`` in a process of its own, as the plays of a run are."""
-        return await self.pool.replay(self.source, seed, chosen, kwargs=self.kwargs, apart_from=self.opened)
+        async with await self.pool.spawn(
+            self.source, seed=seed, kwargs=self.kwargs, apart_from=self.opened
+        ) as instance:
+            return await play(instance, instance.first, iter(chosen))
 
     async def plan(self, seed: int) -> list[str]:
         """Return the actions of ``solution()`` on the instance of ``seed``. Raises EnvFailure."""

@@ -1,7 +1,7 @@
-"""The engine's end of one zygote: its process, its control socket, the instances that hang on it.
+"""The engine's side of one zygote: its process, its control socket, the instances it has forked.
 
-Callbacks of the event loop only; the one coroutine here waits for the start. A zygote that is gone takes
-its instances with it; the pool starts another.
+Callbacks of the event loop, and two coroutines that wait for the start and the stop. The instances of a
+zygote end with it; the pool starts another one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _OUTER_SECONDS = 1.0  # for the outer process to see the end of the inner one
 _PASSED = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "LD_LIBRARY_PATH")
 
 
-class Tenant(Protocol):
-    """What a zygote tells an instance."""
+class ForkedChild(Protocol):
+    """Receiver of the zygote's notices about one child, which ``number`` names."""
 
     number: int
 
@@ -44,10 +44,11 @@ class Tenant(Protocol):
     def orphaned(self, reason: str) -> None: ...
 
 
-class Keeper:
+class ZygoteClient:
     """Zygote ``index`` of the pool ``pool`` (a number that separates the uids of pools).
 
-    ``ready`` says that programs may be given to it: the pool decides that, by the zygote's report.
+    The pool sets ``ready`` when it accepts the zygote's report; programs are forked only then. ``children``
+    are the live children by number, ``lost`` is set when the zygote is gone.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Keeper:
         self.ready = False
         self.lost = asyncio.Event()
         self.reason = ""
-        self.tenants: dict[int, Tenant] = {}
+        self.children: dict[int, ForkedChild] = {}
         self._launcher = launcher
         self._config = {
             "index": index,
@@ -71,11 +72,11 @@ class Keeper:
         self._outgoing: deque[tuple[bytes, socket.socket]] = deque()
         self._writing = self._opened = self._stopping = False
         self._inner = -1
-        self._executioner: asyncio.TimerHandle | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
         self._reaped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    async def start(self) -> frames.Ready:
+    async def start(self) -> frames.ZygoteReady:
         """Start the process and wait for its report. Raises SandboxUnavailable."""
         try:
             self._open()
@@ -90,7 +91,7 @@ class Keeper:
             raise SandboxUnavailable(reason) from None
 
     def _open(self) -> None:
-        self._report: asyncio.Future[frames.Ready] = self._loop.create_future()
+        self._report: asyncio.Future[frames.ZygoteReady] = self._loop.create_future()
         with contextlib.ExitStack() as stack:
             self._errors: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
             self._control, theirs = map(stack.enter_context, socket.socketpair(type=socket.SOCK_SEQPACKET))
@@ -111,7 +112,7 @@ class Keeper:
         # -I and -E would make Python ignore PYTHONHASHSEED
         environment |= {"PYTHONHASHSEED": "0", "PYTHONPATH": root, "TZ": "UTC", "LC_ALL": "C.UTF-8"}
         environment |= {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
-        python = (sys.executable, "-s", "-P", "-B", "-m", "sandbox.zygote")
+        python = (sys.executable, "-s", "-P", "-B", "-m", "sandbox.fork_server")
         return subprocess.Popen(
             (*self._launcher, *python, str(control.fileno()), json.dumps(self._config)),
             stdin=subprocess.DEVNULL,
@@ -127,14 +128,14 @@ class Keeper:
         """Process id of the outer zygote."""
         return self._process.pid
 
-    def request(self, tenant: Tenant, channel: socket.socket) -> None:
+    def request(self, child: ForkedChild, channel: socket.socket) -> None:
         """Ask for a child that talks on ``channel``, which is closed once it has been sent."""
         if self.lost.is_set() or self._stopping:
             channel.close()
-            tenant.orphaned(self.reason or "it is being stopped")
+            child.orphaned(self.reason or "it is being stopped")
             return
-        self.tenants[tenant.number] = tenant
-        self._outgoing.append((json.dumps({"id": tenant.number}).encode(), channel))
+        self.children[child.number] = child
+        self._outgoing.append((json.dumps({"id": child.number}).encode(), channel))
         self._flush()
 
     def _flush(self) -> None:
@@ -176,40 +177,40 @@ class Keeper:
 
     def _dispatch(self, data: bytes, descriptors: list[int]) -> None:
         try:
-            message = frames.read_control(data)
+            message = frames.read_zygote_message(data)
         except msgspec.DecodeError as error:
             _close(descriptors)
             self.give_up(f"control message: {error}")
             return
-        if isinstance(message, frames.Ready):
+        if isinstance(message, frames.ZygoteReady):
             if not self._report.done():
                 self._inner = descriptors.pop() if descriptors else -1
                 self._report.set_result(message)
-        elif isinstance(message, frames.Failed):
+        elif isinstance(message, frames.ZygoteFailed):
             self.give_up(message.reason)
-        elif isinstance(message, frames.Spawned):
+        elif isinstance(message, frames.ChildSpawned):
             self._spawned(message.id, descriptors)
             return
-        elif isinstance(message, frames.Refused):
-            if tenant := self.tenants.pop(message.id, None):
-                tenant.refused(message.reason)
-        elif tenant := self.tenants.pop(message.id, None):
-            tenant.exited(message.status, message.cpu)
+        elif isinstance(message, frames.ChildRefused):
+            if child := self.children.pop(message.id, None):
+                child.refused(message.reason)
+        elif child := self.children.pop(message.id, None):
+            child.exited(message.status, message.cpu)
         _close(descriptors)
 
     def _spawned(self, number: int, descriptors: list[int]) -> None:
-        tenant = self.tenants.get(number)
-        if tenant is not None and len(descriptors) == 1:
-            # whoever has it could kill the child: no process that we start inherits it
+        child = self.children.get(number)
+        if child is not None and len(descriptors) == 1:
+            # a process that inherited it could kill the child
             os.set_inheritable(descriptors[0], False)
-            tenant.spawned(descriptors[0])
+            child.spawned(descriptors[0])
             return
         _close(descriptors)
         # the kernel drops descriptors when our own table is full
-        self.give_up("no descriptor left for a child's pidfd" if tenant else "a child that nobody asked for")
+        self.give_up("no descriptor left for a child's pidfd" if child else "a child without a request")
 
     def give_up(self, reason: str, *, grace: float = 0.0) -> None:
-        """Treat the zygote as gone: kill it after ``grace`` seconds, fail what hangs on it. Idempotent.
+        """Treat the zygote as gone: kill it after ``grace`` seconds, fail its instances. Idempotent.
 
         A zygote that ends by itself is given time: its outer process outlives the last of its children.
         """
@@ -224,12 +225,12 @@ class Keeper:
         while self._outgoing:
             self._outgoing.popleft()[1].close()
         if grace:
-            self._executioner = self._loop.call_later(grace, self._kill)
+            self._kill_timer = self._loop.call_later(grace, self._kill)
         else:
             self._kill()
-        tenants, self.tenants = self.tenants, {}
-        for tenant in tenants.values():
-            tenant.orphaned(self.reason)
+        children, self.children = self.children, {}
+        for child in children.values():
+            child.orphaned(self.reason)
         if not self._report.done():
             self._report.set_exception(SandboxUnavailable(f"zygote {self.index}: {self.reason}"))
 
@@ -247,7 +248,7 @@ class Keeper:
             self._kill_outer()
             return
         _signal(self._inner)
-        self._executioner = self._loop.call_later(_OUTER_SECONDS, self._kill_outer)
+        self._kill_timer = self._loop.call_later(_OUTER_SECONDS, self._kill_outer)
 
     def _kill_outer(self) -> None:
         if self._process.returncode is None:
@@ -257,14 +258,14 @@ class Keeper:
         self._loop.remove_reader(self._pidfd)
         code = self._process.wait()
         self.give_up(f"zygote ended with code {code}")
-        if self._executioner is not None:
-            self._executioner.cancel()
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
         os.close(self._pidfd)
         self._errors.close()
         if self._inner < 0:
             self._reaped.set()
             return
-        # somebody may have killed the outer one only
+        # the outer one may have been killed alone
         _signal(self._inner)
         self._loop.add_reader(self._inner, self._inner_ended)
 
@@ -274,7 +275,7 @@ class Keeper:
         self._reaped.set()
 
     async def stop(self) -> None:
-        """End the zygote and all it forked, and wait until it is reaped (shielded, bounded)."""
+        """End the zygote and its children, and wait until it is reaped (shielded, bounded)."""
         if not self._opened:
             return
         with anyio.CancelScope(shield=True):
@@ -289,13 +290,13 @@ class Keeper:
                 await self._reaped.wait()
 
     def _hang_up(self) -> None:
-        """Let the zygote see that nobody asks any more; what was not sent yet is not sent."""
+        """Close our side of the control socket; requests that were not sent yet are dropped."""
         self._stopping = True
         self._want_write(False)
         for data, channel in self._outgoing:
             channel.close()
-            if tenant := self.tenants.pop(json.loads(data)["id"], None):
-                tenant.orphaned("it is being stopped")
+            if child := self.children.pop(json.loads(data)["id"], None):
+                child.orphaned("it is being stopped")
         self._outgoing.clear()
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)

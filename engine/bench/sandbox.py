@@ -73,9 +73,9 @@ async def measure(work: SandboxOptions | None = None) -> SandboxFigures:
         spawn = await _spawn_times(pool, programs, work.spawns)
         rate, cpu = await _spawn_rate(pool, programs, work.seconds)
         steps, steps_rate = await _step_times(pool, work)
-        before = host.memory()["MemAvailable"]
+        before = host.memory_available()
         crowd = await _crowd(pool, programs, min(work.live, pool.max_live))
-        fallen = (before - host.memory()["MemAvailable"]) / len(crowd)
+        fallen = (before - host.memory_available()) / len(crowd)
         async with anyio.create_task_group() as group:
             for one in crowd:
                 group.start_soon(one.close)

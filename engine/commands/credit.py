@@ -42,9 +42,7 @@ def credit(
         }
         print(msgspec.json.encode(figures).decode())
     else:
-        for one in (found if everything else wrong)[:_SHOWN]:
-            mark = "equal" if one.equal else "differs"
-            print(f"{one.case}  {one.variant}  {one.environment}  {one.ours}  {one.expected}  {mark}")
+        _table(found if everything else wrong)
         print(
             f"{cases:,} cases, {len(found):,} advantages compared, {len(wrong):,} differ; "
             f"largest difference {worst:.3g}"
@@ -63,3 +61,18 @@ def _check(path: Path) -> list[Any]:
     raise SpadeError(
         "No installed scorer compares credit.", remedy="Run `make setup`, or install spade again."
     )
+
+
+def _table(rows: list[Any]) -> None:
+    if not rows:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("case", "variant", "environment", "ours", "expected", "")
+    for one in rows[:_SHOWN]:
+        mark = "" if one.equal else "differs"
+        table.add_row(str(one.case), one.variant, one.environment, str(one.ours), str(one.expected), mark)
+    Console().print(table)
+    if len(rows) > _SHOWN:
+        print(f"and {len(rows) - _SHOWN:,} more (--json shows them all)")

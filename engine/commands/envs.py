@@ -96,19 +96,15 @@ def play(
     hint: Annotated[bool, typer.Option("--hint", help="Show the hint first.")] = False,
 ) -> None:
     """Play an environment by hand, in the run's sandbox. ``:help`` lists the commands."""
-    import msgspec
-
     from engine.commands.play import play as play_by_hand
     from engine.commands.sandbox import sandboxed
     from engine.text import clean
-    from sandbox import SandboxSettings
 
     with _catalogue(run, directory) as (found, catalogue):
         program = catalogue.program(catalogue.find(identity))
     if hint:
         print(f"hint: {clean(program.hint or 'none')}", flush=True)
-    settings = SandboxSettings(**msgspec.structs.asdict(found.config().sandbox))
-    sys.exit(sandboxed(play_by_hand, program.source, seed, {}, settings))
+    sys.exit(sandboxed(play_by_hand, program.source, seed, {}, found.config().sandbox))
 
 
 @app.command()

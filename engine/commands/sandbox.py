@@ -13,7 +13,6 @@ import typer
 from engine.errors import ConfigError, SpadeError
 
 if TYPE_CHECKING:
-    from engine.config import SandboxConfig
     from sandbox import ProtectionReport, SandboxSettings, Verdict
 
 app = typer.Typer(
@@ -201,16 +200,13 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _settings(recipe: Path | None) -> SandboxSettings:
-    import msgspec
-
     from sandbox import SandboxSettings
 
     if recipe is None:
         return SandboxSettings()
     from engine import recipe as recipes
 
-    table: SandboxConfig = recipes.load(recipe, []).config.sandbox
-    return SandboxSettings(**msgspec.structs.asdict(table))
+    return recipes.load(recipe, []).config.sandbox
 
 
 def _examined(found: ProtectionReport, wanted: int, advice: tuple[str, ...]) -> str:

@@ -127,9 +127,9 @@ async def _sandbox(config: Config, shared: dict[str, Any], *, wanted: bool) -> A
     if not wanted:
         yield
         return
-    from sandbox import SandboxPool, SandboxSettings
+    from sandbox import SandboxPool
 
-    settings = SandboxSettings(**msgspec.structs.asdict(config.sandbox))
+    settings = config.sandbox
     if config.designer.kind == "pool" and not config.designer.pool.source.startswith("dir:"):
         from engine.evals import external_benchmarks
 

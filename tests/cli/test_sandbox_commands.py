@@ -207,7 +207,7 @@ class TestRun:
         result = self.play(spade, SPINS, "1", "2", options=("--recipe", recipe))
         assert result.returncode == 1
         assert "The program ended" in result.stderr
-        assert "cpu time" in result.stderr
+        assert "CPU time" in result.stderr
 
     @pytest.mark.slow
     def test_a_reply_a_file_and_a_broken_program(self, spade: Spade) -> None:

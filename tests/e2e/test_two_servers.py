@@ -37,7 +37,6 @@ from engine.config import (
     ModelConfig,
     RunConfig,
     SamplingConfig,
-    SandboxConfig,
     ServerConfig,
 )
 from engine.context import RoleContext
@@ -46,6 +45,7 @@ from engine.inference.vllm import VllmClient
 from engine.lineage import Version
 from engine.running.role_host import Host, services
 from engine.weights.publisher import Publisher
+from sandbox import SandboxSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -196,7 +196,7 @@ def make_config(model: Path) -> Config:
         run=RunConfig(name=RUN, drain_seconds=10.0),
         model=ModelConfig(path=str(model), max_model_len=1536),
         server=ServerConfig(count=2, max_concurrency=32, request_seconds=60.0),
-        sandbox=SandboxConfig(preload=()),
+        sandbox=SandboxSettings(preload=()),
         agent=AgentConfig(
             concurrency=IN_HAND,
             sampling=SamplingConfig(max_tokens=256),

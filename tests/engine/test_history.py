@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scenes.small_run import (
+from shell_fakes import (
     batch,
     evaluation,
     events,

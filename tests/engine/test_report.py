@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scenes.small_run import (
+from shell_fakes import (
     batch,
     config,
     evaluation,

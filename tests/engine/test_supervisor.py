@@ -11,7 +11,7 @@ from typing import ClassVar
 import anyio
 import pytest
 import structlog
-from scenes.small_run import (
+from shell_fakes import (
     BrokenRole,
     FakeEvaluator,
     FakeLearner,

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 from role_fakes import FakeChat, FakePool, make_config, make_context
-from sandbox_pools import held_pool
 from scenes.endpoint_fake import Behaviour, Drop, Hang, Raw, Say, Script, fake_endpoint, talking_vllm
 from scenes.memory_bus import MemoryBus
+from scenes.sandboxes import held_pool
 from test_designer import make_ticket
 
 from bus.messages import (

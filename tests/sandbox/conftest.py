@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
-from sandbox_pools import held_pool
+from scenes.sandboxes import held_pool
 
 from sandbox import SandboxPool, SandboxSettings
 

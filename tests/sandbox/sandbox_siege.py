@@ -14,7 +14,7 @@ import anyio
 import msgspec
 import pytest
 from attacks import Attack
-from sandbox_programs import ECHO
+from scenes.programs import ECHO
 
 from sandbox import (
     EnvCrashed,
@@ -107,7 +107,7 @@ def host_knows(pid: int, instance: Instance) -> bool:
         parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return int(parent) in family(instance.keeper.pid)
+    return int(parent) in family(instance.zygote.pid)
 
 
 def family(pid: int) -> list[int]:
@@ -208,11 +208,11 @@ async def uids(pool: SandboxPool) -> set[int]:
 
 def belongings(pool: SandboxPool, owners: Collection[int] = ()) -> dict[str, Any]:
     """What an attack could leave behind: processes, descriptors, IPC objects and files of ``owners``."""
-    keepers = [keeper.pid for keeper in pool._keepers.values()]
+    zygotes = [zygote.pid for zygote in pool.zygotes.values()]
     live = {instance.pid for instance in pool._live.values()}
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "processes": sorted({pid for keeper in keepers for pid in family(keeper)} - live),
+        "processes": sorted({pid for zygote in zygotes for pid in family(zygote)} - live),
         "live": len(live),
         "ipc": [row for kind in ("shm", "sem", "msg") for row in _ipc(kind, owners)],
         "files": sorted(str(path) for top in ("/tmp", "/dev/shm") for path in owned(Path(top), owners)),

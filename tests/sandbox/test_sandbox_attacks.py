@@ -10,8 +10,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from sandbox_pools import alive, held_pool
-from sandbox_programs import ECHO, attack
+from scenes.programs import ECHO, attack
+from scenes.sandboxes import alive, held_pool
 
 from sandbox import EnvMemory, EnvViolation, SandboxPool, SandboxSettings
 

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 from attacks import every
 from attacks.inside import LITTER
-from sandbox_pools import held_pool
 from sandbox_siege import POORER_HOSTS, Siege, besiege, owned
+from scenes.sandboxes import held_pool
 
 from sandbox import SandboxPool, SandboxSettings
 
@@ -121,7 +121,7 @@ async def test_crowded_attacks_leave_figures_as_they_were() -> None:
         found = await besiege(pool, crowd, at_once=64)
         assert set(found.outcomes.values()) == {"killed"}
         assert found.after == found.before
-        assert pool.turns._value == 4 * len(os.sched_getaffinity(0))
+        assert pool._turns._value == 4 * len(os.sched_getaffinity(0))
         assert pool._places._value == pool.max_live
         await asyncio.sleep(0)
         assert pool.statistics()["live"] == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_pools import held_pool
+from scenes.sandboxes import held_pool
 
 from sandbox import RUNGS, SandboxPool, SandboxSettings, Validator
 

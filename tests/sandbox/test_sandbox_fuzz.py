@@ -17,8 +17,8 @@ from random import Random
 import msgspec
 import pytest
 from sandbox_mutate import frame, program
-from sandbox_programs import PEAK
 from sandbox_siege import Lag, belongings
+from scenes.programs import PEAK
 
 from engine.seeds import SUITES, held_out
 from sandbox import (
@@ -31,7 +31,7 @@ from sandbox import (
     ValidatorSettings,
     Verdict,
 )
-from sandbox.frames import Bounds, Malformed, Reply, cut, read_reply
+from sandbox.frames import Bounds, Malformed, RunnerReply, cut, read_reply
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
 
@@ -154,7 +154,7 @@ def check_verdict(verdict: Verdict) -> None:
     assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
 
 
-def read(stream: bytes, number: int, random: Random) -> Reply | None:
+def read(stream: bytes, number: int, random: Random) -> RunnerReply | None:
     """Read ``stream`` as an instance does, in pieces: the one reply, or None when more is wanted.
 
     Raises Malformed.
@@ -194,15 +194,15 @@ def test_mutated_frames_are_read_or_refused(request: pytest.FixtureRequest) -> N
     assert min(counts["malformed"], counts["reply"]) > count // 20
 
 
-def check_reply(reply: Reply, number: int) -> None:
+def check_reply(reply: RunnerReply, number: int) -> None:
     assert reply.i == number
     assert abs(reply.r) <= 10
     assert len(reply.o) <= BOUNDS.observation
     assert len(reply.f) <= 64
     assert all(isinstance(value, str | int | float | bool | None) for value in reply.f.values())
     # what goes on to others can be written and read again
-    assert msgspec.json.decode(msgspec.json.encode(reply), type=Reply) == reply
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=Reply) == reply
+    assert msgspec.json.decode(msgspec.json.encode(reply), type=RunnerReply) == reply
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=RunnerReply) == reply
 
 
 async def test_mutated_frames_from_a_hostile_child(request: pytest.FixtureRequest) -> None:

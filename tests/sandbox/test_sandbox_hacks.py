@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from sandbox_hacks import HIDDEN, PAID, SEEDS_OF_A_JUDGE, program
 from sandbox_honest import HONEST
-from sandbox_pools import held_pool
+from scenes.sandboxes import held_pool
 
 from sandbox import SandboxPool, SandboxSettings, Validator, ValidatorSettings, Verdict
 

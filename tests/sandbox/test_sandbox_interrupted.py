@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 import pytest
 import pytest_asyncio
-from sandbox_pools import alive, emulated
-from sandbox_programs import ECHO, PEAK
 from sandbox_siege import POORER, belongings, family, until_dead
+from scenes.programs import ECHO, PEAK
+from scenes.sandboxes import alive, emulated, replay
 
 from sandbox import InfraFailure, SandboxError, SandboxPool, SandboxSettings
 
@@ -51,9 +51,9 @@ def children() -> set[int]:
 @contextlib.contextmanager
 def unchanged(pool: SandboxPool) -> Iterator[None]:
     """What the pool holds is the same before and after."""
-    before = belongings(pool), pool._places._value, pool._loads._value, pool.turns._value
+    before = belongings(pool), pool._places._value, pool._loads._value, pool._turns._value
     yield
-    assert (belongings(pool), pool._places._value, pool._loads._value, pool.turns._value) == before
+    assert (belongings(pool), pool._places._value, pool._loads._value, pool._turns._value) == before
     assert pool.statistics()["waiting"] == pool.statistics()["busy"] == 0
 
 
@@ -120,7 +120,7 @@ async def test_pool_left_while_everything_goes_on(
         spinning = await pool.spawn(SPIN)
         work = [asyncio.create_task(spinning.step("x"))]
         work += [asyncio.create_task(pool.spawn(PEAK)) for _ in range(6)]
-        pids = [pid for keeper in pool._keepers.values() for pid in family(keeper.pid)]
+        pids = [pid for zygote in pool.zygotes.values() for pid in family(zygote.pid)]
         await ticks(turn)
     for task in work:
         with contextlib.suppress(SandboxError):
@@ -137,7 +137,7 @@ async def test_who_waits_when_the_pool_is_left_is_told(quiet: None, short_of: st
         if short_of == "memory":
             pool._roomy.clear()
         elif short_of == "zygotes":
-            pool._keepers[0].ready = False
+            pool.zygotes[0].ready = False
         else:
             await pool.spawn(ECHO)
         waiting = [asyncio.create_task(pool.spawn(PEAK)) for _ in range(3)]
@@ -164,7 +164,7 @@ async def test_zygote_dies_at_any_turn_of_a_spawn(quiet: None, turn: int, who: s
         idle = await pool.spawn(ECHO)
         task = asyncio.create_task(pool.spawn(PEAK))
         await ticks(turn)
-        pids = family(pool._keepers[0].pid)
+        pids = family(pool.zygotes[0].pid)
         for pid in {"outer": pids[:1], "inner": pids[1:2], "all": pids}[who]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -185,8 +185,8 @@ async def test_zygotes_that_die_again_and_again(quiet: None, open_files: Callabl
             files = open_files()
         for _ in range(3):
             async with await pool.spawn(ECHO) as instance:
-                os.kill(instance.keeper.pid, signal.SIGKILL)
-                await asyncio.wait_for(instance.keeper.lost.wait(), 10)
+                os.kill(instance.zygote.pid, signal.SIGKILL)
+                await asyncio.wait_for(instance.zygote.lost.wait(), 10)
         async with await pool.spawn(ECHO):
             assert open_files() == files
         assert pool.statistics()["zygote_restarts"] == 3
@@ -197,11 +197,11 @@ async def test_zygotes_that_die_again_and_again(quiet: None, open_files: Callabl
 async def test_deaths_on_poorer_hosts(quiet: None, features: tuple[str, ...]) -> None:
     """Lives, deaths and replays where namespaces or uids of one's own are missing."""
     async with SandboxPool(SandboxSettings(zygotes=2), launcher=emulated(*features)) as pool:
-        one, other = await pool.replay(PEAK, 3, ["1", "2"]), await pool.replay(PEAK, 3, ["1", "2"])
+        one, other = await replay(pool, PEAK, 3, ["1", "2"]), await replay(pool, PEAK, 3, ["1", "2"])
         assert one.fingerprint() == other.fingerprint()
         spinning = await pool.spawn(SPIN)
         neighbour = await pool.spawn(ECHO, apart_from=spinning)
-        pids = family(spinning.keeper.pid)
+        pids = family(spinning.zygote.pid)
         task = asyncio.create_task(spinning.step("x"))
         await ticks(3)
         os.kill(pids[0], signal.SIGKILL)
@@ -217,7 +217,7 @@ async def test_deaths_on_poorer_hosts(quiet: None, features: tuple[str, ...]) ->
         last = await pool.spawn(SPIN)
         tasks = [asyncio.create_task(last.step("x"))]
         await ticks(3)
-        pids = [pid for keeper in pool._keepers.values() for pid in family(keeper.pid)]
+        pids = [pid for zygote in pool.zygotes.values() for pid in family(zygote.pid)]
         assert last.pid in pids
     assert [pid for pid in pids if alive(pid)] == []
     assert await settled(tasks[0]) is None
@@ -235,7 +235,7 @@ async def test_five_hundred_lives_in_few_places(open_files: Callable[[], int]) -
 
         for block in range(5):
             await asyncio.gather(*(live(100 * block + k) for k in range(100)))
-            resident = [_resident(keeper.pid) for keeper in pool._keepers.values()]
+            resident = [_resident(zygote.pid) for zygote in pool.zygotes.values()]
             if block == 0:
                 settled_at = resident
         async with await pool.spawn(PEAK):

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from sandbox_pools import emulated, held_pool
-from sandbox_programs import ECHO, attack
+from scenes.programs import ECHO, attack
+from scenes.sandboxes import emulated, held_pool
 from test_sandbox_attacks import DENIED, KILLED
 
 from sandbox import EnvViolation, SandboxPool, SandboxSettings, SandboxUnavailable
@@ -176,8 +176,8 @@ async def test_a_zygote_that_comes_back_weaker(tmp_path: Path, feature: str, lev
     async with SandboxPool(SandboxSettings(zygotes=1), launcher=launcher) as pool:
         assert pool.report.level == 4
         async with await pool.spawn(ECHO) as instance:
-            os.kill(instance.keeper.pid, signal.SIGKILL)
-            await asyncio.wait_for(instance.keeper.lost.wait(), 10)
+            os.kill(instance.zygote.pid, signal.SIGKILL)
+            await asyncio.wait_for(instance.zygote.lost.wait(), 10)
         if level < pool.settings.min_level:
             with pytest.raises(SandboxUnavailable, match=f"level {level} here"):
                 await pool.spawn(ECHO)
@@ -194,8 +194,8 @@ async def test_no_program_is_given_to_a_zygote_before_its_report_is_judged(
     seen: list[bool] = []
     monkeypatch.setattr(
         "sandbox.protection.require",
-        lambda found, settings: seen.extend(keeper.ready for keeper in pool._keepers.values()),
+        lambda found, settings: seen.extend(zygote.ready for zygote in pool.zygotes.values()),
     )
     async with pool:
         assert seen == [False]
-        assert [keeper.ready for keeper in pool._keepers.values()] == [True]
+        assert [zygote.ready for zygote in pool.zygotes.values()] == [True]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from sandbox_pools import alive, held_pool
-from sandbox_programs import ECHO, PEAK
 from sandbox_siege import family, until_dead
+from scenes.programs import ECHO, PEAK
+from scenes.sandboxes import alive, held_pool
 
 from sandbox import (
     EnvCrashed,
@@ -51,7 +51,7 @@ async def test_pool_leaves_nothing(open_files: Callable[[], int]) -> None:
     before = open_files()
     async with SandboxPool(SandboxSettings(zygotes=2)) as pool:
         instances = [await pool.spawn(PEAK, seed=k) for k in range(8)]
-        pids = [pid for keeper in pool._keepers.values() for pid in family(keeper.pid)]
+        pids = [pid for zygote in pool.zygotes.values() for pid in family(zygote.pid)]
         assert len(pids) >= 10
         await instances[0].close()
         await instances[0].close()
@@ -104,7 +104,7 @@ async def test_pools_of_one_process_share_nothing() -> None:
 @pytest.mark.parametrize(
     ("message", "word"),
     [
-        (b'{"op":"spawned","id":9999}', "nobody asked for"),
+        (b'{"op":"spawned","id":9999}', "without a request"),
         (b'{"op":"nonsense"}', "control message"),
         (b"\xff", "control message"),
     ],
@@ -113,10 +113,10 @@ async def test_a_zygote_that_talks_nonsense_is_given_up(
     message: bytes, word: str, open_files: Callable[[], int]
 ) -> None:
     async with SandboxPool(SandboxSettings(zygotes=1)) as pool:
-        keeper, before = pool._keepers[0], open_files()
+        zygote, before = pool.zygotes[0], open_files()
         given = os.open("/dev/null", os.O_RDONLY)
-        keeper._dispatch(message, [given])
-        assert word in keeper.reason
+        zygote._dispatch(message, [given])
+        assert word in zygote.reason
         assert open_files() < before, "nothing that came along is kept"
         async with await pool.spawn(ECHO) as instance:
             assert (await instance.step("x")).observation == "1 x"
@@ -145,7 +145,7 @@ async def test_zygote_killed(who: str) -> None:
         spinning, idle = await pool.spawn(SPIN), await pool.spawn(ECHO)
         task = asyncio.create_task(spinning.step("x"))
         await begun(task, spinning)
-        pids = family(pool._keepers[0].pid)
+        pids = family(pool.zygotes[0].pid)
         os.kill(pids[0] if who == "outer" or len(pids) < 4 else pids[1], signal.SIGKILL)
         with pytest.raises(SandboxUnavailable):
             await task
@@ -163,8 +163,8 @@ async def test_other_zygotes_go_on() -> None:
     async with SandboxPool(SandboxSettings(zygotes=2)) as pool:
         one = await pool.spawn(ECHO)
         other = await pool.spawn(ECHO, apart_from=one)
-        assert one.keeper is not other.keeper
-        os.kill(one.keeper.pid, signal.SIGKILL)
+        assert one.zygote is not other.zygote
+        os.kill(one.zygote.pid, signal.SIGKILL)
         await asyncio.wait_for(one.gone.wait(), 5)
         with pytest.raises(SandboxUnavailable):
             await one.step("x")
@@ -173,7 +173,7 @@ async def test_other_zygotes_go_on() -> None:
 
 async def test_stopped_zygote_is_replaced() -> None:
     async with SandboxPool(SandboxSettings(zygotes=1, spawn_seconds=0.5)) as pool:
-        pids = family(pool._keepers[0].pid)
+        pids = family(pool.zygotes[0].pid)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         with pytest.raises(SandboxUnavailable, match="did not fork"):
@@ -192,7 +192,7 @@ async def main():
         spin = [await pool.spawn({SPIN!r}) for _ in range(2)]
         calls = [asyncio.create_task(i.step("x")) for i in spin]
         await pool.spawn({ECHO!r})
-        print(*(k.pid for k in pool._keepers.values()), flush=True)
+        print(*(k.pid for k in pool.zygotes.values()), flush=True)
         await asyncio.gather(*calls)
 asyncio.run(main())
 """
@@ -360,7 +360,7 @@ async def test_sleepers_do_not_take_the_turns_of_others() -> None:
         async with await pool.spawn(ECHO) as instance:
             await instance.step("z")
         # each turn was given back once
-        assert pool.turns._value == 1
+        assert pool._turns._value == 1
         assert pool._loads._value == 2 * host.cores()
 
 

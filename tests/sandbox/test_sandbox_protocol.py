@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sandbox_programs import ECHO, attack
+from scenes.programs import ECHO, attack
 
 from sandbox import EnvError, EnvFailure, EnvProtocolError, SandboxPool
-from sandbox.frames import Bounds, Malformed, Reply, cut, pack, read_reply
+from sandbox.frames import Bounds, Malformed, RunnerReply, cut, pack, read_reply
 
 BOUNDS = Bounds(reply=1000, observation=100, output=50)
 
@@ -37,7 +37,7 @@ def test_any_bytes_are_a_reply_or_malformed(data: bytes) -> None:
         reply = read_reply(data, 1, BOUNDS)
     except Malformed:
         return
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, RunnerReply)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +244,6 @@ class TestValues:
 
 
 def test_replies_carry_no_defaults_that_are_shared() -> None:
-    one = msgspec.json.decode(b'{"i": 1}', type=Reply)
+    one = msgspec.json.decode(b'{"i": 1}', type=RunnerReply)
     assert one.f == {}
-    assert one.f is not msgspec.json.decode(b'{"i": 1}', type=Reply).f
+    assert one.f is not msgspec.json.decode(b'{"i": 1}', type=RunnerReply).f

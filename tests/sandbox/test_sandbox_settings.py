@@ -6,26 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from engine.config import SandboxConfig
-from sandbox import SandboxSettings, host
+from sandbox import host
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_recipes_table_is_taken_as_it_is() -> None:
-    table = SandboxConfig(memory_mb=64, preload=())
-    settings = SandboxSettings(**msgspec.structs.asdict(table))
-    assert settings.memory_mb == 64
-    for field in msgspec.structs.fields(SandboxConfig):
-        assert getattr(SandboxSettings(), field.name) == getattr(SandboxConfig(), field.name)
-
-
 def test_figures_of_this_host() -> None:
     assert host.cores() >= 1
-    assert 0 < host.available_share() <= 1
+    assert host.memory_shortage(0.0) < 0 < host.memory_shortage(1.1)
+    assert host.memory_available() > 1 << 20
     bounds = host.bounds()
     assert {"memory", "processes"} <= bounds.keys()
     assert all(0 < bound < 1 << 30 for bound in bounds.values())
@@ -36,13 +27,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch, texts: dict[str, str]) -> None:
     monkeypatch.setattr(host, "_read", lambda path: texts.get(str(path), ""))
 
 
-@pytest.mark.parametrize("overcommit", ["0", "2"])
-def test_live_instances_are_bounded_by_what_is_scarce(
-    monkeypatch: pytest.MonkeyPatch, overcommit: str
-) -> None:
+def test_live_instances_are_bounded_by_what_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {
-        "/proc/meminfo": "MemAvailable: 600000 kB\nCommitLimit: 1000000 kB\nCommitted_AS: 0 kB",
-        "/proc/sys/vm/overcommit_memory": overcommit,
+        "/proc/meminfo": "MemTotal: 900000 kB\nMemAvailable: 600000 kB",
         "/proc/self/cgroup": "0::/pod\n5:cpu:/x",
         "/sys/fs/cgroup/pod/pids.max": "300",
         "/sys/fs/cgroup/pod/pids.current": "36",
@@ -50,7 +37,7 @@ def test_live_instances_are_bounded_by_what_is_scarce(
     pretend(monkeypatch, texts)
     found = host.bounds()
     found.pop("open files", None)
-    assert found == {"memory": 97, "processes": 100} | ({"committed memory": 15} if overcommit == "2" else {})
+    assert found == {"memory": 97, "processes": 100}
 
 
 @pytest.mark.parametrize(
@@ -81,16 +68,19 @@ def test_live_instances_are_bounded_by_what_is_scarce(
 def test_a_containers_memory_counts(
     monkeypatch: pytest.MonkeyPatch, group: str, texts: dict[str, str]
 ) -> None:
-    about = {"/proc/self/cgroup": group, "/proc/meminfo": "MemAvailable: 900000 kB\nMemTotal: 1000000 kB"}
+    about = {"/proc/self/cgroup": group, "/proc/meminfo": "MemAvailable: 9000000 kB\nMemTotal: 10000000 kB"}
     pretend(monkeypatch, about | texts)
     # 600 of 1000 MB are free
-    assert host.bounds()["memory of the control group"] == 100
-    assert host.available_share() == pytest.approx(0.6)
+    assert host.bounds()["memory"] == 100
+    assert host.memory_available() == 629145600
+    assert [host.memory_shortage(share) / 1024000 for share in (0.1, 0.6, 0.8)] == pytest.approx(
+        [-512, 0, 205], abs=1
+    )
 
 
 @pytest.mark.parametrize(("page", "live"), [(4096, 97), (16384, 24), (65536, 12)])
 def test_larger_pages_make_larger_instances(monkeypatch: pytest.MonkeyPatch, page: int, live: int) -> None:
-    pretend(monkeypatch, {"/proc/meminfo": "MemAvailable: 600000 kB"})
+    pretend(monkeypatch, {"/proc/meminfo": "MemTotal: 900000 kB\nMemAvailable: 600000 kB"})
     monkeypatch.setattr(host.resource, "getpagesize", lambda: page)
     assert host.bounds()["memory"] == live
 
@@ -102,8 +92,8 @@ def test_groups_without_a_limit_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
         "/sys/fs/cgroup/memory/memory.usage_in_bytes": "1",
     }
     pretend(monkeypatch, texts)
-    assert "memory of the control group" not in host.bounds()
-    assert host.available_share() == 1.0
+    assert host.memory_available() == 1 << 40
+    assert host.memory_shortage(0.9) < 0
 
 
 def test_open_files_are_not_the_bound_where_the_hard_limit_is_higher() -> None:
@@ -123,3 +113,4 @@ def test_vanished_processes_are_not_seen() -> None:
     assert host.resident(1 << 30) == 0
     assert host.sleeping(1 << 30)
     assert host.pid_of(1 << 20) == 0
+    assert not host.exiting(-1, 0)

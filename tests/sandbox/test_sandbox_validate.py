@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sandbox_pools import held_pool
-from sandbox_programs import ECHO, LEVERS, PEAK
+from scenes.programs import ECHO, LEVERS, PEAK
+from scenes.sandboxes import held_pool
 
 from sandbox import (
     RUNGS,
@@ -78,7 +78,7 @@ FALLS = {
     "eval": ("lint", PEAK.replace("int(a)", "eval(a)"), "eval"),
     "no class": ("load", "x = 1", "no class whose name ends in Env"),
     "name": ("load", "boom\n" + PEAK, "NameError"),
-    "loop": ("load", "while True: pass\n" + PEAK, "cpu"),
+    "loop": ("load", "while True: pass\n" + PEAK, "CPU time"),
     "constructor": ("load", game(head="def __init__(self): 1 / 0", step=NEVER), "ZeroDivisionError"),
     "reset raises": ("reset", game(reset="1 / 0", step=NEVER), "ZeroDivisionError"),
     "reset raises later": (
@@ -99,7 +99,7 @@ FALLS = {
         game(step="import os; os._exit(1)").replace("os._exit", "(lambda: os)()._exit"),
         "code 1",
     ),
-    "hang": ("step", game(step="while True: pass"), "cpu"),
+    "hang": ("step", game(step="while True: pass"), "CPU time"),
     "constant game": ("variation", PEAK.replace("r.randint(0,2)", "1"), "every seed"),
     "addresses": ("replay", game(step="return str(id(object())), 0.0, self.t > 3, False, {}"), "seed"),
     "not started over": (

@@ -13,7 +13,7 @@ crash       its process ended
 protocol    it sent what is no reply, and was ended
 ==========  =================================================================
 
-A body is the inside of ``attack(self, action)`` in the frame of :func:`sandbox_programs.attack`; a ``whole``
+A body is the inside of ``attack(self, action)`` in the frame of :func:`programs.attack`; a ``whole``
 program stands as it is. Bodies return ``denied:...`` or ``harmless...``; the word OPEN in what they return is an
 escape.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import sandbox_programs
+from scenes import programs
 
 _MISSING = 100_000
 
@@ -39,7 +39,7 @@ class Attack(NamedTuple):
 
     @property
     def source(self) -> str:
-        return self.body if self.whole else sandbox_programs.attack(self.body)
+        return self.body if self.whole else programs.attack(self.body)
 
 
 def table() -> dict[str, tuple[int, int]]:

@@ -215,7 +215,7 @@ NEIGHBOURS = {
         """
         import gc
         gc.unfreeze()
-        text = repr([o for o in gc.get_objects() if isinstance(o, dict) and len(o) < 40])
+        text = repr([o for o in gc.get_objects() if isinstance(o, dict) and len(o) < 8])
         found = "NEIGHBOUR_" + "SECRET" in text.replace("'NEIGHBOUR_' + 'SECRET'", "")
         return "OPEN" if found else "denied:unknown"
         """,

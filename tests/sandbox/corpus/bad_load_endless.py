@@ -1,5 +1,5 @@
 # rung: load
-# reason: cpu
+# reason: CPU time
 def primes():
     found = []
     n = 2

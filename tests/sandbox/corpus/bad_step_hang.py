@@ -1,5 +1,5 @@
 # rung: step
-# reason: cpu
+# reason: CPU time
 import random
 
 

@@ -1,16 +1,28 @@
-"""Sandbox pools of the tests: held by a task of their own, on this host or a poorer one."""
+"""Sandbox pools for tests: on this host or a poorer one, what they run and what they leave behind."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sandbox import SandboxPool, SandboxSettings
+from sandbox import SandboxPool, SandboxSettings, probes
 
-_EMULATE = str(Path(__file__).parent / "sandbox" / "sandbox_emulate.py")
+_EMULATE = str(Path(__file__).parent / "poorer_host.py")
+
+
+async def replay(pool: SandboxPool, source: str, seed: int, actions: Sequence[str]) -> probes.Transcript:
+    """Play ``actions`` in a fresh instance until the episode ends."""
+    async with await pool.spawn(source, seed=seed) as instance:
+        return await probes.play(instance, instance.first, iter(actions))
+
+
+def status(pid: int, field: str) -> str:
+    """Return the first word of a field of /proc/PID/status."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return text.partition(f"\n{field}:")[2].split()[0]
 
 
 def alive(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""Start a command on a poorer host: ``python sandbox_emulate.py FEATURE... -- COMMAND...``.
+"""Start a command on a poorer host: ``python poorer_host.py FEATURE... -- COMMAND...``.
 
 Features: ``nobody`` (uid 65534, no capability but reading files), ``no-userns``, ``no-landlock``,
 ``no-seccomp`` (ENOSYS), ``false-seccomp`` (says yes and does nothing), ``no-caps`` (root without any).
