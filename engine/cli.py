@@ -23,12 +23,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bus_commands.app)
-app.add_typer(bench_commands.app)
-app.add_typer(sandbox_commands.app)
-app.add_typer(envs_commands.app)
-app.command()(credit_commands.credit)
-app.command()(export_commands.export)
 
 
 def _version(wanted: bool) -> None:
@@ -173,6 +167,12 @@ def role(
         )
 
     anyio.run(work, backend_options={"use_uvloop": True})
+
+
+app.command()(export_commands.export)
+app.command()(credit_commands.credit)
+for group in (envs_commands, bus_commands, sandbox_commands, bench_commands):
+    app.add_typer(group.app)
 
 
 def main() -> None:

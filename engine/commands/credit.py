@@ -42,7 +42,9 @@ def credit(
         }
         print(msgspec.json.encode(figures).decode())
     else:
-        _table(found if everything else wrong)
+        for one in (found if everything else wrong)[:_SHOWN]:
+            mark = "equal" if one.equal else "differs"
+            print(f"{one.case}  {one.variant}  {one.environment}  {one.ours}  {one.expected}  {mark}")
         print(
             f"{cases:,} cases, {len(found):,} advantages compared, {len(wrong):,} differ; "
             f"largest difference {worst:.3g}"
@@ -61,18 +63,3 @@ def _check(path: Path) -> list[Any]:
     raise SpadeError(
         "No installed scorer compares credit.", remedy="Run `make setup`, or install spade again."
     )
-
-
-def _table(rows: list[Any]) -> None:
-    if not rows:
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("case", "variant", "environment", "ours", "expected", "")
-    for one in rows[:_SHOWN]:
-        mark = "" if one.equal else "differs"
-        table.add_row(str(one.case), one.variant, one.environment, str(one.ours), str(one.expected), mark)
-    Console().print(table)
-    if len(rows) > _SHOWN:
-        print(f"and {len(rows) - _SHOWN:,} more (--json shows them all)")

@@ -20,7 +20,7 @@ import pytest
 from brokers import TOKEN, plain_server
 from brokers import broker as secured
 from scenes.cli import Spade, refused
-from shell_fakes import config, failed, finished, policy, ready
+from scenes.small_run import config, failed, finished, policy, ready
 
 from bus import NatsBus, codec, connect, provision
 from bus.messages import DeadLetter, EpisodeRequest, Message

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 from brokers import broker
-from shell_fakes import config
+from scenes.small_run import config
 from typer.testing import CliRunner, Result
 
 from bus import BusError, connect, provision

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from scenes.cli import Spade, refused
-from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving
+from scenes.small_run import batch, config, evaluation, events, finished, policy, ready, scored, serving
 
 from engine import recipe
 from engine.config import BusConfig, Config, ModelConfig

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from archive_fakes import GAMES, judged, played, run_with, source, written
+from scenes.archived_run import GAMES, judged, played, run_with, source, written
 from scenes.cli import Spade, refused
 
 

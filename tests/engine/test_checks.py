@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from shell_fakes import config
+from scenes.small_run import config
 
 from engine import recipe
 from engine.checks.settings import check

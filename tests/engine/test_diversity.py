@@ -11,11 +11,11 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
-from archive_fakes import GAMES, played, source, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenes.archived_run import GAMES, played, source, written
 from scenes.memory_bus import MemoryBus
-from shell_fakes import events, summary
+from scenes.small_run import events, summary
 
 from bus.messages import Message
 from engine.diversity.measures import (

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from archive_fakes import GAMES, judged, played, run_with, source, written
-from shell_fakes import config
+from scenes.archived_run import GAMES, judged, played, run_with, source, written
+from scenes.small_run import config
 
 from bus.messages import Message
 from engine.config import PoolConfig, SuiteConfig

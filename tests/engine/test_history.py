@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shell_fakes import (
+from scenes.small_run import (
     batch,
     evaluation,
     events,

@@ -11,7 +11,7 @@ import anyio
 import pytest
 import structlog
 from scenes.memory_bus import MemoryBus
-from shell_fakes import FakeRole, config
+from scenes.small_run import FakeRole, config
 
 from bus import connect, provision, serve
 from bus.messages import Heartbeat

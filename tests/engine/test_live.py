@@ -8,7 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
-from shell_fakes import batch, config, evaluation, events, finished, policy, ready, scored, serving, summary
+from scenes.small_run import (
+    batch,
+    config,
+    evaluation,
+    events,
+    finished,
+    policy,
+    ready,
+    scored,
+    serving,
+    summary,
+)
 
 from bus.messages import Heartbeat
 from engine.config import UiConfig

@@ -14,7 +14,7 @@ import anyio
 import pytest
 import structlog
 from scenes.memory_bus import MemoryBus
-from shell_fakes import FakeRole, RememberingView, config, with_roles
+from scenes.small_run import FakeRole, RememberingView, config, with_roles
 from test_supervisor import supervise
 
 from bus import NatsBus, ServerHandle, connect, provision, serve

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shell_fakes import config
+from scenes.small_run import config
 
 from engine import recipe
 from engine.errors import ConfigError

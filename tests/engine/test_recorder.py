@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 from scenes.memory_bus import MemoryBus
-from shell_fakes import batch, finished, policy
+from scenes.small_run import batch, finished, policy
 
 from bus.messages import Heartbeat
 from engine.errors import SpadeError

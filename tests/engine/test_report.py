@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from shell_fakes import (
+from scenes.small_run import (
     batch,
     config,
     evaluation,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from shell_fakes import config
+from scenes.small_run import config
 
 from engine import recipe
 from engine.config import LoraConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from shell_fakes import config
+from scenes.small_run import config
 
 from engine.config import Config, RunConfig
 from engine.errors import ConfigError, SpadeError

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scenes.memory_bus import MemoryBus
-from shell_fakes import evaluation, events, finished, policy
-from shell_fakes import serving as fact
+from scenes.small_run import evaluation, events, finished, policy
+from scenes.small_run import serving as fact
 
 from bus.messages import Message, ServerLost
 from engine.inference.pool import InferencePool

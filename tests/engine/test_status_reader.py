@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from shell_fakes import batch, evaluation, events, policy, ready, scored
+from scenes.small_run import batch, evaluation, events, policy, ready, scored
 
 from bus.messages import Message
 from engine.lineage import Version

@@ -11,7 +11,7 @@ from typing import ClassVar
 import anyio
 import pytest
 import structlog
-from shell_fakes import (
+from scenes.small_run import (
     BrokenRole,
     FakeEvaluator,
     FakeLearner,

@@ -14,7 +14,7 @@ import pytest
 from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
 from scenes import plugins
 from scenes.memory_bus import MemoryBus
-from shell_fakes import evaluation
+from scenes.small_run import evaluation
 from test_agenda import finished, published, serving, trained
 
 from bus.messages import EvaluationFinished

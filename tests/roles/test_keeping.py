@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from scenes.memory_bus import MemoryBus
-from shell_fakes import config as make_config
-from shell_fakes import evaluation
+from scenes.small_run import config as make_config
+from scenes.small_run import evaluation
 
 from engine.config import EvaluatorConfig, LearnerConfig, SuiteConfig
 from engine.lineage import Lineage

@@ -12,7 +12,7 @@ import pytest
 import structlog
 from brokers import Broker, broker
 from role_fakes import FakePool, FakeSandbox, make_config, make_context
-from shell_fakes import (
+from scenes.small_run import (
     FakeEvaluator,
     FakeLearner,
     FakeRole,

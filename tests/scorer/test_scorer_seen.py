@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from archive_fakes import GAMES, judged, played, run_with, source, written
+from scenes.archived_run import GAMES, judged, played, run_with, source, written
 
 from engine.records import history
 from engine.records.envs import Catalogue

@@ -1,4 +1,4 @@
-"""What the tests of the shell share: messages of a small run, a view that remembers, roles that do little."""
+"""A small run: its messages, a view that remembers, roles that do little."""
 
 from __future__ import annotations
 

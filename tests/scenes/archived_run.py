@@ -1,4 +1,4 @@
-"""Small runs whose programs are known, for tests of diversity and of the archive."""
+"""Small runs with known programs in their databases."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from shell_fakes import config, events, finished, ready, scored, summary
 
 from bus.messages import EnvironmentReady, EnvironmentScored, Message
 from engine import recipe
 from engine.records import history
 from engine.records.diversity_log import DiversityMeter
 from engine.run import RunDirectory
+from scenes.small_run import config, events, finished, ready, scored, summary
 
 GAMES = ("apples", "rivers", "castles", "clocks", "violins", "comets", "bridges", "foxes")
 
