@@ -6,10 +6,10 @@
 
 from bus.client import NatsBus, connect
 from bus.codec import Envelope
-from bus.entry import Limits
 from bus.errors import BusError, BusUnavailable, Conflict, Denied, NotFound, Undecodable
 from bus.interface import Bus, Delivery, Lease, Present, Record, StreamInfo
 from bus.provision import provision
+from bus.publisher import Limits
 from bus.server import ServerHandle, serve
 
 __all__ = [

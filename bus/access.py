@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bus.errors import BusError
 from bus.messages.base import token
-from bus.subjects import BUCKETS, CONSUMERS, PIECES, STREAMS, Consumer, Names
+from bus.subjects import BUCKETS, CONSUMERS, Consumer, Names
 
 ADMIN = "supervisor"
 
@@ -21,10 +21,10 @@ ADMIN = "supervisor"
 class Access:
     """What one role may do.
 
-    ``publishes`` are subject tails, ``follows`` streams it reads in order and by number, ``looks``
-    streams it reads single messages of, ``works`` durables it pulls from, ``purges`` streams, ``leases``
-    and ``keys`` (of the state bucket) what it writes, ``listens`` tails without a stream. Every role may
-    also read the state, say its heartbeat and hear commands.
+    ``publishes`` are subject tails, ``follows`` streams it reads in order and by number, ``looks`` streams
+    it reads single messages of, ``works`` durables it pulls from, ``purges`` streams, ``leases`` and
+    ``keys`` (of the state bucket) what it writes, ``listens`` tails without a stream; ``blobs``: it writes
+    named bytes. Every role may also read state and named bytes, send its heartbeat and hear commands.
     """
 
     publishes: tuple[str, ...] = ()
@@ -35,6 +35,7 @@ class Access:
     leases: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     listens: tuple[str, ...] = ()
+    blobs: bool = False
 
 
 ROLES: Mapping[str, Access] = {
@@ -69,6 +70,7 @@ ROLES: Mapping[str, Access] = {
         purges=("SAMPLE",),
         leases=("leader.learner",),
         keys=("lineage", "learner"),
+        blobs=True,
     ),
     "server": Access(publishes=("event.server.*",), follows=("EVENT",)),
     "evaluator": Access(publishes=("event.evaluator.*",), follows=("EVENT",)),
@@ -88,7 +90,10 @@ def access_of(role: str) -> Access:
     (``event.ROLE.>``), keep state under ``ROLE.>`` and pull the durable that bears its name.
     """
     return ROLES.get(role) or Access(
-        publishes=(f"event.{role}.>",), follows=("EVENT",), works=(role,), keys=(f"{role}.>",)
+        publishes=(f"event.{role}.>", f"task.{role}.>"),
+        follows=("EVENT",),
+        works=(role,),
+        keys=(f"{role}.>",),
     )
 
 
@@ -145,7 +150,7 @@ def permissions(names: Names, role: str) -> Permissions:
         *(f"$JS.API.STREAM.PURGE.{names.stream(kind)}" for kind in access.purges),
         *(names.keys("state") + key for key in access.keys),
         *_leasing(names, access),
-        *_beside(names, role),
+        *_beside(names, role, access),
     ]
     listens = [names.subject(tail) for tail in ("ctl.>", "hello.>", "bye.>", *access.listens)]
     return Permissions(tuple(dict.fromkeys(publish)), (inbox, *listens))
@@ -183,20 +188,16 @@ def _working(names: Names, access: Access) -> list[str]:
     return subjects
 
 
-def _beside(names: Names, role: str) -> list[str]:
-    """Presence, and bodies too large for a message: pieces have random names, anybody may remove them."""
-    stores, presence = [names.stream(kind) for kind in PIECES], names.bucket("presence")
-    return [
+def _beside(names: Names, role: str, access: Access) -> list[str]:
+    """Presence, for every role; named bytes, which every role reads and few write."""
+    blobs, bucket = names.stream("BLOB"), names.bucket("presence")
+    subjects = [
         *(names.subject(f"{head}.{role}.*") for head in ("hello", "bye")),
         names.keys("presence") + f"{role}.*",
-        *(names.subject(f"{STREAMS[kind].head}.>") for kind in PIECES),
-        *(f"$JS.API.{verb}.{stream}" for verb in ("STREAM.PURGE", "STREAM.MSG.GET") for stream in stores),
-        *(
-            f"$JS.API.{verb}.{stream}"
-            for verb in ("STREAM.INFO", "DIRECT.GET")
-            for stream in (*stores, presence)
-        ),
+        *(f"$JS.API.{verb}.{bucket}" for verb in ("STREAM.INFO", "DIRECT.GET")),
+        *(f"$JS.API.{verb}.{blobs}" for verb in ("STREAM.INFO", "DIRECT.GET", "STREAM.MSG.GET")),
     ]
+    return [*subjects, names.subject("blob.>"), f"$JS.API.STREAM.PURGE.{blobs}"] if access.blobs else subjects
 
 
 def _leasing(names: Names, access: Access) -> list[str]:

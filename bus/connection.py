@@ -1,11 +1,8 @@
-"""One NATS connection: reconnects for ever, notices a dead read loop, asks the server's API.
-
-nats-py carries the bytes. What it offers above that is not used where it loses messages or hangs
-(reference nats section 4): its ``flush``, ``drain``, ``fetch``, ``publish_async`` and watchers.
-"""
+"""One NATS connection: reconnects without limit, revives dead loops, calls the server's API."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import secrets
@@ -16,33 +13,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from urllib.parse import unquote
 
 import anyio
 import msgspec
 import nats.errors
 from anyio.lowlevel import checkpoint
-from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js.api import Header
 
-from bus.credentials import read_seed, trust
+from bus.concurrency import flat_task_group
 from bus.errors import BusError, BusUnavailable, Denied, NotFound
-from bus.messages.base import token as subject_token
-from bus.scopes import flat_task_group
-from bus.wire import Wire
+from bus.keys import read_seed, trust
+from bus.messages import token as subject_token
+from bus.nats_client import Arrival, NatsClient, headers_block
 
 log = logging.getLogger("spade.bus")
 STATUS, DESCRIPTION = Header.STATUS.value, Header.DESCRIPTION
 _STORED = "Nats-Sequence"
 _NOT_FOUND = frozenset({10014, 10037, 10059})
+_NO_JETSTREAM = frozenset({10039, 10076})
 _WATCHDOG_SECONDS = 1.0
 _LAG_SECONDS = 5.0
 _ELECTION_SECONDS = 0.25
+_ELECTION_FACTOR = 6
 _CLOSE_SECONDS = 3.0
+_RETIRE_SECONDS = 1.0
 _LAST_TURNS = 3
 _OLDEST_SERVER = (2, 14)
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
-# What a cluster answers while it elects a leader or has too few members: it passes.
+# Answers of a cluster that elects a leader or has too few members: they pass.
 _ELECTING = frozenset({10004, 10005, 10008, 10009})
 
 
@@ -54,9 +55,10 @@ class ApiError(BusError):
         super().__init__(f"the server refused {subject}: {description} (code {code})")
 
 
-def status_of(message: Msg) -> str:
-    """Return the status of a control message (``"100"``, ``"404"`` ...), empty for a real one, and for a
-    stored one that only looks like it: whoever published it wrote its headers.
+def status_of(message: Msg | Arrival) -> str:
+    """Return the status of a control message (``"100"``, ``"404"`` ...), "" for any other message.
+
+    A stored message can look like a control message, because its publisher wrote its headers.
     """
     if message.data:
         return ""
@@ -64,36 +66,75 @@ def status_of(message: Msg) -> str:
     return "" if _STORED in headers else str(headers.get(STATUS, ""))
 
 
-def description_of(message: Msg) -> str:
+def description_of(message: Msg | Arrival) -> str:
     """Return the text beside the status of a control message."""
     return str((message.headers or {}).get(DESCRIPTION, ""))
 
 
+def split_url(url: str) -> tuple[list[str], dict[str, str]]:
+    """Return the servers of ``url`` (separated by commas) without credentials, and the credentials.
+
+    Credentials are those of the first server that has some, percent-decoded: ``user`` and ``password``, or
+    ``token`` when there is no colon.
+    """
+    servers: list[str] = []
+    login: dict[str, str] = {}
+    for part in url.split(","):
+        scheme, mark, rest = part.strip().rpartition("://")
+        userinfo, _, address = rest.rpartition("@")
+        servers.append(f"{scheme}{mark}{address}")
+        if userinfo and not login:
+            user, colon, password = userinfo.partition(":")
+            login = (
+                {"user": unquote(user), "password": unquote(password)} if colon else {"token": unquote(user)}
+            )
+    return servers, login
+
+
+def public_url(url: str) -> str:
+    """Return ``url`` without user, password and token: the form for errors and logs."""
+    return ",".join(split_url(url)[0])
+
+
 @dataclass(frozen=True)
 class Login:
-    """How a client proves who it is and whom it trusts: a ``token`` or the ``seed`` of its nkey, and the
-    TLS context ``tls`` (None: TLS with the system's certificates where the URL or the server wants it).
+    """Credentials of a client: a ``token``, the ``seed`` of its nkey, or those in the URL (``in_url``).
+
+    ``tls`` is the TLS context; None uses the system's certificates where the URL or the server wants TLS.
     """
 
     token: str = field(default="", repr=False)
     seed: str = field(default="", repr=False)
     seed_source: str = ""
     tls: ssl.SSLContext | None = None
+    in_url: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, token: str, seed_file: Path | str | None, tls: ssl.SSLContext | Path | str | None) -> Login:
-        """Read what the files hold; ``tls`` may be a file of CA certificates. Raises BusError."""
+    def of(
+        cls,
+        token: str,
+        seed_file: Path | str | None,
+        tls: ssl.SSLContext | Path | str | None,
+        in_url: dict[str, str],
+    ) -> Login:
+        """Read the files; ``tls`` may be a file of CA certificates. Raises BusError."""
         seed = read_seed(seed_file) if seed_file else ""
         context = tls if isinstance(tls, ssl.SSLContext) or tls is None else trust(tls)
-        return cls(token, seed, str(seed_file or ""), context)
+        return cls(token, seed, str(seed_file or ""), context, in_url)
 
     def options(self) -> dict[str, Any]:
         """Return them as options of nats-py."""
-        chosen = {"nkeys_seed_str": self.seed, "token": "" if self.seed else self.token, "tls": self.tls}
+        chosen: dict[str, Any] = {"tls": self.tls}
+        if self.seed:
+            chosen["nkeys_seed_str"] = self.seed
+        elif self.token:
+            chosen["token"] = self.token
+        else:
+            chosen.update(self.in_url)
         return {name: value for name, value in chosen.items() if value}
 
     def refused(self, url: str) -> BusError:
-        """Return the error of a server that does not know us."""
+        """Return the error for a server that does not know us."""
         if self.seed:
             return BusError(
                 f"the broker at {url} refused the key {self.seed_source}",
@@ -104,46 +145,130 @@ class Login:
                 f"the server at {url} refused the token",
                 remedy="Pass the run's token (SPADE_BUS_TOKEN); is another server on this port?",
             )
+        if self.in_url:
+            return BusError(
+                f"the server at {url} refused the credentials in bus.url",
+                remedy="Write special characters percent-encoded there, for example %40 for @.",
+            )
         return BusError(
             f"the server at {url} refused us without a token or a key",
             remedy="Pass the run's token (SPADE_BUS_TOKEN) or the key of a role (--credentials).",
         )
 
 
-class Connection(Wire):
+class Connection:
     """A connection that outlives its server. Made by :func:`open_connection`.
 
-    ``url`` may name several servers of a cluster, separated by commas. Answers come to subjects below
-    ``inbox``, ``_INBOX.<role>.<random>`` when there is a role.
+    ``url`` is the URL without credentials. Answers come to subjects below ``inbox``,
+    ``_INBOX.<role>.<random>`` when there is a role. ``away_since`` is when the server went away (monotonic
+    seconds), None while it is there.
     """
 
-    def __init__(self, url: str, login: Login | None = None, *, patience: float, role: str = "") -> None:
-        super().__init__(url)
+    def __init__(self, servers: list[str], login: Login, *, patience: float, role: str = "") -> None:
+        self.url = ",".join(servers)
+        self.client = NatsClient()
         self.patience = patience
         self.inbox = ".".join(("_INBOX", *filter(None, [role and subject_token(role)]), secrets.token_hex(8)))
-        self._login = login or Login()
         self.away_since: float | None = None
-        self._state = anyio.Event()
+        self.closed = False
+        self._servers, self._login = servers, login
+        self._changed_state = anyio.Event()
+        self._watchers: set[Callable[[], None]] = set()
         self._denial_watchers: set[Callable[[Denied], None]] = set()
+        self._last_error = ""
         self._worst_lag = 0.0
         self._counts = dict.fromkeys(
             ("reconnects", "disconnects", "revived", "slow", "denied", "lame_ducks"), 0.0
         )
+
+    # State.
+
+    @property
+    def connected(self) -> bool:
+        """Whether bytes written now have a server to go to."""
+        return bool(self.client.is_connected) and not self.closed
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the server is one of several."""
+        return bool(self.client.announced.get("cluster"))
+
+    def election_time(self, seconds: float) -> float:
+        """Return for how long a stream may be missing that one server would have back within ``seconds``:
+        a cluster may have to elect a leader.
+        """
+        return seconds * (_ELECTION_FACTOR if self.clustered else 1)
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback`` at every connect, disconnect and close. Returns a function that ends it."""
+        self._watchers.add(callback)
+        return lambda: self._watchers.discard(callback)
 
     def watch_denied(self, callback: Callable[[Denied], None]) -> Callable[[], None]:
         """Call ``callback`` when the server denies us a subject. Returns a function that ends it."""
         self._denial_watchers.add(callback)
         return lambda: self._denial_watchers.discard(callback)
 
-    async def wait_connected(self, awaited: str, seconds: float | None = None) -> None:
-        """Return when connected. Raises BusUnavailable after ``seconds`` (default: the patience)."""
-        deadline = self.patience if seconds is None else seconds
-        with anyio.move_on_after(deadline):
+    def check_open(self, awaited: str) -> None:
+        """Raise BusUnavailable when the connection is closed for good."""
+        if self.closed:
+            reason = f" ({self._last_error})" if self._last_error else ""
+            raise BusUnavailable(awaited, 0, remedy=f"The connection to {self.url} is closed{reason}.")
+
+    async def wait_connected(self, awaited: str) -> None:
+        """Return when connected. Raises BusUnavailable when the server stays away beyond the patience."""
+        away = monotonic() - self.away_since if self.away_since is not None else 0.0
+        with anyio.move_on_after(max(0.0, self.patience - away)):
             while not self.connected:
                 self.check_open(awaited)
-                await self._state.wait()
+                await self._changed_state.wait()
             return
-        raise BusUnavailable(awaited, deadline, remedy=self._hint())
+        raise BusUnavailable(awaited, self.patience, remedy=self._hint())
+
+    # Writing and hearing.
+
+    def write(self, subject: str, payload: bytes, reply: str = "", head: bytes = b"") -> bool:
+        """Send one message without waiting; False when there is no server: nothing is kept for later.
+
+        ``head`` are headers as :func:`bus.nats_client.headers_block` makes them. Bounds are the caller's.
+        """
+        if not self.connected:
+            return False
+        self.client.write(subject, payload, reply, head)
+        return True
+
+    async def send(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Send one message. Raises nats-py's OutboundBufferLimitError while there is no server."""
+        await checkpoint()
+        if len(payload) > self.client.max_payload:
+            raise nats.errors.MaxPayloadError
+        if not self.write(subject, payload, reply, headers_block(headers) if headers else b""):
+            raise nats.errors.OutboundBufferLimitError
+
+    async def subscribe(self, subject: str, handler: Callable[[Arrival], None]) -> Subscription:
+        """Subscribe; ``handler`` must neither wait nor raise. Raises BusUnavailable when closed."""
+        self.check_open(f"subscription to {subject}")
+        return await self.client.listen(subject, handler)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """End a subscription; a connection that is gone has ended it already."""
+        self.client.forget(subscription)
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await subscription.unsubscribe()
+
+    async def retire(self, subscription: Subscription) -> None:
+        """End a subscription after all that was sent to it is handled, within a second."""
+        with anyio.move_on_after(_RETIRE_SECONDS), contextlib.suppress(BusError):
+            if self.connected:
+                await self.client.end_interest(subscription)
+                await self.barrier()
+        await self.unsubscribe(subscription)
+
+    async def barrier(self) -> None:
+        """Return when the server has read all that was written before, and we have all it sent before."""
+        await self.api("INFO")
 
     async def request(
         self,
@@ -168,7 +293,7 @@ class Connection(Wire):
                 if answer is not None:
                     return answer
             except nats.errors.NoRespondersError:
-                self._last_error = f"nobody answers {subject}"
+                self._last_error = f"no service answers {subject}"
             except (nats.errors.Error, TimeoutError, OSError) as error:
                 self.check_open(awaited)
                 self._last_error = repr(error)
@@ -192,7 +317,7 @@ class Connection(Wire):
         async with flat_task_group() as group:
             unwatch = self.watch_denied(on_denied)
             try:
-                group.start_soon(self._cancel_when, self._state, group.cancel_scope)
+                group.start_soon(self._cancel_when, self._changed_state, group.cancel_scope)
                 answer = await self.client.request(subject, payload, timeout=seconds, headers=headers)
                 group.cancel_scope.cancel()
             finally:
@@ -222,6 +347,8 @@ class Connection(Wire):
             code, text = int(error.get("err_code", 0)), str(error.get("description", ""))
             if code in _NOT_FOUND:
                 raise NotFound(f"{verb}: {text}", remedy="Has the run been provisioned?")
+            if code in _NO_JETSTREAM:
+                raise self._no_jetstream()
             if code not in _ELECTING or monotonic() > deadline - _ELECTION_SECONDS:
                 raise ApiError(subject, code, text)
             await anyio.sleep(_ELECTION_SECONDS)
@@ -231,7 +358,7 @@ class Connection(Wire):
         stats = self.client.stats
         return {
             "connection_up": float(self.connected),
-            "connection_pending_bytes": float(self.unsent_bytes),
+            "connection_pending_bytes": float(self.client.unsent_bytes),
             "connection_worst_lag_seconds": self._worst_lag,
             **{
                 f"connection_{name}": float(stats[name])
@@ -240,11 +367,11 @@ class Connection(Wire):
             **{f"connection_{name}": value for name, value in self._counts.items()},
         }
 
-    # What nats-py calls.
+    # Callbacks of nats-py.
 
     def _changed(self) -> None:
-        self._state.set()
-        self._state = anyio.Event()
+        self._changed_state.set()
+        self._changed_state = anyio.Event()
         for callback in list(self._watchers):
             callback()
 
@@ -259,7 +386,7 @@ class Connection(Wire):
         self._last_error = text
 
     def _on_denied(self, action: str, subject: str) -> None:
-        """Tell whoever waits for this subject: nothing else would end that wait."""
+        """End the waits for this subject: the server sends nothing else about it."""
         self._counts["denied"] += 1
         error = Denied(action, subject)
         log.warning("%s", error.what)
@@ -270,8 +397,7 @@ class Connection(Wire):
         self._counts["disconnects"] += 1
         # A server that comes for a moment and goes again has been away all the time.
         self.away_since = self.away_since or monotonic()
-        # What was not written belongs to the old connection: whoever still wants it writes it again.
-        self.client._pending, self.client._pending_data_size = [], 0
+        self.client.drop_unsent()
         self._changed()
 
     async def _on_reconnected(self) -> None:
@@ -294,7 +420,7 @@ class Connection(Wire):
         reason = f" ({self._last_error})" if self._last_error else ""
         return f"Is the server at {self.url} running{reason}?"
 
-    # Life.
+    # Start, watch, close.
 
     async def start(self, name: str, seconds: float) -> None:
         """Connect for the first time. Raises BusUnavailable, or BusError for a wrong login or server."""
@@ -304,9 +430,8 @@ class Connection(Wire):
 
         async def on_error(error: Exception) -> None:
             await self._on_error(error)
-            if starting and self.client._transport:
-                # nats-py forgets the socket of a try that failed half-way.
-                self.client._transport.abort()
+            if starting:
+                self.client.abort()  # nats-py forgets the socket of a try that failed half-way
             if isinstance(error, ssl.SSLError):
                 distrust.append(error)
                 refused.set()
@@ -328,10 +453,25 @@ class Connection(Wire):
             raise self._login.refused(self.url)
         if not self.connected:
             raise BusUnavailable(f"connection to {self.url}", seconds, remedy=self._hint())
+        await self._check_server()
+        self._changed()
+
+    async def _check_server(self) -> None:
+        """Raise BusError for a server that is too old or runs without JetStream."""
         version = self.client.connected_server_version
         if (version.major, version.minor) < _OLDEST_SERVER:
             raise BusError(f"nats-server {version} is too old", remedy="Use 2.14 or newer.")
-        self._changed()
+        if not self.client.announced.get("jetstream"):
+            try:  # a leaf node without JetStream of its own passes requests on to its hub
+                await self.client.request("$JS.API.INFO", b"", timeout=3.0)
+            except (nats.errors.Error, TimeoutError) as error:
+                raise self._no_jetstream() from error
+
+    def _no_jetstream(self) -> BusError:
+        return BusError(
+            f"the server at {self.url} has no JetStream, which stores the messages of a run",
+            remedy="Start it with -js or with a jetstream block in its configuration (docs/bus-security.md).",
+        )
 
     @staticmethod
     async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
@@ -340,7 +480,7 @@ class Connection(Wire):
 
     async def _connect(self, name: str, on_error: Callable[[Exception], Any]) -> None:
         await self.client.connect(
-            [server.strip() for server in self.url.split(",")],
+            list(self._servers),
             **self._login.options(),
             name=name,
             inbox_prefix=self.inbox,
@@ -359,8 +499,8 @@ class Connection(Wire):
         )
 
     async def watchdog(self) -> None:
-        """Revive what nats-py lets die in silence: its loops and its reconnect task; and notice an event
-        loop that was blocked for so long that leases of work may have ended.
+        """Revive what nats-py lets die in silence, and notice an event loop that was blocked for so long
+        that leases of work may have ended.
         """
         while not self.closed:
             before = monotonic()
@@ -369,24 +509,12 @@ class Connection(Wire):
             self._worst_lag = max(self._worst_lag, lag)
             if lag > _LAG_SECONDS:
                 log.warning("the event loop of the bus was blocked for %.1f s", lag)
-            await self._revive()
-
-    async def _revive(self) -> None:
-        client = self.client
-        loops = (client._reading_task, client._ping_interval_task, client._flusher_task)
-        reconnecting = client._reconnection_task
-        if client.is_connected and any(task is not None and task.done() for task in loops):
-            log.warning("a loop of the bus connection ended; reconnecting")
-        elif client.is_reconnecting and reconnecting is not None and reconnecting.done():
-            log.warning("the reconnect task of the bus connection ended; starting it again")
-            client._status = Client.CONNECTED
-        else:
-            return
-        self._counts["revived"] += 1
-        await client.force_reconnect()
+            if ended := await self.client.revive():
+                log.warning("%s ended; reconnecting", ended)
+                self._counts["revived"] += 1
 
     async def close(self) -> None:
-        """Send what is buffered and close; what the socket answers to that is of no interest."""
+        """Send what is buffered and close. Never raises; takes at most 3 s."""
         with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
             try:
                 await self.client.close()
@@ -394,7 +522,7 @@ class Connection(Wire):
                 log.debug("closing the bus connection: %r", error)
         # nats-py leaves the socket open when it was refused as it connected, and returns at once from a close
         # that is under way; TLS would wait for the other side's good-bye.
-        self.client._transport.abort()
+        self.client.abort()
         with anyio.CancelScope(shield=True):
             for _ in range(_LAST_TURNS):
                 await checkpoint()
@@ -416,11 +544,13 @@ async def open_connection(
 ) -> AsyncIterator[Connection]:
     """Connect, keep the connection alive, close it.
 
-    ``seed_file`` holds the nkey of ``role``, ``tls`` is a context or a file of CA certificates.
-    ``patience`` is how many seconds a call waits for a server that is away. Raises BusUnavailable when
-    there is none within ``connect_seconds``, BusError when it refuses us or we do not trust it.
+    ``url`` may name several servers, separated by commas, and hold percent-encoded credentials. ``seed_file``
+    holds the nkey of ``role``, ``tls`` is a context or a file of CA certificates. ``patience`` is how many
+    seconds a call waits for a server that is away. Raises BusUnavailable when no server answers within
+    ``connect_seconds``; BusError when it refuses us, has no JetStream, or we do not trust it.
     """
-    connection = Connection(url, Login.of(token, seed_file, tls), patience=patience, role=role)
+    servers, in_url = split_url(url)
+    connection = Connection(servers, Login.of(token, seed_file, tls, in_url), patience=patience, role=role)
     try:
         await connection.start(name, connect_seconds)
         async with flat_task_group() as group:

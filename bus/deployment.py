@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bus.access import ADMIN, ROLES, check_role, permissions
-from bus.binary import locate
-from bus.credentials import SUFFIX, provide_seeds, write_private
 from bus.errors import BusError
+from bus.keys import SUFFIX, provide_seeds, write_private
 from bus.server import sync_interval
+from bus.server_binary import locate
 from bus.subjects import Names
 
 PORT, CLUSTER_PORT = 4222, 6222

@@ -35,10 +35,6 @@ class NotFound(BusError):
     """No such message, stream or consumer."""
 
 
-class Forgotten(NotFound):
-    """The message is stored, its large body is not any more: to a reader both are forgotten."""
-
-
 class Undecodable(BusError):
     """Bytes that are no message of ours, or one of a kind or version this build does not know.
 
@@ -55,10 +51,6 @@ class UnknownKind(Undecodable):
 
     def __init__(self, kind: str) -> None:
         super().__init__("unknown kind or version", kind=kind)
-
-
-class Incomplete(Undecodable):
-    """A body of which a piece is missing."""
 
 
 class BusUnavailable(BusError):

@@ -1,28 +1,27 @@
-"""Reading a stream for ever, in order, without gap or duplicate.
+"""Reading a stream without end, in order, without gap or duplicate.
 
-A short-lived consumer without acknowledgements starts at the next sequence we have not seen. Whatever
-goes wrong (reconnect, silence, deleted consumer, a hole in the consumer's own count) ends in the same
-way: a new consumer at the next sequence. So order and completeness do not depend on what the old one did.
+A short-lived consumer without acknowledgements starts at the next sequence we have not seen. Every
+disturbance (reconnect, silence, deleted consumer, a hole in the consumer's own count) leads to a new consumer
+at the next sequence. So order and completeness do not depend on the old consumer.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
 import anyio
-import nats.errors
-from anyio.abc import TaskStatus
 
+from bus.concurrency import ArrivalQueue, flat_task_group
 from bus.connection import Connection
 from bus.errors import BusError, BusUnavailable, Undecodable, UnknownKind
 from bus.interface import Record
-from bus.lane import Arrival
-from bus.mailbox import Mailbox
 from bus.messages import DeadLetter
+from bus.nats_client import Arrival
 from bus.pull import Delivered, Pull, PullSettings, read
 from bus.subjects import SECOND, Names
 from bus.work import Bury
@@ -45,8 +44,8 @@ def check_position(stream: str, next_sequence: int, last: int) -> None:
         )
 
 
-class Reader:
-    """One ``follow``. Iterate it for records; :meth:`run` must be running."""
+class Follower:
+    """One ``follow``. Iterate it for records while :meth:`running` is open."""
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class Reader:
         self._kind, self._stream = stream, names.stream(stream)
         self._subjects = [names.subject(tail) for tail in tails]
         self._next = max(1, start)
-        self._records: Mailbox[tuple[Record, int]] = Mailbox()
-        self._poison: Mailbox[DeadLetter] = Mailbox()
+        self._records: ArrivalQueue[tuple[Record, int]] = ArrivalQueue()
+        self._poison: ArrivalQueue[DeadLetter] = ArrivalQueue()
         self._bytes = 0
         self._pull: Pull | None = None
         self._broken = anyio.Event()
@@ -71,21 +70,13 @@ class Reader:
         self._passed_over: set[str] = set()
         self._counts = dict.fromkeys(("read", "undecodable", "unknown", "restarts"), 0.0)
 
-    def __aiter__(self) -> Reader:
+    def __aiter__(self) -> Follower:
         return self
 
     async def __anext__(self) -> Record:
-        return self._taken(await self._records.__anext__())
-
-    def take(self) -> Record | None:
-        """Return the next record if it need not be waited for."""
-        item = self._records.take()
-        return self._taken(item) if item is not None else None
-
-    def _taken(self, item: tuple[Record, int]) -> Record:
-        record, size = item
+        record, size = await anext(self._records)
         self._bytes -= size
-        # As soon as this much is free, and not at each record after it: looking costs more than reading.
+        # Look whether more is wanted now and then: looking at each record costs more than reading it.
         if len(self._records) % _LOOK == 0 and self._pull is not None and self._wanted():
             self._pull.wake()
         return record
@@ -99,29 +90,35 @@ class Reader:
             **self._counts,
         }
 
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Read for ever. Raises NotFound, BusError (lost messages) or BusUnavailable."""
-        started = False
-        async with anyio.create_task_group() as group:
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Read while the context is open. Raises NotFound, BusError (lost messages) or BusUnavailable."""
+        name = await self._create_somewhere()
+        async with flat_task_group() as group:
+            group.start_soon(self._run, name)
             group.start_soon(self._bury_all)
-            while True:
-                name = await self._create_somewhere()
-                try:
-                    if not started:
-                        task_status.started()
-                        started = True
-                    await self._pull_until_broken(name)
-                finally:
-                    await self._delete(name)
-                self._counts["restarts"] += 1
+            try:
+                yield
+            finally:
+                group.cancel_scope.cancel()
+
+    async def _run(self, name: str) -> None:
+        while True:
+            try:
+                await self._pull_until_broken(name)
+            finally:
+                # Spare the server a consumer; it would forget it by itself.
+                self._connection.write(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", b"")
+            self._counts["restarts"] += 1
+            name = await self._create_somewhere()
 
     async def _create_somewhere(self) -> str:
-        """Make a consumer and return its name. A cluster may give it to a server that has just died: nobody
-        answers then, and another name finds another server.
+        """Create a consumer and return its name. A cluster may place it on a server that has just died: then
+        there is no answer, and another name finds another server.
         """
-        await self._connection.wait_connected(f"connection to follow {self._stream}")
         deadline = monotonic() + _CREATE_SECONDS
         while True:
+            await self._connection.wait_connected(f"connection to follow {self._stream}")
             name = f"follow-{secrets.token_hex(8)}"
             try:
                 await self._create(name)
@@ -136,7 +133,7 @@ class Reader:
         check_position(self._stream, self._next, int(info["state"]["last_seq"]))
         config: dict[str, Any] = {
             "name": name,
-            # Who reads, for people: `spade bus top` shows it.
+            # The reader's name, for `spade bus top`.
             "description": str(self._connection.client.options.get("name") or ""),
             "ack_policy": "none",
             "deliver_policy": "by_start_sequence",
@@ -166,28 +163,19 @@ class Reader:
             on_reset=lambda: self._broken.set(),
         )
         try:
-            async with anyio.create_task_group() as group:
+            async with flat_task_group() as group:
                 group.start_soon(pull.run)
                 await self._broken.wait()
                 group.cancel_scope.cancel()
         finally:
             self._pull = None
 
-    async def _delete(self, name: str) -> None:
-        """Spare the server a consumer; it would forget it by itself."""
-        if not self._connection.connected:
-            return
-        with anyio.CancelScope(shield=True):
-            try:
-                await self._connection.send(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", b"")
-            except (nats.errors.Error, OSError) as error:
-                log.debug("deleting consumer %s: %r", name, error)
-
     def _wanted(self) -> int:
+        """Return how many messages may be owed or unread in all, less those that are unread."""
         owed = self._pull.owed if self._pull is not None else 0
         unread = len(self._records) + len(self._poison)
         if owed + unread > _CAPACITY // 2 or self._bytes > _CAPACITY_BYTES:
-            return 0
+            return min(owed, _CAPACITY)
         return _CAPACITY - unread
 
     def _on_message(self, message: Arrival, delivered: Delivered) -> None:
@@ -199,39 +187,38 @@ class Reader:
             return
         self._expected += 1
         self._next = sequence + 1
-        tail = self._names.tail(message.subject)
         try:
             envelope, content = read(message)
-        except UnknownKind as error:
-            if self._kind != "EVENT":
-                self._put_aside(message, sequence, tail, error)
-                return
-            # Facts are for everybody: a reader passes over the kinds of roles that it does not know.
+        except Undecodable as error:
+            self._skip(message, sequence, error)
+            return
+        self._counts["read"] += 1
+        self._bytes += len(message.data)
+        record = Record(sequence, content, self._names.tail(message.subject), envelope)
+        self._records.put((record, len(message.data)))
+
+    def _skip(self, message: Arrival, sequence: int, error: Undecodable) -> None:
+        """Pass over a message that cannot be read; the dead-letter stream keeps it.
+
+        Facts are for everybody: a fact of a kind that another role registered is no dead letter.
+        """
+        if isinstance(error, UnknownKind) and self._kind == "EVENT":
             self._counts["unknown"] += 1
             if error.kind not in self._passed_over:
                 self._passed_over.add(error.kind)
                 log.info("%s: messages of kind %s are passed over", self._stream, error.kind)
             return
-        except Undecodable as error:
-            self._put_aside(message, sequence, tail, error)
-            return
-        self._counts["read"] += 1
-        self._bytes += len(message.data)
-        self._records.put((Record(sequence, content, tail, envelope), len(message.data)))
-
-    def _put_aside(self, message: Arrival, sequence: int, tail: str, error: Undecodable) -> None:
-        """Skip what cannot be read; the dead-letter stream keeps it."""
         self._counts["undecodable"] += 1
         log.error("%s %d is skipped: %s", self._stream, sequence, error)
-        letter = DeadLetter(
-            source=self._kind,
-            sequence=sequence,
-            subject=tail,
-            reason=error.reason,
-            attempts=1,
-            frame=message.data,
-        )
         if self._kind != "DLQ":
+            letter = DeadLetter(
+                source=self._kind,
+                sequence=sequence,
+                subject=self._names.tail(message.subject),
+                reason=error.reason,
+                attempts=1,
+                frame=message.data,
+            )
             self._poison.put(letter)
 
     async def _bury_all(self) -> None:

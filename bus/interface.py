@@ -12,9 +12,9 @@ from typing import Literal
 import anyio
 import msgspec
 
-from bus.codec import Envelope, encode
+from bus.codec import Envelope
 from bus.errors import BusError
-from bus.messages import DeadLetter, Message, RoleHello
+from bus.messages import Message, RoleHello
 from bus.subjects import STREAMS, Names, overlap
 
 Verdict = Literal["ack", "nak", "term"]
@@ -23,15 +23,12 @@ Source = bytes | bytearray | memoryview | Path
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One stored message: its ``sequence`` in the stream (from 1), its subject ``tail``. ``blob`` is the
-    size of a body that travelled beside its message, 0 otherwise.
-    """
+    """One stored message: its ``sequence`` in the stream (from 1) and its subject ``tail``."""
 
     sequence: int
     message: Message
     tail: str
     envelope: Envelope
-    blob: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +58,8 @@ class Lease:
 class Delivery:
     """One piece of work. Settle it once with :meth:`ack`, :meth:`nak` or :meth:`term`.
 
-    Until then the bus keeps it alive. ``attempt`` counts deliveries from 1. A second settlement does
-    nothing. ``blob`` is the size of a body that travelled beside its message, 0 otherwise.
+    Until then the bus renews its lease. ``attempt`` counts deliveries from 1. A second settlement does
+    nothing.
     """
 
     message: Message
@@ -72,7 +69,6 @@ class Delivery:
     envelope: Envelope
     settle: Settle = field(repr=False)
     settled: bool = False
-    blob: int = 0
 
     async def ack(self) -> None:
         """Say that the result is stored: the work is never delivered again.
@@ -129,9 +125,10 @@ class BlobInfo:
 class Blobs(ABC):
     """Named bytes of any size beside the messages of a run (weights, archives). Kept until removed.
 
-    They move in pieces of 1 MB through a window of 16 MB, so memory does not grow with the size, and are
-    checked by SHA-256. A name is dotted tokens of ``[A-Za-z0-9_=/-]``. Calls may be cancelled: after a put
-    that did not return, readers see the old bytes or the new ones; what is of no use is removed in hours.
+    They move in pieces of 1 MB at most through a window of 16 MB, so memory does not grow with the size,
+    and are checked by SHA-256. A name is dotted tokens of ``[A-Za-z0-9_=/-]``. Calls may be cancelled:
+    after a put that did not return, readers see the old bytes or the new ones; orphaned pieces are removed
+    after hours.
     """
 
     @abstractmethod
@@ -331,12 +328,3 @@ def check_followed(stream: str) -> None:
         raise BusError(f"stream {stream} holds pieces, no messages", remedy="Use bus.blobs.")
     if stream in STREAMS and STREAMS[stream].work:
         raise BusError(f"stream {stream} is a work queue", remedy="Use consume, or replay to look.")
-
-
-def letter_of(stream: str, record: Record, reason: str) -> DeadLetter:
-    """Return the dead letter of a stored message whose body cannot be fetched."""
-    envelope = record.envelope
-    frame = encode(record.message, run=envelope.run, role=envelope.role, instance=envelope.instance)
-    return DeadLetter(
-        source=stream, sequence=record.sequence, subject=record.tail, reason=reason, attempts=1, frame=frame
-    )

@@ -1,11 +1,9 @@
-"""Creating and updating what ``bus.subjects`` declares. Nobody else creates streams or durables."""
+"""Creating and updating the streams, buckets and durables of a run. No other code creates them."""
 
 from __future__ import annotations
 
-import logging
-import math
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +12,14 @@ import anyio
 from bus.access import ADMIN, consumers_of
 from bus.connection import ApiError, Connection, open_connection
 from bus.errors import BusError, NotFound
-from bus.subjects import (
-    BUCKETS,
-    STREAMS,
-    Consumer,
-    Names,
-    bucket_config,
-    consumer_config,
-    stream_config,
-)
+from bus.subjects import BUCKETS, STREAMS, Consumer, Names, bucket_config, consumer_config, stream_config
 
-log = logging.getLogger("spade.bus")
 _NO_ROOM = 10047
 _NO_STORE = 10049
-_STORE_PAUSES = (0.05, 0.2, 1.0)
 _TOO_FEW = frozenset({10005, 10074})
-# A stream keeps what lies in it, and some room: what is said while it is made smaller must not push it out.
+_STORE_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
+# The bytes of a stream are an estimate of the server; it refuses a bound below what lies in it.
 _FULL, _ROOM = 1.02, 1 << 16
-_ALMOST = 0.99
 # A cluster that has just been started answers for none of its streams at first.
 _PATIENCE_SECONDS = 60.0
 
@@ -46,67 +34,52 @@ async def provision(
     replicas: int | None = None,
     task_slots: int = 4096,
     store_gb: float = 16.0,
+    max_payload_mb: int = 0,
     roles: Iterable[str] = (),
     consumers: Iterable[Consumer] | None = None,
 ) -> None:
     """Create what is missing and bring what exists up to date; running it again changes nothing.
 
     ``task_slots`` is how much work all instances of a role may hold, ``store_gb`` what the streams share,
-    ``replicas`` on how many servers of a cluster each lies (None: one, or as many as now). A login with a
-    key needs the supervisor's. A stream is never made smaller than what lies in it: the others share the
-    rest. ``roles`` are those of the run: each one of your own gets a queue (``task.ROLE.>``); ``consumers``
-    replaces all queues. Raises BusError when the server refuses (a store that is too small, too few servers,
-    an incompatible stream).
+    ``replicas`` on how many servers of a cluster each lies (None: one, or as many as now). ``max_payload_mb``
+    is the largest message that the run may send: a server that announces less is refused (0: any). ``roles``
+    are those of the run: each one of your own gets a queue (``task.ROLE.>``); ``consumers`` replaces all
+    queues. A login with a key needs the supervisor's. A stream is never made smaller than what lies in it.
+
+    Raises BusError when the server refuses: a store or a message limit that is too small, too few servers, an
+    incompatible stream.
     """
     names, store = Names(run), int(store_gb * (1 << 30))
     kept = {} if replicas is None else {"num_replicas": replicas}
     async with open_connection(
         url, name=f"spade.{run}.provision", role=ADMIN, token=token, seed_file=seed_file, tls=tls
     ) as connection:
+        _check_payload(connection, max_payload_mb)
         configs = [
             stream_config(names, stream, task_slots=task_slots, store_bytes=store)
             for stream in STREAMS.values()
         ]
         configs += [bucket_config(names, bucket, store_bytes=store) for bucket in BUCKETS.values()]
         found = {config["name"]: await _look(connection, config["name"]) for config in configs}
-        wanted = {config["name"]: config["max_bytes"] for config in configs}
-        least = {name: _least(info) for name, info in found.items()}
-        bounds = fit(wanted, least, store, {name: _bound(info) for name, info in found.items()})
-        _tell(wanted, bounds)
-        # What becomes smaller makes room for what grows or is new.
-        order = sorted(configs, key=lambda config: bounds[config["name"]] - _bound(found[config["name"]]))
-        for config in order:
-            name = config["name"]
-            await _stream(connection, {**config, "max_bytes": bounds[name], **kept}, found[name])
+        for config in configs:
+            config["max_bytes"] = max(config["max_bytes"], _least(found[config["name"]]))
+        # Streams that become smaller make room for those that grow or are new.
+        for config in sorted(configs, key=lambda one: one["max_bytes"] - _bound(found[one["name"]])):
+            await _stream(connection, {**config, **kept}, found[config["name"]])
         for consumer in consumers_of(roles) if consumers is None else consumers:
             await _consumer(connection, names, consumer, task_slots)
 
 
-def fit(
-    wanted: Mapping[str, int], least: Mapping[str, int], store: int, now: Mapping[str, int]
-) -> dict[str, int]:
-    """Return the bound of each stream: what is ``wanted``, and no less than ``least``.
-
-    Where that is more than ``store`` in all, they get less, in proportion to what they have beyond ``least``;
-    as they are ``now`` (0: does not exist) they stay if that was done before.
-
-    Raises BusError when there is nothing left to share.
-    """
-    bounds = {name: max(size, least[name]) for name, size in wanted.items()}
-    most = max(store, sum(wanted.values()))
-    over = sum(bounds.values()) - most
-    if over <= 0:
-        return bounds
-    if all(now.values()) and _ALMOST * most <= sum(now.values()) <= most:
-        return dict(now)
-    free = {name: size - least[name] for name, size in bounds.items()}
-    if over >= sum(free.values()):
+def _check_payload(connection: Connection, max_payload_mb: int) -> None:
+    """Raise BusError when the server takes smaller messages than the run may send."""
+    announced = connection.client.max_payload
+    if announced < max_payload_mb << 20:
         raise BusError(
-            f"what lies in the streams of the run, {sum(least.values())} bytes, does not fit into {store}",
-            remedy="Raise bus.store_gb.",
+            f"the server at {connection.url} takes messages of {announced / (1 << 20):g} MB, but the run may "
+            f"send {max_payload_mb} MB (bus.max_payload_mb)",
+            remedy=f"Set max_payload: {max_payload_mb}MB in the server's configuration, or lower "
+            "bus.max_payload_mb and with it agent.play_tokens, which bounds a play.",
         )
-    part = over / sum(free.values())
-    return {name: size - math.ceil(free[name] * part) for name, size in bounds.items()}
 
 
 def _least(info: dict[str, Any] | None) -> int:
@@ -116,16 +89,6 @@ def _least(info: dict[str, Any] | None) -> int:
 
 def _bound(info: dict[str, Any] | None) -> int:
     return 0 if info is None else int(info["config"]["max_bytes"])
-
-
-def _tell(wanted: Mapping[str, int], bounds: Mapping[str, int]) -> None:
-    small = [f"{name} {bounds[name]} of {size} bytes" for name, size in wanted.items() if bounds[name] < size]
-    if small:
-        log.warning(
-            "streams keep what lies in them, so others are smaller than they should be: %s. "
-            "Raise bus.store_gb if one of them gets full",
-            ", ".join(small),
-        )
 
 
 async def _look(connection: Connection, name: str) -> dict[str, Any] | None:

@@ -1,8 +1,8 @@
-"""Continuous pull from one consumer: overlapping requests, a heartbeat watchdog, no task per message.
+"""Continuous pull from one consumer: overlapping requests and a heartbeat watchdog.
 
-What the server still owes on open requests is counted, not attributed: it serves them in turn. After a
-reconnect or a silence everything owed is forgotten and a fresh inbox is used, so that no late message of
-an old request can be taken for a new one's (reference nats section 4, rows 1, 3, 5, 20).
+The bus counts what the server still owes on open requests; it does not attribute messages to requests,
+because the server serves them in turn. After a reconnect or a silence everything owed is forgotten and a
+fresh inbox is used, so that no late message of an old request is taken for a message of a new one.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from time import monotonic
 
 import anyio
 import msgspec
-import nats.errors
 from nats.aio.subscription import Subscription
 
 from bus import codec
 from bus.codec import Envelope
 from bus.connection import Connection, description_of, status_of
 from bus.errors import BusError, Denied, Undecodable
-from bus.lane import Arrival
 from bus.messages import Message
+from bus.nats_client import Arrival
 from bus.subjects import SECOND
 
 log = logging.getLogger("spade.bus")
 _ORIGIN = "Nats-Stream"
-_ORIGIN_BYTES = _ORIGIN.encode()
 _PAUSE_SECONDS = 0.1
 _OVERHEAD_BYTES = 64 << 10
-_TOO_MANY = 16  # so much more may be owed than is wanted before the requests are given up
+_TOO_MANY = 16  # requests are withdrawn when they may bring so many more than are wanted
+_MOST = 512
 
 
 class Delivered(msgspec.Struct, frozen=True, gc=False):
-    """What the reply subject of a delivered message says. ``pending`` more wait behind it."""
+    """The delivery data in the reply subject of a message. ``pending`` more wait behind it."""
 
     attempt: int
     stream_sequence: int
@@ -42,51 +41,57 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
     pending: int
 
 
-def parse_reply(reply: str) -> Delivered | None:
-    """Read ``$JS.ACK...`` in its short form and the one with domain and account; None when it is neither."""
-    if not reply.startswith("$JS.ACK."):
-        return None
+def parse_reply(reply: str) -> Delivered:
+    """Read an acknowledgement subject in either form of the server.
+
+    First form, 9 tokens: ``$JS.ACK.<stream>.<consumer>.<attempt>.<stream sequence>.<consumer
+    sequence>.<time>`` and ``<pending>``. Second form, 11 tokens or more: ``<domain>.<account>`` before the
+    stream, more at the end. Raises BusError for anything else.
+    """
     tokens = reply.split(".")
     if len(tokens) == 9:
-        _, _, _, _, attempt, stream, consumer, _, pending = tokens
-    elif len(tokens) == 12:
-        _, _, _, _, _, _, attempt, stream, consumer, _, pending, _ = tokens
+        first = 4
+    elif len(tokens) >= 11:
+        first = 6
     else:
-        return None
+        first = 0
     try:
-        return Delivered(int(attempt), int(stream), int(consumer), int(pending))
+        if not reply.startswith("$JS.ACK.") or not first:
+            raise ValueError
+        attempt, stream, consumer, _, pending = map(int, tokens[first : first + 5])
     except ValueError:
-        return None
+        raise BusError(
+            f"the server delivered a message whose acknowledgement subject cannot be read: {reply!r}",
+            remedy="Use a nats-server of version 2.14 or 2.15.",
+        ) from None
+    return Delivered(attempt, stream, consumer, pending)
 
 
 def read(message: Arrival) -> tuple[Envelope, Message]:
     """Decode a message that a stream delivered. Raises Undecodable, also for one that was copied there.
 
-    The server sends an answer to whatever subject its asker names, and a stream stores it, though the
-    asker may not write into that stream. What was read elsewhere still names where.
+    The server sends an answer to any subject that the asker names, and a stream stores it, though the
+    asker may not write into that stream. An answer still names the stream it was read from.
     """
-    if _ORIGIN_BYTES in message.head and _ORIGIN in (message.headers or {}):
+    if message.head and _ORIGIN.encode() in message.head and _ORIGIN in (message.headers or {}):
         raise Undecodable(f"copied from stream {(message.headers or {})[_ORIGIN]}, not published")
     return codec.decode(message.data)
 
 
 @dataclass(frozen=True)
 class PullSettings:
-    """A request stays open for ``expires`` seconds and proves itself alive every ``heartbeat`` seconds.
-    Fewer than ``least`` wanted messages wait ``linger`` seconds for company. ``max_bytes`` bounds what
-    one request may bring (0: no bound). ``shrinks``: less may be wanted than before.
+    """A request stays open for ``expires`` seconds and sends a heartbeat every ``heartbeat`` seconds. While
+    some are owed, fewer than ``least`` wanted messages make no request. ``max_bytes`` bounds what one request
+    may bring (0: no bound).
 
-    The broker goes on serving open requests of a host that vanished without a word: what it serves in vain
-    has to wait for its lease to end. So ``expires`` is short beside a lease.
+    The broker serves open requests of a vanished host until they expire, and those messages wait until their
+    lease ends. So ``expires`` is short beside a lease.
     """
 
     expires: float = 5.0
     heartbeat: float = 2.0
-    linger: float = 0.02
     least: int = 1
-    most: int = 512
     max_bytes: int = 0
-    shrinks: bool = False
 
 
 class Pull:
@@ -106,56 +111,50 @@ class Pull:
         wanted: Callable[[], int],
         on_message: Callable[[Arrival, Delivered], None],
         on_gone: Callable[[str], None],
-        on_reset: Callable[[], None] | None = None,
+        on_reset: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._settings = settings
         self._wanted, self._on_message = wanted, on_message
         self._on_gone, self._on_reset = on_gone, on_reset
-        self._owed = 0
         self._epoch = 0
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._stale = True
-        self._heard = 0.0
-        self._not_before = self._linger_until = 0.0
+        self._heard = self._not_before = 0.0
         self._fruitful = False
         self._wake = anyio.Event()
-        self._denied: Denied | None = None
-        self.requests = 0
-        self.resets = 0
-
-    @property
-    def owed(self) -> int:
-        """How many messages open requests may still bring."""
-        return self._owed
+        self._failure: BusError | None = None
+        self.owed = self.requests = self.resets = 0
 
     def wake(self) -> None:
-        """Look again at what is wanted, unless that is nothing or so little that it waits for company."""
-        missing = self._wanted() - self._owed
-        if missing >= self._settings.least or (missing > 0 and not self._linger_until):
+        """Make a request if enough is wanted."""
+        missing = self._wanted() - self.owed
+        if missing >= self._settings.least or (missing > 0 and not self.owed):
             self._wake.set()
 
-    def give_up(self) -> None:
-        """Receive at a fresh inbox: what open requests would still bring goes to others."""
+    def withdraw(self) -> None:
+        """Receive at a fresh inbox: what open requests would still bring goes to other clients."""
         self._stale = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Request for ever; on cancellation the inbox is given up. Raises Denied."""
-        unwatch = self._connection.watch(self._on_state)
+        """Request without end; on cancellation the inbox is given up.
+
+        Raises Denied, or BusError for a message with unreadable delivery data.
+        """
+        unwatch = self._connection.watch(self.withdraw)
         unwatch_denied = self._connection.watch_denied(self._on_denied)
         try:
             while True:
-                if self._denied is not None:
-                    raise self._denied
+                if self._failure is not None:
+                    raise self._failure
                 self._wake = anyio.Event()
                 await self._connection.wait_connected("connection to pull through")
                 if self._stale:
                     await self._renew()
-                pause = await self._turn()
-                with anyio.move_on_after(pause):
+                with anyio.move_on_after(self._turn()):
                     await self._wake.wait()
         finally:
             unwatch()
@@ -163,62 +162,52 @@ class Pull:
             with anyio.CancelScope(shield=True):
                 await self._leave()
 
-    async def _turn(self) -> float:
+    def _turn(self) -> float:
         """Make a request if one is due; return how long to sleep unless woken."""
         settings, now = self._settings, monotonic()
-        if self._owed > 0 and now - self._heard > 2.5 * settings.heartbeat:
-            log.warning("no heartbeat from %s; pulling anew", self._subject)
+        if self.owed > 0 and now - self._heard > 2.5 * settings.heartbeat:
+            log.warning("no heartbeat from %s; pulling again", self._subject)
             self._stale = True
             return 0.0
-        if settings.shrinks and self._owed - max(0, self._wanted()) > _TOO_MANY:
-            self._stale = True  # a request cannot be taken back, but nobody need be there to be served
+        wanted = self._wanted()
+        if self.owed - max(0, wanted) > _TOO_MANY:
+            self._stale = True
             return 0.0
         if now < self._not_before:
             return self._not_before - now
-        missing = min(self._wanted() - self._owed, settings.most)
-        if missing <= 0:
-            self._linger_until = 0.0
-            return settings.heartbeat
-        if missing < settings.least:
-            self._linger_until = self._linger_until or now + settings.linger
-            if now < self._linger_until:
-                return self._linger_until - now
-        self._linger_until = 0.0
-        await self._request(missing)
+        missing = min(wanted - self.owed, _MOST)
+        if missing >= settings.least or (missing > 0 and not self.owed):
+            self._request(missing)
         return settings.heartbeat
 
-    async def _request(self, batch: int) -> None:
+    def _request(self, batch: int) -> None:
         settings = self._settings
-        if not self._connection.connected:
-            return
         body = {
             "batch": batch,
             "expires": int(settings.expires * SECOND),
             "idle_heartbeat": int(settings.heartbeat * SECOND),
         }
         if settings.max_bytes:
-            # One that is larger than the bound would stay at the head for ever.
+            # One that is larger than the bound would stay at the head without end.
             largest = self._connection.client.max_payload + _OVERHEAD_BYTES
             body["max_bytes"] = max(settings.max_bytes, largest)
-        if self._owed == 0:
+        if self.owed == 0:
             self._heard = monotonic()
-        self._owed += batch
+        self.owed += batch
         self.requests += 1
-        try:
-            await self._connection.send(
-                self._subject, msgspec.json.encode(body), reply=f"{self._inbox}.{self.requests}"
-            )
-        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError, OSError):
+        if not self._connection.write(
+            self._subject, msgspec.json.encode(body), f"{self._inbox}.{self.requests}"
+        ):
             self._stale = True
 
     async def _renew(self) -> None:
         """Forget what is owed and receive at a fresh inbox from now on."""
         await self._leave()
         self._epoch += 1
-        self.resets += self._epoch > 1
         self._inbox = f"{self._connection.inbox}.pull.{id(self):x}.{self._epoch}"
-        self._owed, self._stale = 0, False
-        if self._on_reset is not None and self._epoch > 1:
+        self.owed, self._stale = 0, False
+        if self._epoch > 1:
+            self.resets += 1
             self._on_reset()
         epoch = self._epoch
         self._subscription = await self._connection.subscribe(
@@ -232,55 +221,51 @@ class Pull:
 
     def _on_denied(self, error: Denied) -> None:
         if error.concerns(self._subject) or error.concerns(self._inbox):
-            self._denied = Denied(error.action, self._subject)
-            self._wake.set()
+            self._fail(Denied(error.action, self._subject))
 
-    def _on_state(self) -> None:
-        self._stale = True
+    def _fail(self, error: BusError) -> None:
+        self._failure = error
         self._wake.set()
 
     def _receive(self, message: Arrival, epoch: int) -> None:
         current = epoch == self._epoch
         if current:
             self._heard = monotonic()
-        # A stored message may look like a control message, but only a delivered one can be answered.
-        delivered = parse_reply(message.reply) if message.reply else None
-        if delivered is not None:
+        # A stored message can look like a control message, but only a delivered one can be answered.
+        if message.reply.startswith("$JS."):
+            try:
+                delivered = parse_reply(message.reply)
+            except BusError as error:
+                self._fail(error)
+                return
             if current:
-                self._owed -= self._owed > 0
+                self.owed -= self.owed > 0
                 self._fruitful = True
             self._on_message(message, delivered)
             return
         status = status_of(message)
         if not status:
-            log.error("a message without delivery data on %s", message.subject)
+            log.error("ignoring a message that no stream delivered, on %s", message.subject)
         elif status != "100" and current:
             self._on_status(status, message)
             self._wake.set()
 
     def _on_status(self, status: str, message: Arrival) -> None:
-        """A request ended early: the rest is not owed any more."""
+        """Handle the early end of a request: the rest is not owed any more."""
         text = description_of(message)
         if status == "503" or "Consumer Deleted" in text or "Consumer is push based" in text:
-            self._owed = 0
+            self.owed = 0
             self._not_before = monotonic() + _PAUSE_SECONDS
-            self._on_gone(text.strip() or "nobody answers")
+            self._on_gone(text.strip() or "no answer")
             return
         rest = (message.headers or {}).get("Nats-Pending-Messages")
         if rest is None:
             self._stale = True
         else:
-            self._owed = max(0, self._owed - int(rest))
+            self.owed = max(0, self.owed - int(rest))
         # "Batch Completed" comes at the end of every served request that had a bound in bytes.
         ended = status in ("404", "408") or "Batch Completed" in text
         ended = ended or ("MaxBytes" in text and self._fruitful)
         self._fruitful = False
         if not ended:
             self._not_before = monotonic() + _PAUSE_SECONDS
-
-
-def gone(stream: str, consumer: str, why: str) -> BusError:
-    """Return the error of a durable that does not exist."""
-    return BusError(
-        f"consumer {consumer} of stream {stream} is gone ({why})", remedy="Has the run been provisioned?"
-    )

@@ -26,11 +26,11 @@ from typing import IO
 
 import anyio
 
-from bus.binary import locate
+from bus.concurrency import flat_task_group
 from bus.connection import open_connection
-from bus.credentials import write_private
 from bus.errors import BusError, BusUnavailable
-from bus.scopes import flat_task_group
+from bus.keys import write_private
+from bus.server_binary import locate
 from bus.subjects import Names
 
 log = logging.getLogger("spade.bus")

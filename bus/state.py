@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 import anyio
 
+from bus.concurrency import flat_task_group
 from bus.connection import Connection
 from bus.errors import BusError, BusUnavailable, Conflict
 from bus.interface import Lease
-from bus.publish import Publisher
-from bus.reads import newest
-from bus.scopes import flat_task_group
+from bus.publisher import Publisher
+from bus.reads import certain
 from bus.subjects import Names
 
 log = logging.getLogger("spade.bus")
@@ -29,8 +29,8 @@ def _expiring(ttl: float | None) -> dict[str, str]:
     return {} if ttl is None else {_TTL: f"{max(1, round(ttl * 1000))}ms"}
 
 
-class State:
-    """The buckets of a run. Keys are dotted tokens of ``[A-Za-z0-9_=/-]``."""
+class KeyValueStore:
+    """The key-value buckets of a run. Keys are dotted tokens of ``[A-Za-z0-9_=/-]``."""
 
     def __init__(self, connection: Connection, publisher: Publisher, names: Names) -> None:
         self._connection, self._publisher, self._names = connection, publisher, names
@@ -70,9 +70,7 @@ class State:
 
     async def _last(self, bucket: str, key: str) -> tuple[int, bytes, str] | None:
         subject = self._names.key(bucket, key)
-        answer = await newest(
-            self._connection, self._names.bucket(bucket), {"last_by_subj": subject}, f"value of {key}"
-        )
+        answer = await certain(self._connection, self._names.bucket(bucket), {"last_by_subj": subject})
         if answer is None:
             return None
         headers = answer.headers or {}
@@ -85,10 +83,10 @@ class State:
             raise BusError(f"lease {name}: ttl {ttl:g} s is below the server's {_LEAST_TTL:g} s")
         sent, revision = await self._acquire(name, holder, ttl, wait)
         lease = Lease(revision)
-        keeper = _Keeper(self, name, holder, ttl, lease, sent)
+        renewal = _LeaseRenewal(self, name, holder, ttl, lease, sent)
         try:
             async with flat_task_group() as group:
-                group.start_soon(keeper.run)
+                group.start_soon(renewal.run)
                 try:
                     yield lease
                 finally:
@@ -122,7 +120,7 @@ class State:
                         return sent, taken
                     await anyio.sleep(min(1.0, ttl / 10))
         found = await self.get("lease", name)
-        other = found[1].decode(errors="replace") if found and found[1] != _FREE else "nobody now"
+        other = found[1].decode(errors="replace") if found and found[1] != _FREE else "no one now"
         raise BusUnavailable(f"lease {name}, held by {other},", wait, remedy="Does another one run?")
 
     async def _take_free(self, name: str, holder: str, ttl: float) -> int | None:
@@ -136,10 +134,12 @@ class State:
             return None
 
 
-class _Keeper:
+class _LeaseRenewal:
     """Renews one lease. The right ends ``ttl`` after the last renewal that succeeded was *sent*."""
 
-    def __init__(self, state: State, name: str, holder: str, ttl: float, lease: Lease, sent: float) -> None:
+    def __init__(
+        self, state: KeyValueStore, name: str, holder: str, ttl: float, lease: Lease, sent: float
+    ) -> None:
         self._state, self._name, self._holder, self._ttl = state, name, holder, ttl
         self._lease, self._expires = lease, sent + ttl
         self.revision = lease.revision

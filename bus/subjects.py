@@ -1,6 +1,6 @@
-"""Names, streams, consumers and buckets as data (reference nats 5.2, 5.3).
+"""Names, streams, consumers and buckets of a run, as data.
 
-Only ``bus.provision`` creates what stands here. A subject is ``spade.<run>.<tail>``; the first token of
+Only ``bus.provision`` creates them on a server. A subject is ``spade.<run>.<tail>``; the first token of
 a tail decides the stream.
 """
 
@@ -25,8 +25,7 @@ class Stream:
 
     ``full`` says what a full stream does: ``wait`` refuses, so that publishers wait; ``forget`` drops
     the oldest message. What a start needs has no age limit: a run may rest for as long as it likes.
-    ``bodies`` is the stream of what is too large for its messages (empty: nothing is), ``pieces`` whether it
-    holds pieces of such bodies and no messages itself, ``hint`` what a person can do when it is full.
+    ``pieces``: it holds pieces of named bytes, not messages. ``hint`` is the remedy when it is full.
     """
 
     kind: str
@@ -38,7 +37,6 @@ class Stream:
     dedupe_seconds: float = 120.0
     per_subject: int = -1
     compress: bool = False
-    bodies: str = ""
     pieces: bool = False
     hint: str = ""
 
@@ -71,26 +69,14 @@ _NAMED = "Weights lie there (server.weights): raise bus.store_gb."
 STREAMS: Mapping[str, Stream] = {
     stream.kind: stream
     for stream in (
-        Stream("TASK", "task", share=0.03, full="wait", work=True, bodies="BODY", hint=_TAKEN),
-        Stream("EVENT", "event", share=0.16, full="forget", compress=True, bodies="EVENTBODY"),
-        Stream(
-            "DESIGN",
-            "design",
-            share=0.06,
-            full="wait",
-            dedupe_seconds=600.0,
-            per_subject=1,
-            bodies="BODY",
-            hint=_CLOSED,
-        ),
-        Stream("SAMPLE", "sample", share=0.24, full="wait", bodies="BODY", hint=_TRAINED),
-        Stream("BODY", "body", share=0.16, full="wait", per_subject=1, pieces=True, hint=_TRAINED),
-        Stream("EVENTBODY", "eventbody", share=0.18, full="forget", per_subject=1, pieces=True),
+        Stream("TASK", "task", share=0.04, full="wait", work=True, hint=_TAKEN),
+        Stream("EVENT", "event", share=0.34, full="forget", compress=True),
+        Stream("DESIGN", "design", share=0.1, full="wait", dedupe_seconds=600.0, per_subject=1, hint=_CLOSED),
+        Stream("SAMPLE", "sample", share=0.36, full="wait", hint=_TRAINED),
         Stream("BLOB", "blob", share=0.1, full="wait", per_subject=1, pieces=True, hint=_NAMED),
         Stream("DLQ", "dlq", share=0.04, full="forget", seconds=30 * DAY, dedupe_seconds=600.0),
     )
 }
-PIECES = tuple(kind for kind, stream in STREAMS.items() if stream.pieces)
 CONSUMERS: Mapping[str, Consumer] = {
     consumer.name: consumer
     for consumer in (Consumer("designer", "task.designer.>"), Consumer("agent", "task.agent.>"))

@@ -12,14 +12,13 @@ import anyio
 import msgspec
 
 from bus import codec
+from bus.concurrency import ArrivalQueue, flat_task_group
 from bus.connection import Connection
 from bus.errors import BusError, NotFound, Undecodable
 from bus.interface import Delivery, Verdict
-from bus.lane import Arrival
-from bus.mailbox import Mailbox
 from bus.messages import DeadLetter
-from bus.pull import Delivered, Pull, PullSettings, gone, read
-from bus.scopes import flat_task_group
+from bus.nats_client import Arrival
+from bus.pull import Delivered, Pull, PullSettings, read
 from bus.subjects import SECOND, Consumer, Names
 
 log = logging.getLogger("spade.bus")
@@ -30,16 +29,16 @@ _CONFIRM_TRIES = 4
 _LEAVE_SECONDS = 2.0
 _GONE_SECONDS = 15.0
 _REMEMBERED = 10_000
-_GIVEN_UP_SECONDS = 0.1  # or it would come back to the request that is being given up
+_SURPLUS_SECONDS = 0.1  # or it would come back to the request that is being withdrawn
 
 
-# Sequence and subject: a stream that was made anew, or lost its end, counts from there again.
+# Sequence and subject: a stream that was created again, or lost its end, counts from there again.
 _Place = tuple[int, str]
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
-    """A message the server thinks we work on. ``reply`` is where its verdict goes."""
+class _InHand:
+    """A message that the server leased to us. ``reply`` is where its verdict goes."""
 
     place: _Place
     reply: str
@@ -47,16 +46,18 @@ class _Held:
 
 
 @dataclass(slots=True, eq=False)
-class _Verdict:
+class _SentVerdict:
+    """A verdict that the server has not confirmed yet."""
+
     place: _Place
     reply: str
     payload: bytes
-    due: float
+    due: float = 0.0
     tries: int = 0
 
 
 class Work:
-    """One ``consume``. Iterate it for deliveries; :meth:`run` must be running."""
+    """One ``consume``. Iterate ``arrivals`` while :meth:`running` is open."""
 
     def __init__(
         self,
@@ -70,12 +71,12 @@ class Work:
     ) -> None:
         self._connection, self._names, self._consumer, self._bury = connection, names, consumer, bury
         self._limit, self._now = limit, now
-        self.arrivals: Mailbox[Delivery] = Mailbox()
-        self._poison: Mailbox[tuple[_Held, DeadLetter]] = Mailbox()
-        self._surplus: Mailbox[str] = Mailbox()
-        self._held: dict[_Place, _Held] = {}
+        self._stream = names.stream(consumer.stream)
+        self.arrivals: ArrivalQueue[Delivery] = ArrivalQueue()
+        self._poison: ArrivalQueue[tuple[_InHand, DeadLetter]] = ArrivalQueue()
+        self._in_hand: dict[_Place, _InHand] = {}
         self._finished: dict[_Place, None] = {}
-        self._verdicts: dict[str, _Verdict] = {}
+        self._verdicts: dict[str, _SentVerdict] = {}
         self._due, self._quiet = anyio.Event(), anyio.Event()
         self._prefix = f"{connection.inbox}.verdict.{id(self):x}."
         self._serial = 0
@@ -86,16 +87,13 @@ class Work:
         )
         self._pull = Pull(
             connection,
-            stream=names.stream(consumer.stream),
+            stream=self._stream,
             consumer=consumer.name,
-            settings=PullSettings(least=max(1, limit // (16 if now else 4)), shrinks=now is not None),
-            wanted=self._wanted,
+            settings=PullSettings(least=max(1, limit // (16 if now else 4))),
+            wanted=lambda: self._momentary() - len(self._in_hand),
             on_message=self._on_message,
             on_gone=self._on_gone,
         )
-
-    def _wanted(self) -> int:
-        return self._momentary() - len(self._held)
 
     def _momentary(self) -> int:
         return self._limit if self._now is None else min(self._limit, self._now())
@@ -103,7 +101,7 @@ class Work:
     def statistics(self) -> dict[str, float]:
         """Return gauges and counters of this consumer."""
         return {
-            "held": float(len(self._held)),
+            "held": float(len(self._in_hand)),
             "owed": float(self._pull.owed),
             "unread": float(len(self.arrivals)),
             "verdicts_in_flight": float(len(self._verdicts)),
@@ -111,32 +109,20 @@ class Work:
             **self._counts,
         }
 
-    async def check(self) -> None:
-        """Raise BusError when the queue does not exist: a pull from it would never be answered."""
-        queue, stream = self._consumer.name, self._names.stream(self._consumer.stream)
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Take work while the context is open; what is unsettled at its end is handed back.
+
+        Raises BusError when the queue does not exist: the server would never answer a request.
+        """
+        queue = self._consumer.name
         try:
-            await self._connection.api(f"CONSUMER.INFO.{stream}.{queue}")
+            await self._connection.api(f"CONSUMER.INFO.{self._stream}.{queue}")
         except NotFound as error:
             raise BusError(
                 f"there is no queue {queue} in run {self._names.run} on this broker",
                 remedy=f"Name the role {queue} in run.roles, or run `spade bus provision --role {queue}`.",
             ) from error
-
-    async def leave(self) -> None:
-        """Hand back everything unsettled and see the last verdicts confirmed, within two seconds."""
-        self.arrivals.end()
-        with anyio.move_on_after(_LEAVE_SECONDS, shield=True):
-            for held in list(self._held.values()):
-                self._hand_back(held, 0.0)
-            for reply in self._surplus.take_all():
-                self._write(reply, b"-NAK", "")
-            self._quiet = anyio.Event()
-            while self._verdicts and self._connection.connected:
-                await self._quiet.wait()
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Work]:
-        """Run everything this consumer needs around the body."""
         subscription = await self._connection.subscribe(f"{self._prefix}*", self._on_confirmed)
         unwatch = self._connection.watch(self._on_state)
         try:
@@ -144,45 +130,52 @@ class Work:
                 group.start_soon(self._pull.run)
                 group.start_soon(self._keep_alive)
                 group.start_soon(self._bury_all)
-                group.start_soon(self._return_surplus)
                 group.start_soon(self._confirm_again)
                 try:
-                    yield self
+                    yield
                 finally:
                     group.cancel_scope.cancel()
         finally:
-            await self.leave()
+            await self._leave()
             unwatch()
             with anyio.CancelScope(shield=True):
                 await self._connection.unsubscribe(subscription)
+
+    async def _leave(self) -> None:
+        """Hand back everything unsettled and see the last verdicts confirmed, within two seconds."""
+        self.arrivals.end()
+        with anyio.move_on_after(_LEAVE_SECONDS, shield=True):
+            for held in list(self._in_hand.values()):
+                self._hand_back(held, 0.0)
+            self._quiet = anyio.Event()
+            while self._verdicts and self._connection.connected:
+                await self._quiet.wait()
 
     # Arrivals.
 
     def _on_message(self, message: Arrival, delivered: Delivered) -> None:
         place = (delivered.stream_sequence, message.subject)
         self._counts["redelivered"] += delivered.attempt > 1
-        if place not in self._held and place not in self._finished:
+        if place not in self._in_hand and place not in self._finished:
             self._accept(place, message, delivered)
             return
         self._counts["suppressed"] += 1
         self._pull.wake()
-        if place in self._held:
-            self._held[place].reply = message.reply
+        if place in self._in_hand:
+            self._in_hand[place].reply = message.reply
         else:
             self._repeat_verdict(place, message.reply)
 
     def _accept(self, place: _Place, message: Arrival, delivered: Delivered) -> None:
-        if len(self._held) >= self._limit:
-            # A request from before a reconnect may be served beside the one that replaced it.
-            self._surplus.put(message.reply)
-            return
-        if self._momentary() <= 0:
+        idle = self._momentary() <= 0
+        if idle or len(self._in_hand) >= self._limit:
+            # The limit fell, or a request from before a reconnect is served beside its replacement.
             self._counts["surplus"] += 1
-            self._pull.give_up()
-            self._write(message.reply, _nak(_GIVEN_UP_SECONDS), "")
+            if idle:
+                self._pull.withdraw()
+            self._connection.write(message.reply, _nak(_SURPLUS_SECONDS))
             return
-        held = _Held(place, message.reply)
-        self._held[place] = held
+        held = self._in_hand[place] = _InHand(place, message.reply)
         try:
             envelope, content = read(message)
         except Undecodable as error:
@@ -202,7 +195,7 @@ class Work:
         )
         self.arrivals.put(held.delivery)
 
-    def _set_aside(self, held: _Held, message: Arrival, delivered: Delivered, reason: str) -> None:
+    def _set_aside(self, held: _InHand, message: Arrival, delivered: Delivered, reason: str) -> None:
         letter = DeadLetter(
             source=self._consumer.stream,
             sequence=delivered.stream_sequence,
@@ -213,11 +206,6 @@ class Work:
         )
         log.error("%s %d cannot be used: %s", letter.source, letter.sequence, reason)
         self._poison.put((held, letter))
-
-    async def _return_surplus(self) -> None:
-        async for reply in self._surplus:
-            self._counts["surplus"] += 1
-            self._write(reply, b"-NAK", "")
 
     async def _bury_all(self) -> None:
         async for held, letter in self._poison:
@@ -231,13 +219,17 @@ class Work:
             self._gone_first = now
         self._gone_last = now
         if now - self._gone_first > self._connection.election_time(_GONE_SECONDS):
-            consumer = self._consumer
-            self.arrivals.end(gone(self._names.stream(consumer.stream), consumer.name, why))
+            self.arrivals.end(
+                BusError(
+                    f"consumer {self._consumer.name} of stream {self._stream} is gone ({why})",
+                    remedy="Has the run been provisioned?",
+                )
+            )
 
     # Verdicts.
 
     async def _settle(self, delivery: Delivery, verdict: Verdict, delay: float, reason: str) -> None:
-        held = self._held.get((delivery.sequence, self._names.subject(delivery.tail)))
+        held = self._in_hand.get((delivery.sequence, self._names.subject(delivery.tail)))
         if held is None or held.delivery is not delivery:
             return
         if verdict == "nak":
@@ -272,15 +264,15 @@ class Work:
             frame=frame,
         )
 
-    def _hand_back(self, held: _Held, delay: float) -> None:
+    def _hand_back(self, held: _InHand, delay: float) -> None:
         """Nak once: a lost one ends with the lease, and a late second one could hit another's lease."""
-        self._held.pop(held.place, None)
+        self._in_hand.pop(held.place, None)
         self._counts["naked"] += 1
         self._pull.wake()
-        self._write(held.reply, _nak(delay), "")
+        self._connection.write(held.reply, _nak(delay))
 
-    def _end(self, held: _Held, payload: bytes) -> None:
-        self._held.pop(held.place, None)
+    def _end(self, held: _InHand, payload: bytes) -> None:
+        self._in_hand.pop(held.place, None)
         self._finished[held.place] = None
         if len(self._finished) > _REMEMBERED:
             del self._finished[next(iter(self._finished))]
@@ -290,11 +282,11 @@ class Work:
     def _note_verdict(self, place: _Place, reply: str, payload: bytes) -> str:
         self._serial += 1
         token = str(self._serial)
-        self._verdicts[token] = _Verdict(place, reply, payload, due=0.0)
+        self._verdicts[token] = _SentVerdict(place, reply, payload)
         return token
 
     def _repeat_verdict(self, place: _Place, reply: str) -> None:
-        """Answer a redelivery of what was finished: its verdict was lost on the way."""
+        """Answer a redelivery of finished work: its verdict was lost on the way."""
         known = [verdict for verdict in self._verdicts.values() if verdict.place == place]
         for verdict in known:
             verdict.reply, verdict.due, verdict.tries = reply, 0.0, 0
@@ -324,29 +316,23 @@ class Work:
             return
         verdict.tries += 1
         verdict.due = monotonic() + _CONFIRM_SECONDS
-        self._write(verdict.reply, verdict.payload, self._prefix + token)
-
-    def _write(self, subject: str, payload: bytes, reply: str) -> None:
-        """Put a verdict in line, without waiting: what we hold bounds them. Without a server it is lost."""
-        if not self._connection.write(subject, payload, reply):
-            log.debug("a verdict was not written: there is no server")
+        self._connection.write(verdict.reply, verdict.payload, self._prefix + token)
 
     async def _confirm_again(self) -> None:
         while True:
             self._due = anyio.Event()
             now = monotonic()
             for token in [token for token, verdict in self._verdicts.items() if verdict.due <= now]:
-                if token in self._verdicts:
-                    self._write_verdict(token)
+                self._write_verdict(token)
             with anyio.move_on_after(_CONFIRM_SECONDS / 2):
                 await self._due.wait()
 
     async def _keep_alive(self) -> None:
-        """Tell the server that the work goes on, well before its lease ends."""
+        """Renew the leases of the work in hand, well before they end."""
         while True:
             await anyio.sleep(min(PROGRESS_SECONDS, self._consumer.ack_seconds / 3))
-            for held in list(self._held.values()):
-                self._write(held.reply, b"+WPI", "")
+            for held in self._in_hand.values():
+                self._connection.write(held.reply, b"+WPI")
 
 
 def _nak(delay: float) -> bytes:

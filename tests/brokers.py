@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from bus.access import ADMIN
-from bus.binary import locate
 from bus.deployment import SEEDS, Deployment, Server, Tls, write
+from bus.server_binary import locate
 
 
 def free_ports(count: int) -> list[int]:

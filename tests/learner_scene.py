@@ -11,8 +11,8 @@ import anyio
 import pytest
 from scenes.memory_bus import MemoryBus
 
+from bus.concurrency import flat_task_group
 from bus.messages import BatchTrained, Message, PolicyPublished
-from bus.scopes import flat_task_group
 from roles.learner.role import LearnerRole as LearnerRole
 
 

@@ -91,6 +91,7 @@ def provision(
             run=run,
             roles=extra,
             store_gb=store_gb,
+            max_payload_mb=max_payload_mb,
             replicas=replicas or (3 if several else None),
             login=_login(directory, token, ca),
         )
@@ -158,21 +159,24 @@ def _create(
     run: str,
     roles: tuple[str, ...],
     store_gb: float,
+    max_payload_mb: int,
     replicas: int | None,
     login: dict[str, Any],
 ) -> None:
     import anyio
 
     from bus import provision as create
-    from bus.access import consumer_of
-    from bus.subjects import CONSUMERS
     from engine.telemetry import quiet_bus
-
-    consumers = {**CONSUMERS, **{name: consumer_of(name) for name in roles}}
 
     async def work() -> None:
         await create(
-            url, run=run, store_gb=store_gb, replicas=replicas, consumers=consumers.values(), **login
+            url,
+            run=run,
+            store_gb=store_gb,
+            max_payload_mb=max_payload_mb,
+            replicas=replicas,
+            roles=roles,
+            **login,
         )
 
     with quiet_bus():

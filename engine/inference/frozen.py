@@ -19,7 +19,7 @@ import anyio
 import msgspec
 import structlog
 
-from bus.scopes import flat_task_group
+from bus.concurrency import flat_task_group
 from engine import models
 from engine.config import Config, SamplingConfig
 from engine.errors import SpadeError

@@ -23,8 +23,8 @@ from anyio.abc import TaskGroup
 
 from bus import Bus, connect
 from bus.connection import open_connection
-from bus.credentials import seed_file
 from bus.interface import Announcement
+from bus.keys import seed_file
 from bus.messages import Heartbeat, RoleHello, token
 from engine import registry, telemetry
 from engine.checks.settings import is_bus_url
@@ -278,8 +278,7 @@ async def serve_role(
     if _followed(role_class):
         return
     known = login(name, token=secret, credentials=credentials, ca=ca)
-    own_thread = role_class.own_process  # what shares no loop may block its own
-    async with connect(url, run=run, role=name, instance=instance, own_thread=own_thread, **known) as bus:
+    async with connect(url, run=run, role=name, instance=instance, **known) as bus:
         standing = await drain_commands.standing(bus)
         origin = await get_origin(bus)
         config = origin.local_config()

@@ -174,6 +174,7 @@ class Supervisor:
             run=address.run,
             roles=self.config.run.roles,
             store_gb=table.store_gb,
+            max_payload_mb=table.max_payload_mb,
             replicas=table.replicas or None,
             **login,
         )

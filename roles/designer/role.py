@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 
 from bus import Delivery
+from bus.concurrency import flat_task_group
 from bus.messages import (
     DesignFailed,
     DesignRejected,
@@ -19,7 +20,6 @@ from bus.messages import (
     Finding,
     HeldDesign,
 )
-from bus.scopes import flat_task_group
 from engine.diversity import similarity
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Draft, Judged, Workshop, mends

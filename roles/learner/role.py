@@ -12,9 +12,9 @@ import anyio
 import msgspec
 
 from bus import Lease, NotFound, Record
+from bus.concurrency import flat_task_group
 from bus.messages import BatchTrained, PolicyPublished, RoundClosed, SampleReady
 from bus.messages import Role as Part
-from bus.scopes import flat_task_group
 from engine.config import Config, RoleTraining
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Lineage, Version
@@ -22,7 +22,7 @@ from roles.base import Role, RoleContext
 from roles.learner.publish_lease import Claim
 from roles.learner.replayed_batches import branches
 from roles.learner.resume import CheckpointsMissing, missing
-from roles.learner.sample_capacity import NEEDED, Room
+from roles.learner.sample_capacity import NEEDED, tight
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +77,6 @@ class LearnerRole(Role):
         }
         self._version, self._lineage = Version(0, 0), Lineage()
         self._cursor = 0
-        self._room = Room(self.bus)
         self._announced: BatchTrained | None = None
         self._canary: tuple[int, ...] = ()
         self._vocabulary_size, self._tokenizer = 0, ""
@@ -245,7 +244,6 @@ class LearnerRole(Role):
             reading.cancel_scope.cancel()
 
     async def _take(self, record: Record) -> None:
-        self._room.saw(record)
         if isinstance(record.message, SampleReady):
             cause = self._buffer.admit(record.sequence, record.message)
             if cause not in (None, "duplicate"):
@@ -269,9 +267,9 @@ class LearnerRole(Role):
         self._announced = self._summary(message, selection, metrics, time.perf_counter() - started)
         trained = bool(selection.samples)
         due = message.final or (trained and self._version.step % self._settings.checkpoint_every == 0)
-        tight = await self._room.tight()
-        if tight is not None and not due:
-            self.log.warning("learner.checkpoint_early", **tight._asdict(), remedy="Raise bus.store_gb.")
+        full = await tight(self.bus)
+        if full is not None and not due:
+            self.log.warning("learner.checkpoint_early", **full._asdict(), remedy="Raise bus.store_gb.")
             due = True
         if due:
             await self._checkpoint()
@@ -279,7 +277,7 @@ class LearnerRole(Role):
             await self._release()
         self._branches.position = await self.bus.publish(self._announced)
         if due:
-            await self._purge(NEEDED if tight else None)
+            await self._purge(NEEDED if full else None)
         self._gauges = {**metrics, "round": float(message.round), "round_seconds": self._announced.seconds}
 
     async def _train(self, selection: Selection, message: RoundClosed) -> dict[str, float]:

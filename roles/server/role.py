@@ -10,8 +10,8 @@ from typing import ClassVar
 import aiohttp
 import anyio
 
+from bus.concurrency import only
 from bus.messages import PolicyPublished, ServerLost, ServerServing
-from bus.scopes import only
 from engine import models
 from engine.config import Config
 from engine.errors import SpadeError

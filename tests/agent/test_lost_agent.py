@@ -38,7 +38,11 @@ class CounterEnv:
 @contextmanager
 def child(url: str, token: str, instance: str, directory: Path, hang: str) -> Iterator[subprocess.Popen[str]]:
     words = [sys.executable, str(CHILD), url, RUN, instance, str(directory), hang, str(LEASE)]
-    environment = {**os.environ, "SPADE_BUS_TOKEN": token, "PYTHONPATH": str(CHILD.parents[2])}
+    environment = {
+        **os.environ,
+        "SPADE_BUS_TOKEN": token,
+        "PYTHONPATH": os.pathsep.join((str(CHILD.parents[2]), str(CHILD.parents[1]))),
+    }
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         yield process

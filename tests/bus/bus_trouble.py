@@ -76,7 +76,7 @@ def drop_once(monkeypatch: pytest.MonkeyPatch, bus: NatsBus) -> list[bytes]:
     lost: list[bytes] = []
     real = bus.connection.write
 
-    def write(subject: str, payload: bytes, reply: str, head: bytes = b"") -> bool:
+    def write(subject: str, payload: bytes, reply: str = "", head: bytes = b"") -> bool:
         if lost:
             return real(subject, payload, reply, head)
         lost.append(payload)

@@ -1,6 +1,4 @@
-"""The same bus three times: over a nats-server, the same on a thread of its own, and in memory. Tests use
-all through one face.
-"""
+"""The same bus twice: over a nats-server, and the in-memory bus of other tests. Tests use both alike."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ from brokers import plain_server as plain_server
 from scenes.memory_bus import MemoryBus
 
 from bus import Bus, NatsBus, connect, provision
-from bus.blobstore import Store
 from bus.subjects import BUCKETS, CONSUMERS, STREAMS, Consumer
 
 
@@ -57,26 +54,6 @@ class World:
         bucket = self.aside.names.bucket("lease")
         await self.aside.connection.api(f"STREAM.MSG.DELETE.{bucket}", {"seq": found[0], "no_erase": True})
 
-    def store(self, tail: str) -> Store:
-        """Return the store of a piece or a note."""
-        head = tail.split(".", 1)[0]
-        return next(store for store in self.aside.claims.stores.values() if store.head == head)
-
-    async def write_blob(self, tail: str, value: bytes | None) -> None:
-        """Replace a piece or a note by another one, or remove it."""
-        store = self.store(tail)
-        if value is None:
-            await store.drop(tail)
-        else:
-            await store.note(tail, value)
-
-    async def blobs(self, pattern: str = "") -> list[str]:
-        """Return all tails in ``pattern``, or those of all pieces and notes."""
-        if pattern:
-            return await self.store(pattern).tails(pattern)
-        stores = self.aside.claims.stores.values()
-        return [tail for store in stores for tail in await store.tails(f"{store.head}.>")]
-
 
 @asynccontextmanager
 async def memory_world(**options: Any) -> AsyncIterator[World]:
@@ -92,7 +69,7 @@ async def memory_world(**options: Any) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def nats_world(
-    url: str, *consumers: Consumer, own_thread: bool = False, store_gb: float = 0.25, **options: Any
+    url: str, *consumers: Consumer, store_gb: float = 0.25, **options: Any
 ) -> AsyncIterator[World]:
     """A run of its own on the session's server."""
     run = f"run-{secrets.token_hex(6)}"
@@ -101,23 +78,15 @@ async def nats_world(
 
     def peer(role: str, instance: str) -> AbstractAsyncContextManager[Bus]:
         joining = {"run": run, "role": role, "instance": instance, "token": TOKEN, **options}
-        return connect(url, own_thread=own_thread, **joining)
+        return connect(url, **joining)
 
-    async with peer("tester", "one") as bus, _aside(bus, url, run) as aside:
-        yield World(bus, peer, aside)
+    async with peer("tester", "one") as bus:
+        assert isinstance(bus, NatsBus)
+        yield World(bus, peer, bus)
         for kind in STREAMS:
-            await aside.connection.api(f"STREAM.DELETE.{aside.names.stream(kind)}")
+            await bus.connection.api(f"STREAM.DELETE.{bus.names.stream(kind)}")
         for bucket in BUCKETS:
-            await aside.connection.api(f"STREAM.DELETE.{aside.names.bucket(bucket)}")
-
-
-@asynccontextmanager
-async def _aside(bus: Bus, url: str, run: str) -> AsyncIterator[NatsBus]:
-    if isinstance(bus, NatsBus):
-        yield bus
-        return
-    async with connect(url, run=run, role="tester", instance="aside", token=TOKEN) as aside:
-        yield aside
+            await bus.connection.api(f"STREAM.DELETE.{bus.names.bucket(bucket)}")
 
 
 T = TypeVar("T")

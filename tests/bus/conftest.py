@@ -14,19 +14,8 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["memory", "nats", "thread"])
+@pytest.fixture(params=["memory", "nats"])
 def world(request: pytest.FixtureRequest) -> Callable[..., AbstractAsyncContextManager[World]]:
     if request.param == "memory":
         return memory_world
-    url = request.getfixturevalue("nats_url")
-    return partial(nats_world, url, own_thread=request.param == "thread")
-
-
-@pytest.fixture(params=["memory", "nats"])
-def plain_world(request: pytest.FixtureRequest) -> Callable[..., AbstractAsyncContextManager[World]]:
-    """Like ``world`` without the thread, for what has nothing to do with it."""
-    return (
-        memory_world
-        if request.param == "memory"
-        else partial(nats_world, request.getfixturevalue("nats_url"))
-    )
+    return partial(nats_world, request.getfixturevalue("nats_url"))

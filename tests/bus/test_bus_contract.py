@@ -257,9 +257,9 @@ async def test_a_lease_has_one_holder_and_growing_revisions(world: Worlds) -> No
             assert second.revision > first.revision
 
 
-async def test_a_held_lease_outlives_its_ttl(plain_world: Worlds) -> None:
+async def test_a_held_lease_outlives_its_ttl(world: Worlds) -> None:
     async with (
-        plain_world() as w,
+        world() as w,
         w.peer("tester", "two") as other,
         w.bus.lease("leader.x", ttl=1.0) as lease,
     ):

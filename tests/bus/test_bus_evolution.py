@@ -17,8 +17,6 @@ from bus.messages import DeadLetter
 
 Worlds = Callable[..., AbstractAsyncContextManager[World]]
 GOLDEN = Path(__file__).parent / "golden"
-CLAIM = GOLDEN / "frames" / "claimed.bin"
-ELSEWHERE = GOLDEN / "frames" / "claimed_elsewhere.bin"
 kinds = pytest.mark.parametrize("kind", sorted(KINDS))
 
 
@@ -59,24 +57,6 @@ def test_the_next_version_of_a_kind_is_named_not_guessed(kind: str) -> None:
     assert caught.value.kind == parts[1]
 
 
-def test_the_frame_of_a_body_elsewhere_is_frozen() -> None:
-    envelope = codec.Envelope(1, "round_summary.v1", "summary:1", "golden", "tester", "one", 1_800_000_000, 2)
-    ref = codec.BlobRef("0123456789abcdef0123", 3_000_000, bytes(range(32)), 1 << 20)
-    stored = CLAIM.read_bytes()
-    assert codec.encode_claim(envelope, ref) == stored
-    assert codec.decode(stored) == (envelope, codec.Claim(envelope=envelope, ref=ref))
-    assert (ref.count, ref.where) == (3, "BLOB")
-    elsewhere = msgspec.structs.replace(ref, where="EVENTBODY")
-    stored = ELSEWHERE.read_bytes()
-    assert codec.encode_claim(envelope, elsewhere) == stored
-    assert codec.claim_in(stored) == elsewhere
-    appended = msgspec.msgpack.decode(stored)
-    appended[9].append("appended to the reference")
-    assert codec.claim_in(msgspec.msgpack.encode([*appended, "appended to the frame"])) == elsewhere
-    appended[9][4] = "A STREAM OF TOMORROW"
-    assert codec.claim_in(msgspec.msgpack.encode(appended)) is None
-
-
 def too_new(message: Any) -> tuple[str, bytes]:
     """Return the tail and the frame of a message whose envelope is of a later version."""
     parts = msgspec.msgpack.decode(codec.encode(message, run="r", role="x", instance="1"))
@@ -84,8 +64,8 @@ def too_new(message: Any) -> tuple[str, bytes]:
     return message.tail, msgspec.msgpack.encode(parts)
 
 
-async def test_an_envelope_that_is_too_new_ends_as_a_dead_letter(plain_world: Worlds) -> None:
-    async with plain_world() as w:
+async def test_an_envelope_that_is_too_new_ends_as_a_dead_letter(world: Worlds) -> None:
+    async with world() as w:
         fact, work = too_new(summary(1)), too_new(ticket(1))
         await w.inject("EVENT", *fact)
         await w.inject("TASK", *work)

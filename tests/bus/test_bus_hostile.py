@@ -91,8 +91,7 @@ async def test_a_dead_letter_that_was_cancelled_can_be_written_again(
         async with w.bus.consume("designer", limit=1) as source:
             (delivery,) = await take(source, 1)
             with monkeypatch.context() as patched, anyio.move_on_after(0.05) as scope:
-                patched.setattr(over_nats(w).publisher, "offer", lambda *_, **__: None)
-                patched.setattr(over_nats(w).publisher, "submit", for_ever)
+                patched.setattr(over_nats(w).publisher, "settle", for_ever)
                 await delivery.term("no use")
             assert scope.cancelled_caught
             assert not delivery.settled
@@ -132,8 +131,6 @@ async def test_a_long_wait_for_room_does_not_count_as_absence(tmp_path: Path) ->
         async with anyio.create_task_group() as group:
             group.start_soon(bus.publish, ticket(1))
             await until(lambda: bus.statistics()["publish_full"] > 2, "the full stream")
-            for entry in bus.publisher._entries.values():
-                entry.born -= 3600
             await kill(handle)
             assert await bus.purge("TASK") == 1
 
@@ -193,7 +190,7 @@ async def test_more_than_was_wanted_is_handed_back(nats_url: str) -> None:
             (held,) = await take(source, 1)
             mine = over_nats(w)._open["consume_designer"]
             assert isinstance(mine, work.Work)
-            await mine._pull._request(3)
+            mine._pull._request(3)
             await until(lambda: w.bus.statistics()["consume_designer_surplus"] == 3, "the surplus")
             assert await nothing_comes(source, 0.05)
             async with other.consume("designer", limit=5) as theirs:
@@ -250,22 +247,12 @@ async def test_a_follower_of_a_deleted_stream_ends(nats_url: str) -> None:
                 pass
 
 
-async def test_what_is_stored_is_not_kept_by_who_waits_for_the_rest(nats_url: str) -> None:
-    async with nats_world(nats_url) as w:
-        bus = over_nats(w)
-        entry = await bus.publisher.submit(
-            bus.names.stream("EVENT"), bus.names.subject("event.x"), b"x" * 100_000, {}, message_id="1"
-        )
-        await bus.publisher.collect([entry])
-        assert entry.payload == b""
-
-
 @pytest.mark.parametrize("before", [0, 3])
 async def test_an_answer_lost_for_longer_than_the_server_knows_an_id_doubles_nothing(
     nats_url: str, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
     """A long outage: whoever wrote just before it looks whether that was stored."""
-    monkeypatch.setattr(sys.modules["bus.publish"], "_DOUBT_SECONDS", 0.0)
+    monkeypatch.setattr(sys.modules["bus.publisher"], "_DOUBT_SECONDS", 0.0)
     async with nats_world(nats_url) as w, w.peer("tester", "two") as other:
         bus = over_nats(w)
         name = bus.names.stream("EVENT")
@@ -285,8 +272,9 @@ async def test_an_answer_lost_for_longer_than_the_server_knows_an_id_doubles_not
 
 
 def lose_next_answer(bus: NatsBus) -> list[Any]:
+    """Let the next answer to a publisher be lost on its way."""
     lost: list[Any] = []
-    handlers = bus.connection.lane.handlers
+    handlers = bus.connection.client._handlers
     (number,) = [key for key, handler in handlers.items() if handler == bus.publisher._on_answer]
 
     def lose(message: Any) -> None:
@@ -300,7 +288,7 @@ def lose_next_answer(bus: NatsBus) -> list[Any]:
 async def test_a_message_that_was_lost_is_written_again_however_late(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["bus.publish"], "_DOUBT_SECONDS", 0.0)
+    monkeypatch.setattr(sys.modules["bus.publisher"], "_DOUBT_SECONDS", 0.0)
     async with nats_world(nats_url) as w:
         bus = over_nats(w)
         bus.publisher.limits = Limits(ack_seconds=0.2)
@@ -308,7 +296,7 @@ async def test_a_message_that_was_lost_is_written_again_however_late(
         real = bus.connection.write
         lost: list[str] = []
 
-        def write(subject: str, payload: bytes, reply: str, head: bytes = b"") -> bool:
+        def write(subject: str, payload: bytes, reply: str = "", head: bytes = b"") -> bool:
             if not lost:
                 lost.append(subject)
                 return True

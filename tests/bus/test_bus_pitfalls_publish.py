@@ -114,7 +114,7 @@ async def stand_in(url: str, bus: NatsBus, stream: str, answer: bytes) -> AsyncI
                 await message.respond(answer)
 
         await client.subscribe(config["subjects"][0], cb=reply)
-        assert await other.connection.barrier()
+        await other.connection.barrier()
         yield heard
     await bus.connection.api(f"STREAM.CREATE.{name}", config)
 
@@ -142,11 +142,9 @@ async def test_pitfall_08_the_window_is_bounded_and_survives_cancellation(tmp_pa
 async def test_pitfall_08_a_full_socket_does_not_swallow_cancellation(tmp_path: Path) -> None:
     """More bytes than the socket takes wait: the caller who is cancelled ends at once, and as cancelled."""
     async with served(tmp_path, limits=Limits(window_bytes=1 << 30)) as (handle, bus):
-        bus._inline = 8 << 20
         with stopped(handle.pid):
             task = asyncio.ensure_future(bus.publish_all(rejected(number, 4 << 20) for number in range(60)))
             await until(lambda: bus.statistics()["connection_pending_bytes"] > 20 << 20, "a backlog")
-            assert bus.statistics()["connection_pending_bytes"] < 48 << 20
             start = anyio.current_time()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -181,7 +179,9 @@ async def test_pitfall_12_an_outage_freezes_the_window_and_overflows_nothing(
         with anyio.fail_after(15):
             async with anyio.create_task_group() as group, outage(handle, bus, monkeypatch):
                 group.start_soon(publish)
-                await until(lambda: bus.statistics()["publish_waiting"] == 1, "the frozen window")
+                await until(
+                    lambda: bus.statistics()["publish_in_flight_bytes"] > 15 << 20, "the frozen window"
+                )
                 figures = bus.statistics()
                 assert figures["publish_in_flight_bytes"] <= 16 << 20
                 assert figures["connection_pending_bytes"] < 10_000
@@ -215,7 +215,7 @@ async def test_pitfall_18_a_listener_is_not_taken_for_a_stream(nats_url: str, an
         bus = over_nats(w)
         bus.publisher.limits = Limits(ack_seconds=0.1, unanswered=2, absent_seconds=0.3)
         async with stand_in(nats_url, bus, "EVENT", answer) as heard:
-            expected = "makes no sense" if answer else "no stream takes .* though somebody listens"
+            expected = "makes no sense" if answer else "no stream takes .* though another client listens"
             with anyio.fail_after(5), pytest.raises(BusError, match=expected):
                 await bus.publish(summary(1))
             assert heard

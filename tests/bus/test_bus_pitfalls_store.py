@@ -18,7 +18,7 @@ from bus_worlds import TOKEN, nats_world, nothing_comes, take
 
 from bus import NatsBus, connect, provision, state
 from bus.connection import ApiError
-from bus.follow import Reader
+from bus.follow import Follower
 from bus.pull import Delivered
 from bus.subjects import BUCKETS, CONSUMERS, SECOND, STREAMS, overlap
 
@@ -117,7 +117,7 @@ async def test_pitfall_23_a_lease_that_expired_has_a_new_holder_soon(
             config = (await bus.connection.api(f"STREAM.INFO.{bus.names.bucket(kind)}"))["config"]
             assert not config.get("subject_delete_marker_ttl")
         for name in ("_renew", "_release"):
-            owner = state._Keeper if name == "_renew" else state.State
+            owner = state._LeaseRenewal if name == "_renew" else state.KeyValueStore
             monkeypatch.setattr(owner, name, nothing)
         async with bus.lease("leader.x", ttl=1.0) as first:
             pass
@@ -199,15 +199,15 @@ async def test_pitfall_28_a_hole_in_what_is_delivered_is_read_again(
     """A delivery is lost on its way: no gap, no duplicate, no change of order, and no wait for silence."""
     async with nats_world(nats_url) as w:
         lost: list[int] = []
-        real = Reader._on_message
+        real = Follower._on_message
 
-        def lose(self: Reader, message: Any, delivered: Delivered) -> None:
+        def lose(self: Follower, message: Any, delivered: Delivered) -> None:
             if delivered.stream_sequence == (5, 40, 0)[len(lost)] and self._counts["restarts"] == len(lost):
                 lost.append(delivered.stream_sequence)
                 return
             real(self, message, delivered)
 
-        monkeypatch.setattr(Reader, "_on_message", lose)
+        monkeypatch.setattr(Follower, "_on_message", lose)
         await w.bus.publish_all(map(summary, range(100)))
         start = anyio.current_time()
         async with w.bus.follow("EVENT") as source:

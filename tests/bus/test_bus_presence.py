@@ -1,4 +1,4 @@
-"""Who is there: heartbeats with an expiry, over NATS, on its own thread and in memory."""
+"""Presence of role instances: entries that expire."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from bus_worlds import World, take
-from scenes.memory_bus import MemoryBus
+from bus_trouble import over_nats
+from bus_worlds import World, nats_world, take
 
 from bus import Bus, codec, connect, presence, provision, serve
 from bus.messages import RoleBye, RoleHello
@@ -68,8 +68,8 @@ async def test_who_is_announced_is_there_until_it_leaves(world: Worlds) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_what_is_said_is_renewed_and_brought_up_to_date(plain_world: Worlds) -> None:
-    async with plain_world() as w:
+async def test_what_is_said_is_renewed_and_brought_up_to_date(world: Worlds) -> None:
+    async with world() as w:
         first = hello("server", "gpu-0", version=1)
         async with w.bus.announce(first) as announcement:
             announcement.update(msgspec.structs.replace(first, version=2, state="draining"))
@@ -82,23 +82,21 @@ async def test_what_is_said_is_renewed_and_brought_up_to_date(plain_world: World
 
 
 @pytest.mark.usefixtures("quick")
-async def test_who_was_killed_is_forgotten_after_its_time(plain_world: Worlds) -> None:
-    async with plain_world() as w:
-        store = w.aside._broker if isinstance(w.aside, MemoryBus) else w.aside._presence
+async def test_who_was_killed_is_forgotten_after_its_time(nats_url: str) -> None:
+    async with nats_world(nats_url) as w:
         frame = codec.encode(hello("agent", "dead"), run="r", role="agent", instance="dead")
-        await store.put("agent.dead", frame, ttl=60.0)
+        await over_nats(w)._state.put(presence.BUCKET, "agent.dead", frame, ttl=60.0)
         async with w.bus.announce(hello("agent", "alive")):
             assert await names(w.bus) == [("agent", "alive"), ("agent", "dead")]
             await until_there(w.bus, [("agent", "alive")])
 
 
-async def test_what_another_version_says_is_left_out(plain_world: Worlds) -> None:
-    async with plain_world() as w:
-        store = w.aside._broker if isinstance(w.aside, MemoryBus) else w.aside._presence
+async def test_an_entry_of_another_version_is_left_out(nats_url: str) -> None:
+    async with nats_world(nats_url) as w:
         frame = msgspec.msgpack.decode(codec.encode(hello("a", "b"), run="r", role="a", instance="b"))
         frame[1] = frame[8]["kind"] = "role_hello.v2"
-        await store.put("a.b", msgspec.msgpack.encode(frame), ttl=60.0)
-        await store.put("a.c", b"no frame", ttl=60.0)
+        await over_nats(w)._state.put(presence.BUCKET, "a.b", msgspec.msgpack.encode(frame), ttl=60.0)
+        await over_nats(w)._state.put(presence.BUCKET, "a.c", b"no frame", ttl=60.0)
         async with w.bus.announce(hello("agent", "Ä odd name!")):
             assert await names(w.bus) == [("agent", "Ä odd name!")]
 

@@ -18,8 +18,8 @@ from bus_examples import KINDS, example, request, summary, ticket
 
 from bus import Bus, BusError, Conflict, Denied, NatsBus, NotFound, Undecodable, codec, connect, provision
 from bus.access import ADMIN, ROLES, consumer_of, permissions
-from bus.credentials import public_key, read_seed, seed_file, trust
 from bus.deployment import ACCOUNT, Deployment, Server, Tls, parse_servers, write
+from bus.keys import public_key, read_seed, seed_file, trust
 from bus.messages import (
     BatchTrained,
     Control,

@@ -21,8 +21,9 @@ import anyio
 import pytest
 from bus_examples import summary
 
-from bus import BusError, ServerHandle, binary, connect, provision, serve
+from bus import BusError, ServerHandle, connect, provision, serve
 from bus import server as module
+from bus import server_binary as binary
 from bus.connection import open_connection
 
 RUN = "server-test"

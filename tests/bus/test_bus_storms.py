@@ -56,7 +56,7 @@ async def test_connections_cut_at_any_byte_lose_and_double_nothing(tmp_path: Pat
     """Sizes from one byte to eight megabytes, to and from a server whose connections are cut 40 times."""
     chance = random.Random(seed)
     sizes = [chance.choice((1, 30, 900, 20_000, 150_000)) for _ in range(150)]
-    sizes[40], sizes[80], sizes[120] = 8 * MB, MB, 3 * MB
+    sizes[40], sizes[80], sizes[120] = 8 * MB - 10_000, MB, 3 * MB
     tickets = 60
     with plain_server(tmp_path) as url:
         brief = replace(CONSUMERS["designer"], ack_seconds=1.0)
@@ -174,7 +174,7 @@ async def test_a_storm_of_cancellation_leaves_nothing_behind(tmp_path: Path) -> 
             figures = bus.statistics()
             for name in ("publish_in_flight", "publish_in_flight_bytes", "publish_waiting"):
                 assert figures[name] == 0, name
-            assert not bus.publisher._entries
+            assert not bus.publisher._pending
             assert not bus.connection.client._resp_map
             assert 100 < len(acked) < 1500
             assert await bus.publish(rejected(5000, 1)) > 0

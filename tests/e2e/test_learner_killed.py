@@ -18,8 +18,8 @@ from learner_fakes import make_policy, random_samples, round_closed
 from scenes.memory_bus import MemoryBus
 
 from bus import Bus, connect, provision, serve
+from bus.concurrency import flat_task_group
 from bus.messages import BatchTrained, PolicyPublished
-from bus.scopes import flat_task_group
 from engine.config import Config, LearnerConfig, ModelConfig, OptimizerConfig, RunConfig
 from engine.context import RoleContext
 from engine.lineage import Lineage, Version

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from bus.binary import locate
+from bus.server_binary import locate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

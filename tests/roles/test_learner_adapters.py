@@ -12,8 +12,8 @@ import structlog
 from learner_fakes import make_policy, random_samples, round_closed
 from scenes.memory_bus import MemoryBus
 
+from bus.concurrency import flat_task_group
 from bus.messages import PolicyPublished
-from bus.scopes import flat_task_group
 from engine.config import (
     Config,
     LearnerConfig,

@@ -6,40 +6,40 @@ Messages are stored as frames, so encoding errors show here too.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 
 from bus import codec
 from bus.access import queue_of
-from bus.blobstore import MemoryStore
-from bus.claims import INLINE, Claims, Opening
-from bus.errors import BusError, BusUnavailable, Conflict, Forgotten, NotFound, Undecodable, UnknownKind
+from bus.concurrency import ArrivalQueue, flat_task_group
+from bus.errors import BusError, BusUnavailable, Conflict, NotFound, Undecodable, UnknownKind
 from bus.follow import check_position
 from bus.interface import (
     Announcement,
+    BlobInfo,
     Blobs,
     Bus,
     Delivery,
     Lease,
     Present,
     Record,
+    Source,
     StreamInfo,
     Verdict,
     check_followed,
     check_tails,
-    letter_of,
 )
-from bus.mailbox import Mailbox
-from bus.messages import DeadLetter, Message, RoleHello
-from bus.presence import Entry, announced, who_is_there
-from bus.scopes import flat_task_group
-from bus.subjects import PIECES, STREAMS, Consumer, matches, stream_of
+from bus.messages import DeadLetter, Message, RoleBye, RoleHello
+from bus.subjects import STREAMS, Consumer, matches, stream_of
 
 _LISTEN_LIMIT = 4096
 _LOOK_SECONDS = 0.05  # nobody says when a momentary limit rises
@@ -100,11 +100,53 @@ class Right:
     expires: float
 
 
-@dataclass(slots=True)
-class Said:
-    frame: bytes
-    at: float
-    expires: float
+class _MemoryAnnouncement(Announcement):
+    """One entry among those present."""
+
+    def __init__(self, hello: RoleHello) -> None:
+        self.hello = hello
+
+    def update(self, hello: RoleHello) -> None:
+        self.hello = hello
+
+
+class MemoryBlobs(Blobs):
+    """Named bytes in a dict."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[BlobInfo, bytes]] = {}
+
+    def size(self) -> int:
+        return sum(info.size for info, _ in self._values.values())
+
+    async def put(self, name: str, source: Source) -> BlobInfo:
+        await anyio.lowlevel.checkpoint()
+        data = source.read_bytes() if isinstance(source, Path) else bytes(source)
+        info = BlobInfo(name, len(data), hashlib.sha256(data).hexdigest(), secrets.token_hex(8))
+        self._values[name] = (info, data)
+        return info
+
+    async def get(self, name: str) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        if name not in self._values:
+            raise NotFound(f"no blob {name}")
+        return self._values[name][1]
+
+    async def save(self, name: str, path: Path) -> BlobInfo:
+        data = await self.get(name)
+        path.write_bytes(data)  # noqa: ASYNC240 (a test)
+        return self._values[name][0]
+
+    async def bound(self) -> float:
+        return math.inf
+
+    async def info(self, name: str) -> BlobInfo | None:
+        await anyio.lowlevel.checkpoint()
+        return self._values[name][0] if name in self._values else None
+
+    async def remove(self, name: str) -> bool:
+        await anyio.lowlevel.checkpoint()
+        return self._values.pop(name, None) is not None
 
 
 class Broker:
@@ -118,19 +160,9 @@ class Broker:
         self.rights: dict[str, Right] = {}
         self.revision = 0
         self.changed = Signal()
-        self.listeners: dict[Mailbox[Message], str] = {}
-        self.present: dict[str, Said] = {}
-
-    async def put(self, key: str, frame: bytes, *, ttl: float) -> None:
-        await anyio.lowlevel.checkpoint()
-        now = anyio.current_time()
-        self.present[key] = Said(frame, now, now + ttl)
-
-    async def entries(self) -> list[Entry]:
-        await anyio.lowlevel.checkpoint()
-        now, wall = anyio.current_time(), time.time()
-        self.present = {key: said for key, said in self.present.items() if said.expires > now}
-        return [Entry(one.frame, wall - (now - one.at), now - one.at) for one in self.present.values()]
+        self.listeners: dict[ArrivalQueue[Message], str] = {}
+        self.present: dict[tuple[str, str], _MemoryAnnouncement] = {}
+        self.blobs = MemoryBlobs()
 
     def log(self, stream: str) -> Log:
         if stream not in self.logs:
@@ -145,8 +177,7 @@ class Broker:
 class MemoryBus(Bus):
     """A bus whose streams live in this process. ``peer`` makes further clients of the same bus.
 
-    ``task_limit`` is how much work may wait before publishers do. A message whose frame is larger than
-    ``inline`` bytes is stored as a reference to a blob, as over NATS.
+    ``task_limit`` is how much work may wait before publishers do.
     """
 
     def __init__(
@@ -156,20 +187,17 @@ class MemoryBus(Bus):
         role: str,
         instance: str,
         task_limit: int = 20_000,
-        inline: int = INLINE,
         broker: Broker | None = None,
     ) -> None:
         super().__init__(run=run, role=role, instance=instance)
         self._broker = broker or Broker(task_limit)
-        self._inline = inline
-        self.claims = Claims([MemoryStore(self._broker, kind) for kind in PIECES], background=False)
         self._counts = dict.fromkeys(
             ("stored", "duplicates", "delivered", "redelivered", "naked", "dead_letters", "undecodable"), 0.0
         )
 
     def peer(self, role: str, instance: str) -> MemoryBus:
         """Return another client of the same bus."""
-        return MemoryBus(run=self.run, role=role, instance=instance, inline=self._inline, broker=self._broker)
+        return MemoryBus(run=self.run, role=role, instance=instance, broker=self._broker)
 
     def inject(self, stream: str, tail: str, frame: bytes, key: str) -> int:
         """Store raw bytes, as a client of another version would. Returns the sequence."""
@@ -186,29 +214,12 @@ class MemoryBus(Bus):
         log = self._broker.log(message.stream)
         while message.key not in log.ids and len(log.messages) >= log.most:
             await self._broker.changed.wait()
-        if message.key not in log.ids and len(frame) > self._inline and not isinstance(message, DeadLetter):
-            return await self._publish_large(log, message, codec.envelope_of(frame))
-        return self._append(log, message, frame)
-
-    def _append(self, log: Log, message: Message, frame: bytes) -> int:
         if message.key in log.ids:
             self._counts["duplicates"] += 1
             return log.ids[message.key]
         self._counts["stored"] += 1
         sequence = log.append(message.tail, frame, message.key)
         self._broker.changed.fire()
-        return sequence
-
-    async def _publish_large(self, log: Log, message: Message, envelope: codec.Envelope) -> int:
-        blob = await self.claims.store(message)
-        known = message.key in log.ids
-        sequence = self._append(log, message, codec.encode_claim(envelope, blob))
-        if known:
-            await self.claims.forget(blob)
-        else:
-            await self.claims.confirm(blob, message.stream, sequence)
-        if STREAMS[message.stream].per_subject == 1:
-            await self.claims.after_purge(message.stream, whole=False)
         return sequence
 
     def _say(self, tail: str, frame: bytes) -> None:
@@ -228,22 +239,9 @@ class MemoryBus(Bus):
             raise BusError(f"limit {limit} takes no work")
         work = _Work(self, self._broker, queue, limit, now)
         try:
-            yield Opening(work, self._open_delivery)
+            yield work
         finally:
             work.leave()
-
-    async def _open_delivery(self, delivery: Delivery) -> Delivery | None:
-        return delivery if await self.claims.open_delivery(delivery) else None
-
-    async def _open_record(self, stream: str, record: Record) -> Record | None:
-        try:
-            return await self.claims.open_record(record, stream)
-        except Forgotten:
-            return None
-        except Undecodable as error:
-            self._counts["undecodable"] += 1
-            await self._write_letter(letter_of(stream, record, error.reason))
-            return None
 
     @asynccontextmanager
     async def follow(
@@ -252,8 +250,7 @@ class MemoryBus(Bus):
         patterns = check_tails(tails)
         check_followed(stream)
         check_position(stream, start, self._broker.log(stream).last)
-        reader = _Reader(self, self._broker, stream, start, patterns, None)
-        yield Opening(reader, lambda record: self._open_record(stream, record))
+        yield _Reader(self, self._broker, stream, start, patterns, None)
 
     async def replay(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
@@ -261,9 +258,7 @@ class MemoryBus(Bus):
         patterns, last = check_tails(tails), self._broker.log(stream).last
         check_position(stream, start, last)
         async for record in _Reader(self, self._broker, stream, start, patterns, last):
-            opened = await self._open_record(stream, record)
-            if opened is not None:
-                yield opened
+            yield record
 
     async def bury(self, stream: str, sequence: int, stored: Stored, reason: str) -> None:
         """Copy a message that nobody can use to the dead-letter stream."""
@@ -282,7 +277,7 @@ class MemoryBus(Bus):
 
     async def _write_letter(self, letter: DeadLetter) -> None:
         self._counts["dead_letters"] += 1
-        await self.claims.keep_for_letter(letter, await self.publish(letter))
+        await self.publish(letter)
 
     def count(self, name: str) -> None:
         """Count one event of this client."""
@@ -290,7 +285,7 @@ class MemoryBus(Bus):
 
     @asynccontextmanager
     async def listen(self, tail: str) -> AsyncIterator[AsyncIterator[Message]]:
-        mailbox: Mailbox[Message] = Mailbox(limit=_LISTEN_LIMIT)
+        mailbox: ArrivalQueue[Message] = ArrivalQueue(limit=_LISTEN_LIMIT)
         self._broker.listeners[mailbox] = tail
         try:
             yield mailbox
@@ -302,20 +297,14 @@ class MemoryBus(Bus):
         stored = self._broker.log(stream).messages.get(sequence)
         if stored is None:
             raise NotFound(f"no message {sequence} of {stream}")
-        envelope, message = codec.decode(stored.frame)
-        record = Record(sequence, message, stored.tail, envelope)
-        return (await self.claims.open_record(record, stream)).message
+        return codec.decode(stored.frame)[1]
 
     async def last(self, tail: str) -> Record | None:
         await anyio.lowlevel.checkpoint()
-        stream = stream_of(tail)
-        for sequence, stored in reversed(self._broker.log(stream).messages.items()):
+        for sequence, stored in reversed(self._broker.log(stream_of(tail)).messages.items()):
             if stored.tail == tail:
                 envelope, message = codec.decode(stored.frame)
-                try:
-                    return await self.claims.open_record(Record(sequence, message, tail, envelope), stream)
-                except Forgotten:
-                    return None
+                return Record(sequence, message, tail, envelope)
         return None
 
     async def purge(self, stream: str, *, below: int | None = None, tail: str | None = None) -> int:
@@ -329,14 +318,14 @@ class MemoryBus(Bus):
         for sequence in gone:
             del log.messages[sequence]
         self._broker.changed.fire()
-        if gone:
-            await self.claims.after_purge(stream, whole=tail is None)
         return len(gone)
 
     async def stream_info(self, stream: str) -> StreamInfo:
         await anyio.lowlevel.checkpoint()
         log = self._broker.log(stream)
         size = sum(len(stored.frame) for stored in log.messages.values())
+        if stream == "BLOB":
+            size = self._broker.blobs.size()
         return StreamInfo(log.first(), log.last, len(log.messages), size)
 
     async def state_get(self, key: str) -> tuple[int, bytes] | None:
@@ -394,19 +383,25 @@ class MemoryBus(Bus):
 
     @property
     def blobs(self) -> Blobs:
-        return self.claims.blobs
+        return self._broker.blobs
 
     @asynccontextmanager
     async def announce(self, hello: RoleHello) -> AsyncIterator[Announcement]:
-        async with announced(self, self._broker, hello) as announcement:
-            yield announcement
+        place = (hello.role, hello.instance)
+        entry = self._broker.present[place] = _MemoryAnnouncement(hello)
+        await self.publish(hello)
+        try:
+            yield entry
+        finally:
+            self._broker.present.pop(place, None)
+            await self.publish(RoleBye(role=hello.role, instance=hello.instance, since=hello.since))
 
     async def present(self) -> list[Present]:
-        return await who_is_there(self._broker)
+        await anyio.lowlevel.checkpoint()
+        return [Present(entry.hello, time.time(), 0.0) for _, entry in sorted(self._broker.present.items())]
 
     def statistics(self) -> dict[str, float]:
         figures = {f"memory_{name}": value for name, value in self._counts.items()}
-        figures.update(self.claims.statistics())
         for kind, log in self._broker.logs.items():
             figures[f"memory_{kind.lower()}_messages"] = float(len(log.messages))
         return figures

@@ -12,7 +12,7 @@ from scorer_world import config
 from structlog.testing import capture_logs
 from test_scorer_role import complete, memory_peer
 
-from bus.errors import Forgotten
+from bus.errors import NotFound
 from bus.messages import EpisodeFinished, Message, RoundClosed, SampleReady
 from engine.config import Config
 from engine.lineage import Lineage, Version
@@ -36,7 +36,7 @@ class Forgetful(MemoryBus):
     async def get(self, stream: str, sequence: int) -> Message:
         message = await super().get(stream, sequence)
         if isinstance(message, EpisodeFinished) and message.index == 0:
-            raise Forgotten(f"{stream} has forgotten {sequence}")
+            raise NotFound(f"{stream} has forgotten {sequence}")
         return message
 
 

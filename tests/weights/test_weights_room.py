@@ -17,8 +17,6 @@ from safetensors.torch import save_file
 from scenes.memory_bus import MemoryBus
 
 from bus import NatsBus, connect, provision, serve
-from bus.provision import fit
-from bus.subjects import STREAMS
 from engine.config import BusConfig, Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
@@ -31,11 +29,11 @@ GB = 1 << 30
 
 
 @asynccontextmanager
-async def on_bus(directory: Path, *, own_thread: bool = False) -> AsyncIterator[NatsBus]:
+async def on_bus(directory: Path) -> AsyncIterator[NatsBus]:
     async with serve(directory, run="room", store_gb=STORE_GB) as handle:
         join = {"run": "room", "token": handle.token}
         await provision(handle.url, **join, store_gb=STORE_GB)
-        async with connect(handle.url, role="learner", instance="0", own_thread=own_thread, **join) as bus:
+        async with connect(handle.url, role="learner", instance="0", **join) as bus:
             yield bus
 
 
@@ -46,7 +44,7 @@ def weights(step: int, megabytes: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("deltas", [False, True])
 async def test_as_many_versions_as_are_kept_are_enough_room(tmp_path: Path, deltas: bool) -> None:
     """Of the versions that were announced, what servers may be on their way to stays during an upload."""
-    async with on_bus(tmp_path / "bus", own_thread=True) as bus:
+    async with on_bus(tmp_path / "bus") as bus:
         publisher = Publisher(tmp_path / "learner", bus=True, keep=3, deltas=deltas, keyframe_every=2)
         announced: list[tuple[str, ...]] = []
         for step in range(7):
@@ -165,24 +163,3 @@ def test_what_the_error_asks_for_is_enough_and_not_much_more(
     told = re.search(r"bus.store_gb (\S+) times as large", str(caught.value))
     assert told is not None
     assert wanted <= float(told[1]) * bound <= wanted * 1.11
-
-
-def test_weights_whose_part_an_older_build_has_made_smaller() -> None:
-    """A full EVENT of an older build leaves the others less; the remedy is enough all the same."""
-    store_gb, size = 4.0, 130 << 20
-    shares = {name: stream.share for name, stream in STREAMS.items()}
-
-    def bound(store: float, before: dict[str, int]) -> int:
-        wanted = {name: int(share * store * GB) for name, share in shares.items()}
-        least = dict.fromkeys(wanted, 0) | {"EVENT": int(0.32 * store_gb * GB)}
-        before.update(fit(wanted, least, int(store * GB), before or dict.fromkeys(wanted, 0)))
-        return before["BLOB"]
-
-    stands: dict[str, int] = {}
-    with pytest.raises(ConfigError) as caught:
-        bus_capacity.require(size, 3, bound(store_gb, stands))
-    assert "10%" not in str(caught.value)
-    told = re.search(r"bus.store_gb (\S+) times as large", str(caught.value))
-    assert told is not None
-    assert float(told[1]) > 1
-    bus_capacity.require(size, 3, bound(float(told[1]) * store_gb, stands))
