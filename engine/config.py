@@ -221,10 +221,8 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
     ``minilm``, a directory with a sentence model, or ``auto`` (minilm where it is installed, else
     hashed). ``conformity`` checks that a program belongs to its ticket and its text to its code; one that
     does not is played and earns ``reward.degenerate_reward`` ("flag"), or is an invalid attempt
-    ("reject"). ``grounding`` decides whether a program that suits other documents as well as its own is
-    such a finding ("on") or only counted ("count"); "auto" is on at nano scale, where documents and
-    programs share their words. ``hint_writer`` "external" asks the endpoint of ``external`` for hints.
-    ``hint_train`` trains the hint's tokens by the regret.
+    ("reject"). ``hint_writer`` "external" asks the endpoint of ``external`` for hints. ``hint_train``
+    trains the hint's tokens by the regret.
     """
 
     kind: Literal["policy", "frozen", "external", "pool"] = "policy"
@@ -259,7 +257,6 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
     duplicates: Literal["count", "reject"] = "count"
     similarity: str = "auto"
     conformity: Literal["off", "flag", "reject"] = "flag"
-    grounding: Literal["auto", "on", "count"] = "auto"
     hint_writer: Literal["self", "external"] = "self"
     hint_train: bool = False
     prompt: str = "full"

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from sandbox.protection import ProtectionReport
     from sandbox.settings import SandboxSettings
     from sandbox.source import extract
-    from sandbox.validate import RUNGS, Validator, ValidatorSettings, Verdict
+    from sandbox.trial import Rejected
+    from sandbox.validate import RUNGS, Check, Program, Validator, ValidatorSettings, Verdict
 
 _ERRORS = (
     *(
@@ -58,11 +59,13 @@ _HOMES = {
     "ProtectionReport": "protection",
     "SandboxSettings": "settings",
     "extract": "source",
-    **dict.fromkeys(("RUNGS", "Validator", "ValidatorSettings", "Verdict"), "validate"),
+    "Rejected": "trial",
+    **dict.fromkeys(("RUNGS", "Check", "Program", "Validator", "ValidatorSettings", "Verdict"), "validate"),
 }
 
 __all__ = [
     "RUNGS",
+    "Check",
     "EnvCrashed",
     "EnvError",
     "EnvFailure",
@@ -75,7 +78,9 @@ __all__ = [
     "Instance",
     "InstanceClosed",
     "Metadata",
+    "Program",
     "ProtectionReport",
+    "Rejected",
     "ResetResult",
     "SandboxError",
     "SandboxPool",

@@ -52,6 +52,7 @@ _LOADING = {
     "contract": "reset",
 }
 _ADVICE = "; reset must set everything, and nothing may depend on earlier episodes, addresses or clocks"
+_ALONE = 3
 _REQUIRED = ("skill", "difficulty", "max_turns")
 
 
@@ -125,6 +126,7 @@ class Validator:
             raise Rejected("step", f"{trial.instance.class_name}: {tell(error)}") from None
         await _replay(trial)
         await _leak(trial)
+        await _shortest_wins(trial)
         if trial.hack and self.settings.degenerate == "reject":
             raise Rejected("trivial", trial.hack)
 
@@ -267,6 +269,18 @@ async def _leak(trial: Trial) -> None:
         raise Rejected("step", tell(error)) from None
     if place:
         raise Rejected("leak", place)
+
+
+async def _shortest_wins(trial: Trial) -> None:
+    """Play the last action of a few won episodes alone: what wins at once must not be said in a hint."""
+    won: dict[int, Transcript] = {}
+    for by_seed in trial.played.values():
+        for seed, played in by_seed.items():
+            if played.won and len(played.actions) <= len(won.get(seed, played).actions):
+                won[seed] = played
+    for seed, played in [pair for pair in won.items() if len(pair[1].actions) > 1][:_ALONE]:
+        alone = await trial.episode(seed, iter(played.actions[-1:]))
+        trial.played.setdefault("last action", {})[seed] = alone
 
 
 def _verdict(trial: Trial, rung: str, reason: str) -> Verdict:

@@ -25,6 +25,7 @@ RUNGS = (
     "leak",
     "trivial",
     "off_ticket",
+    "incoherent",
     "duplicate",
     "judge",
     "accepted",
@@ -106,7 +107,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     criteria: int = 0
     metadata: Metadata | None = None
     episodes: tuple[Episode, ...] = ()
-    flag: str = ""
+    flag: Literal["", "off_ticket", "incoherent"] = ""
     flag_reason: str = ""
     near: str = ""
     similarity: float | None = None

@@ -32,6 +32,7 @@ __all__ = [
     "documents",
     "families",
     "held_out",
+    "recognise",
 ]
 
 BUILT_IN: tuple[str, ...] = (
@@ -98,6 +99,14 @@ def classify(source: str, names: Sequence[str] = ()) -> tuple[str, int] | None:
         read = family.parse(source)
         if read is not None:
             return family.name, family.level(read[0])
+    return None
+
+
+def recognise(source: str, names: Sequence[str] = ()) -> tuple[Family, bool] | None:
+    """Return the family that a program has the form of, and whether its text and code agree, else None."""
+    for family in families(names):
+        if (read := family.read(source)) is not None:
+            return family, read[2]
     return None
 
 

@@ -129,6 +129,11 @@ class Family(ABC):
 
         A program whose text and code disagree is not a member.
         """
+        found = self.read(source)
+        return found[:2] if found and found[2] else None
+
+    def read(self, source: str) -> tuple[Parameters, str, bool] | None:
+        """Return (parameters, noun, whether text and code agree) of a program of this form, else None."""
         found = self._pattern.fullmatch(source.strip())
         if found is None:
             return None
@@ -138,8 +143,8 @@ class Family(ABC):
         try:
             same = self.program(read, found["noun"]) == source.strip()
         except (ArithmeticError, LookupError, ValueError):
-            return None
-        return (read, found["noun"]) if same else None
+            same = False
+        return read, found["noun"], same
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:

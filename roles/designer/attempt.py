@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
-from bus.messages import DesignTicket, HeldDesign, Segment
+from bus.messages import DesignTicket, Finding, HeldDesign, Segment
 from engine import prompts
 from engine.inference.segments import prompt_and_reply
 from roles.designer.corpus import Corpus, Document
 from roles.designer.design_backends import Author, DesignReply
 from roles.designer.environment_pool import Programs
 from roles.designer.prompt import Brief, PromptWriter
-from roles.designer.syntax import parse
+from roles.designer.review import Commission, published
 from roles.work_loop import sampling_seed
 from sandbox import extract
 
@@ -26,13 +24,12 @@ if TYPE_CHECKING:
     from engine.config import DesignerConfig as DesignerConfig
     from engine.inference.tokens import ChatTokens
     from roles.designer.memory import DrawnExamples, Memory
-    from sandbox import Validator, Verdict
+    from sandbox import Validator
 
 _LONGEST_REASON = 600
 _REPAIR = "repair_"
 REFUSED = "refused"
 """The rung of an attempt that the author would not write."""
-_CLASS = re.compile(r"^class[ \t]+(\w*Env)[ \t]*(?:\(([^)]*)\))?[ \t]*:", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -70,17 +67,14 @@ class Draft:
 
 @dataclass(frozen=True)
 class Judged:
-    """A draft with its program. ``rung`` names the step that failed, "" when the program is valid."""
+    """A draft with the published verdict on its program."""
 
     draft: Draft
-    source: str
-    rung: str = ""
-    reason: str = ""
-    verdict: Verdict | None = None
+    finding: Finding
 
     @property
     def valid(self) -> bool:
-        return not self.rung
+        return not self.finding.rung
 
 
 class Workshop:
@@ -153,8 +147,9 @@ class Workshop:
             return None
         name = f"{_REPAIR}{self._config.prompt}"
         name = name if name in prompts.names() else f"{_REPAIR}full"
-        reason = before.reason[:_LONGEST_REASON]
-        message = prompts.render(name, source=before.source, rung=before.rung, reason=reason)
+        found = before.finding
+        reason = found.reason[:_LONGEST_REASON]
+        message = prompts.render(name, source=found.source, rung=found.rung, reason=reason)
         reply = await self._designer.mend(before.draft.reply, message, seed=seed, key=ticket.design)
         return Draft(before.draft.document, reply, prompts.version(name)) if reply else None
 
@@ -172,24 +167,23 @@ class Workshop:
         )
         return Draft(held.document, reply, held.prompt)
 
-    async def judge(self, draft: Draft) -> Judged:
+    async def judge(self, ticket: DesignTicket, draft: Draft) -> Judged:
         """Extract the program and run it up the validator's ladder. Raises the sandbox's infra errors."""
         if draft.reply.refusal:
-            return Judged(draft, "", REFUSED, draft.reply.refusal)
+            return Judged(draft, Finding(source="", rung=REFUSED, reason=draft.reply.refusal))
         if draft.finish == "length":
-            return Judged(draft, draft.text, "extract", "the reply was cut at its length limit")
-        source = draft.source or extract(draft.reply.visible)
+            reason = "the reply was cut at its length limit"
+            return Judged(draft, Finding(source=draft.text, rung="extract", reason=reason))
+        visible = draft.reply.visible
+        source = draft.source or extract(visible)
         if not source.strip():
-            thinks = draft.text.strip() and not draft.reply.visible.strip()
-            why = ": its reasoning does not end" if thinks else ""
-            return Judged(draft, source, "extract", f"no program in the reply{why}")
-        ambiguous = rivals(source)
-        if ambiguous:
-            return Judged(draft, source, "load", f"which class is the game? {' and '.join(ambiguous)}")
-        verdict = await self._validator.validate(source, max_turns=self._config.max_turns)
-        if not verdict.ok:
-            return Judged(draft, source, verdict.rung, verdict.reason, verdict)
-        return Judged(draft, source, verdict=verdict)
+            thinks = draft.text.strip() and not visible.strip()
+            reason = "the reasoning does not end" if thinks else "no program in the reply"
+            return Judged(draft, Finding(source=source, rung="extract", reason=reason))
+        verdict = await self._validator.validate(
+            source, ticket=Commission(ticket, draft.document), max_turns=self._config.max_turns
+        )
+        return Judged(draft, published(source, verdict))
 
     def _tokens(self, text: str) -> int:
         return len(self._chat.encode(text))
@@ -212,26 +206,3 @@ class Workshop:
 def mends(prompt: str) -> bool:
     """Whether a draft with this name of a prompt goes on in the conversation of another one."""
     return prompt.startswith(_REPAIR)
-
-
-def rivals(source: str) -> tuple[str, ...]:
-    """Return the classes of ``source`` that could be its game, when they are several.
-
-    The sandbox takes the last one; one that others are derived from is a part of them.
-    """
-    found = _CLASS.findall(source)
-    bases = " ".join(base for _, base in found)
-    games = dict.fromkeys(name for name, _ in found if not re.search(rf"\b{name}\b", bases))
-    if len(games) < 2:
-        return ()
-    classes = _classes(source)
-    games = games if classes is None else {name: None for name in games if name in classes}
-    return tuple(games) if len(games) > 1 else ()
-
-
-def _classes(source: str) -> set[str] | None:
-    """Return the classes of a program, without what a text in it says; None when it cannot be read."""
-    tree = parse(source)
-    if tree is None:
-        return None
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}

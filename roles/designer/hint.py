@@ -14,7 +14,6 @@ from engine.inference.replies import visible_reply
 from engine.inference.segments import prompt_and_reply
 from engine.inference.tokens import SegmentBuilder
 from roles.designer.design_backends import DesignReply
-from roles.designer.prober import Answers
 from roles.text_normalise import plain
 from roles.work_loop import sampling_seed
 
@@ -66,6 +65,17 @@ class Writer(Protocol):
     async def write(
         self, turns: Sequence[str], *, sampling: SamplingConfig, seed: int | None = None
     ) -> Answer: ...
+
+
+class Answers(NamedTuple):
+    """How instances are won. ``alone``: the action that wins an instance at once, one entry an instance;
+    ``plans``: longer solutions; ``actions``: those that the program took; ``instances`` counts those played.
+    """
+
+    alone: tuple[str, ...] = ()
+    plans: tuple[tuple[str, ...], ...] = ()
+    actions: frozenset[str] = frozenset()
+    instances: int = 0
 
 
 class Hint(NamedTuple):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import secrets
 from collections import Counter, OrderedDict
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -21,16 +20,16 @@ from bus.messages import (
     HeldDesign,
 )
 from engine.diversity import similarity
+from engine.records.archive import replace
 from roles.base import Role, RoleContext
-from roles.designer.attempt import Asked, Draft, Judged, Workshop, mends
+from roles.designer.attempt import Asked, Judged, Workshop, mends
 from roles.designer.corpus import Corpus, probe, read_revisions, write_revisions
 from roles.designer.designer_factory import check_designer, open_designer, open_external, prompts_for
 from roles.designer.hint import Hint, HintWriter
 from roles.designer.memory import Memory
 from roles.designer.memory_store import MemoryStore
 from roles.designer.prompt import PromptWriter
-from roles.designer.review import Inspector, Notes
-from roles.designer.review_record import answers, finding
+from roles.designer.review import Review, answers, digest
 from roles.designer.skills import Coverage
 from roles.work_loop import (
     INFRASTRUCTURE,
@@ -43,6 +42,8 @@ from roles.work_loop import (
 from sandbox import Validator, ValidatorSettings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from engine.config import Config
     from engine.inference.endpoint import Endpoint
     from engine.inference.tokens import ChatTokens
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from roles.designer.environment_pool import Programs
 
 _COHORTS_KEPT = 16
+_SALT = "validator.salt"
 
 
 class DesignerRole(Role):
@@ -67,7 +69,7 @@ class DesignerRole(Role):
     _corpus: Corpus
     _workshop: Workshop
     _hints: HintWriter
-    _inspector: Inspector
+    _review: Review
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
@@ -139,7 +141,7 @@ class DesignerRole(Role):
             **(self._workshop.statistics() if hasattr(self, "_workshop") else {}),
             **_external(self._endpoint),
             **(self._hints.statistics() if hasattr(self, "_hints") else {}),
-            **(self._inspector.statistics() if hasattr(self, "_inspector") else {}),
+            **(self._review.statistics() if hasattr(self, "_review") else {}),
             **self._counts,
         }
 
@@ -147,6 +149,11 @@ class DesignerRole(Role):
         config, shared = self.config.designer, self.context.shared
         writer = self._endpoint if config.hint_writer == "external" else None
         prompts = PromptWriter(self.config, chat)
+        self._review = Review(self.config, corpus=self._corpus, memory=self._memory)
+        asks_for_solution = config.prompt == "full" and config.kind != "pool"
+        settings = ValidatorSettings(
+            salt=_salt(self.context.directory), solution="require" if asks_for_solution else "check"
+        )
         self._workshop = Workshop(
             config,
             designer=designer,
@@ -154,13 +161,10 @@ class DesignerRole(Role):
             prompts=prompts_for(self.config, chat),
             corpus=self._corpus,
             memory=self._memory,
-            validator=Validator(shared["sandbox"], ValidatorSettings(salt=str(self.config.run.seed))),
+            validator=Validator(shared["sandbox"], settings, checks=self._review.checks),
         )
         self._hints = HintWriter(
             shared["pool"], chat, prompts, config.hint_sampling, config.hint_attempts, writer=writer
-        )
-        self._inspector = Inspector(
-            self.config, host=shared["sandbox"], corpus=self._corpus, memory=self._memory
         )
 
     async def _answer(self, delivery: Delivery) -> None:
@@ -218,49 +222,35 @@ class DesignerRole(Role):
         for attempt in range(ticket.attempts):
             held = await self._held(ticket, attempt)
             if held is None:
-                judged, found = await self._attempt(ticket, attempt, before=judged, shared=shared)
+                judged = await self._attempt(ticket, attempt, before=judged, shared=shared)
             else:
-                judged, found = await self._take_up(ticket, held)
+                judged = self._take_up(ticket, held)
             if judged.valid:
-                await self._accept(ticket, attempt, judged, found)
+                await self._accept(ticket, attempt, judged)
                 return
             await self._reject(ticket, attempt, judged, again=held is not None)
         await self._fail(ticket, "policy", f"no valid program in {ticket.attempts} attempts")
 
     async def _attempt(
         self, ticket: DesignTicket, attempt: int, *, before: Judged | None, shared: Asked | None
-    ) -> tuple[Judged, Finding]:
-        """Write a draft, judge it, and publish it; if somebody else was faster, theirs counts."""
+    ) -> Judged:
+        """Write a draft, judge it, and publish it; if another designer was faster, its draft counts."""
         draft = await self._workshop.write(ticket, attempt, before=before, shared=shared)
-        judged, found = await self._judge(ticket, draft, None)
+        judged = await self._workshop.judge(ticket, draft)
         self._counts["attempts"] += 1
-        mine = self._keepsake(ticket, attempt, judged, found)
+        mine = self._keepsake(ticket, attempt, judged)
         if mine is None:
-            return judged, found
+            return judged
         await self.bus.publish(mine)
         held = await self._held(ticket, attempt)
-        return (judged, found) if held in (None, mine) else await self._take_up(ticket, held)
+        return judged if held in (None, mine) else self._take_up(ticket, held)
 
-    async def _take_up(self, ticket: DesignTicket, held: HeldDesign) -> tuple[Judged, Finding]:
-        """Return an attempt that is published already as it was judged then."""
-        draft, found = self._workshop.recall(held), held.finding
-        if found is None:  # by an older build
-            return await self._judge(ticket, draft, held)
-        if not found.rung:
-            self._inspector.note(ticket.design, found.source)
-        return Judged(draft, found.source, found.rung, found.reason), found
-
-    async def _judge(
-        self, ticket: DesignTicket, draft: Draft, held: HeldDesign | None
-    ) -> tuple[Judged, Finding]:
-        """Let the validator judge a draft, then look whether it suits its ticket and is new."""
-        judged, notes = await self._workshop.judge(draft), Notes()
-        if judged.verdict is not None and judged.valid:
-            notes = await self._inspector.look(
-                ticket, judged.source, judged.verdict, draft.document, held=held.valid if held else None
-            )
-            judged = replace(judged, rung=notes.rung, reason=notes.reason)
-        return judged, finding(judged, notes)
+    def _take_up(self, ticket: DesignTicket, held: HeldDesign) -> Judged:
+        """Return an attempt that is published already, with the verdict that was published with it."""
+        assert held.finding is not None
+        if not held.finding.rung:
+            self._review.note(ticket.design, held.finding.source)
+        return Judged(self._workshop.recall(held), held.finding)
 
     async def _held(
         self, ticket: DesignTicket, attempt: int, part: Literal["", "hint"] = ""
@@ -277,9 +267,7 @@ class DesignerRole(Role):
         record = await self.bus.last(tail)
         return record.message if record and isinstance(record.message, HeldDesign) else None
 
-    def _keepsake(
-        self, ticket: DesignTicket, attempt: int, judged: Judged, found: Finding
-    ) -> HeldDesign | None:
+    def _keepsake(self, ticket: DesignTicket, attempt: int, judged: Judged) -> HeldDesign | None:
         """Return what is published of an attempt that will be trained or must not be written twice."""
         trained = self._workshop.trained
         if not judged.valid and not (trained and self.config.designer.invalid == "penalise"):
@@ -294,7 +282,7 @@ class DesignerRole(Role):
             text="" if trained else judged.draft.text,
             document=judged.draft.document,
             prompt=judged.draft.prompt,
-            finding=found,
+            finding=judged.finding,
         )
 
     @property
@@ -334,9 +322,10 @@ class DesignerRole(Role):
         held = await self._held(ticket, attempt, "hint")
         return hint if held in (None, mine) else self._hints.recall(held)
 
-    async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged, found: Finding) -> None:
+    async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
+        found = judged.finding
         hint = await self._hint(ticket, attempt, found)
-        environment = hashlib.sha256(found.source.encode()).hexdigest()
+        environment = digest(found.source)
         family, difficulty = self._classify(found.source)
         await self.bus.publish(
             EnvironmentReady(
@@ -378,19 +367,19 @@ class DesignerRole(Role):
                 cohort=ticket.cohort,
                 attempt=attempt,
                 skill=ticket.skill,
-                rung=judged.rung,
-                reason=judged.reason[:REASON_CHARACTERS],
-                source=judged.source,
+                rung=judged.finding.rung,
+                reason=judged.finding.reason[:REASON_CHARACTERS],
+                source=judged.finding.source,
                 document=judged.draft.document,
                 prompt=judged.draft.prompt,
             )
         )
         if not again:
-            self._counts[f"rejected_{judged.rung}"] += 1
+            self._counts[f"rejected_{judged.finding.rung}"] += 1
             self._coverage.note(ticket.skill, accepted=False)
 
     async def _fail(self, ticket: DesignTicket, failure: FailureKind, reason: str) -> None:
-        self._inspector.release(ticket.design)
+        self._review.release(ticket.design)
         await self.bus.publish(
             DesignFailed(
                 design=ticket.design,
@@ -428,3 +417,18 @@ def _external(endpoint: Endpoint | None) -> dict[str, float]:
     """Counts and money of the endpoint, whoever asks it: the designer, the hint writer, or both."""
     found = endpoint.statistics() if endpoint else {}
     return {f"external_{name}": value for name, value in found.items()}
+
+
+def _salt(directory: Path) -> str:
+    """Return the run's salt of the validator's seeds, drawn when the run begins and kept in its directory.
+
+    A program cannot know it, so it cannot compute the seeds on which it is judged.
+    """
+    path = directory / _SALT
+    try:
+        return path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        directory.mkdir(parents=True, exist_ok=True)
+        salt = secrets.token_hex(16)
+        replace(path, salt.encode(), durable=True)
+        return salt

@@ -26,7 +26,6 @@ from engine.config import (
 from engine.errors import ConfigError
 from engine.evals import external_benchmarks
 from engine.running import role_host
-from roles.designer.attempt import rivals
 from roles.designer.designer_factory import check_designer
 from roles.designer.environment_pool import Programs, read
 from sandbox import SandboxSettings
@@ -159,24 +158,3 @@ async def test_the_sandbox_loads_what_foreign_programs_need(
     assert (external_benchmarks.HELD in settings.preload) is preloads
     assert set(recipe.sandbox.preload) <= set(settings.preload)
     assert (settings.start_seconds == role_host.FOREIGN_START_SECONDS) is preloads
-
-
-@pytest.mark.parametrize(
-    ("source", "games"),
-    [
-        ("class AEnv:\n    x = 1\n", ()),
-        ("class AEnv:\n    x = 1\nclass BEnv:\n    x = 1\n", ("AEnv", "BEnv")),
-        ("class BaseEnv:\n    x = 1\nclass AEnv(BaseEnv):\n    x = 1\n", ()),
-        (
-            "class BaseEnv:\n    x = 1\nclass AEnv(BaseEnv):\n    x = 1\nclass CEnv(BaseEnv): ...\n",
-            ("AEnv", "CEnv"),
-        ),
-        ("class AEnv:\n    class InnerEnv:\n        pass\n", ()),
-        ("class AEnv:\n    x = 1\nclass AEnv:\n    x = 2\n", ()),
-        ("class Board:\n    x = 1\nclass AEnv :\n    x = 1\n", ()),
-        ('"""Derived from\nclass OldEnv: its text\n"""\nclass AEnv:\n    x = 1\n', ()),
-        ("class AEnv:\n    x = 1\nclass BEnv:\n    x = (\n", ("AEnv", "BEnv")),
-    ],
-)
-def test_which_class_is_the_game(source: str, games: tuple[str, ...]) -> None:
-    assert rivals(source) == games

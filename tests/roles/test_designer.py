@@ -28,37 +28,35 @@ from engine.config import SamplingConfig
 from engine.inference.completion import InferenceUnavailable
 from roles import work_loop
 from roles.designer import role as designer_role
-from roles.designer.review_record import title
+from roles.designer.review import title
 from roles.designer.role import DesignerRole
-from sandbox import SandboxUnavailable
+from sandbox import SandboxUnavailable, Verdict
 
 GOOD = f"Here it is.\n```python\n{COUNTER}```\n"
 BAD = "```python\nclass Nothing: pass\n```"
 
 
-class FakeVerdict:
-    def __init__(self, rung: str, reason: str) -> None:
-        self.ok, self.rung, self.reason = not rung, rung, reason
-        self.trivial_win_rate, self.degenerate = 0.25, False
-        self.first_observations = ("\n count from 2\nmore", "count from 3")
-        self.episodes, self.metadata = (), None
+def verdict(rung: str = "", reason: str = "") -> Verdict:
+    return Verdict(
+        ok=not rung,
+        rung=rung or "accepted",
+        reason=reason,
+        trivial_win_rate=0.25,
+        first_observations=("\n count from 2\nmore", "count from 3"),
+    )
 
 
 class FakeValidator:
     """Accepts programs with an Env class."""
 
-    def __init__(self, sandbox: FakeSandbox, *_: Any) -> None:
+    def __init__(self, sandbox: FakeSandbox, *_: Any, **__: Any) -> None:
         self._sandbox = sandbox
 
-    async def validate(self, source: str, *, max_turns: int, **_: Any) -> FakeVerdict:
+    async def validate(self, source: str, **_: Any) -> Verdict:
         await anyio.lowlevel.checkpoint()
         if self._sandbox.faults:
             raise self._sandbox.faults.pop(0)
-        return (
-            FakeVerdict("", "")
-            if "Env:" in source
-            else FakeVerdict("load", "no class whose name ends in Env")
-        )
+        return verdict() if "Env:" in source else verdict("load", "no class whose name ends in Env")
 
 
 @pytest.fixture(autouse=True)

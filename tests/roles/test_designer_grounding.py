@@ -30,7 +30,7 @@ ATTEMPTS = 3
 class Refuses:
     """Accepts programs with an Env class."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     async def validate(self, source: str, **_: Any) -> Verdict:

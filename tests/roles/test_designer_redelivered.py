@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from role_fakes import COUNTER
-from scenes.memory_bus import MemoryBus
-from test_designer import BAD, GOOD, FakeValidator, FakeVerdict, Policy, Stage, make_ticket
+from test_designer import BAD, GOOD, FakeValidator, Policy, Stage, make_ticket, verdict
 
 from bus.messages import DesignRejected, EnvironmentReady, Finding, HeldDesign, Message
 from engine.inference.completion import InferenceUnavailable
 from roles import work_loop
-from roles.designer import review_record as told
 from roles.designer import role as designer_role
-from roles.designer.prober import Answers
-from roles.designer.review import Notes
+from roles.designer.review import answers, published
+from sandbox import StepResult, Verdict
+from sandbox.probes import Transcript
+from sandbox.verdict import Episode
 
 
 class Moods(FakeValidator):
@@ -25,12 +25,10 @@ class Moods(FakeValidator):
     mood = ""
     looked = 0
 
-    async def validate(self, source: str, *, max_turns: int, **more: Any) -> FakeVerdict:
+    async def validate(self, source: str, **more: Any) -> Verdict:
         Moods.looked += 1
-        verdict = await super().validate(source, max_turns=max_turns, **more)
-        if verdict.ok and Moods.mood:
-            return FakeVerdict(Moods.mood, "a slow day")
-        return verdict
+        found = await super().validate(source, **more)
+        return verdict(Moods.mood, "a slow day") if found.ok and Moods.mood else found
 
 
 @pytest.fixture(autouse=True)
@@ -89,18 +87,6 @@ async def test_a_held_rejection_stays_one_with_its_reason(tmp_path: Path) -> Non
     assert rejected.source.strip() == COUNTER.strip()
     assert Moods.looked == 0
     assert [getattr(one, "valid", None) for one in held] == [False]
-
-
-async def test_what_an_older_build_has_held_is_judged_anew(tmp_path: Path) -> None:
-    (held,), later = await handed_down(tmp_path, Policy(GOOD))
-    assert isinstance(held, HeldDesign)
-    wire = MemoryBus(run="test", role="scorer", instance="s0")
-    await wire.publish(msgspec_without_finding(held))
-    Moods.looked = 0
-    (ready,) = await Stage(tmp_path, later.policy, bus=wire).answer(1, make_ticket(attempts=1))
-    assert isinstance(ready, EnvironmentReady)
-    assert ready.source.strip() == COUNTER.strip()
-    assert Moods.looked == 1
 
 
 async def test_of_two_lives_at_once_the_first_to_publish_counts(tmp_path: Path) -> None:
@@ -171,18 +157,21 @@ async def test_an_attempt_that_comes_again_is_counted_once(tmp_path: Path) -> No
 
 
 def test_what_is_kept_for_the_checks_of_a_hint_is_bounded() -> None:
-    actions = frozenset({"x" * 5000, *(f"a{number}" for number in range(5000))})
-    answers = Answers(("7",), tuple((f"p{number}",) for number in range(99)), actions, 12)
-    judged: Any = type("J", (), {"rung": "", "reason": "", "source": "s", "verdict": FakeVerdict("", "")})()
-    found = told.finding(judged, Notes(answers=answers))
+    end = StepResult("yes", 1.0, True, False)
+    on = StepResult("no", 0.0, False, False)
+
+    def episode(seed: int, policy: str, *actions: str) -> Episode:
+        steps = (*[on] * (len(actions) - 1), end)
+        return Episode(policy, seed, Transcript("x", actions, steps))
+
+    long = [episode(0, "sweep", *(f"a{number}" for number in range(5000)), "x" * 5000)]
+    plans = [episode(number, "solution", f"p{number}", "open") for number in range(99)]
+    found = published(
+        "s", Verdict(ok=True, rung="accepted", episodes=(*long, *plans, episode(99, "last action", "7")))
+    )
     assert isinstance(found, Finding)
     assert len(found.actions) == 512
     assert max(map(len, found.actions)) < 10
     assert len(found.plans) == 16
-    assert told.answers(found).alone == ("7",)
-    assert told.answers(found).instances == 12
-
-
-def msgspec_without_finding(held: HeldDesign) -> HeldDesign:
-    fields = {name: getattr(held, name) for name in held.__struct_fields__ if name != "finding"}
-    return HeldDesign(**fields)
+    assert answers(found).alone == ("7",)
+    assert answers(found).instances == 100

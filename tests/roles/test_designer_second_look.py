@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from played import Host, judged
 from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config
 from scenes.endpoint_fake import Say, fake_endpoint
+from scenes.judged_programs import judged
 from test_designer import GOOD, Policy, Stage, make_ticket, scored
 
 from bus.messages import DesignRejected, EnvironmentReady, HeldDesign
@@ -22,9 +25,9 @@ from engine.inference.endpoint import EndpointRefused
 from engine.records.archive import ProgramArchive
 from roles import work_loop
 from roles.designer import role as designer_role
-from roles.designer.hint import Hint, HintWriter
-from roles.designer.prober import Answers
+from roles.designer.hint import Answers, Hint, HintWriter
 from roles.designer.prompt import PromptWriter
+from sandbox import Check, Program, Rejected, Verdict
 
 HEAD = '"""\ntitle: Counting\nskill: Optimization\nidea: count\nwin: three in order\n"""\nimport math\n'
 DECLARED = HEAD + COUNTER
@@ -33,27 +36,25 @@ LOGIC = OTHER.replace("Optimization", "Logic")
 
 
 class Judge:
-    """Plays programs in this process, as the ladder would."""
+    """Plays programs in this process, and climbs the designer's own rungs."""
 
-    def __init__(self, sandbox: FakeSandbox, *_: Any) -> None:
-        pass
+    def __init__(self, sandbox: FakeSandbox, *_: Any, checks: Sequence[Check]) -> None:
+        self._checks = checks
 
-    async def validate(self, source: str, *, max_turns: int, **_: Any) -> Any:
-        return judged(source, turns=max_turns)
+    async def validate(self, source: str, *, ticket: Any, max_turns: int) -> Verdict:
+        verdict = judged(source, turns=max_turns)
+        try:
+            for check in self._checks:
+                verdict = await check(Program(source, ast.parse(source), ticket), verdict)
+        except Rejected as rejected:
+            return msgspec.structs.replace(verdict, ok=False, rung=rejected.rung, reason=rejected.reason)
+        return verdict
 
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
     monkeypatch.setattr(designer_role, "Validator", Judge)
-
-
-class Played(Stage):
-    """A stage whose sandbox can be probed."""
-
-    def __init__(self, *arguments: Any, **designer: Any) -> None:
-        super().__init__(*arguments, **designer)
-        self.context.shared["sandbox"] = Host()  # type: ignore[index]
 
 
 def test_a_sentence_model_that_is_not_there_is_said_before_the_start() -> None:
@@ -63,7 +64,7 @@ def test_a_sentence_model_that_is_not_there_is_said_before_the_start() -> None:
 
 
 async def test_what_the_program_declares_is_told(tmp_path: Path) -> None:
-    stage = Played(tmp_path, Policy(LOGIC))
+    stage = Stage(tmp_path, Policy(LOGIC))
     (ready,) = await stage.answer(1)
     assert isinstance(ready, EnvironmentReady)
     assert ready.summary == "Counting; count; three in order"
@@ -72,11 +73,11 @@ async def test_what_the_program_declares_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_flag_is_part_of_the_fact_or_a_rejection(tmp_path: Path) -> None:
-    (ready,) = await Played(tmp_path, Policy(OTHER)).answer(1)
+    (ready,) = await Stage(tmp_path, Policy(OTHER)).answer(1)
     assert isinstance(ready, EnvironmentReady)
     assert ready.flag == "off_ticket"
     assert "Optimization" in ready.flag_reason
-    stage = Played(tmp_path, Policy(OTHER, LOGIC), conformity="reject")
+    stage = Stage(tmp_path, Policy(OTHER, LOGIC), conformity="reject")
     rejected, ready = await stage.answer(2)
     assert isinstance(rejected, DesignRejected)
     assert (rejected.rung, rejected.source.strip()) == ("off_ticket", DECLARED.strip())
@@ -87,17 +88,17 @@ async def test_a_flag_is_part_of_the_fact_or_a_rejection(tmp_path: Path) -> None
 
 
 async def test_a_near_copy_of_a_remembered_program(tmp_path: Path) -> None:
-    stage = Played(tmp_path, Policy(LOGIC))
+    stage = Stage(tmp_path, Policy(LOGIC))
     (first,) = await stage.answer(1)
     assert isinstance(first, EnvironmentReady)
-    again = Played(tmp_path, Policy(LOGIC), bus=stage.bus)
+    again = Stage(tmp_path, Policy(LOGIC), bus=stage.bus)
     *_, second = await again.answer(2, make_ticket("d2"))
     assert isinstance(second, EnvironmentReady)
     assert second.near == first.environment
     assert second.similarity == pytest.approx(1.0)
     assert again.designer.statistics()["near_duplicates"] == 1
     await stage.bus.publish(scored(first))
-    strict = Played(tmp_path, Policy(LOGIC, GOOD), bus=stage.bus, duplicates="reject", memory_duplicate=0.99)
+    strict = Stage(tmp_path, Policy(LOGIC, GOOD), bus=stage.bus, duplicates="reject", memory_duplicate=0.99)
     *_, rejected, third = await strict.answer(4, make_ticket("d3"))
     assert isinstance(rejected, DesignRejected)
     assert rejected.rung == "duplicate"
@@ -111,7 +112,7 @@ def reply(held: HeldDesign) -> str:
 
 
 async def test_a_trained_hint_is_held_with_its_tokens(tmp_path: Path) -> None:
-    stage = Played(tmp_path, Policy(LOGIC, hints=("count upwards",)), hint_train=True)
+    stage = Stage(tmp_path, Policy(LOGIC, hints=("count upwards",)), hint_train=True)
     (ready,) = await stage.answer(1)
     assert isinstance(ready, EnvironmentReady)
     assert (ready.hint, ready.hint_held) == ("count upwards", True)
@@ -120,7 +121,7 @@ async def test_a_trained_hint_is_held_with_its_tokens(tmp_path: Path) -> None:
     assert reply(hint) == "count upwards"
     assert hint.tail == f"{program.tail}-hint"
 
-    later = Played(
+    later = Stage(
         tmp_path, Policy(LOGIC, hints=(InferenceUnavailable("must not be asked"),)), hint_train=True
     )
     for held in (program, hint):
@@ -131,7 +132,7 @@ async def test_a_trained_hint_is_held_with_its_tokens(tmp_path: Path) -> None:
 
 
 async def test_hints_of_a_policy_that_is_not_asked_to_are_not_held(tmp_path: Path) -> None:
-    stage = Played(tmp_path, Policy(LOGIC))
+    stage = Stage(tmp_path, Policy(LOGIC))
     (ready,) = await stage.answer(1)
     assert isinstance(ready, EnvironmentReady)
     assert (ready.hint, ready.hint_held) == ("count upwards", False)
@@ -141,7 +142,7 @@ async def test_hints_of_a_policy_that_is_not_asked_to_are_not_held(tmp_path: Pat
 async def test_another_model_may_write_the_hints(tmp_path: Path) -> None:
     async with fake_endpoint(lambda _: Say("from the start upwards")) as endpoint:
         settings = EndpointConfig(base_url=endpoint.url, model="m", key_env="")
-        stage = Played(tmp_path, Policy(LOGIC), hint_writer="external", external=settings)
+        stage = Stage(tmp_path, Policy(LOGIC), hint_writer="external", external=settings)
         (ready,) = await stage.answer(1)
     assert isinstance(ready, EnvironmentReady)
     assert ready.hint == "from the start upwards"

@@ -1,4 +1,4 @@
-"""Trusted test programs, played in this process the way the ladder plays programs in the sandbox."""
+"""Verdicts on trusted test programs, which are played in this process instead of the sandbox."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import anyio.lowlevel
-
-from sandbox import actions as probes
+from sandbox import actions
 from sandbox.errors import EnvError
 from sandbox.frames import StepResult
 from sandbox.metadata import Metadata
@@ -42,41 +40,6 @@ class Program:
         return self._object.solution() if hasattr(self._object, "solution") else None
 
 
-class Instance:
-    """What the prober uses of a sandbox instance."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self.closed, self.steps = False, 0
-
-    async def reset(self, seed: int) -> StepResult:
-        await anyio.lowlevel.checkpoint()
-        return StepResult(self._program.reset(seed), 0.0, False, False)
-
-    async def step(self, action: str) -> StepResult:
-        await anyio.lowlevel.checkpoint()
-        self.steps += 1
-        return self._program.step(action)
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-class Host:
-    """A sandbox pool of one process; counts what was spawned."""
-
-    def __init__(self, fault: Exception | None = None) -> None:
-        self.instances: list[Instance] = []
-        self.fault = fault
-
-    async def spawn(self, source: str, *, seed: int = 0, kwargs: dict[str, Any] | None = None) -> Instance:
-        await anyio.lowlevel.checkpoint()
-        if self.fault is not None:
-            raise self.fault
-        self.instances.append(Instance(Program(source, **(kwargs or {}))))
-        return self.instances[-1]
-
-
 def episode(program: Program, first: str, actions: Iterator[str]) -> Transcript:
     taken, steps = list[str](), list[StepResult]()
     for action in actions:
@@ -97,7 +60,7 @@ def judged(source: str, *, turns: int = 12, seeds: int = 6) -> Verdict:
     for seed in range(1009, 1009 + seeds):
         first = program.reset(seed)
         firsts.append(first)
-        plausible = list(probes.plausible(first))
+        plausible = list(actions.plausible(first))
         refused = set[str]()
         for action in plausible:
             program.reset(seed)
@@ -105,17 +68,17 @@ def judged(source: str, *, turns: int = 12, seeds: int = 6) -> Verdict:
                 refused.add(action)
         valid = [action for action in plausible if action not in refused]
         players = {
-            "sweep": probes.sweep(valid, turns),
-            "random": probes.guess(valid, turns, seed),
-            "constant": probes.constant(valid, turns, valid[len(valid) // 2]),
+            "sweep": actions.sweep(valid, turns),
+            "random": actions.guess(valid, turns, seed),
+            "constant": actions.constant(valid, turns, valid[len(valid) // 2]),
             "garbage banana": iter(["banana"]),
         }
         program.reset(seed)
         if program.solution is not None:
             players["solution"] = iter(program.solution)
-        for policy, actions in players.items():
+        for policy, chosen in players.items():
             first = program.reset(seed)
-            episodes.append(Episode(policy, seed, episode(program, first, actions)))
+            episodes.append(Episode(policy, seed, episode(program, first, chosen)))
     declared = dict(_FIELD.findall(source.partition("import")[0]))
     return Verdict(
         ok=True,
