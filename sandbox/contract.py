@@ -87,9 +87,10 @@ def namespace(module: ModuleType, **more: Any) -> None:
 
 
 def find_class(module: ModuleType) -> type:
-    """Return the last class defined in ``module`` whose name ends in ``Env``.
+    """Return the class defined in ``module`` whose name ends in ``Env``; classes that it derives from are
+    parts of it.
 
-    Raises ContractError when there is none, or it lacks ``reset`` or ``step``.
+    Raises ContractError when there is none or more than one, or it lacks ``reset`` or ``step``.
     """
     found = [
         value
@@ -102,7 +103,10 @@ def find_class(module: ModuleType) -> type:
         raise ContractError(
             "no class whose name ends in Env" + (f", only {', '.join(own[:5])}" if own else "")
         )
-    chosen = found[-1]
+    games = {cls.__name__: cls for cls in found if not any(cls in other.__mro__[1:] for other in found)}
+    if len(games) > 1:
+        raise ContractError(f"which class is the game? {' and '.join(games)} end in Env; keep one")
+    (chosen,) = games.values()
     for method in ("reset", "step"):
         if not callable(getattr(chosen, method, None)):
             raise ContractError(f"class {chosen.__name__} has no method {method}")

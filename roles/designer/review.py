@@ -8,7 +8,6 @@ program.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -57,17 +56,7 @@ class Review:
     def checks(self) -> tuple[Check, ...]:
         """The rungs, in order. Each is given a program whose ``ticket`` is a Commission."""
         conforms = self._settings.conformity != "off" and self._settings.kind != "pool"
-        return (self.one_game, *((self.conforms,) if conforms else ()), self.is_new)
-
-    async def one_game(self, program: Program, verdict: Verdict) -> Verdict:
-        """Reject a program of which two classes could be the game; the sandbox takes the last one."""
-        classes = [node for node in program.tree.body if isinstance(node, ast.ClassDef)]
-        bases = {base.id for node in classes for base in node.bases if isinstance(base, ast.Name)}
-        games = dict.fromkeys(node.name for node in classes if node.name.endswith("Env"))
-        games = dict.fromkeys(name for name in games if name not in bases)
-        if len(games) > 1:
-            raise Rejected("load", f"which class is the game? {' and '.join(games)}")
-        return verdict
+        return (*((self.conforms,) if conforms else ()), self.is_new)
 
     async def conforms(self, program: Program, verdict: Verdict) -> Verdict:
         """Flag or reject a program that does not belong to its ticket, or whose text and code disagree."""

@@ -82,25 +82,6 @@ async def climb(
 
 
 @pytest.mark.parametrize(
-    ("source", "games"),
-    [
-        ("class AEnv:\n    x = 1\n", ""),
-        ("class AEnv:\n    x = 1\nclass BEnv:\n    x = 1\n", "AEnv and BEnv"),
-        ("class BaseEnv:\n    x = 1\nclass AEnv(BaseEnv):\n    x = 1\n", ""),
-        ("class BaseEnv: ...\nclass AEnv(BaseEnv): ...\nclass CEnv(BaseEnv): ...\n", "AEnv and CEnv"),
-        ("class AEnv:\n    class InnerEnv:\n        pass\n", ""),
-        ("class AEnv:\n    x = 1\nclass AEnv:\n    x = 2\n", ""),
-        ('"""Derived from\nclass OldEnv: its text\n"""\nclass AEnv:\n    x = 1\n', ""),
-    ],
-)
-async def test_of_two_games_none_is_taken(source: str, games: str) -> None:
-    found = await climb(review(), source)
-    assert (found.rung, found.reason) == (
-        ("load", f"which class is the game? {games}") if games else ("accepted", "")
-    )
-
-
-@pytest.mark.parametrize(
     ("declared", "flag"),
     [
         (None, ""),

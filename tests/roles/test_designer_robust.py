@@ -46,7 +46,8 @@ HINT = "Say \\ what you know; halve what is left."
 
 def program() -> str:
     (family,) = seeds.families(["guess"])
-    return family.program(family.draw(1, random.Random(5), withheld=False), "kites")
+    source = family.program(family.draw(1, random.Random(5), withheld=False), "kites")
+    return source.replace(" def step", " def solution(self):return [self.s]\n def step")
 
 
 def fenced(source: str) -> str:
@@ -66,7 +67,7 @@ REPLIES: dict[str, tuple[Behaviour, str, str]] = {
     "200 kB": (Say(fenced(SIMPLE + "# " + "x" * 200_000)), "parse", "bytes of source"),
     "nothing": (Say(""), "extract", "no program"),
     "blanks": (Say("  \n \n"), "extract", "no program"),
-    "null bytes": (Say(fenced("class AEnv:\n    x = '\0'")), "parse", "null"),
+    "null bytes": (Say(fenced("class AEnv:\n    x = '\0'")), "load", "no method reset"),
     "thought only": (Say("<think>I shall write a game.</think>"), "extract", "no program"),
 }
 FAULTS: dict[str, Behaviour] = {

@@ -25,9 +25,25 @@ def module(source: str) -> ModuleType:
 METHODS = "\n def reset(self,seed): return ''\n def step(self,a): return 0\n"
 
 
-def test_last_class_counts() -> None:
-    assert contract.find_class(module(f"class AEnv:{METHODS}class BEnv(AEnv): pass")).__name__ == "BEnv"
-    assert contract.find_class(module(f"class AEnv:{METHODS}class Envelope: pass")).__name__ == "AEnv"
+@pytest.mark.parametrize(
+    ("source", "game"),
+    [
+        ("class AEnv:{M}class Envelope: pass", "AEnv"),
+        ("class AEnv:{M}class BEnv(AEnv): pass", "BEnv"),
+        ("class AEnv:{M}class BEnv:{M}", "AEnv and BEnv"),
+        ("class BaseEnv:{M}class AEnv(BaseEnv): ...\nclass CEnv(BaseEnv): ...", "AEnv and CEnv"),
+        ("class AEnv:\n class InnerEnv: ...{M}", "AEnv"),
+        ("class AEnv: ...\nclass AEnv:{M}", "AEnv"),
+        ("TEXT = QQDerived from\nclass OldEnv: its textQQ\nclass AEnv:{M}", "AEnv"),
+    ],
+)
+def test_one_class_is_the_game(source: str, game: str) -> None:
+    made = module(source.replace("{M}", METHODS).replace("QQ", '"""'))
+    if " and " not in game:
+        assert contract.find_class(made).__name__ == game
+        return
+    with pytest.raises(contract.ContractError, match=game):
+        contract.find_class(made)
 
 
 @pytest.mark.parametrize(
