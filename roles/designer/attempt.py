@@ -178,7 +178,7 @@ class Workshop:
         source = draft.source or extract(visible)
         if not source.strip():
             thinks = draft.text.strip() and not visible.strip()
-            reason = "the reasoning does not end" if thinks else "no program in the reply"
+            reason = "no program in the reply" + (", only reasoning" if thinks else "")
             return Judged(draft, Finding(source=source, rung="extract", reason=reason))
         verdict = await self._validator.validate(
             source, ticket=Commission(ticket, draft.document), max_turns=self._config.max_turns
