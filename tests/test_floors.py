@@ -67,7 +67,7 @@ ancestors = ["roles"]
 
 def test_each_room_keeps_its_budget() -> None:
     """Lines of source a package; the plan's budgets. A package that needs more says what it replaces."""
-    budgets = {"bus": 8_800, "sandbox": 7_000, "engine": 28_000, "roles": 10_700}
+    budgets = {"bus": 8_800, "sandbox": 7_000, "engine": 22_600, "roles": 10_700}
     lines = {
         package: sum(len(path.read_text().splitlines()) for path in (ROOT / package).rglob("*.py"))
         for package in PACKAGES

@@ -16,32 +16,25 @@ if TYPE_CHECKING:
 Run = Annotated[str, typer.Option(help="Run, as in run.name.", show_default=False)]
 Url = Annotated[str, typer.Option(help="URL of the broker; several servers separated by commas.")]
 Output = Annotated[
-    Path | None, typer.Option("--directory", "-D", help="Where keys and configurations are (written).")
+    Path | None, typer.Option("--directory", "-D", help="Directory of keys and configurations.")
 ]
 Hosts = Annotated[
     str, typer.Option(help="Servers to configure: HOST[:PORT[:CLUSTERPORT]], separated by commas.")
 ]
 Replicas = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=5, help="Servers each stream lies on; default: 3 for three servers, else as now."
-    ),
+    typer.Option(min=1, max=5, help="Copies of each stream; default: 3 for three servers, else unchanged."),
 ]
-Roles = Annotated[list[str] | None, typer.Option("--role", help="A role of yours that needs a key, too.")]
-Certificate = Annotated[str, typer.Option(help="Certificate (PEM), as the servers find it.")]
-Key = Annotated[str, typer.Option(help="Its key, as the servers find it.")]
+Roles = Annotated[list[str] | None, typer.Option("--role", help="A role of your own that needs a key.")]
+Certificate = Annotated[str, typer.Option(help="Certificate (PEM), path on the servers.")]
+Key = Annotated[str, typer.Option(help="Its key, path on the servers.")]
 Ca = Annotated[str, typer.Option(envvar="SPADE_BUS_CA", help="CA that signed it; its path on all hosts.")]
 Store = Annotated[str, typer.Option(help="Directory of the streams on the servers; default: store in -D.")]
-StoreGb = Annotated[float, typer.Option(min=0.1, help="What the streams of the run share.")]
+StoreGb = Annotated[float, typer.Option(min=0.1, help="Total size of the run's streams.")]
 PayloadMb = Annotated[int, typer.Option(min=1, max=64, help="Largest message.")]
-Sync = Annotated[str, typer.Option(help="How often the servers force messages to disk; paranoid: always.")]
+Sync = Annotated[str, typer.Option(help="Interval of forcing messages to disk; paranoid: always.")]
 StreamsOnly = Annotated[bool, typer.Option("--streams-only", help="Write no file: streams and consumers.")]
 Token = Annotated[str, typer.Option(envvar="SPADE_BUS_TOKEN", help="Token of a broker without keys.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(provision)
 
 
 def provision(
@@ -63,8 +56,8 @@ def provision(
 ) -> None:
     """Prepare an external broker for a run.
 
-    With --directory: write a key for each role and a configuration for each server (again later: keys
-    stay). With --url: create or update the run's streams and consumers on the broker that runs there.
+    With --directory: write a key per role and a configuration per server; existing keys stay. With --url:
+    create or update the run's streams and consumers on that broker.
     """
     extra = tuple(role or ())
     _check(url, directory, streams_only=streams_only, certificate=tls_cert, key=tls_key)
@@ -112,7 +105,7 @@ def _check(url: str, directory: Path | None, *, streams_only: bool, certificate:
 
 
 def _hosts_of(url: str) -> str:
-    """Return the servers that a URL names, loopback without one."""
+    """Return the servers of a URL, loopback without one."""
     parts = [urlsplit(part) for part in url.split(",")] if url else []
     return ",".join(f"{part.hostname}:{part.port or 4222}" for part in parts) or "127.0.0.1"
 
@@ -128,7 +121,7 @@ def _servers(hosts: str) -> list[Server]:
 
 
 def _write(deployment: Deployment, directory: Path) -> None:
-    """Write the files and say what is where."""
+    """Write the files and print their paths."""
     from bus import BusError
     from bus.deployment import ACCOUNT, SEEDS, write
 
@@ -136,10 +129,10 @@ def _write(deployment: Deployment, directory: Path) -> None:
         written = write(deployment, directory)
     except BusError as error:
         raise ConfigError(f"{error.what}.", remedy=error.remedy) from error
-    print(f"Keys, one a role: {directory / SEEDS} (give each host only those it needs)")
+    print(f"Keys, one per role: {directory / SEEDS} (give each host only the keys it needs)")
     for path, server in zip(written.configurations, deployment.servers, strict=True):
         print(f"Server {server.host}: nats-server -c {path}")
-    print(f"Each configuration includes {ACCOUNT}, which lies beside it.")
+    print(f"Each configuration includes {ACCOUNT}, in the same directory.")
     for note in written.notes:
         print(f"Note: {note}")
 
