@@ -85,7 +85,7 @@ def measure(options: LoopOptions, report: Progress = lambda _: None) -> LoopFigu
 
 
 def figures(database: Path, load: Load) -> ModeFigures:
-    """Read the figures of a finished run. Raises SpadeError when it trained fewer than two batches."""
+    """Read the figures of a finished run. Raises SpadeError when it trained too little to measure."""
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
         batches = db.execute(
             "SELECT at, seconds, agent_samples + designer_samples FROM batches WHERE NOT final ORDER BY at"
@@ -101,6 +101,11 @@ def figures(database: Path, load: Load) -> ModeFigures:
         ).fetchall()
     seconds = end - start
     trained = batches[1:]
+    if not sum(samples for _, _, samples in trained):
+        raise SpadeError(
+            f"The run in {database.parent} trained no sample after its first batch.",
+            remedy="Use more rounds (--rounds), or a model that writes valid environments.",
+        )
     training = covered(((at - took, at) for at, took, _ in trained), start, end)
     playing = covered(((first, last) for first, last, _ in episodes), start, end)
     finished = [tokens for _, last, tokens in episodes if last <= end]

@@ -51,10 +51,17 @@ def test_figures_of_a_run(database: Path) -> None:
     assert found.agent_idle_share == pytest.approx(0.2)
 
 
-def test_a_run_of_one_batch_is_too_short(database: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("DELETE FROM batches WHERE round > 0", "trained 1 batches"),
+        ("UPDATE batches SET agent_samples = 0, designer_samples = 0", "trained no sample"),
+    ],
+)
+def test_a_run_that_trained_too_little_is_refused(database: Path, change: str, complaint: str) -> None:
     with sqlite3.connect(database) as db:
-        db.execute("DELETE FROM batches WHERE round > 0")
-    with pytest.raises(SpadeError, match="trained 1 batches"):
+        db.execute(change)
+    with pytest.raises(SpadeError, match=complaint):
         loop.figures(database, LoadMeter().stop())
 
 
