@@ -72,7 +72,7 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Whether requests may be sent."""
+        """True while requests may be sent."""
         return self._retry_at is None
 
     @property
@@ -81,12 +81,12 @@ class Breaker:
         return self._retry_at
 
     def probed(self) -> None:
-        """A probe of an open server succeeded."""
+        """Note that a probe of an open server succeeded."""
         if self._retry_at is not None:
             self._retry_at, self._trial = None, True
 
     def success(self) -> None:
-        """A request was answered; a late answer of an open server changes nothing."""
+        """Note an answer; a late one of an open server changes nothing."""
         if self._retry_at is None:
             self.reset()
 

@@ -210,7 +210,7 @@ class Endpoint:
         return reply
 
     def statistics(self) -> dict[str, float]:
-        """Counts of requests, retries, refusals, failures and tokens; money in the currency of the prices."""
+        """Return counts of requests, retries, refusals, failures, tokens, and money."""
         counts = self._counts
         seconds = self._seconds / counts["requests"] if counts["requests"] else 0.0
         return {"mean_seconds": seconds, **self._budget.statistics(), **counts}

@@ -84,7 +84,7 @@ class FrozenServer:
 
     @property
     def url(self) -> str:
-        """Where it answers, "" while it is not up."""
+        """The root URL of the server, "" while it is not up."""
         return self._client.url if self._client else ""
 
     async def generate(

@@ -204,8 +204,10 @@ class InferencePool:
         return sum(waiter.key in keys for waiter in self._waiters)
 
     def statistics(self) -> dict[str, float]:
-        """Gauges and counters: servers, load, limits, queue, rates over the last ten seconds, failures, and
-        for each server NAME: ``NAME.in_flight``, ``.limit``, ``.lag`` (versions behind), ``.usable``,
+        """Return gauges and counters of the pool and of each server.
+
+        Servers, load, limits, queue, rates over the last ten seconds, failures; for each server NAME:
+        ``NAME.in_flight``, ``.limit``, ``.lag`` (versions behind), ``.usable``,
         ``.answers``, ``.failures``, ``.opened`` (times that its breaker opened), ``.cuts`` (of its limit).
         """
         now = anyio.current_time()

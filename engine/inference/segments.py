@@ -27,7 +27,7 @@ class SegmentBuilder:
         return list(self._tokens)
 
     def __len__(self) -> int:
-        """The length of the context."""
+        """Return the length of the context in tokens."""
         return len(self._tokens)
 
     def prompt(self, ids: Iterable[int]) -> None:

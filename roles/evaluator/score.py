@@ -20,7 +20,9 @@ class Result(NamedTuple):
 
 
 class Score(NamedTuple):
-    """``win`` is the mean return, ``stderr`` its standard error (0 for one episode), ``low`` and ``high``
+    """The score of a suite.
+
+    ``win`` is the mean return, ``stderr`` its standard error (0 for one episode); ``low`` and ``high`` are
     the packed versions that answered.
     """
 

@@ -83,8 +83,8 @@ class ServerRole(Role):
         count = len(self.config.server.urls) or self.config.server.count
         try:
             async with open_session() as session, anyio.create_task_group() as tasks:
-                heard = await self._announce_lost(session)
-                tasks.start_soon(self._follow, heard)
+                known_to = await self._announce_lost(session)
+                tasks.start_soon(self._follow, known_to)
                 for index in range(count):
                     tasks.start_soon(self._keep, index, session)
                 await self.context.draining.wait()
@@ -139,20 +139,20 @@ class ServerRole(Role):
             return BusPath(self.bus.blobs, cache, hold=server.deltas)
         return FilePath(hold=server.deltas) if server.weights == "file" else LearnerPath()
 
-    async def _follow(self, heard: int) -> None:
+    async def _follow(self, known_to: int) -> None:
         """Follow the published policies (the last in the stream is the newest) and the servers' facts.
 
         Announces a server of this role again when others announced it as lost. Facts of servers are known up
-        to sequence ``heard``.
+        to sequence ``known_to``.
         """
         last = await self.bus.last(PUBLISHED)
-        start = min(last.sequence, heard + 1) if last is not None else 1
+        start = min(last.sequence, known_to + 1) if last is not None else 1
         async with self.bus.follow("EVENT", start=start, tails=(PUBLISHED, *_TAILS)) as records:
             async for record in records:
                 if isinstance(record.message, PolicyPublished):
                     if last is None or record.sequence >= last.sequence:
                         self._newest.offer(record.message, record.sequence)
-                elif record.sequence > heard:
+                elif record.sequence > known_to:
                     self._rollout.note(record.message)
                 if isinstance(record.message, ServerLost):
                     for life in self._lives.values():
@@ -164,12 +164,12 @@ class ServerRole(Role):
         Returns the sequence up to which the facts of servers are known.
         """
         known = await served_versions.read(self.bus)
-        heard = known.position
+        known_to = known.position
         alive: dict[str, ServerServing] = {fact.server: fact for fact in known.facts}
         for fact in known.facts:
             self._rollout.note(fact)
         async for record in self.bus.replay("EVENT", start=known.position + 1, tails=_TAILS):
-            message, heard = record.message, record.sequence
+            message, known_to = record.message, record.sequence
             self._rollout.note(message)
             if isinstance(message, ServerServing):
                 alive[message.server] = message
@@ -183,7 +183,7 @@ class ServerRole(Role):
                 await self.bus.publish(
                     ServerLost(server=server, epoch=message.epoch, reason="it does not answer any more")
                 )
-        return heard
+        return known_to
 
     async def _keep(self, index: int, session: aiohttp.ClientSession) -> None:
         """Keep server ``index`` alive. Raises SpadeError for a fault that a restart cannot cure."""
