@@ -92,9 +92,12 @@ class ServerLost(Message, frozen=True, kw_only=True, tag="server_lost.v1"):
 
 @register_message
 class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_finished.v1"):
-    """A held-out suite was played. ``version`` is the lowest and ``version_high`` the highest version
-    that answered; ``stderr`` is the standard error of ``win``. The key tells the same step of another
-    learner's life apart by its fence, the upper half of the packed version.
+    """A held-out suite was played.
+
+    ``version`` is the lowest and ``version_high`` the highest version that answered; ``stderr`` is the
+    standard error of ``win``. ``overlap`` counts the accepted designs so far that repeat a program of the
+    suite. The key holds the fence, the upper half of the packed version, so the same step of another learner
+    process has another key.
     """
 
     suite: str
@@ -106,6 +109,7 @@ class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_fin
     stderr: float
     by_family: dict[str, float]
     seconds: float
+    overlap: int = 0
 
     @property
     def key(self) -> str:

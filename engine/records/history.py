@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS failures (episode TEXT PRIMARY KEY, sequence INTEGER,
     arm TEXT, round INTEGER, failure TEXT, reason TEXT);
 CREATE TABLE IF NOT EXISTS evaluations (id TEXT PRIMARY KEY, sequence INTEGER, at REAL, suite TEXT,
     step INTEGER, version INTEGER, version_high INTEGER, episodes INTEGER, win REAL, stderr REAL,
-    by_family TEXT, seconds REAL);
+    by_family TEXT, seconds REAL, overlap INTEGER);
 CREATE INDEX IF NOT EXISTS policies_fence ON policies (fence, sequence, step);
 CREATE INDEX IF NOT EXISTS batches_round ON batches (round, sequence, fence, step, agent_samples,
     designer_samples, max_staleness, final, dropped);
@@ -286,6 +286,7 @@ def _evaluated(db: sqlite3.Connection, event: Event, x: m.EvaluationFinished) ->
     return _insert(
         db, "evaluations", f"evaluation:{x.suite}:{x.step}:{x.version}", event.sequence, event.at, x.suite,
         x.step, x.version, x.version_high, x.episodes, x.win, x.stderr, json.dumps(x.by_family), x.seconds,
+        x.overlap,
     )  # fmt: skip
 
 

@@ -56,7 +56,10 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SuiteResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The last result of a held-out suite by surviving weights; ``stderr`` is the error of ``win``."""
+    """The last result of a held-out suite by surviving weights; ``stderr`` is the error of ``win``.
+
+    ``overlap`` counts the designs accepted until then that repeat a program of the suite.
+    """
 
     suite: str
     step: int
@@ -64,6 +67,7 @@ class SuiteResult(msgspec.Struct, frozen=True, kw_only=True):
     win: float
     stderr: float
     episodes: int
+    overlap: int
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):

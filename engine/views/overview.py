@@ -149,7 +149,11 @@ def _lines(facts: dict[str, Any], state: RunStatus) -> list[tuple[str, Any]]:
         ("max staleness seen", state.max_staleness_seen),
     ]
     rows += [
-        (f"held-out {item.suite}", f"{item.win:.3f} ± {1.96 * item.stderr:.3f} at step {item.step}")
+        (
+            f"held-out {item.suite}",
+            f"{item.win:.3f} ± {1.96 * item.stderr:.3f} at step {item.step}, "
+            f"{item.overlap} designs repeat a program of it",
+        )
         for item in state.evaluations
     ]
     return rows

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import anyio
 import msgspec
 
-from bus.messages import EvaluationFinished
+from bus.messages import EnvironmentReady, EvaluationFinished, Message
 from engine.config import Config
 from engine.lineage import Lineage, Version
 from engine.records import served_versions
 from roles.agent.episode import Player, Rules
 from roles.base import Role, RoleContext
 from roles.evaluator.agenda import Agenda
+from roles.evaluator.overlap import Overlap
 from roles.evaluator.score import Result, score
 from roles.evaluator.suites import HeldOutItem, load_suite
 from roles.work_loop import ATTEMPTS, INFRASTRUCTURE, back_off, chat_tokens
@@ -25,7 +26,8 @@ _SERVERS = ("event.server.serving", "event.server.lost")
 _PUBLISHED = "event.learner.published"
 _TRAINED = "event.learner.trained"
 _FINISHED = "event.evaluator.finished"
-_FACTS = (*_SERVERS, _PUBLISHED, _TRAINED, _FINISHED)
+_READY = "event.designer.ready"
+_FACTS = (*_SERVERS, _PUBLISHED, _TRAINED, _FINISHED, _READY)
 _LINEAGE = "lineage"  # the key under which the learner stores the forks
 
 _LEAST_SHARE = 0.5
@@ -44,6 +46,7 @@ class EvaluatorRole(Role):
     needs = frozenset({"pool", "sandbox"})
 
     _player: Player
+    _overlap: Overlap
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -63,6 +66,8 @@ class EvaluatorRole(Role):
         self._player = await self._make_player()
         for suite in self.config.evaluator.suites:
             self._items[suite.name] = await anyio.to_thread.run_sync(load_suite, suite, self.config)
+        programs = {name: {item.request.source for item in items} for name, items in self._items.items()}
+        self._overlap = await anyio.to_thread.run_sync(Overlap, programs)
         start = await self._read_back()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow, start)
@@ -91,10 +96,10 @@ class EvaluatorRole(Role):
         for fact in known.facts:
             self._agenda.note(fact)
         # A foreign learner may not store its forks: then they follow from the versions that it published.
-        tails_of_all = (_FINISHED,) if forks is not None else (_FINISHED, _PUBLISHED)
+        tails_of_all = (_FINISHED, _READY) if forks is not None else (_FINISHED, _READY, _PUBLISHED)
         for start, tails in ((known.position + 1, _SERVERS), (1, tails_of_all)):
             async for record in self.bus.replay("EVENT", start=start, tails=tails):
-                self._agenda.note(record.message)
+                await self._note(record.message)
         # Only the last of these long facts matters.
         trained = await self.bus.last(_TRAINED)
         if trained is not None:
@@ -104,9 +109,15 @@ class EvaluatorRole(Role):
     async def _follow(self, start: int) -> None:
         async with self.bus.follow("EVENT", start=start, tails=_FACTS) as facts:
             async for record in facts:
-                self._agenda.note(record.message)
+                await self._note(record.message)
                 self._news.set()
                 self._news = anyio.Event()
+
+    async def _note(self, fact: Message) -> None:
+        if isinstance(fact, EnvironmentReady):
+            await anyio.to_thread.run_sync(self._overlap.note, fact)  # parses the program
+        else:
+            self._agenda.note(fact)
 
     async def _evaluate_what_is_due(self) -> None:
         fruitless = 0
@@ -155,6 +166,7 @@ class EvaluatorRole(Role):
             stderr=total.stderr,
             by_family=total.by_family,
             seconds=time.monotonic() - started,
+            overlap=self._overlap.count(suite),
         )
 
     async def _play_all(self, items: Sequence[HeldOutItem]) -> list[Result]:

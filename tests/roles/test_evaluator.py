@@ -14,7 +14,7 @@ import pytest
 from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
 from scenes import plugins
 from scenes.memory_bus import MemoryBus
-from scenes.small_run import evaluation
+from scenes.small_run import evaluation, ready
 from test_agenda import finished, published, serving, trained
 
 from bus.messages import EvaluationFinished
@@ -214,6 +214,20 @@ async def test_infrastructure_faults_are_tried_again(tmp_path: Path) -> None:
         await stage.bus.publish(serving(0))
         (fact,) = await stage.facts(1)
     assert (fact.episodes, fact.win) == (8, 0.5)
+
+
+@pytest.mark.parametrize("earlier", [True, False], ids=["before its start", "beside it"])
+async def test_an_evaluation_says_how_many_designs_repeat_its_programs(tmp_path: Path, earlier: bool) -> None:
+    stage = Stage(tmp_path)
+    designs = [ready("d1", source=f"# mine\n{COUNTER}"), ready("d2", source="class AEnv: ...")]
+    if earlier:
+        await stage.bus.publish_all(designs)
+    async with stage.at_work():
+        if not earlier:
+            await stage.bus.publish_all(designs)
+        await stage.bus.publish(serving(0))
+        (fact,) = await stage.facts(1)
+    assert fact.overlap == 1
 
 
 async def test_a_drain_ends_an_evaluation_without_a_result(tmp_path: Path) -> None:

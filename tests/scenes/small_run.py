@@ -114,7 +114,7 @@ def evaluation(step: int, fence: int = 0, suite: str = "mid") -> EvaluationFinis
     )
 
 
-def ready(design: str, cohort: int = 0) -> EnvironmentReady:
+def ready(design: str, cohort: int = 0, *, source: str = SOURCE) -> EnvironmentReady:
     return EnvironmentReady(
         design=design,
         cohort=cohort,
@@ -122,7 +122,7 @@ def ready(design: str, cohort: int = 0) -> EnvironmentReady:
         attempt=0,
         skill="Logical Deduction",
         environment="f" * 64,
-        source=SOURCE,
+        source=source,
         hint="Count <i>up</i>.",
         document="doc",
         title=f"Counting {design}",
