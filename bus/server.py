@@ -26,6 +26,7 @@ from typing import IO
 
 import anyio
 
+from bus.broker_files import jetstream_settings
 from bus.concurrency import flat_task_group
 from bus.connection import open_connection
 from bus.errors import BusError, BusUnavailable
@@ -205,32 +206,21 @@ def ready_seconds(store: Path) -> float:
     return _READY_SECONDS + sizes / _READ_BYTES_PER_SECOND
 
 
-def sync_interval(sync: str) -> str:
-    """Return the server's value of a recipe's ``bus.sync``: the profile "paranoid" is "always"."""
-    return "always" if sync == "paranoid" else sync
-
-
 def _configuration(files: _Files, settings: _Settings, port: int) -> str:
     quote = json.dumps
+    common = jetstream_settings(
+        max_payload_mb=settings.payload_mb,
+        store=str(files.store),
+        store_gb=settings.store_gb,
+        sync=settings.sync,
+    )
     return f"""listen: "127.0.0.1:{port}"
 server_name: {quote(f"spade-{settings.run}")}
 ports_file_dir: {quote(str(files.directory))}
 log_file: {quote(str(files.log))}
 logfile_size_limit: 67108864
 logfile_max_num: 2
-max_payload: {settings.payload_mb}MB
-max_pending: {max(64, 2 * settings.payload_mb)}MB
-write_deadline: "10s"
-disable_sublist_cache: true  # hardly any subject comes twice
-lame_duck_duration: "30s"
-lame_duck_grace_period: "2s"
-jetstream {{
-  store_dir: {quote(str(files.store))}
-  max_mem: 268435456
-  max_file: {int(settings.store_gb * (1 << 30))}
-  sync_interval: {quote(settings.sync)}
-}}
-authorization {{
+{common}authorization {{
   token: {quote(settings.token)}
 }}
 """
@@ -461,9 +451,7 @@ async def serve(
     program = await anyio.to_thread.run_sync(locate, binary)
     with _locked(files) as lock:
         secret = _choose_token(files, token)
-        server = _Server(
-            files, program, lock, _Settings(run, secret, sync_interval(sync), max_payload_mb, store_gb)
-        )
+        server = _Server(files, program, lock, _Settings(run, secret, sync, max_payload_mb, store_gb))
         try:
             url = await server.start(_choose_port(files, port))
             actual = int(url.rsplit(":", 1)[1])

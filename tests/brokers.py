@@ -1,4 +1,4 @@
-"""External brokers of the tests: one server or a cluster on loopback, with keys and with TLS."""
+"""External brokers of the tests: a server on loopback, with keys and with TLS."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from bus.access import ADMIN
-from bus.deployment import SEEDS, Deployment, Server, Tls, write
+from bus.broker_files import SEEDS, SERVER, BrokerPlan, Tls, write
 from bus.server_binary import locate
 
 
@@ -35,6 +35,7 @@ def free_ports(count: int) -> list[int]:
 
 
 TOKEN = "a token of the tests"
+CA = "ca.pem"
 
 
 @contextmanager
@@ -67,17 +68,17 @@ def _ports(path: Path) -> str:
 
 @dataclass
 class Broker:
-    """Servers that run. ``processes`` are by server name."""
+    """A server that runs, or may be started."""
 
     run: str
     directory: Path
-    servers: Sequence[Server]
+    port: int
     ca: Path | None
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return ",".join(f"nats://127.0.0.1:{server.port}" for server in self.servers)
+        return f"nats://127.0.0.1:{self.port}"
 
     def seed(self, role: str = ADMIN) -> Path:
         return self.directory / SEEDS / f"{role}.seed"
@@ -86,36 +87,34 @@ class Broker:
         """Return how a role logs in, as arguments of ``bus.connect``."""
         return {"seed_file": self.seed(role), "tls": self.ca}
 
-    def start(self, name: str) -> None:
-        with (self.directory / f"{name}.log").open("ab") as log:
-            command = [str(locate()), "-c", str(self.directory / f"{name}.conf")]
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+    def start(self) -> None:
+        with (self.directory / "server.log").open("ab") as log:
+            command = [str(locate()), "-c", str(self.directory / SERVER)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def kill(self, name: str) -> None:
-        process = self.processes.pop(name)
-        process.kill()
-        process.wait(10)
+    def kill(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.wait(10)
 
 
 @contextmanager
 def broker(
-    directory: Path, run: str, *, servers: int = 1, tls: bool = False, start: bool = True, **given: Any
+    directory: Path, run: str, *, tls: bool = False, start: bool = True, **given: Any
 ) -> Iterator[Broker]:
-    """Configure and run servers; they may not listen yet (clients try again until they do)."""
+    """Configure and run a server; it may not listen yet (clients try again until it does)."""
     directory.mkdir(parents=True, exist_ok=True)
-    ports = free_ports(2 * servers)
-    names = [Server(f"n{i + 1}", "127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(servers)]
+    (port,) = free_ports(1)
     certificates = certify(directory) if tls else None
-    made = Deployment(run, names, str(directory / "store"), tls=certificates, **given)
-    write(made, directory)
-    running = Broker(run, directory, names, Path(certificates.ca) if certificates else None)
+    write(BrokerPlan(run, str(directory / "store"), port=port, tls=certificates, **given), directory)
+    running = Broker(run, directory, port, directory / CA if certificates else None)
     try:
-        for server in names if start else ():
-            running.start(server.name)
+        if start:
+            running.start()
         yield running
     finally:
-        for name in list(running.processes):
-            running.kill(name)
+        running.kill()
 
 
 def certify(directory: Path) -> Tls:
@@ -126,8 +125,8 @@ def certify(directory: Path) -> Tls:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker of the tests")])
     leaf = _certificate(name, signer, key, authority, ca=False)
-    paths = Tls(*(str(directory / file) for file in ("server.pem", "server.key", "ca.pem")))
-    Path(paths.ca).write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    paths = Tls(str(directory / "server.pem"), str(directory / "server.key"))
+    (directory / CA).write_bytes(ca.public_bytes(serialization.Encoding.PEM))
     Path(paths.certificate).write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
     Path(paths.key).write_bytes(
         key.private_bytes(

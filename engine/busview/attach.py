@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bus import BusUnavailable, NatsBus, NotFound, connect, serve
 from bus.access import ADMIN
+from bus.connection import public_url
 from engine.checks.settings import is_bus_url
 from engine.config import BusConfig
 from engine.errors import ConfigError, SpadeError
@@ -68,7 +69,7 @@ async def attached(location: BusLocation) -> AsyncIterator[NatsBus]:
 async def _at_url(location: BusLocation) -> Address:
     if not is_bus_url(location.url):
         raise ConfigError(
-            f"--connect {location.url!r} is not the URL of a bus.",
+            f"--connect {public_url(location.url)!r} is not the URL of a bus.",
             remedy="Example: nats://127.0.0.1:4222. runs/NAME/bus.json has that of a private broker.",
         )
     try:
@@ -124,7 +125,7 @@ async def _connected(address: Address) -> AsyncIterator[NatsBus]:
             await bus.stream_info("EVENT")
         except NotFound as error:
             raise ConfigError(
-                f"The bus at {address.url} has no run {address.run}.",
+                f"The bus at {public_url(address.url)} has no run {address.run}.",
                 remedy="Name another with --run, or prepare it with `spade bus provision`.",
             ) from error
         yield bus
@@ -132,6 +133,6 @@ async def _connected(address: Address) -> AsyncIterator[NatsBus]:
 
 def _unreachable(url: str, error: BusUnavailable) -> SpadeError:
     return SpadeError(
-        f"The bus at {url} does not answer: {error.what}.",
+        f"The bus at {public_url(url)} does not answer: {error.what}.",
         remedy="Check that its broker runs and that the address is right.",
     )

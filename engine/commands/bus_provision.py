@@ -11,25 +11,25 @@ import typer
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bus.deployment import Deployment, Server
+    from bus.broker_files import BrokerPlan
 
 Run = Annotated[str, typer.Option(help="Run, as in run.name.", show_default=False)]
 Url = Annotated[str, typer.Option(help="URL of the broker; several servers separated by commas.")]
 Output = Annotated[
-    Path | None, typer.Option("--directory", "-D", help="Directory of keys and configurations.")
+    Path | None, typer.Option("--directory", "-D", help="Directory of keys and configuration.")
 ]
-Hosts = Annotated[
-    str, typer.Option(help="Servers to configure: HOST[:PORT[:CLUSTERPORT]], separated by commas.")
-]
+Host = Annotated[str, typer.Option(help="Server to configure, as clients reach it: HOST[:PORT].")]
 Replicas = Annotated[
     int | None,
-    typer.Option(min=1, max=5, help="Copies of each stream; default: 3 for three servers, else unchanged."),
+    typer.Option(
+        min=1, max=5, help="Copies of each stream; default: 3 for three servers in --url, else unchanged."
+    ),
 ]
 Roles = Annotated[list[str] | None, typer.Option("--role", help="A role of your own that needs a key.")]
-Certificate = Annotated[str, typer.Option(help="Certificate (PEM), path on the servers.")]
-Key = Annotated[str, typer.Option(help="Its key, path on the servers.")]
-Ca = Annotated[str, typer.Option(envvar="SPADE_BUS_CA", help="CA that signed it; its path on all hosts.")]
-Store = Annotated[str, typer.Option(help="Directory of the streams on the servers; default: store in -D.")]
+Certificate = Annotated[str, typer.Option(help="Certificate (PEM), path on the server.")]
+Key = Annotated[str, typer.Option(help="Its key, path on the server.")]
+Ca = Annotated[str, typer.Option(envvar="SPADE_BUS_CA", help="CA that signed the broker's certificate.")]
+Store = Annotated[str, typer.Option(help="Directory of the streams on the server; default: store in -D.")]
 StoreGb = Annotated[float, typer.Option(min=0.1, help="Total size of the run's streams.")]
 PayloadMb = Annotated[int, typer.Option(min=1, max=64, help="Largest message.")]
 Sync = Annotated[str, typer.Option(help="Interval of forcing messages to disk; paranoid: always.")]
@@ -41,7 +41,7 @@ def provision(
     run: Run,
     url: Url = "",
     directory: Output = None,
-    hosts: Hosts = "",
+    host: Host = "",
     replicas: Replicas = None,
     role: Roles = None,
     tls_cert: Certificate = "",
@@ -56,29 +56,29 @@ def provision(
 ) -> None:
     """Prepare an external broker for a run.
 
-    With --directory: write a key per role and a configuration per server; existing keys stay. With --url:
-    create or update the run's streams and consumers on that broker.
+    With --directory: write a key per role and a configuration for the server; existing keys stay. With
+    --url: create or update the run's streams and consumers on that broker.
     """
     extra = tuple(role or ())
     _check(url, directory, streams_only=streams_only, certificate=tls_cert, key=tls_key)
-    configured = 1
     if directory is not None and not streams_only:
-        from bus.deployment import Deployment, Tls
+        from bus.broker_files import BrokerPlan, Tls
 
-        made = Deployment(
+        name, port = _host(host or _host_of(url))
+        made = BrokerPlan(
             run=run,
-            servers=_servers(hosts or _hosts_of(url)),
             store=store or str((directory / "store").resolve()),
+            host=name,
+            port=port,
             store_gb=max(1.0, store_gb * 1.25),
             max_payload_mb=max_payload_mb,
             sync=sync,
-            tls=Tls(tls_cert, tls_key, ca) if tls_cert else None,
+            tls=Tls(tls_cert, tls_key) if tls_cert else None,
             roles=extra,
         )
         _write(made, directory)
-        configured = len(made.servers)
     if url:
-        several = max(configured, len(url.split(","))) > 2
+        several = len(url.split(",")) > 2
         _create(
             url,
             run=run,
@@ -104,42 +104,41 @@ def _check(url: str, directory: Path | None, *, streams_only: bool, certificate:
         raise ConfigError("A certificate and its key go together.", remedy="Pass --tls-cert and --tls-key.")
 
 
-def _hosts_of(url: str) -> str:
-    """Return the servers of a URL, loopback without one."""
-    parts = [urlsplit(part) for part in url.split(",")] if url else []
-    return ",".join(f"{part.hostname}:{part.port or 4222}" for part in parts) or "127.0.0.1"
+def _host_of(url: str) -> str:
+    """Return the server that a URL names first, loopback without one."""
+    first = urlsplit(url.partition(",")[0])
+    return f"{first.hostname}:{first.port or 4222}" if url else "127.0.0.1"
 
 
-def _servers(hosts: str) -> list[Server]:
+def _host(text: str) -> tuple[str, int]:
     from bus import BusError
-    from bus.deployment import parse_servers
+    from bus.broker_files import parse_host
 
     try:
-        return parse_servers(hosts)
+        return parse_host(text)
     except BusError as error:
-        raise ConfigError(f"--hosts: {error.what}.", remedy=error.remedy) from error
+        raise ConfigError(f"--host: {error.what}.", remedy=error.remedy) from error
 
 
-def _write(deployment: Deployment, directory: Path) -> None:
+def _write(plan: BrokerPlan, directory: Path) -> None:
     """Write the files and print their paths."""
     from bus import BusError
-    from bus.deployment import ACCOUNT, SEEDS, write
+    from bus.broker_files import ACCOUNT, SEEDS, SERVER, write
 
     try:
-        written = write(deployment, directory)
+        notes = write(plan, directory)
     except BusError as error:
         raise ConfigError(f"{error.what}.", remedy=error.remedy) from error
     print(f"Keys, one per role: {directory / SEEDS} (give each host only the keys it needs)")
-    for path, server in zip(written.configurations, deployment.servers, strict=True):
-        print(f"Server {server.host}: nats-server -c {path}")
-    print(f"Each configuration includes {ACCOUNT}, in the same directory.")
-    for note in written.notes:
+    print(f"Server {plan.host}: nats-server -c {directory / SERVER}")
+    print(f"The configuration includes {ACCOUNT}, in the same directory.")
+    for note in notes:
         print(f"Note: {note}")
 
 
 def _login(directory: Path | None, token: str, ca: str) -> dict[str, Any]:
     from bus.access import ADMIN
-    from bus.deployment import SEEDS
+    from bus.broker_files import SEEDS
     from engine.running import role_host
 
     place = directory / SEEDS if directory is not None and not token else None
@@ -159,6 +158,7 @@ def _create(
     import anyio
 
     from bus import provision as create
+    from bus.connection import public_url
     from engine.telemetry import quiet_bus
 
     async def work() -> None:
@@ -175,4 +175,4 @@ def _create(
     with quiet_bus():
         anyio.run(work)
     times = f", each on {replicas} servers" if replicas and replicas > 1 else ""
-    print(f"The streams of run {run} are ready at {url}{times}.")
+    print(f"The streams of run {run} are ready at {public_url(url)}{times}.")

@@ -22,7 +22,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from bus import Bus, connect
-from bus.connection import open_connection
+from bus.connection import open_connection, public_url
 from bus.interface import Announcement
 from bus.keys import seed_file
 from bus.messages import Heartbeat, RoleHello, token
@@ -80,7 +80,7 @@ def require(name: str, url: str) -> None:
     load(name)
     if not is_bus_url(url):
         raise ConfigError(
-            f"--connect {url!r} is not the URL of a bus.",
+            f"--connect {public_url(url)!r} is not the URL of a bus.",
             remedy="Example: nats://127.0.0.1:4222. Those of a private broker stand in runs/NAME/bus.json.",
         )
 
@@ -227,7 +227,7 @@ async def only_run(url: str, secret: str, *, role: str = "", credentials: str = 
     if len(runs) == 1:
         return str(runs[0])
     raise ConfigError(
-        f"The bus at {url} carries {len(runs)} runs{': ' if runs else ''}{', '.join(runs)}.",
+        f"The bus at {public_url(url)} carries {len(runs)} runs{': ' if runs else ''}{', '.join(runs)}.",
         remedy="Name one with --run." if runs else "Start one with `spade run RECIPE`.",
     )
 

@@ -23,6 +23,7 @@ import structlog
 from anyio.abc import TaskStatus
 
 from bus import Bus, connect, provision, serve
+from bus.connection import public_url
 from bus.messages import Heartbeat
 from engine.config import Config
 from engine.context import RoleContext
@@ -188,7 +189,7 @@ class Supervisor:
         await role_host.put_origin(bus, origin)
         resumed = await drain_commands.give(bus, "resume")  # a role that reads it finds the current recipe
         _write_private(self.directory.root / "bus.json", msgspec.json.encode(address))
-        self.log.info("bus.ready", url=address.url)
+        self.log.info("bus.ready", url=public_url(address.url))
         recorder = Recorder(bus, self.directory.database)
         try:
             await recorder.note("started", {"at": time.time(), "url": address.url})

@@ -18,7 +18,7 @@ from bus_examples import KINDS, example, request, summary, ticket
 
 from bus import Bus, BusError, Conflict, Denied, NatsBus, NotFound, Undecodable, codec, connect, provision
 from bus.access import ADMIN, ROLES, consumer_of, permissions
-from bus.deployment import ACCOUNT, Deployment, Server, Tls, parse_servers, write
+from bus.broker_files import ACCOUNT, SEEDS, SERVER, BrokerPlan, Tls, parse_host, write
 from bus.keys import public_key, read_seed, seed_file, trust
 from bus.messages import (
     BatchTrained,
@@ -430,7 +430,7 @@ async def test_a_server_that_is_down_is_passed_over(secured: Broker) -> None:
 
 
 async def test_a_key_of_another_run_is_refused(secured: Broker, tmp_path: Path) -> None:
-    write(Deployment("another", [Server("n1", "127.0.0.1")], str(tmp_path / "store")), tmp_path / "other")
+    write(BrokerPlan("another", str(tmp_path / "store")), tmp_path / "other")
     with pytest.raises(BusError, match=r"refused the key .*agent\.seed"):
         async with joined(secured, "agent", seed_file=seed_file(tmp_path / "other" / "seeds", "agent")):
             pass
@@ -463,10 +463,9 @@ def test_certificates_that_are_none_are_named(tmp_path: Path) -> None:
 async def test_a_key_made_later_works_after_a_reload(tmp_path: Path) -> None:
     with broker(tmp_path, RUN) as running:
         await provision(running.url, run=RUN, store_gb=1, **running.login())
-        made = Deployment(RUN, running.servers, str(tmp_path / "store"), roles=("late",))
-        write(made, tmp_path)
+        write(BrokerPlan(RUN, str(tmp_path / "store"), port=running.port, roles=("late",)), tmp_path)
         async with joined(running, "agent") as bus:
-            running.processes["n1"].send_signal(signal.SIGHUP)
+            running.process.send_signal(signal.SIGHUP)
             with anyio.fail_after(10):
                 while not await _gets_in(running, "late"):  # noqa: ASYNC110 (the server does not tell)
                     await anyio.sleep(0.01)
@@ -483,15 +482,15 @@ async def _gets_in(running: Broker, role: str) -> bool:
 
 async def test_runs_of_one_broker_do_not_see_each_other(tmp_path: Path) -> None:
     with broker(tmp_path / "one", "one", start=False) as running:
-        other = Deployment("two", running.servers, str(tmp_path / "store"))
-        seeds = write(other, tmp_path / "two").seeds
-        config = tmp_path / "one" / "n1.conf"
+        write(BrokerPlan("two", str(tmp_path / "store"), port=running.port), tmp_path / "two")
+        seed = tmp_path / "two" / SEEDS / f"{ADMIN}.seed"
+        config = tmp_path / "one" / SERVER
         included = f'include "{ACCOUNT}"'
         config.write_text(config.read_text().replace(included, f'{included}\n  include "../two/{ACCOUNT}"'))
-        running.start("n1")
+        running.start()
         await provision(running.url, run="one", store_gb=1, **running.login())
-        await provision(running.url, run="two", store_gb=1, seed_file=seeds[ADMIN])
-        async with connect(running.url, run="two", role=ADMIN, instance="s", seed_file=seeds[ADMIN]) as bus:
+        await provision(running.url, run="two", store_gb=1, seed_file=seed)
+        async with connect(running.url, run="two", role=ADMIN, instance="s", seed_file=seed) as bus:
             names = (await bus.connection.api("STREAM.NAMES", {}))["streams"]
             assert names
             assert not [name for name in names if "one" in name]
@@ -502,39 +501,40 @@ async def test_runs_of_one_broker_do_not_see_each_other(tmp_path: Path) -> None:
 # Files.
 
 
-def deployment(tmp_path: Path, **given: Any) -> Deployment:
-    return Deployment("files", parse_servers("127.0.0.1"), str(tmp_path / "store"), **given)
+def plan(tmp_path: Path, **given: Any) -> BrokerPlan:
+    return BrokerPlan("files", str(tmp_path / "store"), **given)
 
 
 def test_keys_are_private_and_stay_when_written_again(tmp_path: Path) -> None:
-    first_time = write(deployment(tmp_path, roles=(GUEST,)), tmp_path / "d")
-    keys = {role: path.read_text() for role, path in first_time.seeds.items()}
-    account = (tmp_path / "d" / ACCOUNT).read_text()
-    again = write(deployment(tmp_path), tmp_path / "d")
-    assert {role: path.read_text() for role, path in again.seeds.items()} == keys
-    assert (tmp_path / "d" / ACCOUNT).read_text() == account
+    directory = tmp_path / "d"
+    write(plan(tmp_path, roles=(GUEST,)), directory)
+    seeds = {path.stem: path for path in (directory / SEEDS).iterdir()}
+    keys = {role: path.read_text() for role, path in seeds.items()}
+    account = (directory / ACCOUNT).read_text()
+    write(plan(tmp_path), directory)
+    assert {role: path.read_text() for role, path in seeds.items()} == keys
+    assert (directory / ACCOUNT).read_text() == account
     assert set(keys) == {ADMIN, *ROLES, GUEST}
-    for path in again.seeds.values():
+    for path in seeds.values():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert public_key(read_seed(path)) in account
         assert path.read_text().strip() not in account
     assert len(set(keys.values())) == len(keys)
-    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o700
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
 def test_a_directory_belongs_to_one_run(tmp_path: Path) -> None:
-    write(deployment(tmp_path), tmp_path)
-    other = Deployment("other", parse_servers("127.0.0.1"), "store")
+    write(plan(tmp_path), tmp_path)
     with pytest.raises(BusError, match="holds the keys of run files"):
-        write(other, tmp_path)
+        write(BrokerPlan("other", "store"), tmp_path)
 
 
 def test_a_broken_key_is_not_replaced(tmp_path: Path) -> None:
-    write(deployment(tmp_path), tmp_path)
+    write(plan(tmp_path), tmp_path)
     broken = tmp_path / "seeds" / "agent.seed"
     broken.write_text("SUAAAA\n")
     with pytest.raises(BusError, match=r"agent\.seed holds no nkey seed"):
-        write(deployment(tmp_path), tmp_path)
+        write(plan(tmp_path), tmp_path)
     assert broken.read_text() == "SUAAAA\n"
     broken.chmod(0o644)
     with pytest.raises(BusError, match="can be read by others"):
@@ -547,40 +547,31 @@ def test_a_missing_key_names_its_role(tmp_path: Path) -> None:
 
 
 def test_the_server_checks_what_is_written(tmp_path: Path) -> None:
-    with pytest.raises(BusError, match=r"refuses the configuration n1\.conf"):
-        write(deployment(tmp_path, sync="sometimes"), tmp_path)
+    with pytest.raises(BusError, match=r"refuses the configuration server\.conf"):
+        write(plan(tmp_path, sync="sometimes"), tmp_path)
 
 
 def test_certificates_of_other_hosts_are_left_to_them(tmp_path: Path) -> None:
     tls = Tls("/etc/elsewhere/server.pem", "/etc/elsewhere/server.key")
-    made = Deployment("files", parse_servers("a.example"), "/var/lib/store", tls=tls)
-    written = write(made, tmp_path)
-    assert any("not on this host" in note for note in written.notes)
-    assert "/etc/elsewhere/server.pem" in written.configurations[0].read_text()
-    bare = Deployment("files", parse_servers("a.example"), "/var/lib/store")
-    assert any("no TLS" in note for note in write(bare, tmp_path).notes)
+    made = BrokerPlan("files", "/var/lib/store", host="a.example", tls=tls)
+    assert any("not on this host" in note for note in write(made, tmp_path))
+    assert "/etc/elsewhere/server.pem" in (tmp_path / SERVER).read_text()
+    bare = BrokerPlan("files", "/var/lib/store", host="a.example")
+    assert any("no TLS" in note for note in write(bare, tmp_path))
 
 
-@pytest.mark.parametrize("text", ["", "a:0", "a:70000", "a b", "a,a", "a:1:2:3", "nats://a", "a,,b", '"'])
+@pytest.mark.parametrize("text", ["", "a:0", "a:70000", "a b", "a,b", "a:1:2", "nats://a", '"'])
 def test_hosts_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(BusError):
-        parse_servers(text)
+        parse_host(text)
 
 
-def test_hosts_have_names_and_ports() -> None:
-    servers = parse_servers("a.example, b:4333 ,[::1]:4444:7777")
-    assert [server.name for server in servers] == ["n1", "n2", "n3"]
-    assert [(server.host, server.port, server.cluster_port) for server in servers] == [
-        ("a.example", 4222, 6222),
-        ("b", 4333, 6222),
-        ("[::1]", 4444, 7777),
+def test_a_host_may_have_a_port() -> None:
+    assert [parse_host(text) for text in ("a.example", " b:4333 ", "[::1]:4444")] == [
+        ("a.example", 4222),
+        ("b", 4333),
+        ("[::1]", 4444),
     ]
-    assert [server.listen for server in servers] == ["0.0.0.0", "0.0.0.0", "[::1]"]
-
-
-def test_two_servers_are_no_cluster(tmp_path: Path) -> None:
-    with pytest.raises(BusError, match="two servers"):
-        write(Deployment("files", parse_servers("a,b"), "store"), tmp_path)
 
 
 def test_dead_letters_are_everybodys_own() -> None:

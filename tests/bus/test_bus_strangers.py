@@ -220,7 +220,7 @@ async def test_a_server_that_comes_for_a_moment_does_not_renew_the_patience(nats
 @pytest.mark.parametrize("tls", [False, True])
 async def test_a_refused_client_leaves_no_socket(tmp_path: Path, tls: bool) -> None:
     with broker(tmp_path, RUN, tls=tls) as running:
-        port = running.servers[0].port
+        port = running.port
         for _ in range(3):
             with pytest.raises(BusError, match="refused the token"):
                 async with connect(

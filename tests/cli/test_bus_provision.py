@@ -24,18 +24,14 @@ def spade(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bus", "provision", *arguments])
 
 
-def test_keys_and_configurations_for_a_cluster(tmp_path: Path) -> None:
-    result = spade(
-        "--run", "r", "-D", str(tmp_path), "--hosts", "a.example,b.example,c.example", "--role", "judge"
-    )
+def test_keys_and_a_configuration(tmp_path: Path) -> None:
+    result = spade("--run", "r", "-D", str(tmp_path), "--host", "a.example:4333", "--role", "judge")
     assert result.exit_code == 0, result.output
     assert "nats-server -c" in result.output
     assert "no TLS" in result.output
     assert {path.name for path in (tmp_path / "seeds").iterdir()} >= {"agent.seed", "judge.seed"}
-    text = (tmp_path / "n2.conf").read_text()
-    assert "a.example:6222" in text
-    assert "b.example" not in text
-    assert stat.S_IMODE((tmp_path / "n2.conf").stat().st_mode) == 0o600
+    assert "0.0.0.0:4333" in (tmp_path / "server.conf").read_text()
+    assert stat.S_IMODE((tmp_path / "server.conf").stat().st_mode) == 0o600
 
 
 def test_streams_on_a_broker_that_runs_and_again(tmp_path: Path) -> None:
@@ -110,8 +106,8 @@ def test_what_is_missing_is_named(tmp_path: Path, arguments: tuple[str, ...], co
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--hosts", "a,b"), "two servers"),
-        (("--hosts", "a:b"), "is no host"),
+        (("--host", "a,b"), "is no host"),
+        (("--host", "a:b"), "is no host"),
         (("--role", "My Judge"), "cannot be part of a subject"),
         (("--sync", "never"), "refuses the configuration"),
     ],
