@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from scenes.template_models import Bytes, Family, build
+from scenes.template_models import Family, build
+from tokenizers import Tokenizer
 
 from engine.inference.replies import visible_reply
 from engine.inference.tokens import ChatTokens
@@ -139,20 +142,21 @@ def harmony(directory: Path, template: str, ends: list[str] | None = None) -> Ch
     )
     build(directory, family, template)
     file = directory / "generation_config.json"
-    ids = [chat_id(directory, name) for name in ends or ()]
+    vocabulary = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    ids = [vocabulary.token_to_id(name) for name in ends or ()]
     file.write_text(json.dumps({"eos_token_id": ids})) if ends else file.unlink()
     return ChatTokens(directory)
 
 
-def chat_id(directory: Path, name: str) -> int:
-    added = Bytes(directory).added
-    return next(token for token, text in added.items() if text == name)
+def text(chat: ChatTokens, ids: Sequence[int]) -> str:
+    return chat.decode(ids, special=True)
 
 
 def trl_template() -> str:
-    import trl
-
-    return (Path(trl.__file__).parent / "chat_templates" / "gptoss.jinja").read_text()
+    found = importlib.util.find_spec("trl")
+    assert found is not None
+    assert found.origin is not None
+    return (Path(found.origin).parent / "chat_templates" / "gptoss.jinja").read_text()
 
 
 @pytest.mark.parametrize(
@@ -163,15 +167,14 @@ def test_the_end_of_a_channel_does_not_end_a_reply(
     tmp_path: Path, template: str, ends: list[str] | None
 ) -> None:
     chat = harmony(tmp_path, WITH_HEADER if template == "header" else trl_template(), ends)
-    stops = {Bytes(tmp_path)([token]).decode() for token in chat.stop_token_ids}
+    stops = {text(chat, [token]) for token in chat.stop_token_ids}
     assert stops == set(ends or ["<|return|>"])
 
 
 def test_a_turn_is_closed_after_a_reply_that_ended_with_the_models_own_end(tmp_path: Path) -> None:
     chat = harmony(tmp_path, WITHOUT_HEADER, ["<|return|>"])
-    text = Bytes(tmp_path)
-    assert text(chat.stop_token_ids) == b"<|return|>"
-    assert text(chat.close()) == b"<|end|>"
+    assert text(chat, chat.stop_token_ids) == "<|return|>"
+    assert text(chat, chat.close()) == "<|end|>"
     bridge = chat.bridge("next")
     assert bridge is not None
     ids = [*chat.first("go"), *chat.encode("yes"), *chat.close(), *bridge]
@@ -180,7 +183,7 @@ def test_a_turn_is_closed_after_a_reply_that_ended_with_the_models_own_end(tmp_p
 
 def test_a_turn_end_that_the_model_names_is_kept(tmp_path: Path) -> None:
     chat = harmony(tmp_path, WITHOUT_HEADER, ["<|return|>", "<|end|>"])
-    assert Bytes(tmp_path)(chat.stop_token_ids) == b"<|end|><|return|>"
+    assert text(chat, chat.stop_token_ids) == "<|end|><|return|>"
 
 
 ANALYSIS = "<|channel|>analysis<|message|>Perhaps \\boxed{1}? No.<|end|>"
@@ -208,6 +211,6 @@ def test_a_rendered_history_holds_the_answer_and_no_analysis(tmp_path: Path) -> 
     reply = chat.decode(
         chat._ids(ANALYSIS + "<|start|>assistant<|channel|>final<|message|>I say \\boxed{50}")
     )
-    text = Bytes(tmp_path)(chat.render(["go", reply, "next"])).decode()
-    assert "<|start|>assistant<|channel|>final<|message|>I say \\boxed{50}<|end|>" in text
-    assert "Perhaps" not in text
+    rendered = text(chat, chat.render(["go", reply, "next"]))
+    assert "<|start|>assistant<|channel|>final<|message|>I say \\boxed{50}<|end|>" in rendered
+    assert "Perhaps" not in rendered
