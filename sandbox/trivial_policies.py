@@ -353,7 +353,7 @@ def _told_apart(one: Transcript, other: Transcript) -> bool:
     if not one.steps or not other.steps:
         return (one.error_type, len(one.steps)) != (other.error_type, len(other.steps))
     first, second = one.steps[0], other.steps[0]
-    if first.done != second.done:
+    if (first.done, first.reward) != (second.done, second.reward):
         return True
     plain = first.observation == second.observation
     return not plain and _unnamed(one) != _unnamed(other)
