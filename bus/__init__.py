@@ -7,7 +7,7 @@
 from bus.client import NatsBus, connect
 from bus.codec import Envelope
 from bus.errors import BusError, BusUnavailable, Conflict, Denied, NotFound, Undecodable
-from bus.interface import Bus, Delivery, Lease, Present, Record, StreamInfo
+from bus.interface import Bus, Delivery, Lease, Record, StreamInfo
 from bus.provision import provision
 from bus.publisher import Limits
 from bus.server import ServerHandle, serve
@@ -24,7 +24,6 @@ __all__ = [
     "Limits",
     "NatsBus",
     "NotFound",
-    "Present",
     "Record",
     "ServerHandle",
     "StreamInfo",

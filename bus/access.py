@@ -150,9 +150,9 @@ def permissions(names: Names, role: str) -> Permissions:
         *(f"$JS.API.STREAM.PURGE.{names.stream(kind)}" for kind in access.purges),
         *(names.keys("state") + key for key in access.keys),
         *_leasing(names, access),
-        *_beside(names, role, access),
+        *_blobs(names, access),
     ]
-    listens = [names.subject(tail) for tail in ("ctl.>", "hello.>", "bye.>", *access.listens)]
+    listens = [names.subject(tail) for tail in ("ctl.>", *access.listens)]
     return Permissions(tuple(dict.fromkeys(publish)), (inbox, *listens))
 
 
@@ -188,16 +188,13 @@ def _working(names: Names, access: Access) -> list[str]:
     return subjects
 
 
-def _beside(names: Names, role: str, access: Access) -> list[str]:
-    """Presence, for every role; named bytes, which every role reads and few write."""
-    blobs, bucket = names.stream("BLOB"), names.bucket("presence")
-    subjects = [
-        *(names.subject(f"{head}.{role}.*") for head in ("hello", "bye")),
-        names.keys("presence") + f"{role}.*",
-        *(f"$JS.API.{verb}.{bucket}" for verb in ("STREAM.INFO", "DIRECT.GET")),
-        *(f"$JS.API.{verb}.{blobs}" for verb in ("STREAM.INFO", "DIRECT.GET", "STREAM.MSG.GET")),
-    ]
-    return [*subjects, names.subject("blob.>"), f"$JS.API.STREAM.PURGE.{blobs}"] if access.blobs else subjects
+def _blobs(names: Names, access: Access) -> list[str]:
+    """Named bytes, which every role reads and few write."""
+    stream = names.stream("BLOB")
+    subjects = [f"$JS.API.{verb}.{stream}" for verb in ("STREAM.INFO", "DIRECT.GET", "STREAM.MSG.GET")]
+    if access.blobs:
+        subjects += [names.subject("blob.>"), f"$JS.API.STREAM.PURGE.{stream}"]
+    return subjects
 
 
 def _leasing(names: Names, access: Access) -> list[str]:

@@ -12,25 +12,23 @@ from typing import Any
 
 import msgspec
 
-from bus import codec, presence, reads
+from bus import codec, reads
 from bus.access import queue_of
 from bus.concurrency import ArrivalQueue
 from bus.connection import Connection, open_connection
 from bus.errors import BusError, BusUnavailable, Denied, Undecodable, UnknownKind
 from bus.follow import Follower, check_position
 from bus.interface import (
-    Announcement,
     Blobs,
     Bus,
     Delivery,
     Lease,
-    Present,
     Record,
     StreamInfo,
     check_followed,
     check_tails,
 )
-from bus.messages import DeadLetter, Message, RoleHello
+from bus.messages import DeadLetter, Message
 from bus.nats_client import Arrival
 from bus.objects import ObjectStore
 from bus.publisher import Limits, Publisher
@@ -216,14 +214,6 @@ class NatsBus(Bus):
     @property
     def blobs(self) -> Blobs:
         return self._objects
-
-    @asynccontextmanager
-    async def announce(self, hello: RoleHello) -> AsyncIterator[Announcement]:
-        async with presence.announced(self, self._state, hello) as announcement:
-            yield announcement
-
-    async def present(self) -> list[Present]:
-        return await presence.present(self.connection, self.names)
 
     def statistics(self) -> dict[str, float]:
         parts = (self.connection, self.publisher, self._objects)

@@ -14,7 +14,7 @@ import msgspec
 
 from bus.codec import Envelope
 from bus.errors import BusError
-from bus.messages import Message, RoleHello
+from bus.messages import Message
 from bus.subjects import STREAMS, Names, overlap
 
 Verdict = Literal["ack", "nak", "term"]
@@ -91,25 +91,6 @@ class Delivery:
         if not self.settled:
             self.settled = True
             await self.settle(self, verdict, delay, reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """A role instance that is there now: what it last said, when (seconds since the epoch) and how many
-    seconds ago, both by the broker's clock.
-    """
-
-    hello: RoleHello
-    seen: float
-    age: float
-
-
-class Announcement(ABC):
-    """A role instance's own entry among those present."""
-
-    @abstractmethod
-    def update(self, hello: RoleHello) -> None:
-        """Replace what is said at the next beat; never waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,20 +269,6 @@ class Bus(ABC):
     @abstractmethod
     def blobs(self) -> Blobs:
         """Return the named blobs of the run."""
-
-    @abstractmethod
-    def announce(self, hello: RoleHello) -> AbstractAsyncContextManager[Announcement]:
-        """Be among those present while the context is open: renewed every 5 s, gone 15 s after the last.
-
-        Also says ``hello`` on ``hello.ROLE.INSTANCE`` and, at the end, RoleBye on ``bye.ROLE.INSTANCE``
-        (without a promise). A broker that is away is no error here: it is said again when it is back.
-        """
-
-    @abstractmethod
-    async def present(self) -> list[Present]:
-        """Return the role instances that are there now, by role and instance. Those that were killed
-        stay for up to 15 s; an entry of a version that this build cannot read is left out.
-        """
 
     @abstractmethod
     def statistics(self) -> dict[str, float]:

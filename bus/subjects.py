@@ -86,7 +86,6 @@ BUCKETS: Mapping[str, Bucket] = {
     for bucket in (
         Bucket("state", history=16),
         Bucket("lease", expires=True),
-        Bucket("presence", expires=True),
     )
 }
 _HEADS = {stream.head: stream.kind for stream in STREAMS.values()}

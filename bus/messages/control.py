@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from bus.messages.base import Message, register_message, token
+from bus.messages.base import Message, register_message
 
 
 @register_message
@@ -88,48 +88,3 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
     @property
     def tail(self) -> str:
         return f"hb.{self.role}.{self.instance}"
-
-
-@register_message
-class RoleHello(Message, frozen=True, kw_only=True, tag="role_hello.v1"):
-    """A role instance is there (core NATS when it comes; kept, and renewed, among those present).
-
-    ``since`` is the wall clock in ns at its start, ``slots`` how much work it takes at once (0: it takes
-    none), ``version`` the packed policy version it works with (-1: none). ``capabilities`` are free words.
-    """
-
-    stream: ClassVar[str] = ""
-    role: str
-    instance: str
-    since: int
-    slots: int = 0
-    version: int = -1
-    capabilities: tuple[str, ...] = ()
-    state: Literal["starting", "running", "draining", "stopped"] = "running"
-    host: str = ""
-
-    @property
-    def key(self) -> str:
-        return f"hello:{self.role}:{self.instance}:{self.since}"
-
-    @property
-    def tail(self) -> str:
-        return f"hello.{token(self.role)}.{token(self.instance)}"
-
-
-@register_message
-class RoleBye(Message, frozen=True, kw_only=True, tag="role_bye.v1"):
-    """A role instance leaves by itself (core NATS). One that was killed says nothing."""
-
-    stream: ClassVar[str] = ""
-    role: str
-    instance: str
-    since: int
-
-    @property
-    def key(self) -> str:
-        return f"bye:{self.role}:{self.instance}:{self.since}"
-
-    @property
-    def tail(self) -> str:
-        return f"bye.{token(self.role)}.{token(self.instance)}"

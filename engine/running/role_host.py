@@ -10,7 +10,6 @@ import ctypes
 import os
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,9 +22,8 @@ from anyio.abc import TaskGroup
 
 from bus import Bus, connect
 from bus.connection import open_connection, public_url
-from bus.interface import Announcement
 from bus.keys import seed_file
-from bus.messages import Heartbeat, RoleHello, token
+from bus.messages import Heartbeat, token
 from engine import registry, telemetry
 from engine.checks.settings import is_bus_url
 from engine.config import Config
@@ -143,19 +141,17 @@ async def _sandbox(config: Config, shared: dict[str, Any], *, wanted: bool) -> A
 
 
 class Host:
-    """Runs one role among those present, with its heartbeat; ``state`` says how far it is."""
+    """Runs one role with its heartbeat; ``state`` is the state of the role."""
 
     def __init__(self, role: RoleLike, context: RoleContext) -> None:
         self._role = role
         self._context = context
-        self._since = time.time_ns()
         self.state: State = "starting"
 
     async def run(self) -> None:
         """Run the role to its end. An exception of the role is raised as it is."""
-        bus = self._context.bus
-        async with bus.announce(self._hello()) as announcement, anyio.create_task_group() as tasks:
-            tasks.start_soon(self._beat, announcement)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._beat)
             self.state = "running"
             try:
                 await self._role.run()
@@ -165,29 +161,14 @@ class Host:
         with anyio.move_on_after(BEAT_SECONDS):
             await self._publish()
 
-    async def _beat(self, announcement: Announcement) -> None:
+    async def _beat(self) -> None:
         while True:
             await self._publish()
-            announcement.update(self._hello())
             await anyio.sleep(BEAT_SECONDS)
 
     def _state(self) -> State:
         draining = self.state == "running" and self._context.draining.is_set()
         return "draining" if draining else self.state
-
-    def _hello(self) -> RoleHello:
-        """Return the role's presence entry; ``slots`` and ``version`` are optional attributes of a role."""
-        role = self._role
-        return RoleHello(
-            role=role.name,
-            instance=self._context.instance,
-            since=self._since,
-            slots=int(getattr(role, "slots", 0)),
-            version=int(getattr(role, "version", -1)),
-            capabilities=tuple(sorted(role.needs)),
-            state=self._state(),
-            host=socket.gethostname(),
-        )
 
     async def _publish(self) -> None:
         await self._context.bus.publish(

@@ -1,4 +1,4 @@
-"""Presence, named bytes and large messages where they meet allow-lists and a full store."""
+"""Named bytes and large messages where they meet allow-lists and a full store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from bus_examples import request
 from bus_worlds import nats_world, take
 
 from bus import BusError, NatsBus, connect, provision
-from bus.messages import RoleHello
 
 RUN = "beside"
 
@@ -27,17 +26,14 @@ async def joined(secured: Broker, role: str) -> AsyncIterator[NatsBus]:
         yield bus
 
 
-async def test_each_role_may_be_present_and_read_what_only_the_learner_writes(tmp_path: Path) -> None:
+async def test_each_role_reads_named_bytes_that_only_the_learner_writes(tmp_path: Path) -> None:
     with broker(tmp_path, RUN, tls=False) as secured:
         await provision(secured.url, run=RUN, store_gb=1, **secured.login())
         async with (
             joined(secured, "agent") as agent,
             joined(secured, "learner") as learner,
             joined(secured, "server") as server,
-            agent.announce(RoleHello(role="agent", instance="agent-0", since=1)),
-            learner.announce(RoleHello(role="learner", instance="learner-0", since=1)),
         ):
-            assert [one.hello.role for one in await server.present()] == ["agent", "learner"]
             await learner.blobs.put("weights", b"first" * 1_000_000)
             await learner.blobs.put("weights", b"second")
             assert await server.blobs.get("weights") == b"second"

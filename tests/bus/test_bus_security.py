@@ -37,7 +37,6 @@ from bus.messages import (
     HeldDesign,
     Message,
     PolicyPublished,
-    RoleHello,
     RoundClosed,
     RoundSummary,
     RunOrdered,
@@ -51,7 +50,7 @@ RUN = "secured"
 GUEST = "counter"
 QUICK = 2.0
 NAMES = Names(RUN)
-# Who may say what. Dead letters, heartbeats and presence are everybody's own.
+# Who may say what. Dead letters and heartbeats are everybody's own.
 SPEAKERS: dict[type[Message], set[str]] = {
     DesignTicket: {"scorer"},
     EpisodeRequest: {"scorer"},
@@ -182,23 +181,6 @@ async def test_a_role_of_ones_own_takes_work_from_its_queue(secured: Broker) -> 
         with pytest.raises(BusError, match=r"unknown consumer.*or your own role's name"):
             async with bus.consume(GUEST, limit=1):
                 pass
-
-
-async def test_presence_and_large_bodies_pass_the_lists(secured: Broker) -> None:
-    async with AsyncExitStack() as stack:
-        buses = {role: await stack.enter_async_context(joined(secured, role)) for role in (*ROLES, GUEST)}
-        for role, bus in buses.items():
-            await stack.enter_async_context(
-                bus.announce(example(RoleHello, role=role, instance=bus.instance))
-            )
-        assert {one.hello.role for one in await buses[GUEST].present()} >= set(buses)
-        large = example(EpisodeFinished, episode="large", reason="x" * (3 << 20))
-        sequence = await buses["agent"].publish(large)
-        assert await buses["scorer"].get("EVENT", sequence) == large
-        async with buses["evaluator"].follow("EVENT", start=sequence) as records:
-            assert (await first(records)).message == large
-        for role, bus in buses.items():
-            assert bus.statistics()["connection_denied"] == 0, role
 
 
 async def _begin(bus: Bus) -> None:

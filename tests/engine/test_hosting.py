@@ -78,28 +78,6 @@ async def test_a_host_beats_with_the_roles_state_and_gauges(tmp_path: Path) -> N
     assert beats[0].statistics == {"queue": 3.0}
 
 
-async def test_a_hosted_role_is_present_until_it_ends(tmp_path: Path) -> None:
-    bus = MemoryBus(run="toy", role="fake", instance="fake-0")
-    context = RoleContext(
-        config=config(), bus=bus, directory=tmp_path, instance="fake-0", log=structlog.stdlib.get_logger()
-    )
-    role = FakeRole(context)
-    role.slots = 7
-    async with bus.peer("supervisor", "s").listen("bye.>") as byes:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Host(role, context).run)
-            with anyio.fail_after(5):
-                while not (present := await bus.present()):  # noqa: ASYNC110 (no event for who comes)
-                    await anyio.sleep(0.01)
-            (one,) = present
-            assert (one.hello.role, one.hello.instance, one.hello.slots) == (role.name, "fake-0", 7)
-            assert one.hello.version == -1
-            context.draining.set()
-        with anyio.fail_after(5):
-            assert (await anext(byes)).instance == "fake-0"
-    assert await bus.present() == []
-
-
 def test_the_prepared_model_takes_the_place_of_its_source_where_it_exists(tmp_path: Path) -> None:
     here = Origin(config(), "host", "/run", str(tmp_path))
     assert here.local_config().model.path == str(tmp_path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,13 +23,11 @@ from bus.concurrency import ArrivalQueue, flat_task_group
 from bus.errors import BusError, BusUnavailable, Conflict, NotFound, Undecodable, UnknownKind
 from bus.follow import check_position
 from bus.interface import (
-    Announcement,
     BlobInfo,
     Blobs,
     Bus,
     Delivery,
     Lease,
-    Present,
     Record,
     Source,
     StreamInfo,
@@ -38,7 +35,7 @@ from bus.interface import (
     check_followed,
     check_tails,
 )
-from bus.messages import DeadLetter, Message, RoleBye, RoleHello
+from bus.messages import DeadLetter, Message
 from bus.subjects import STREAMS, Consumer, matches, stream_of
 
 _LISTEN_LIMIT = 4096
@@ -100,16 +97,6 @@ class Right:
     expires: float
 
 
-class _MemoryAnnouncement(Announcement):
-    """One entry among those present."""
-
-    def __init__(self, hello: RoleHello) -> None:
-        self.hello = hello
-
-    def update(self, hello: RoleHello) -> None:
-        self.hello = hello
-
-
 class MemoryBlobs(Blobs):
     """Named bytes in a dict."""
 
@@ -161,7 +148,6 @@ class Broker:
         self.revision = 0
         self.changed = Signal()
         self.listeners: dict[ArrivalQueue[Message], str] = {}
-        self.present: dict[tuple[str, str], _MemoryAnnouncement] = {}
         self.blobs = MemoryBlobs()
 
     def log(self, stream: str) -> Log:
@@ -384,21 +370,6 @@ class MemoryBus(Bus):
     @property
     def blobs(self) -> Blobs:
         return self._broker.blobs
-
-    @asynccontextmanager
-    async def announce(self, hello: RoleHello) -> AsyncIterator[Announcement]:
-        place = (hello.role, hello.instance)
-        entry = self._broker.present[place] = _MemoryAnnouncement(hello)
-        await self.publish(hello)
-        try:
-            yield entry
-        finally:
-            self._broker.present.pop(place, None)
-            await self.publish(RoleBye(role=hello.role, instance=hello.instance, since=hello.since))
-
-    async def present(self) -> list[Present]:
-        await anyio.lowlevel.checkpoint()
-        return [Present(entry.hello, time.time(), 0.0) for _, entry in sorted(self._broker.present.items())]
 
     def statistics(self) -> dict[str, float]:
         figures = {f"memory_{name}": value for name, value in self._counts.items()}
