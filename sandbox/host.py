@@ -10,7 +10,7 @@ from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
-_INSTANCE_PAGES = 768  # what an instance copies of its zygote
+_INSTANCE_PAGES = 1024  # what an instance copies of its zygote
 _INSTANCE_MOST = 24 << 20  # all of the zygote: with large pages nearly every one of them is copied
 _RESERVED_FILES = 256
 _FILES = 1 << 16
@@ -48,7 +48,7 @@ def raise_file_limit() -> None:
 
 
 def instance_bytes() -> int:
-    """Return the memory of a small program beyond what it shares: 3 MiB with pages of 4 KiB."""
+    """Return the memory of a small program beyond what it shares: 4 MiB with pages of 4 KiB."""
     return min(_INSTANCE_MOST, _INSTANCE_PAGES * resource.getpagesize())
 
 

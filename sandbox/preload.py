@@ -24,8 +24,8 @@ from sandbox import contract
 _LEFT_OUT = frozenset(("__main__", "benchmarks", "conftest", "setup", "test", "tests", "this", "tool"))
 # Optional imports of packages that cost memory, start threads or are of no use without files.
 _REFUSED = frozenset(
-    ("IPython", "cupy", "hypothesis", "jax", "matplotlib", "numpy.distutils", "numpy.f2py", "pytest")
-) | frozenset(("tensorflow", "torch"))
+    ("IPython", "cupy", "hypothesis", "jax", "matplotlib", "numpy.distutils", "pytest", "tensorflow", "torch")
+)
 _IMPORT = dis.opmap["IMPORT_NAME"]
 
 
@@ -51,13 +51,13 @@ def _public(module: ModuleType) -> list[str]:
 
 def _import_lazy_parts(package: str) -> None:
     """Import the modules of ``package`` that functions of its loaded modules import, and so on."""
-    seen: set[str] = set()
-    while fresh := [name for name in sys.modules if name.partition(".")[0] == package and name not in seen]:
-        seen.update(fresh)
-        for name in fresh:
-            for wanted in _imported_by_functions(sys.modules[name]):
-                if wanted.partition(".")[0] == package and not _LEFT_OUT.intersection(wanted.split(".")):
-                    _try_import(wanted)
+    read: set[str] = set()
+    while fresh := [name for name in sys.modules if name.partition(".")[0] == package and name not in read]:
+        read.update(fresh)
+        wanted = {imported for name in fresh for imported in _imported_by_functions(sys.modules[name])}
+        for name in sorted(wanted - sys.modules.keys()):
+            if name.partition(".")[0] == package and not _LEFT_OUT.intersection(name.split(".")):
+                _try_import(name)
 
 
 def _imported_by_functions(module: ModuleType) -> Iterator[str]:

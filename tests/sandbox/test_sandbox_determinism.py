@@ -36,7 +36,21 @@ SOURCES = {
         import datetime as d
         return d.datetime.now(), d.datetime.utcnow(), d.date.today(), d.datetime.now(d.UTC)
     """,
-    "process": "import threading\nreturn os.getpid(), os.getppid(), threading.current_thread().name",
+    "numpy clock": "import numpy as np\nreturn [np.datetime64(word) for word in ('now', 'today', 'NOW')]",
+    "process": """
+        import threading
+        return os.getpid(), os.getppid(), threading.current_thread().name, threading.get_native_id()
+    """,
+    "host": "return os.getuid(), os.getresgid(), os.cpu_count(), os.sched_getaffinity(0), os.times()",
+    "modules of modules": """
+        import logging, queue, random, threading
+        clocks = logging.time.time(), queue.time(), threading._time(), logging.os.times().elapsed
+        return clocks, random._os.urandom(4), random._urandom(4), random._os.getuid()
+    """,
+    "raw modules": """
+        import posix, _datetime
+        return posix.urandom(4), posix.getpid(), posix.times(), _datetime.datetime.now()
+    """,
 }
 
 
@@ -73,6 +87,51 @@ async def test_reset_starts_the_streams_afresh(pair: SandboxPool) -> None:
         assert await instance.step("x") != first
         await instance.reset(1)
         assert await instance.step("x") == first
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "resource.getrusage(0)",
+        "os.fstat(3)",
+        "platform.uname()",
+        "time.pthread_getcpuclockid(1)",
+        "os.getloadavg()",
+    ],
+)
+async def test_facts_that_are_no_clock_of_ours_are_refused(pair: SandboxPool, call: str) -> None:
+    async with await pair.spawn(attack(f"import platform, resource\nreturn {call}")) as instance:
+        with pytest.raises(EnvError, match="Error"):
+            await instance.step("x")
+
+
+async def test_timed_waits_advance_the_clock(pair: SandboxPool) -> None:
+    body = """
+    import queue, threading
+    before, lock = time.time(), threading.Condition()
+    with lock:
+        assert not lock.wait(1000.0) and not lock.wait_for(lambda: False, timeout=1000.0)
+    assert not threading.Event().wait(1000.0) and not threading.Semaphore(0).acquire(timeout=1000.0)
+    for empty in (queue.Queue(), queue.SimpleQueue()):
+        try: empty.get(timeout=1000.0)
+        except queue.Empty: pass
+    return time.time() - before
+    """
+    async with await pair.spawn(attack(body)) as instance:
+        assert float((await instance.step("x")).observation) == pytest.approx(6000.0, abs=1)
+
+
+async def test_dates_of_numpy_are_its_own(pair: SandboxPool) -> None:
+    body = """
+    import numpy as np
+    one = np.datetime64("2020-01-02")
+    assert isinstance(one, np.datetime64) and one + np.timedelta64(1, "D") == np.datetime64("2020-01-03")
+    assert np.dtype(np.datetime64) == np.dtype("M8") and np.isnat(np.datetime64("NaT"))
+    assert np.array([one]).dtype == np.dtype("M8[D]") and np.issubdtype(np.dtype("M8[s]"), np.datetime64)
+    return np.datetime64("now"), np.datetime64("today", "s")
+    """
+    async with await pair.spawn(attack(body)) as instance:
+        assert (await instance.step("x")).observation.count("2026-01-01T00:00:00") == 2
 
 
 DRAWS = """

@@ -364,6 +364,17 @@ async def test_sleepers_do_not_take_the_turns_of_others() -> None:
         assert pool._loads._value == 2 * host.cores()
 
 
+async def test_short_waits_do_not_hold_a_turn() -> None:
+    """A program that waits by the real clock gives its turn to the others."""
+    wait = "import _thread; lock = _thread.allocate_lock(); lock.acquire(); lock.acquire(timeout=1.0)"
+    waits = ECHO.replace("self.t += 1", wait)
+    async with SandboxPool(SandboxSettings(in_flight=1)) as pool:
+        waiting = [await pool.spawn(waits) for _ in range(16)]
+        began = time.monotonic()
+        await asyncio.gather(*(instance.step("x") for instance in waiting))
+        assert 1.0 <= time.monotonic() - began < 8.0
+
+
 async def test_strikes() -> None:
     settings = SandboxSettings(cpu_call_seconds=0.05, strikes=2)
     async with SandboxPool(settings) as pool:
@@ -414,6 +425,39 @@ async def test_memory_shortage_stops_admission_and_takes_the_largest() -> None:
         assert not small.gone.is_set()
         with pytest.raises(SpawnRefused, match="memory"):
             await pool.spawn(ECHO)
+
+
+async def test_a_memory_hog_is_to_blame_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ended without a verdict once; others are admitted as soon as it is gone."""
+    greedy = ECHO.replace("self.t = 0", "self.t = 0; self.keep = bytearray(60 << 20)")
+    hogs = list[Instance]()
+    monkeypatch.setattr(
+        host, "memory_shortage", lambda share: sum(20 << 20 for one in hogs if one.error is None) - 1
+    )
+    async with SandboxPool(SandboxSettings(zygotes=1, strikes=2)) as pool:
+        honest = [await pool.spawn(ECHO) for _ in range(3)]
+        errors = list[str]()
+        for _ in range(3):
+            hogs.append(await pool.spawn(greedy))
+            await asyncio.wait_for(hogs[-1].gone.wait(), 5)
+            errors.append(type(hogs[-1].error).__name__)
+            honest.append(await asyncio.wait_for(pool.spawn(ECHO), 5))
+        assert errors == ["InstanceClosed", "EnvMemory", "EnvMemory"]
+        with pytest.raises(EnvQuarantined):
+            await pool.spawn(greedy)
+        assert [instance.error for instance in honest] == [None] * 6
+
+
+async def test_half_of_a_life_makes_an_instance_worn() -> None:
+    works = ECHO.replace("self.t += 1", "self.t += 1; sum(range(5 * 10**6)) if a == 'work' else 0")
+    settings = SandboxSettings(cpu_life_seconds=2, cpu_call_seconds=60.0)
+    async with SandboxPool(settings) as pool, await pool.spawn(works) as instance:
+        assert not instance.worn
+        with anyio.fail_after(50):
+            while not instance.worn:
+                await instance.step("work")
+        # it can go on all the same
+        await instance.step("rest")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_live_instances_are_bounded_by_what_is_scarce(monkeypatch: pytest.Monkey
     pretend(monkeypatch, texts)
     found = host.bounds()
     found.pop("open files", None)
-    assert found == {"memory": 97, "processes": 100}
+    assert found == {"memory": 73, "processes": 100}
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_a_containers_memory_counts(
     about = {"/proc/self/cgroup": group, "/proc/meminfo": "MemAvailable: 9000000 kB\nMemTotal: 10000000 kB"}
     pretend(monkeypatch, about | texts)
     # 600 of 1000 MB are free
-    assert host.bounds()["memory"] == 100
+    assert host.bounds()["memory"] == 75
     assert host.memory_available() == 629145600
     assert [host.memory_shortage(share) / 1024000 for share in (0.1, 0.6, 0.8)] == pytest.approx(
         [-512, 0, 205], abs=1
     )
 
 
-@pytest.mark.parametrize(("page", "live"), [(4096, 97), (16384, 24), (65536, 12)])
+@pytest.mark.parametrize(("page", "live"), [(4096, 73), (16384, 18), (65536, 12)])
 def test_larger_pages_make_larger_instances(monkeypatch: pytest.MonkeyPatch, page: int, live: int) -> None:
     pretend(monkeypatch, {"/proc/meminfo": "MemTotal: 900000 kB\nMemAvailable: 600000 kB"})
     monkeypatch.setattr(host.resource, "getpagesize", lambda: page)
