@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
 import pytest_asyncio
@@ -12,7 +12,7 @@ from judged_corpus import BAD, GOOD, TELLS
 from scenes.sandboxes import held_pool
 
 from sandbox import SandboxPool, SandboxSettings, Validator, ValidatorSettings, Verdict
-from sandbox.probes import Transcript
+from sandbox.probes import Transcript, play
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 SETTINGS = ValidatorSettings(solution="require", salt="of a run")
@@ -51,17 +51,21 @@ async def test_good_programs_are_accepted_and_none_is_flagged(pair: SandboxPool)
     await plays_pay_what_was_judged(pair, GOOD, found)
 
 
+async def play_afresh(pool: SandboxPool, source: str, seed: int, actions: Sequence[str]) -> Transcript:
+    """Play in a process of its own, as a run does."""
+    async with await pool.spawn(source, seed=seed, kwargs={"max_turns": 10}) as instance:
+        return await play(instance, instance.first, iter(actions))
+
+
 async def plays_pay_what_was_judged(
     pool: SandboxPool, programs: Mapping[str, str], found: Mapping[str, Verdict]
 ) -> None:
-    """Play judged episodes again, each in a process of its own, as a run does."""
+    """Play judged episodes again."""
     for name, verdict in found.items():
         if verdict.ok:
             for episode in random.Random(name).sample(verdict.episodes, 3):
                 judged = episode.transcript
-                played = await pool.replay(
-                    programs[name], episode.seed, judged.actions, kwargs={"max_turns": 10}
-                )
+                played = await play_afresh(pool, programs[name], episode.seed, judged.actions)
                 assert (played.first, played.returned) == (judged.first, judged.returned), name
 
 
@@ -72,7 +76,5 @@ async def test_a_program_that_tells_a_judge_from_a_play_gains_nothing(pair: Sand
     if not found.ok or found.degenerate:
         return
     for seed in range(20):
-        played: Transcript = await pair.replay(
-            TELLS[name], seed, ["no idea", "not a clue"], kwargs={"max_turns": 10}
-        )
+        played = await play_afresh(pair, TELLS[name], seed, ["no idea", "not a clue"])
         assert played.returned == 0.0
