@@ -19,7 +19,7 @@ ADMIN = "supervisor"
 
 @dataclass(frozen=True)
 class Access:
-    """What one role may do.
+    """The rights of one role.
 
     ``publishes`` are subject tails, ``follows`` streams it reads in order and by number, ``looks`` streams
     it reads single messages of, ``works`` durables it pulls from, ``purges`` streams, ``leases`` and
@@ -129,7 +129,7 @@ def check_role(role: str) -> str:
 
 
 def permissions(names: Names, role: str) -> Permissions:
-    """Return what ``role`` may do in the run of ``names``. The supervisor may do everything in it."""
+    """Return the rights of ``role`` in the run of ``names``. The supervisor may do everything in it."""
     check_role(role)
     inbox = f"_INBOX.{role}.>"
     if role == ADMIN:

@@ -88,7 +88,7 @@ def _list(subjects: Iterable[str]) -> str:
 
 
 def jetstream_settings(*, max_payload_mb: int, store: str, store_gb: float, sync: str) -> str:
-    """Return what every broker of ours sets: limits, and how messages are stored."""
+    """Return the settings of all brokers of ours: limits and storage."""
     sync = "always" if sync == "paranoid" else sync
     return f"""max_payload: {max_payload_mb}MB
 max_pending: {max(64, 2 * max_payload_mb)}MB

@@ -27,7 +27,7 @@ from bus.concurrency import flat_task_group
 from bus.errors import BusError, BusUnavailable, Denied, NotFound
 from bus.keys import read_seed, trust
 from bus.messages import token as subject_token
-from bus.nats_client import Arrival, NatsClient, headers_block
+from bus.nats_client import Arrival, NatsClient
 
 log = logging.getLogger("spade.bus")
 STATUS, DESCRIPTION = Header.STATUS.value, Header.DESCRIPTION
@@ -98,62 +98,36 @@ def public_url(url: str) -> str:
 
 @dataclass(frozen=True)
 class Login:
-    """Credentials of a client: a ``token``, the ``seed`` of its nkey, or those in the URL (``in_url``).
+    """Credentials of a client: the ``seed`` of its nkey, or ``options`` of nats-py (user, password, token).
 
-    ``tls`` is the TLS context; None uses the system's certificates where the URL or the server wants TLS.
+    ``source`` names them in errors.
     """
 
-    token: str = field(default="", repr=False)
-    seed: str = field(default="", repr=False)
-    seed_source: str = ""
-    tls: ssl.SSLContext | None = None
-    in_url: dict[str, str] = field(default_factory=dict, repr=False)
+    source: str
+    options: dict[str, Any] = field(repr=False)
 
     @classmethod
-    def of(
-        cls,
-        token: str,
-        seed_file: Path | str | None,
-        tls: ssl.SSLContext | Path | str | None,
-        in_url: dict[str, str],
-    ) -> Login:
-        """Read the files; ``tls`` may be a file of CA certificates. Raises BusError."""
-        seed = read_seed(seed_file) if seed_file else ""
-        context = tls if isinstance(tls, ssl.SSLContext) or tls is None else trust(tls)
-        return cls(token, seed, str(seed_file or ""), context, in_url)
-
-    def options(self) -> dict[str, Any]:
-        """Return them as options of nats-py."""
-        chosen: dict[str, Any] = {"tls": self.tls}
-        if self.seed:
-            chosen["nkeys_seed_str"] = self.seed
-        elif self.token:
-            chosen["token"] = self.token
-        else:
-            chosen.update(self.in_url)
-        return {name: value for name, value in chosen.items() if value}
+    def of(cls, token: str, seed_file: Path | str | None, in_url: dict[str, str]) -> Login:
+        """Return the login with a key, a token, or the credentials of the URL. Raises BusError."""
+        if seed_file:
+            return cls(f"the key {seed_file}", {"nkeys_seed_str": read_seed(seed_file)})
+        if token:
+            return cls("the token", {"token": token})
+        return cls("the credentials in bus.url", dict(in_url)) if in_url else cls("", {})
 
     def refused(self, url: str) -> BusError:
         """Return the error for a server that does not know us."""
-        if self.seed:
-            return BusError(
-                f"the broker at {url} refused the key {self.seed_source}",
-                remedy="Does it run with the account.conf that was written together with this key?",
+        if "nkeys_seed_str" in self.options:
+            remedy = "Does it run with the account.conf that was written together with this key?"
+        elif not self.source:
+            remedy = "Pass the run's token (SPADE_BUS_TOKEN) or the key of a role (--credentials)."
+        else:
+            remedy = (
+                "Pass the run's token (SPADE_BUS_TOKEN), or percent-encoded credentials in bus.url; "
+                "is another server on this port?"
             )
-        if self.token:
-            return BusError(
-                f"the server at {url} refused the token",
-                remedy="Pass the run's token (SPADE_BUS_TOKEN); is another server on this port?",
-            )
-        if self.in_url:
-            return BusError(
-                f"the server at {url} refused the credentials in bus.url",
-                remedy="Write special characters percent-encoded there, for example %40 for @.",
-            )
-        return BusError(
-            f"the server at {url} refused us without a token or a key",
-            remedy="Pass the run's token (SPADE_BUS_TOKEN) or the key of a role (--credentials).",
-        )
+        what = self.source or "a client without a token or a key"
+        return BusError(f"the server at {url} refused {what}", remedy=remedy)
 
 
 class Connection:
@@ -164,14 +138,22 @@ class Connection:
     seconds), None while it is there.
     """
 
-    def __init__(self, servers: list[str], login: Login, *, patience: float, role: str = "") -> None:
+    def __init__(
+        self,
+        servers: list[str],
+        login: Login,
+        *,
+        tls: ssl.SSLContext | None,
+        patience: float,
+        role: str = "",
+    ) -> None:
         self.url = ",".join(servers)
         self.client = NatsClient()
         self.patience = patience
         self.inbox = ".".join(("_INBOX", *filter(None, [role and subject_token(role)]), secrets.token_hex(8)))
         self.away_since: float | None = None
         self.closed = False
-        self._servers, self._login = servers, login
+        self._servers, self._login, self._tls = servers, login, tls
         self._changed_state = anyio.Event()
         self._watchers: set[Callable[[], None]] = set()
         self._denial_watchers: set[Callable[[Denied], None]] = set()
@@ -185,12 +167,12 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Whether bytes written now have a server to go to."""
+        """Return whether a server is connected."""
         return bool(self.client.is_connected) and not self.closed
 
     @property
     def clustered(self) -> bool:
-        """Whether the server is one of several."""
+        """Return whether the server is one of several."""
         return bool(self.client.announced.get("cluster"))
 
     def election_time(self, seconds: float) -> float:
@@ -237,16 +219,6 @@ class Connection:
         self.client.write(subject, payload, reply, head)
         return True
 
-    async def send(
-        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
-    ) -> None:
-        """Send one message. Raises nats-py's OutboundBufferLimitError while there is no server."""
-        await checkpoint()
-        if len(payload) > self.client.max_payload:
-            raise nats.errors.MaxPayloadError
-        if not self.write(subject, payload, reply, headers_block(headers) if headers else b""):
-            raise nats.errors.OutboundBufferLimitError
-
     async def subscribe(self, subject: str, handler: Callable[[Arrival], None]) -> Subscription:
         """Subscribe; ``handler`` must neither wait nor raise. Raises BusUnavailable when closed."""
         self.check_open(f"subscription to {subject}")
@@ -270,15 +242,7 @@ class Connection:
         """Return when the server has read all that was written before, and we have all it sent before."""
         await self.api("INFO")
 
-    async def request(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        awaited: str,
-        seconds: float,
-        headers: dict[str, str] | None = None,
-    ) -> Msg:
+    async def request(self, subject: str, payload: bytes, *, awaited: str, seconds: float) -> Msg:
         """Ask until there is an answer; the server may take ``seconds`` for it, and may be away for as
         long as the patience lasts. Only for idempotent requests.
 
@@ -289,7 +253,7 @@ class Connection:
             await self.wait_connected(awaited)
             asked = monotonic()
             try:
-                answer = await self._ask(subject, payload, headers, max(0.05, min(left, 3.0)))
+                answer = await self._ask(subject, payload, max(0.05, min(left, 3.0)))
                 if answer is not None:
                     return answer
             except nats.errors.NoRespondersError:
@@ -302,9 +266,7 @@ class Connection:
             left -= monotonic() - asked
         raise BusUnavailable(awaited, seconds, remedy=self._hint())
 
-    async def _ask(
-        self, subject: str, payload: bytes, headers: dict[str, str] | None, seconds: float
-    ) -> Msg | None:
+    async def _ask(self, subject: str, payload: bytes, seconds: float) -> Msg | None:
         """Ask once; None when the connection changed meanwhile, for then no answer comes."""
         answer: Msg | None = None
         denials: list[Denied] = []
@@ -318,7 +280,7 @@ class Connection:
             unwatch = self.watch_denied(on_denied)
             try:
                 group.start_soon(self._cancel_when, self._changed_state, group.cancel_scope)
-                answer = await self.client.request(subject, payload, timeout=seconds, headers=headers)
+                answer = await self.client.request(subject, payload, timeout=seconds)
                 group.cancel_scope.cancel()
             finally:
                 unwatch()
@@ -481,7 +443,8 @@ class Connection:
     async def _connect(self, name: str, on_error: Callable[[Exception], Any]) -> None:
         await self.client.connect(
             list(self._servers),
-            **self._login.options(),
+            **self._login.options,
+            tls=self._tls,
             name=name,
             inbox_prefix=self.inbox,
             max_reconnect_attempts=-1,
@@ -499,7 +462,7 @@ class Connection:
         )
 
     async def watchdog(self) -> None:
-        """Revive what nats-py lets die in silence, and notice an event loop that was blocked for so long
+        """Revive dead loops of nats-py, and notice an event loop that was blocked for so long
         that leases of work may have ended.
         """
         while not self.closed:
@@ -514,7 +477,7 @@ class Connection:
                 self._counts["revived"] += 1
 
     async def close(self) -> None:
-        """Send what is buffered and close. Never raises; takes at most 3 s."""
+        """Send the buffer and close. Never raises; takes at most 3 s."""
         with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
             try:
                 await self.client.close()
@@ -550,7 +513,9 @@ async def open_connection(
     ``connect_seconds``; BusError when it refuses us, has no JetStream, or we do not trust it.
     """
     servers, in_url = split_url(url)
-    connection = Connection(servers, Login.of(token, seed_file, tls, in_url), patience=patience, role=role)
+    context = tls if isinstance(tls, ssl.SSLContext) or tls is None else trust(tls)
+    login = Login.of(token, seed_file, in_url)
+    connection = Connection(servers, login, tls=context, patience=patience, role=role)
     try:
         await connection.start(name, connect_seconds)
         async with flat_task_group() as group:

@@ -1,10 +1,10 @@
-"""Errors of the bus: what happened and what to do about it."""
+"""Errors of the bus, each with a remedy."""
 
 from __future__ import annotations
 
 
 class BusError(Exception):
-    """A fault of the bus. ``remedy`` says what a person can do, empty when there is nothing to say."""
+    """A fault of the bus. ``remedy`` is advice for the user, empty without any."""
 
     def __init__(self, what: str, *, remedy: str = "") -> None:
         self.what, self.remedy = what, remedy
@@ -12,7 +12,7 @@ class BusError(Exception):
 
 
 class Conflict(BusError):
-    """A compare-and-set lost: somebody else wrote the key since it was read."""
+    """A compare-and-set failed: another client wrote the key since it was read."""
 
 
 class Denied(BusError):
@@ -26,7 +26,7 @@ class Denied(BusError):
         )
 
     def concerns(self, subject: str) -> bool:
-        """Whether ``subject``, or one below it, is what was denied. The server names it in lower case."""
+        """Return whether ``subject``, or one below it, was denied. The server writes it in lower case."""
         denied, ours = self.subject.lower(), subject.lower()
         return denied == ours or denied.startswith(f"{ours}.")
 
@@ -54,7 +54,7 @@ class UnknownKind(Undecodable):
 
 
 class BusUnavailable(BusError):
-    """The broker did not answer: ``awaited`` names what was waited for, ``deadline`` the seconds given."""
+    """The broker did not answer: ``awaited`` names the missing answer, ``deadline`` the seconds given."""
 
     def __init__(self, awaited: str, deadline: float, *, remedy: str = "") -> None:
         self.awaited, self.deadline = awaited, deadline

@@ -1,4 +1,4 @@
-"""The face of the bus: what every client offers, whatever carries the bytes."""
+"""The interface of the bus: its operations, their bounds and guarantees."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """State of a stream. An empty stream has ``messages`` 0 and ``first`` = ``last`` + 1. ``bound`` is how
-    many bytes it may hold, 0 for as many as it likes.
+    """State of a stream. An empty stream has ``messages`` 0 and ``first`` = ``last`` + 1. ``bound`` is the
+    most bytes that it may hold (0: no bound).
     """
 
     first: int
@@ -46,8 +46,8 @@ class StreamInfo:
 
 @dataclass(slots=True)
 class Lease:
-    """A singleton's right. ``revision`` grows with each holder: it is the fencing token. ``lost`` is
-    set when the right ended before it was given back; the holder must stop at once.
+    """A singleton right. ``revision`` grows with each holder: it is the fencing token. ``lost`` is set when
+    the right ends before it is given back; the holder must stop at once.
     """
 
     revision: int
@@ -71,11 +71,10 @@ class Delivery:
     settled: bool = False
 
     async def ack(self) -> None:
-        """Say that the result is stored: the work is never delivered again.
+        """Acknowledge the work after its result is stored: it is not delivered again.
 
-        Returns when the acknowledgement is on its way. A lost one is sent again, and a redelivery to
-        this client is suppressed; another client may see the work once more, so results have
-        deterministic ids.
+        Returns when the acknowledgement is on its way. A lost one is repeated, and a redelivery to this
+        client is suppressed; another client may get the work again, so results have deterministic ids.
         """
         await self._end("ack", 0.0, "")
 
@@ -104,18 +103,17 @@ class BlobInfo:
 
 
 class Blobs(ABC):
-    """Named bytes of any size beside the messages of a run (weights, archives). Kept until removed.
+    """Named bytes of any size (weights), kept until removed.
 
-    They move in pieces of 1 MB at most through a window of 16 MB, so memory does not grow with the size,
-    and are checked by SHA-256. A name is dotted tokens of ``[A-Za-z0-9_=/-]``. Calls may be cancelled:
-    after a put that did not return, readers see the old bytes or the new ones; orphaned pieces are removed
-    after hours.
+    They move in pieces of at most 1 MB through a window of 16 MB and are checked by SHA-256. A name is dotted
+    tokens of ``[A-Za-z0-9_=/-]``. After a cancelled put, readers see the old bytes or the new ones; orphaned
+    pieces are removed after hours.
     """
 
     @abstractmethod
     async def put(self, name: str, source: Source) -> BlobInfo:
-        """Store bytes or a file under ``name`` in the place of what was there; readers see the old or the
-        new, never a mixture. Waits while the store is full. Raises OSError for the file.
+        """Store bytes or a file under ``name``; readers see the old bytes or the new ones. Waits while the
+        store is full. Raises OSError for the file.
         """
 
     @abstractmethod
@@ -124,17 +122,17 @@ class Blobs(ABC):
 
     @abstractmethod
     async def save(self, name: str, path: Path) -> BlobInfo:
-        """Write the bytes to ``path``, which appears complete or not at all (it is not flushed to the
-        disk). Raises NotFound, Undecodable or OSError.
+        """Write the bytes to ``path``, which appears complete or not at all. Raises NotFound, Undecodable or
+        OSError.
         """
 
     @abstractmethod
     async def bound(self) -> float:
-        """Return how many bytes all of them together may have; infinite where nobody says."""
+        """Return the most bytes that all blobs together may have; infinite when unknown."""
 
     @abstractmethod
     async def info(self, name: str) -> BlobInfo | None:
-        """Return what is stored under ``name``, None when there is nothing."""
+        """Return the figures of a blob, None when there is none."""
 
     @abstractmethod
     async def remove(self, name: str) -> bool:
@@ -144,12 +142,10 @@ class Blobs(ABC):
 class Bus(ABC):
     """One client of the bus. ``run``, ``role`` and ``instance`` go into every envelope it sends.
 
-    *Delivery.* What has a stream is stored before a call returns and read at least once; what has none is
-    sent once, or not at all. *Bounds.* Each call says what it holds; a full stream makes publishers wait.
-    *Cancellation.* Every call may be cancelled. It leaves nothing behind here; whether the broker still
-    carried it out is known only by looking, and since keys are deterministic it may simply be repeated.
-    *Errors.* All are BusError. Any call raises BusUnavailable when the broker stays away for longer than
-    the client's patience or does not answer, and Denied when this role may not do it.
+    Any call may be cancelled; the broker may have carried it out nevertheless, and since keys are
+    deterministic it may be repeated. All errors are BusError. Any call raises BusUnavailable when the broker
+    does not answer, or stays away for longer than the client's patience, and Denied when this role may not
+    do it.
     """
 
     def __init__(self, *, run: str, role: str, instance: str) -> None:
@@ -158,82 +154,75 @@ class Bus(ABC):
 
     @abstractmethod
     async def publish(self, message: Message) -> int:
-        """Store ``message`` and return its stream sequence.
+        """Store ``message`` and return its stream sequence; it then outlives a kill of any process.
 
         A message with the same key that is already stored counts as success and gives the stored one's
-        sequence. Waits while the stream is full. A message whose ``stream`` is empty is sent once
-        without any promise, and 0 is returned.
-
-        Stored means acknowledged by the broker: it outlives a kill of any process. A body of more than
-        1 MB travels beside the message (``bus.claims``), at most 256 MB. A cancelled call may or may not
-        have stored it. Raises BusError when the broker refuses the message or its disk is full.
+        sequence. Waits while the stream is full. A message without a stream is sent once without any
+        promise, and 0 is returned. Raises BusError for an unregistered class, for a message above the
+        server's limit, and when the broker refuses it or its disk is full.
         """
 
     @abstractmethod
     async def publish_all(self, messages: Iterable[Message]) -> list[int]:
-        """Store all messages and return their sequences; raises the first failure after the others
-        have ended. After a fault the order in the stream may differ from the order given.
+        """Store all messages and return their sequences; raises the first failure after the others ended.
 
-        Like :meth:`publish` for each, through a window of 256 messages or 16 MB a stream. A cancelled call
-        may have stored any of them.
+        They pass a window of 256 messages or 16 MB per stream. After a fault their order in the stream may
+        differ from the order given.
         """
 
     @abstractmethod
     def consume(
         self, consumer: str, *, limit: int, now: Callable[[], int] | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
-        """Take work from a consumer (``designer``, ``agent``, or that of a role of your own, by its name), at
-        most ``limit`` unsettled at a time. ``now`` says, whenever more work is asked for, how many it shall
-        be at the moment; when it falls, work that is on its way still comes, but none when it falls to 0. It
-        is called on any thread.
+        """Take work from a queue (``designer``, ``agent``, or that of your own role, by its name), at most
+        ``limit`` unsettled at a time. ``now`` returns the limit of the moment; when it falls, work on its
+        way still comes, but none when it falls to 0.
 
-        At least once: what is not acknowledged comes again, to whoever asks; each delivery is kept alive
-        until it is settled. What is unsettled when the context ends, also by cancellation, is handed back
-        at once. Messages that cannot be decoded, whose body is lost, and those delivered too often go to
-        the dead-letter stream. Several tasks may read; cancelling a read loses nothing. Raises BusError
-        for an unknown consumer or one that was deleted.
+        At least once: work that is not acknowledged is delivered again, to any client. Work that is
+        unsettled when the context ends is handed back at once. Messages that cannot be decoded, and those
+        delivered too often, become dead letters. Several tasks may read; cancelling a read loses nothing.
+        Raises BusError for a queue that does not exist or was deleted.
         """
 
     @abstractmethod
     def follow(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Record]]:
-        """Read a stream from sequence ``start`` on, in order, for ever, without gap or duplicate.
+        """Read a stream from sequence ``start`` on, in order, without end, gap or duplicate.
 
-        ``tails`` (wildcards ``*`` and ``>``, not overlapping) restricts what is read. Messages that
-        cannot be decoded, or whose body is lost, are skipped, counted and copied to the dead-letter stream.
-        At most 512 messages or 32 MB are read ahead. Cancelling a read loses nothing. Raises BusError when
-        the stream ends before ``start`` - 1: acknowledged messages were lost; NotFound without a stream.
+        ``tails`` (wildcards ``*`` and ``>``, not overlapping) restrict the messages. Facts of a kind that is
+        not registered are passed over; other messages that cannot be decoded are counted and become dead
+        letters. Reads at most 512 messages or 32 MB ahead. Cancelling a read loses nothing. Raises BusError
+        when the stream ends before ``start`` - 1 (acknowledged messages were lost), NotFound without a
+        stream.
         """
 
     @abstractmethod
     def replay(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AsyncIterator[Record]:
-        """Read like :meth:`follow`, but end at the last message present at the call, and only log what
-        cannot be decoded. At most 256 messages or 16 MB are read ahead.
+        """Read like :meth:`follow`, but end at the last message present at the call, and write no dead
+        letters. Reads at most 256 messages or 16 MB ahead.
         """
 
     @abstractmethod
     def listen(self, tail: str) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
-        """Receive messages without a stream (``ctl.>``, ``hb.>``) from now on, at most once each: those
-        sent while the broker is away are lost, and the slow lose the oldest beyond 4096.
+        """Receive messages without a stream (``ctl.>``, ``hb.>``) from now on, at most once each. Messages
+        sent while the broker is away are lost, and the oldest of more than 4096 unread ones.
         """
 
     @abstractmethod
     async def get(self, stream: str, sequence: int) -> Message:
-        """Return one stored message. Raises NotFound, or Undecodable (its body may be lost, too)."""
+        """Return one stored message. Raises NotFound or Undecodable."""
 
     @abstractmethod
     async def last(self, tail: str) -> Record | None:
-        """Return the last message stored on exactly this subject, None when there is none. Raises
-        Undecodable.
-        """
+        """Return the last message stored on exactly this subject, None without one. Raises Undecodable."""
 
     @abstractmethod
     async def purge(self, stream: str, *, below: int | None = None, tail: str | None = None) -> int:
         """Remove messages with a sequence lower than ``below`` and/or on the subjects ``tail``; without
-        both, all. Returns how many were removed. Bodies that travelled beside them go, too.
+        both, all. Returns how many were removed.
         """
 
     @abstractmethod
@@ -246,12 +235,12 @@ class Bus(ABC):
 
     @abstractmethod
     async def state_put(self, key: str, value: bytes) -> int:
-        """Write a key and return its revision. A cancelled call may have written it."""
+        """Write a key and return its revision."""
 
     @abstractmethod
     async def state_update(self, key: str, value: bytes, revision: int) -> int:
-        """Write a key if it still has ``revision`` (0: does not exist). Raises Conflict otherwise; an
-        own write whose answer was lost is no conflict.
+        """Write a key if it still has ``revision`` (0: does not exist). Raises Conflict otherwise; an own
+        write whose answer was lost is no conflict.
         """
 
     @abstractmethod
@@ -260,9 +249,9 @@ class Bus(ABC):
     ) -> AbstractAsyncContextManager[Lease]:
         """Hold the singleton right ``name``, renewed every ``ttl`` / 3 s (``ttl`` at least 1 s).
 
-        Waits up to ``wait`` seconds for another holder to go, then raises BusUnavailable that names it.
-        Given back when the context ends; a holder that was killed keeps it for ``ttl`` at most. It is lost
-        ``ttl`` after the last renewal that succeeded was sent, so two never believe to hold it.
+        Waits up to ``wait`` seconds for another holder to go, then raises BusUnavailable that names it. The
+        right ends with the context, or ``ttl`` seconds after the last successful renewal was *sent*, so two
+        holders never overlap.
         """
 
     @property

@@ -67,7 +67,7 @@ def make_seed() -> str:
 
 
 def provide_seeds(directory: Path, roles: Iterable[str]) -> dict[str, str]:
-    """Return the public key of each role; what has no seed file in ``directory`` yet gets one (0600).
+    """Return the public key of each role; a role without a seed file in ``directory`` gets one (0600).
 
     Raises BusError when an existing file is no seed: it is not replaced.
     """

@@ -105,7 +105,7 @@ class NatsClient(Client):  # type: ignore[misc]
         self._handlers.pop(subscription._id, None)
 
     async def end_interest(self, subscription: Subscription) -> None:
-        """Let the server send no more to a subscription; what is on its way still reaches the handler."""
+        """End a subscription on the server; messages on their way still reach the handler."""
         await self._send_unsubscribe(subscription._id)
 
     def write(self, subject: str, payload: bytes, reply: str, head: bytes = b"") -> None:
@@ -152,7 +152,7 @@ class NatsClient(Client):  # type: ignore[misc]
 
     @property
     def announced(self) -> dict[str, Any]:
-        """Return what the server announced of itself when the connection was made."""
+        """Return the INFO that the server sent when the connection was made."""
         return dict(self._server_info)
 
     @property
@@ -162,7 +162,7 @@ class NatsClient(Client):  # type: ignore[misc]
         return int(self._pending_data_size) + (writer.transport.get_write_buffer_size() if writer else 0)
 
     def drop_unsent(self) -> None:
-        """Forget what was not written: it belongs to a connection that is gone."""
+        """Drop unwritten bytes: they belong to a connection that is gone."""
         self._pending.clear()
         self._pending_data_size = 0
 

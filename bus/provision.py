@@ -83,7 +83,7 @@ def _check_payload(connection: Connection, max_payload_mb: int) -> None:
 
 
 def _least(info: dict[str, Any] | None) -> int:
-    """Return how small a stream may become, in bytes: it keeps what lies in it."""
+    """Return the smallest bound of a stream in bytes: it keeps its messages."""
     return 0 if info is None else min(_bound(info), int(info["state"]["bytes"] * _FULL) + _ROOM)
 
 
@@ -119,7 +119,7 @@ async def _consumer(connection: Connection, names: Names, consumer: Consumer, ta
 
 
 def _differs(existing: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether the server's configuration lacks something wanted; it leaves out what is false or zero."""
+    """Return whether the server's configuration lacks a wanted value; it omits false and zero values."""
     return any(existing.get(key, type(value)()) != value for key, value in wanted.items())
 
 

@@ -331,7 +331,7 @@ class Publisher:
     # Writing.
 
     def _write(self, one: PendingMessage) -> None:
-        """Write a message if there is a server; what is lost on the way is written again."""
+        """Write a message if there is a server; a lost one is written again later."""
         if one.size > self._connection.client.max_payload:
             raise self._too_large(one.subject, one.size)  # the server was replaced by another one
         now = monotonic()
@@ -391,7 +391,7 @@ class Publisher:
                 self._connection, one.stream, one.subject, read_headers(one.head)[ID], after=one.floor
             )
         except BusError as error:
-            log.debug("whether %s is stored cannot be found out: %s", one.subject, error)
+            log.debug("no answer whether %s is stored: %s", one.subject, error)
             return False
         if found is None:
             one.unsure = 0
@@ -503,7 +503,7 @@ class Publisher:
         self.forget(one)
 
     def _on_state(self) -> None:
-        """Write everything again after a connect; what may be stored already is looked for first."""
+        """Write everything again after a connect, except messages that may be stored already."""
         now = monotonic()
         for one in list(self._pending.values()):
             one.refusal, one.unanswered, one.absent_since, one.due = None, 0, 0.0, now
@@ -515,7 +515,7 @@ class Publisher:
             one.wake()
 
     def _on_denied(self, error: Denied) -> None:
-        """End what the server does not let us publish; it names the subject, nothing else answers."""
+        """End the messages on a denied subject: no other answer comes for them."""
         for one in self._pending.values():
             if error.action == "publish" and error.concerns(one.subject):
                 one.error = Denied("publish", one.subject)

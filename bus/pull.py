@@ -135,7 +135,7 @@ class Pull:
             self._wake.set()
 
     def withdraw(self) -> None:
-        """Receive at a fresh inbox: what open requests would still bring goes to other clients."""
+        """Receive at a fresh inbox: messages of open requests then go to other clients."""
         self._stale = True
         self._wake.set()
 
@@ -201,7 +201,7 @@ class Pull:
             self._stale = True
 
     async def _renew(self) -> None:
-        """Forget what is owed and receive at a fresh inbox from now on."""
+        """Forget owed messages and receive at a fresh inbox from now on."""
         await self._leave()
         self._epoch += 1
         self._inbox = f"{self._connection.inbox}.pull.{id(self):x}.{self._epoch}"

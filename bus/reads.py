@@ -143,7 +143,7 @@ async def ask_batch(
 
 
 async def _collect(answers: ArrivalQueue[Arrival], what: str) -> tuple[list[Arrival], int | None]:
-    """Return what arrives until the end mark or a silence."""
+    """Return the messages until the end mark or a silence."""
     got: list[Arrival] = []
     while True:
         message: Arrival | None = None

@@ -68,42 +68,22 @@ class ServerHandle:
     pid: int
     restarts: int = 0
 
-    def statistics(self) -> dict[str, float]:
-        """Return how often the server was restarted."""
-        return {"server_restarts": float(self.restarts)}
 
-
-@dataclass(frozen=True)
 class _Files:
-    """What lies in the server's directory."""
+    """The paths in the server's directory."""
 
-    directory: Path
-    config: Path = field(init=False)
-    log: Path = field(init=False)
-    errors: Path = field(init=False)
-    lock: Path = field(init=False)
-    port: Path = field(init=False)
-    token: Path = field(init=False)
-    store: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        names = {
-            "config": "nats.conf",
-            "log": "nats.log",
-            "errors": "nats.err",
-            "lock": "lock",
-            "port": "port",
-            "token": "token",
-            "store": "store",
-        }
-        for attribute, name in names.items():
-            object.__setattr__(self, attribute, self.directory / name)
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config, self.log, self.errors = (directory / f"nats.{end}" for end in ("conf", "log", "err"))
+        self.lock, self.port, self.token, self.store = (
+            directory / name for name in ("lock", "port", "token", "store")
+        )
 
     def ports(self) -> list[Path]:
         return list(self.directory.glob("nats-server_*.ports"))
 
     def tail(self, since: int = 0) -> str:
-        """Return the last lines of the log and of what the server wrote as it died."""
+        """Return the last lines of the log and of the server's standard error."""
         lines: list[str] = []
         for path, start in ((self.log, since), (self.errors, 0)):
             if path.exists():
@@ -155,9 +135,9 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _busy(port: int) -> BusError:
+def _busy(port: str) -> BusError:
     return BusError(
-        f"port {port} of the bus is in use by another program",
+        f"{port} of the bus is in use by another program",
         remedy="Choose another bus.port, or 0 for any free one.",
     )
 
@@ -166,7 +146,7 @@ def _choose_port(files: _Files, requested: int) -> int:
     """Return the port to ask for: the requested one, the one of the last start, or -1 (any)."""
     if requested:
         if not _is_free(requested):
-            raise _busy(requested)
+            raise _busy(f"port {requested}")
         return requested
     try:
         saved = int(files.port.read_text())
@@ -227,7 +207,7 @@ logfile_max_num: 2
 
 
 class _Server:
-    """The process and what is needed to start it again."""
+    """The server process, which can be started again."""
 
     def __init__(self, files: _Files, binary: Path, lock: int, settings: _Settings) -> None:
         self._files, self._binary, self._lock = files, binary, lock
@@ -297,10 +277,7 @@ class _Server:
     def _died_at_start(self) -> BusError:
         text = self._files.tail(self._log_start)
         if _PORT_TAKEN in text:
-            return BusError(
-                "the port of the bus is in use by another program",
-                remedy="Choose another bus.port, or 0 for any free one.",
-            )
+            return _busy("the port")
         return BusError("nats-server ended as it started", remedy=f"Its log ends:\n{text}")
 
     def explain(self, what: str) -> str:
@@ -384,7 +361,7 @@ async def _keep_running(server: _Server, handle: ServerHandle, port: int) -> Non
 
 
 def force_to_disk(store: Path, known: set[Path]) -> None:
-    """Force what describes streams and consumers to disk; ``known`` keeps what was.
+    """Force the descriptions of streams and consumers to disk; ``known`` keeps those that are.
 
     The server leaves this to the system: a power failure soon after a stream was made would undo it
     together with everything that was acknowledged in it (reference nats 1.1).
@@ -406,7 +383,7 @@ def force_to_disk(store: Path, known: set[Path]) -> None:
 
 
 async def _watch_disk(server: _Server, store: Path) -> None:
-    """Raise BusError when the server cannot write: it goes on running, and answers nobody."""
+    """Raise BusError when the server cannot write: it keeps running but answers no request."""
     known: set[Path] = set()
     while True:
         await anyio.sleep(_HEALTH_SECONDS)

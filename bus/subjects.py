@@ -23,8 +23,8 @@ _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 class Stream:
     """One stream. ``share`` is its part of the store, ``seconds`` its age limit (0 = none).
 
-    ``full`` says what a full stream does: ``wait`` refuses, so that publishers wait; ``forget`` drops
-    the oldest message. What a start needs has no age limit: a run may rest for as long as it likes.
+    ``full``: ``wait`` refuses, so that publishers wait; ``forget`` drops
+    the oldest message. Streams that a restart needs have no age limit.
     ``pieces``: it holds pieces of named bytes, not messages. ``hint`` is the remedy when it is full.
     """
 
@@ -111,7 +111,7 @@ class Names:
         return self.root + tail
 
     def tail(self, subject: str) -> str:
-        """Return what follows the run in ``subject``."""
+        """Return the tail of a subject."""
         return subject.removeprefix(self.root)
 
     def stream(self, kind: str) -> str:
@@ -131,7 +131,7 @@ class Names:
         return self.keys(kind) + key
 
     def keys(self, kind: str) -> str:
-        """Return what the subjects of a bucket's keys begin with."""
+        """Return the prefix of the subjects of a bucket's keys."""
         return f"$KV.spade_{self.run}_{kind}."
 
 
@@ -144,7 +144,7 @@ def stream_of(tail: str) -> str:
 
 
 def matches(pattern: str, tail: str) -> bool:
-    """Whether ``tail`` lies in ``pattern`` (``*`` is one token, a last ``>`` one or more)."""
+    """Return whether ``tail`` lies in ``pattern`` (``*`` is one token, a last ``>`` one or more)."""
     wanted, tokens = pattern.split("."), tail.split(".")
     if wanted[-1] == ">":
         wanted = wanted[:-1]
@@ -157,7 +157,7 @@ def matches(pattern: str, tail: str) -> bool:
 
 
 def overlap(first: str, second: str) -> bool:
-    """Whether some tail lies in both patterns."""
+    """Return whether some tail lies in both patterns."""
     one, two = first.split("."), second.split(".")
     for left, right in zip(one, two, strict=False):
         if left == ">" or right == ">":
@@ -205,7 +205,7 @@ def bucket_config(names: Names, bucket: Bucket, *, store_bytes: int) -> dict[str
 
 def consumer_config(names: Names, consumer: Consumer, *, task_slots: int) -> dict[str, Any]:
     """Return the server's configuration of a durable. The bus itself counts attempts: a message that
-    the server stopped delivering would stay in a work queue for ever.
+    the server stopped delivering would stay in a work queue without end.
     """
     return {
         "name": consumer.name,

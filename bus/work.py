@@ -111,7 +111,7 @@ class Work:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Take work while the context is open; what is unsettled at its end is handed back.
+        """Take work while the context is open; unsettled work is handed back at its end.
 
         Raises BusError when the queue does not exist: the server would never answer a request.
         """

@@ -93,7 +93,7 @@ async def test_pitfall_10_a_barrier_is_one(nats_url: str) -> None:
         await other.connection.barrier()
         connection = over_nats(w).connection
         for number in range(300):
-            await connection.send(f"ground.{number}", b"x" * 1000)
+            assert connection.write(f"ground.{number}", b"x" * 1000)
         await connection.barrier()
         await other.connection.barrier()
         assert len(heard) == 300

@@ -364,11 +364,9 @@ async def test_a_message_that_was_copied_into_a_stream_is_not_believed(secured: 
             names.stream("EVENT"), names.subject("event.agent.finished"), forged, {}, message_id="forged"
         )
         last = (await learner.stream_info("SAMPLE")).last
-        await bus.connection.send(
-            f"$JS.API.DIRECT.GET.{names.stream('EVENT')}",
-            b'{"seq": %d}' % stored.seq,
-            reply=names.subject("sample.agent.x.forged"),
-        )
+        asked = b'{"seq": %d}' % stored.seq
+        answer = names.subject("sample.agent.x.forged")
+        assert bus.connection.write(f"$JS.API.DIRECT.GET.{names.stream('EVENT')}", asked, answer)
         async with joined(secured, "scorer") as scorer, learner.follow("SAMPLE", start=last + 1) as samples:
             with anyio.fail_after(10):
                 while (await learner.stream_info("SAMPLE")).last == last:  # noqa: ASYNC110 (what a stranger sent)
