@@ -103,43 +103,32 @@ class UpdateOrder:
         return max(LEAST_PATIENCE, _SLOWER * self._slowest)
 
 
-class RollingUpdate:
-    """Lets servers wait for their turn. ``waited`` counts seconds, ``passed`` servers given up on."""
+class RollingUpdate(UpdateOrder):
+    """The order with its waiting. ``waited`` counts seconds, ``passed`` servers given up on."""
 
     def __init__(self, *, rolling: bool) -> None:
+        super().__init__()
         self._rolling = rolling
-        self._order = UpdateOrder()
         self._changed = anyio.Event()
         self.waited = 0.0
         self.passed = 0
 
     def note(self, message: Message) -> None:
         """Take in a fact of the bus, or one that was just published."""
-        self._order.note(message)
+        super().note(message)
         self._announce()
-
-    def _gave_way(self, front: str, server: str, version: int) -> bool:
-        return self._order.before(server, version) != front
 
     def refused(self, server: str) -> None:
         """Note that ``server`` refused the new weights: the others of this role do not wait for it.
 
         Those of other role processes do not know, and wait for ``patience`` (see ``detour``).
         """
-        self._order.overstayed(server)
+        self.overstayed(server)
         self._announce()
 
-    def carried(self, version: int, *, beside: str) -> bool:
-        """Return whether another server than ``beside``, of any role process, serves ``version`` or later."""
-        return self._order.carried(version, beside=beside)
-
-    def serves(self, version: int, *, beside: str) -> bool:
-        """Return whether another server than ``beside``, of any role process, serves exactly ``version``."""
-        return self._order.serves(version, beside=beside)
-
     def detour(self, server: str, version: int) -> float:
-        """Return the most seconds until another server's turn to load ``version`` has come."""
-        return self._order.detour(server, version) if self._rolling else 0.0
+        """Return the most seconds until another server's turn comes; 0 when all load at once."""
+        return super().detour(server, version) if self._rolling else 0.0
 
     async def others_carry(self, version: int, *, beside: str, seconds: float) -> bool:
         """Return whether another server than ``beside`` serves ``version`` or a later one within ``seconds``.
@@ -157,22 +146,25 @@ class RollingUpdate:
         while not condition():
             await self._changed.wait()
 
-    def _announce(self) -> None:
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
-
     async def turn(self, server: str, version: int) -> None:
         """Return when ``server`` may load ``version``: it waits ``patience`` for each server before it."""
         if not self._rolling:
             return
         started = anyio.current_time()
         try:
-            while (front := self._order.before(server, version)) is not None:
-                with anyio.move_on_after(self._order.patience) as waiting:
+            while (front := self.before(server, version)) is not None:
+                with anyio.move_on_after(self.patience) as waiting:
                     await self.until(partial(self._gave_way, front, server, version))
-                if waiting.cancelled_caught and self._order.before(server, version) == front:
+                if waiting.cancelled_caught and self.before(server, version) == front:
                     log.warning("rollout_passes", server=server, slow=front)
                     self.passed += 1
-                    self._order.overstayed(front)
+                    self.overstayed(front)
         finally:
             self.waited += anyio.current_time() - started
+
+    def _gave_way(self, front: str, server: str, version: int) -> bool:
+        return self.before(server, version) != front
+
+    def _announce(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
