@@ -99,10 +99,8 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     difference between the server's and the learner's log-probs (:attr:`Config.canary_tolerance`).
 
     ``weights`` names the path of new weights to the servers: a shared disk (``file``), the broker
-    (``bus``) or the learner's device (``docs/weights.md``). ``deltas`` publishes only the changed
-    elements, and all of them every ``keyframe_every``-th time; each vLLM worker then holds a second copy
-    of the weights in host memory. ``rollout`` updates the servers one after the other, or all at once
-    (``docs/inference.md``).
+    (``bus``) or the learner's GPU (``nccl``), see ``docs/weights.md``. ``rollout`` updates the servers one
+    after the other, or all at once (``docs/inference.md``).
     """
 
     count: int = 1
@@ -112,9 +110,7 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     start_seconds: float = 240.0
     request_seconds: float = 120.0
-    weights: Literal["file", "bus", "nccl", "ipc"] = "file"
-    deltas: bool = False
-    keyframe_every: int = 8
+    weights: str = "file"
     pause_cache: Literal["recompute", "keep"] = "recompute"
     canary_tolerance: float = 0.0
     max_concurrency: int = 288

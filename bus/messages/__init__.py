@@ -8,7 +8,7 @@ The wire tag (``kind``) carries the schema version. A role of your own registers
 from bus.messages.base import Message, register_message, registered, stable_id, token
 from bus.messages.control import Control, DeadLetter, Heartbeat, RunOrdered
 from bus.messages.parts import EnvironmentState, Finding, Flag, Segment, Span, Standing, Turn
-from bus.messages.policy import EvaluationFinished, PolicyPublished, ServerLost, ServerServing, WeightDelta
+from bus.messages.policy import EvaluationFinished, PolicyPublished, ServerLost, ServerServing
 from bus.messages.self_play import (
     Arm,
     BatchTrained,
@@ -63,7 +63,6 @@ __all__ = [
     "Span",
     "Standing",
     "Turn",
-    "WeightDelta",
     "register_message",
     "registered",
     "stable_id",

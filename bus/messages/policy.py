@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from bus.messages.base import Message, register_message
-
-
-class WeightDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What turns whole weights with the SHA-256 ``base`` into those with ``whole`` (hex digits): a file at
-    ``uri`` with ``sha256`` and ``size`` of its own (``docs/weights.md``).
-    """
-
-    base: str
-    whole: str
-    uri: str
-    sha256: str
-    size: int
 
 
 @register_message
 class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.v1"):
-    """New weights, whose whole file has ``sha256`` and ``size`` bytes. At ``uri`` lies that file or, where
-    ``start`` is set, an older one with that SHA-256, from which all ``deltas`` lead here, in order. Without
-    ``start`` the deltas are a shorter way for who holds the base of one of them.
+    """New weights: a file at ``uri`` with ``sha256`` and ``size`` in bytes.
 
     The canary is a prompt (int32) and the learner's log-probs of its tokens 1.. given their prefix (float32,
     one fewer than tokens). ``vocabulary`` is the number of the learner's token ids, ``tokenizer`` the SHA-256
@@ -37,8 +21,6 @@ class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.
     size: int
     canary_tokens: bytes
     canary_logprobs: bytes
-    start: str = ""
-    deltas: tuple[WeightDelta, ...] = ()
     vocabulary: int = 0
     tokenizer: str = ""
 

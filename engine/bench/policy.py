@@ -141,8 +141,8 @@ def publish(model: Path, directory: Path) -> PolicyPublished:
     """
     import torch
 
-    from engine.weights.publisher import Publisher
+    from engine.weights.publisher import FilePublisher
 
     policy, version = BenchPolicy(model), Version(0, 0)
-    release = Publisher(directory).release(version, policy.tensors(), dtype=torch.float32)
+    release = FilePublisher(directory).release(version, policy.tensors(), dtype=torch.float32)
     return policy.announcement(version, release)

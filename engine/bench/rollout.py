@@ -36,7 +36,7 @@ from engine.inference.pool import InferencePool
 from engine.inference.process import serve
 from engine.inference.tokens import ChatTokens
 from engine.inference.vllm import VllmClient, open_session
-from engine.weights.paths import FilePath
+from engine.weights.loaders import FileLoader
 from engine.weights.update import update
 from sandbox import SandboxPool, SandboxSettings
 
@@ -120,7 +120,7 @@ async def measure(options: RolloutOptions, report: Progress = lambda _: None) ->
                 cache="recompute",
                 tolerance=_TOLERANCE,
                 load_seconds=_LOAD_SECONDS,
-                path=FilePath(),
+                loader=FileLoader(),
             )
             bare = BareClient(process.url, session, tail)
             rates = []

@@ -30,9 +30,8 @@ from engine.inference import vllm_schema
 from engine.inference.process import serve
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient, open_session
 from engine.lineage import Version
-from engine.weights.buspath import BusPath
-from engine.weights.paths import Cache, FilePath, WeightPath, worker_states
-from engine.weights.publisher import Publisher, Release
+from engine.weights.loaders import BusLoader, Cache, FileLoader, WeightLoader
+from engine.weights.publisher import FilePublisher, Release
 from engine.weights.update import Updated, update
 
 Progress = Callable[[str], None]
@@ -85,7 +84,7 @@ class UpdateArrival(msgspec.Struct, frozen=True, kw_only=True):
 class WeightFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The result.
 
-    ``bare_load_ms``: vLLM's own load without traffic. ``canary_error`` is the largest seen.
+    ``bare_load_ms``: the pause of an update without traffic. ``canary_error`` is the largest seen.
     """
 
     model: str
@@ -133,9 +132,9 @@ async def measure(options: WeightOptions, report: Progress = lambda _: None) -> 
                 report(f"update under traffic with cache = {cache}")
                 standstill[cache] = await bench.standstill(on_disk.policies, cache)
             report("arrival by file and by bus")
-            by_bus = BusPath(server.blobs, scratch / "cache")
+            by_bus = BusLoader(server.blobs, scratch / "cache")
             arrival = {
-                "file": await bench.arrival(on_disk, FilePath()),
+                "file": await bench.arrival(on_disk, FileLoader()),
                 "bus": await bench.arrival(on_bus, by_bus, learner),
             }
         return WeightFigures(
@@ -158,7 +157,7 @@ def _publish(directory: Path, scratch: Path) -> tuple[int, _Versions, _Versions]
 
     policy = BenchPolicy(directory)
     made = {name: _Versions([], []) for name in ("file", "bus")}
-    publishers = {name: Publisher(scratch / name, bus=name == "bus") for name in made}
+    publishers = {name: FilePublisher(scratch / name, bus=name == "bus") for name in made}
     for step in range(2):
         policy.step()
         for name, versions in made.items():
@@ -243,7 +242,7 @@ class _WeightBench:
         self.bare: list[float] = []
 
     async def bring(
-        self, policy: PolicyPublished, *, cache: Cache = "recompute", path: WeightPath | None = None
+        self, policy: PolicyPublished, *, cache: Cache = "recompute", loader: WeightLoader | None = None
     ) -> Updated:
         """Load one version."""
         updated = await update(
@@ -252,7 +251,7 @@ class _WeightBench:
             cache=cache,
             tolerance=_TOLERANCE,
             load_seconds=_LOAD_SECONDS,
-            path=path or FilePath(),
+            loader=loader or FileLoader(),
         )
         self.worst_canary = max(self.worst_canary, updated.canary_error)
         return updated
@@ -262,9 +261,7 @@ class _WeightBench:
         gaps, pauses, steps, bare = list[float](), list[float](), list[float](), list[float]()
         versions = cycle(policies)
         for _ in range(self._options.repeat):
-            await self.bring(next(versions))
-            (state, *_) = await worker_states(self._client)
-            bare.append(1e3 * state.load_seconds)
+            bare.append(1e3 * (await self.bring(next(versions), cache="keep")).paused)
             for found, policy in ((gaps, next(versions)), (pauses, None)):
                 gap, step = await self._under_traffic(policy, cache)
                 found.append(1e3 * gap)
@@ -303,10 +300,10 @@ class _WeightBench:
         return longest_gap(traffic.arrivals, began), usual_gap(traffic.arrivals, began)
 
     async def arrival(
-        self, made: _Versions, path: WeightPath, learner: bus.Bus | None = None
+        self, made: _Versions, loader: WeightLoader, learner: bus.Bus | None = None
     ) -> UpdateArrival:
         """Measure the way of versions from the learner to the server, without traffic."""
-        publisher = Publisher(Path(), bus=True)
+        publisher = FilePublisher(Path(), bus=True)
         uploads, served = [], []
         for _ in range(self._options.repeat):
             for policy, release in zip(made.policies, made.releases, strict=True):
@@ -314,5 +311,5 @@ class _WeightBench:
                 if learner is not None:
                     await publisher.upload(learner.blobs, release)
                 uploads.append(time.perf_counter() - began)
-                served.append((await self.bring(policy, path=path)).seconds)
+                served.append((await self.bring(policy, loader=loader)).seconds)
         return UpdateArrival(upload_s=statistics.median(uploads), served_s=statistics.median(served))

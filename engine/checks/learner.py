@@ -41,21 +41,11 @@ def _lora(config: Config) -> Iterator[Problem]:
 
 
 def _published(config: Config) -> Iterator[Problem]:
-    rank, server = config.learner.lora.rank, config.server
+    rank = config.learner.lora.rank
     if not 1 <= rank <= LARGEST_RANK:
         yield (
             "learner.lora.publish",
             f'"adapter" needs a learner.lora.rank of 1 to {LARGEST_RANK}, which is what vLLM takes',
-        )
-    if server.weights not in ("file", "bus"):
-        yield (
-            "learner.lora.publish",
-            f'"adapter" travels as a file: server.weights must be "file" or "bus", not "{server.weights}"',
-        )
-    if server.deltas:
-        yield (
-            "server.deltas",
-            'must be off with learner.lora.publish = "adapter": an adapter is small as it is',
         )
 
 

@@ -17,6 +17,7 @@ from engine import registry
 from engine.checks.designers import designers
 from engine.checks.learner import learners, longest_reply
 from engine.config import Config, DesignerConfig, SamplingConfig
+from engine.weights import ways
 
 Problem = tuple[str, str]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
@@ -117,22 +118,7 @@ def _addresses(config: Config) -> Iterator[Problem]:
     yield from _positive("server.start_seconds", server.start_seconds)
     yield from _positive("server.request_seconds", server.request_seconds)
     yield from _positive("server.canary_tolerance", config.canary_tolerance)
-    yield from _weights(config)
-
-
-def _weights(config: Config) -> Iterator[Problem]:
-    server = config.server
-    yield from _within("server.keyframe_every", server.keyframe_every, 1, 1000)
-    if server.weights not in ("nccl", "ipc"):
-        return
-    if server.deltas:
-        yield "server.deltas", f'is for weights = "file" and "bus"; "{server.weights}" sends all of them'
-    if not server.urls and not server.port:
-        yield (
-            "server.weights",
-            f'"{server.weights}" lets the learner write into the servers: it must know where they are. '
-            "Set server.port or server.urls",
-        )
+    yield from ways.check(config)
 
 
 def _sandbox(config: Config) -> Iterator[Problem]:

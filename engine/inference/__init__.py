@@ -5,6 +5,5 @@ not import more than this.
 """
 
 WEIGHT_BACKEND = "spade_file"
-WORKER_EXTENSION = "engine.weights.transfer.WeightsExtension"
 LEASH = "SPADE_VLLM_LEASH"
 """The environment variable that ties vLLM's processes to their parent."""

@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
-from engine.inference import LEASH, WEIGHT_BACKEND, WORKER_EXTENSION
+from engine.inference import LEASH, WEIGHT_BACKEND
 from engine.inference.adapters import kept
 
 SERVED_NAME = "policy"
+_GPU_BACKENDS = ("nccl",)  # engines of vLLM's own; the other ways use our file engine
 LOOPBACK = "127.0.0.1"
 SPARE_SEQUENCES = 32  # canaries and probes must not wait behind a full batch
 
@@ -29,7 +30,6 @@ _OWNED = {
     "model": "Set model.path instead.",
     "port": "Set server.port instead.",
     "weight-transfer-config": "Set server.weights instead.",
-    "worker-extension-cls": "Weight updates rely on ours.",
     "served-model-name": "The servers' clients rely on it.",
     "api-key": "Servers listen on loopback and take no key.",
     "uds": "Servers listen on TCP.",
@@ -60,8 +60,7 @@ def flags(config: Config, model_path: Path, port: int, *, updates: bool = True) 
     if config.adapters and updates:
         found |= _adapter_flags(config)
     if config.adapters or not updates:
-        for flag in ("weight-transfer-config", "worker-extension-cls"):
-            found.pop(flag, None)
+        found.pop("weight-transfer-config", None)
     own = arguments(config)
     for flag, value in own.items():
         if flag in _OWNED:
@@ -155,8 +154,6 @@ def settings(config: Config) -> dict[str, str]:
         }
     if config.adapters:
         values["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
-    if config.server.weights == "ipc":
-        values["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of device memory travel pickled
     return values | config.server.environment
 
 
@@ -266,7 +263,6 @@ def _defaults(config: Config, model_path: Path, port: int) -> dict[str, str | in
         "max-logprobs": -1,
         "generation-config": "vllm",
         "weight-transfer-config": f'{{"backend": "{weight_backend(config)}"}}',
-        "worker-extension-cls": WORKER_EXTENSION,
         "disable-uvicorn-access-log": True,
     }
     if on_cpu():
@@ -288,16 +284,16 @@ def _adapter_flags(config: Config) -> dict[str, str | int | float | bool]:
 
 def weight_backend(config: Config) -> str:
     """Return the name of vLLM's weight-transfer engine. Raises ConfigError for one that needs a GPU."""
-    way = config.server.weights
-    if way in ("file", "bus"):
+    name = config.server.weights
+    if name not in _GPU_BACKENDS:
         return WEIGHT_BACKEND
     if on_cpu():
         raise ConfigError(
-            f'server.weights = "{way}" moves weights between GPUs, and the installed vLLM is the CPU build',
+            f'server.weights = "{name}" moves weights between GPUs, and the installed vLLM is the CPU build',
             where="server.weights",
             remedy='Set it to "file" (one host, or a shared disk) or "bus" (any host).',
         )
-    return way
+    return name
 
 
 def _check_block_size(flags: dict[str, str | int | float | bool]) -> None:

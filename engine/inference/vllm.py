@@ -221,13 +221,6 @@ class VllmClient:
         body = vllm_schema.encode({"weight_version": label})
         await self._post("/finish_weight_update", body, deadline, "finish_weight_update")
 
-    async def collective(self, method: str, *, deadline: float = CONTROL_SECONDS) -> list[str]:
-        """Call a method of all workers of the server and return their answers, which are texts."""
-        payload = await self._post(
-            "/collective_rpc", vllm_schema.encode({"method": method}), deadline, method
-        )
-        return [str(one) for one in vllm_schema.table(payload, self.url).get("results") or ()]
-
     async def adapters(self, *, deadline: float = CONTROL_SECONDS) -> dict[str, str]:
         """Return the loaded adapters of spade and their directories, in the order of their loads."""
         models = (await self._get("/v1/models", deadline, "models")).get("data")

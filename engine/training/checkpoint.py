@@ -14,8 +14,9 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -26,8 +27,7 @@ from bus.messages import BatchTrained
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
 from engine.training.buffer import BufferState
-from engine.training.checkpoint_tensors import Capsule
-from engine.training.sample_age import BranchesState
+from engine.training.sample_age import AgesState
 from engine.training.supervised import Accepted
 
 _MANIFEST, _STATE, _MODEL, _EXTRA = "manifest.json", "state.msgpack", "model.safetensors", "extra.pt"
@@ -36,11 +36,25 @@ _CHUNK = 1 << 22
 _log = structlog.get_logger()
 
 
+@dataclass(frozen=True)
+class CheckpointTensors:
+    """The tensors of a checkpoint.
+
+    ``model``: the weights by name, shared ones once. ``extra``: the states of the optimiser and of the
+    random number generators, tensors and plain values only.
+    """
+
+    model: dict[str, torch.Tensor]
+    extra: dict[str, Any]
+
+
 class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything but tensors. ``cursor`` is the SAMPLE sequence up to which the stream was consumed;
-    ``curriculum`` the EVENT sequence up to which the scorer's snapshot knows, -1 without one; ``announced``
-    the last BatchTrained, which may or may not have reached the bus; ``accepted`` the designs
-    that the supervised mix draws from; ``branches`` what abandoned branches trained beyond ``version``.
+    """The learner's state without tensors.
+
+    ``cursor`` is the SAMPLE sequence up to which the stream was consumed; ``curriculum`` the EVENT sequence
+    of the scorer's snapshot, -1 without one; ``announced`` the last BatchTrained, which may not have reached
+    the bus; ``accepted`` the designs that the supervised mix draws from; ``ages`` see
+    ``engine.training.sample_age``.
     """
 
     version: Version = Version(0, 0)
@@ -50,7 +64,7 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     curriculum: int = -1
     announced: BatchTrained | None = None
     accepted: tuple[Accepted, ...] = ()
-    branches: BranchesState = BranchesState()
+    ages: AgesState = AgesState()
 
     @property
     def needs(self) -> int:
@@ -64,15 +78,15 @@ class Checkpoint(NamedTuple):
     path: Path
     state: LearnerState
 
-    def tensors(self) -> Capsule:
+    def tensors(self) -> CheckpointTensors:
         """Read the tensors."""
-        return tensors(self.path)
+        return read_tensors(self.path)
 
 
-def tensors(path: Path) -> Capsule:
+def read_tensors(path: Path) -> CheckpointTensors:
     """Read the tensors of the checkpoint in ``path``; those of the optimiser stay in the file until used."""
     extra = torch.load(path / _EXTRA, map_location="cpu", weights_only=True, mmap=True)
-    return Capsule(load_file(path / _MODEL), extra)
+    return CheckpointTensors(load_file(path / _MODEL), extra)
 
 
 def name_of(state: LearnerState) -> str:
@@ -83,7 +97,7 @@ def name_of(state: LearnerState) -> str:
 def save(
     directory: Path,
     state: LearnerState,
-    capsule: Capsule,
+    tensors: CheckpointTensors,
     *,
     keep: int,
     spared: Collection[str] = (),
@@ -108,7 +122,7 @@ def save(
     temporary = directory / f".{place.name}.{os.getpid()}.tmp"
     try:
         temporary.mkdir(parents=True)
-        _write(temporary, state, capsule, curriculum)
+        _write(temporary, state, tensors, curriculum)
         temporary.rename(place)
         _flush(directory)
     except (OSError, RuntimeError) as error:  # torch and safetensors wrap a full disk in their own errors
@@ -194,12 +208,12 @@ def restart(source: Path, directory: Path) -> Path:
     return place
 
 
-def _write(directory: Path, state: LearnerState, capsule: Capsule, curriculum: bytes) -> None:
+def _write(directory: Path, state: LearnerState, tensors: CheckpointTensors, curriculum: bytes) -> None:
     writers: dict[str, Callable[[Path], object]] = {
         _MODEL: lambda path: save_file(
-            {name: tensor.contiguous() for name, tensor in capsule.model.items()}, path
+            {name: tensor.contiguous() for name, tensor in tensors.model.items()}, path
         ),
-        _EXTRA: lambda path: torch.save(capsule.extra, path),
+        _EXTRA: lambda path: torch.save(tensors.extra, path),
         _STATE: lambda path: path.write_bytes(msgspec.msgpack.encode(state)),
     }
     if curriculum:

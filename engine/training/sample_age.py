@@ -1,10 +1,9 @@
-"""How far the branches of the version tree are repeated: what ages are measured by. Pure.
+"""The age of samples after a crash. Pure.
 
-A learner that dies goes back to its checkpoint and forms the batches since then once more, mostly the very
-same ones: their samples are in the stream, in the same order. Two branches part where their batches first
-*differ*; until then their versions count as one. So samples of the abandoned branch are as old as they were
-when it lived, not older by the way back to the checkpoint and down again. Only ages go by this: version
-numbers and ``survives`` stay with the tree of forks.
+A learner that dies returns to its checkpoint and forms the batches since then again, from the same samples in
+the same order. Two branches of the version tree part where their batches first *differ*; until then the
+versions of both count as one, so a sample of the abandoned branch is no older than when that branch was
+alive. Only ages use this: version numbers and ``survives`` follow the tree of forks.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from engine.config import LearnerConfig
 from engine.lineage import Lineage, Version
 
 _DIGEST_BYTES = 16
-_AMBIGUOUS = b""  # equals no digest
 _SHAPING = (
     *("agent", "designer", "optimizer", "lora", "clip_low", "clip_high", "importance_cap", "importance_mode"),
     *("steps_per_batch", "minibatches", "kl", "entropy", "supervised_mix", "supervised_samples"),
@@ -27,27 +25,26 @@ _SHAPING = (
 )
 
 
-class BranchesState(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps. ``shared``: the last step that each older fence's path has in common with
-    ours. ``facts``: digests of the batches beyond our step, by fence and step, while a branch is repeated.
-    ``position``: the EVENT sequence up to which BatchTrained was read. ``settings``: what a step was made
-    by, a digest.
+class AgesState(msgspec.Struct, frozen=True):
+    """The part of a checkpoint that ages need.
+
+    ``shared``: the last step that the path of each older fence has in common with ours. ``settings``: a
+    digest of the settings that the steps were taken under.
     """
 
     shared: dict[int, int] = {}
-    facts: dict[int, dict[int, bytes]] = {}
-    position: int = 0
     settings: bytes = b""
 
 
-class Ages(Lineage, frozen=True):
-    """A lineage that knows how far older fences' paths are ``shared`` with that of the newest fence."""
+class RepeatedLineage(Lineage, frozen=True):
+    """A lineage that knows how far the paths of older fences are ``shared`` with that of the newest one."""
 
     shared: dict[int, int] = msgspec.field(default_factory=dict)
 
     def age(self, current: Version, version: Version) -> int:
-        """Return the distance in batches between two versions where batches that are the same count as one
-        (>= 0, at most that of the tree of forks). ``current`` is of the newest fence.
+        """Return the distance in batches between two versions, where equal batches count as one.
+
+        It is at least 0 and at most the distance in the tree of forks. ``current`` is of the newest fence.
         """
         if current.fence != self.forks[-1][0] or version.fence not in self.shared:
             return super().age(current, version)
@@ -55,101 +52,68 @@ class Ages(Lineage, frozen=True):
         return (current.step - meet) + (version.step - meet)
 
 
-class Branches:
-    """Compares each batch of a learner with those that abandoned branches had in its place.
+class SampleAges:
+    """Compares each batch of a learner with the batch that abandoned branches had in its place.
 
-    ``own`` is the version at which it starts, ``lineage`` the forks up to it, ``state`` what its checkpoint
-    kept, ``facts`` what was published since, which it may also be told by :meth:`heard`. A batch is the same
-    when round, step and the set of its samples are. A path is followed as long as every batch is the same;
-    from the first one that differs, or that nobody has told of, it stays where it is for good. Under other
-    ``settings`` than the checkpoint's (:func:`shaping`) no batch is the same.
+    ``own`` is the version at which it starts, ``lineage`` the forks up to it, ``state`` that of its
+    checkpoint, ``facts`` the batches that were announced so far. Batches are equal when round, step and the
+    set of their samples are. A branch is followed while every batch is equal; it ends for good at the first
+    one that differs or is unknown, and at once under other settings than the checkpoint's.
     """
 
     def __init__(
         self,
         own: Version,
         lineage: Lineage,
-        state: BranchesState | None = None,
+        state: AgesState | None = None,
         facts: Iterable[BatchTrained] = (),
         *,
         settings: bytes = b"",
     ) -> None:
-        state = state or BranchesState()
-        self._settings = settings
-        self._alike = state.settings in (b"", settings)
-        self._forks = dict(lineage.forks)
-        self._step = own.step
-        self.position = state.position
+        state = state or AgesState()
+        alike = state.settings in (b"", settings)
+        self._settings, self._step, self._forks = settings, own.step, dict(lineage.forks)
         older = [fence for fence in self._forks if fence < own.fence]
         self._shared = {
             fence: max(self._meet(fence), min(state.shared.get(fence, 0), own.step)) for fence in older
         }
-        self._facts: dict[int, dict[int, bytes]] = {fence: {} for fence in older}
-        for fence, batches in state.facts.items():
-            for step, digest in batches.items():
-                self._learn(Version(fence, step), digest)
+        self._batches: dict[Version, bytes] = {}
         for fact in facts:
-            self.heard(fact)
-        self._forget()
-
-    def heard(self, fact: BatchTrained) -> None:
-        """Take in what was trained before the start, in any order."""
-        if fact.trained:
-            self._learn(Version.unpack(fact.version), _digest(fact.round, fact.trained))
+            version, digest = Version.unpack(fact.version), _digest(fact.round, fact.trained)
+            if fact.trained and alike and version.step > own.step:
+                # A fence that announced two batches for one step counts as unknown.
+                known = self._batches.setdefault(version, digest)
+                self._batches[version] = digest if known == digest else b""
 
     def trained(self, step: int, round_: int, samples: Iterable[str]) -> None:
-        """Take in the batch that made ``step``, the next one, of the samples with these ids."""
+        """Note the batch that made ``step``, the next one, of the samples with these ids."""
         digest = _digest(round_, samples)
         for fence, shared in self._shared.items():
-            if shared == step - 1 and self._fact(fence, step) == digest:
+            if shared == step - 1 and self._batch(fence, step) == digest:
                 self._shared[fence] = step
         self._step = step
-        self._forget()
 
-    def ages(self) -> Ages:
+    def lineage(self) -> RepeatedLineage:
         """Return the lineage by which the next batch measures ages."""
-        return Ages(tuple(self._forks.items()), dict(self._shared))
+        return RepeatedLineage(tuple(self._forks.items()), dict(self._shared))
 
-    @property
-    def repeats(self) -> bool:
-        """Whether the next batch may be one that an abandoned branch has had."""
-        return any(self._facts.values())
-
-    def state(self) -> BranchesState:
-        """Return what a checkpoint keeps."""
-        facts = {fence: dict(batches) for fence, batches in self._facts.items() if batches}
-        return BranchesState(dict(self._shared), facts, self.position, self._settings)
+    def state(self) -> AgesState:
+        """Return the part that a checkpoint keeps."""
+        return AgesState(dict(self._shared), self._settings)
 
     def _meet(self, fence: int) -> int:
-        """Return where the path of ``fence`` left the newest one, by the forks."""
+        """Return the step at which the path of ``fence`` left the newest one, by the forks."""
         return min(step for later, step in self._forks.items() if later > fence)
 
-    def _learn(self, version: Version, digest: bytes) -> None:
-        batches = self._facts.get(version.fence)
-        if batches is None or not self._alike:
-            return
-        if version.step <= max(self._step, self._forks[version.fence]):
-            return
-        before = batches.setdefault(version.step, digest)
-        if before != digest:
-            batches[version.step] = _AMBIGUOUS
-
-    def _fact(self, fence: int, step: int) -> bytes | None:
-        """Return the batch that made ``step`` on the path to ``fence``: of its own, or of who it left."""
-        for owner in sorted(self._facts, reverse=True):
+    def _batch(self, fence: int, step: int) -> bytes | None:
+        """Return the batch that made ``step`` on the path to ``fence``, of its own or an earlier fence."""
+        for owner in sorted(self._forks, reverse=True):
             if owner <= fence and step > self._forks[owner]:
-                return self._facts[owner].get(step)
+                return self._batches.get(Version(owner, step))
         return None
 
-    def _forget(self) -> None:
-        """Drop what no later batch is compared with."""
-        live = any(shared == self._step for shared in self._shared.values())
-        for fence, batches in self._facts.items():
-            later = {step: digest for step, digest in batches.items() if live and step > self._step}
-            self._facts[fence] = later
 
-
-def shaping(learner: LearnerConfig) -> bytes:
+def settings_digest(learner: LearnerConfig) -> bytes:
     """Return a digest of the settings that a step on the same batch depends on."""
     table = msgspec.structs.asdict(learner)
     frame = msgspec.json.encode([table[name] for name in _SHAPING], order="sorted")

@@ -36,7 +36,7 @@ from engine.config import LearnerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.training import adapted, checkpoint, extras, lora
 from engine.training.batch import Batch, MicroBatch
-from engine.training.checkpoint_tensors import Capsule
+from engine.training.checkpoint import CheckpointTensors
 from engine.training.command_queue import Closed, Feed
 from engine.training.loss import SUMS, Objective, metrics, objective_loss
 from engine.training.parameters import (
@@ -238,7 +238,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         logps = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
         return logps.cpu().numpy().astype(np.float32)
 
-    def capture(self) -> Capsule:
+    def capture(self) -> CheckpointTensors:
         """Return the tensors of a checkpoint (views, valid until the next step), on rank 0."""
         self._together("capture")
         keep = self._ranks.leads
@@ -250,22 +250,22 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         }
         if torch.cuda.is_available():
             generators["cuda"] = torch.cuda.get_rng_state_all()
-        return Capsule(model, {"optimizer": optimizer, "generators": generators})
+        return CheckpointTensors(model, {"optimizer": optimizer, "generators": generators})
 
     def load(self, path: str, step: int) -> None:
         """Go on from the checkpoint in ``path``, which every rank reads. Raises SpadeError, OSError."""
         self._together("load", path, step)
-        self.restore(checkpoint.tensors(Path(path)), step)
+        self.restore(checkpoint.read_tensors(Path(path)), step)
 
-    def restore(self, capsule: Capsule, step: int) -> None:
+    def restore(self, saved: CheckpointTensors, step: int) -> None:
         """Put back what :meth:`capture` returned at ``step``. Raises SpadeError when it does not fit."""
-        put(kept(self.model), capsule.model)
-        restore_optimizer(self.model, self.optimizer, capsule.extra["optimizer"])
+        put(kept(self.model), saved.model)
+        restore_optimizer(self.model, self.optimizer, saved.extra["optimizer"])
         self.state.global_step = self._globalstep_last_logged = step
         if not self._ranks.leads:
             torch.manual_seed(self.args.seed + step * self._ranks.size + self._ranks.rank)
             return
-        generators = capsule.extra["generators"]
+        generators = saved.extra["generators"]
         torch.set_rng_state(generators["torch"])
         random.setstate(generators["python"])
         if "cuda" in generators and torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """LoRA adapters as published weights: the learner writes them, servers load them beside their weights.
 
 A version is one safetensors file in PEFT's format, with the settings of the adapter (PEFT's
-``adapter_config.json``) in its metadata: one digest covers both, and one file is what travels.
+``adapter_config.json``) in its metadata: one file travels, and one digest covers both.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from engine.inference.completion import InferenceError, ServerRefused
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.lineage import Version
 from engine.weights import store
-from engine.weights.buspath import SCHEME
-from engine.weights.outcome import FetchFailed, UpdateRefused
-from engine.weights.paths import Cache, Turn, WeightPath
-from engine.weights.publisher import Publisher, Release
+from engine.weights.loaders import BUS_SCHEME, Cache, FetchFailed, Turn, UpdateRefused, WeightLoader
+from engine.weights.publisher import FilePublisher, Release
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +43,7 @@ _CONFIG_KEYS = frozenset({"peft_type", "r", "lora_alpha", "target_modules"})
 log = structlog.get_logger("spade.weights")
 
 
-class AdapterPublisher(Publisher):
+class AdapterPublisher(FilePublisher):
     """Writes adapters, each into a directory that PEFT loads; ``settings`` is their adapter_config.json."""
 
     def __init__(
@@ -85,7 +83,7 @@ class _Shelved:
     unloaded_at: float | None = None
 
 
-class AdapterPath(WeightPath):
+class AdapterLoader(WeightLoader):
     """Loads each version's adapter beside those before, and unloads what no request uses any more.
 
     ``keep`` newest ones stay. An older one goes when the server says that it neither runs nor waits, or
@@ -283,7 +281,7 @@ class AdapterPath(WeightPath):
 
     async def _fetch(self, policy: PolicyPublished, path: Path) -> None:
         parts = urlsplit(policy.uri)
-        if parts.scheme != SCHEME:
+        if parts.scheme != BUS_SCHEME:
             source = store.local_path(policy.uri)
             if not source.is_file():
                 raise store.WeightFault("the published adapter is gone", where=str(source))

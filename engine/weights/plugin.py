@@ -1,7 +1,7 @@
-"""vLLM's entry point (group ``vllm.general_plugins``), called in each of vLLM's processes.
+"""The entry point for vLLM (group ``vllm.general_plugins``), called in each of vLLM's processes.
 
-It makes the weight-transfer backend ``spade_file`` known. In a vLLM that we started it also ties each
-process to its parent: vLLM's engine process outlives a killed API server otherwise, with all its memory.
+It registers the weight-transfer backend ``spade_file``. In a vLLM that spade started it also ties each
+process to its parent: vLLM's engine process would otherwise outlive a killed API server, with all its memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import time
 
 from engine.inference import LEASH, WEIGHT_BACKEND
 
-REFUSED = "spade_file refuses"  # begins the message of a push that changed nothing
-STATE = "spade_weights_state"  # what the extension adds to vLLM's workers
 _LEASH_NAME = "spade-leash"
 _LEASH_SECONDS = 1.0
 
@@ -40,9 +38,9 @@ def register() -> None:
 
 
 def tie_to_parent() -> None:
-    """Let this process be killed within about a second of its parent's end, once however often called.
+    """Kill this process within about a second of its parent's end. Calling it again has no effect.
 
-    A thread looks at the parent's id: the kernel's parent-death signal follows the parent's *thread*.
+    A thread polls the parent's id, because the kernel's parent-death signal follows the parent's *thread*.
     """
     if any(thread.name == _LEASH_NAME for thread in threading.enumerate()):
         return

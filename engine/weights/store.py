@@ -1,20 +1,20 @@
-"""Published weights as files: one safetensors file a version, written atomically, named by a digest.
+"""Published weights as files: one safetensors file per version, written atomically, named by a digest.
 
-Layout: ``<directory>/<fence>-<step>/model.safetensors``. The publishing side is the learner, the
-fetching side the weight-transfer engine inside vLLM; they share nothing but the path, the size and the
-SHA-256 that travel in ``PolicyPublished``.
+Layout: ``<directory>/<fence>-<step>/model.safetensors``. The learner writes, the server role checks; they
+share nothing but the path, the size and the SHA-256 that travel in ``PolicyPublished``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from engine.errors import SpadeError
@@ -26,10 +26,19 @@ if TYPE_CHECKING:
 FILE_NAME = "model.safetensors"
 _DIRECTORY = re.compile(r"(\d+)-(\d+)")
 _CHUNK = 1 << 20
+_LARGEST_HEADER = 100 << 20
+_TIED_HEAD = "lm_head.weight"
 
 
 class WeightFault(SpadeError):
-    """Published weights are missing, torn, or not what their digest says."""
+    """Published weights are missing, damaged, or do not fit the model."""
+
+
+class TensorInfo(NamedTuple):
+    """The type (safetensors' name, such as ``BF16``) and the shape of a tensor in a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,70 @@ def fetch(uri: str, sha256: str, size: int) -> Path:
     if digest != sha256:
         raise WeightFault(f"weights have SHA-256 {digest}, {sha256} was published", where=str(path))
     return path
+
+
+def header(path: Path) -> dict[str, TensorInfo]:
+    """Return name -> type and shape of the tensors in a safetensors file, from its header alone.
+
+    Raises WeightFault for a file that is none, OSError.
+    """
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        content = stream.read(length) if length <= _LARGEST_HEADER else b""
+    try:
+        table = json.loads(content)
+        return {
+            name: TensorInfo(str(row["dtype"]), tuple(map(int, row["shape"])))
+            for name, row in table.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise WeightFault(f"no safetensors file: {error!r}", where=str(path)) from error
+
+
+def checkpoint(directory: Path) -> dict[str, TensorInfo]:
+    """Return the tensors of all safetensors files of a model directory (empty when it has none)."""
+    found: dict[str, TensorInfo] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        found |= header(path)
+    return found
+
+
+def require_fitting(path: Path, model: Path) -> None:
+    """Check that the file ``path`` has the names and shapes of the model directory ``model``.
+
+    A directory without safetensors files is not compared. Raises WeightFault.
+    """
+    expected = checkpoint(model)
+    if expected:
+        compare(expected, header(path), tied=_tied(model), where=str(path))
+
+
+def compare(
+    expected: Mapping[str, TensorInfo], found: Mapping[str, TensorInfo], *, tied: bool, where: str
+) -> None:
+    """Raise WeightFault unless both have the same names and shapes (a tied head may be absent)."""
+    free = {_TIED_HEAD} if tied else set()
+    missing = sorted(expected.keys() - found.keys() - free)
+    surplus = sorted(found.keys() - expected.keys() - free)
+    common = expected.keys() & found.keys()
+    changed = sorted(name for name in common if expected[name].shape != found[name].shape)
+    if missing or surplus or changed:
+        raise WeightFault(
+            f"weights do not fit the served model: missing {missing[:5]}, unknown {surplus[:5]}, "
+            f"other shape {changed[:5]} ({len(missing)}, {len(surplus)}, {len(changed)} in all)",
+            where=where,
+        )
+
+
+def _tied(model: Path) -> bool:
+    """Whether the head of the model may be its embedding (also when its configuration does not say)."""
+    try:
+        settings = json.loads((model / "config.json").read_text())
+        own = settings.get("tie_word_embeddings")
+        return bool(settings.get("text_config", {}).get("tie_word_embeddings", True) if own is None else own)
+    except (OSError, ValueError, AttributeError):
+        return True
 
 
 def local_path(uri: str) -> Path:

@@ -1,11 +1,11 @@
-"""What a checkpoint has besides the learner's own state, and which ones are kept."""
+"""Writes the checkpoints of a run, tracks the best, and measures how full the stream of samples is."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
@@ -15,16 +15,18 @@ from bus import Bus
 from bus.messages import EvaluationFinished
 from engine.config import Config
 from engine.lineage import Lineage, Version
-from engine.training.checkpoint import LearnerState, name_of, places, save
-from engine.training.checkpoint_tensors import Capsule
+from engine.training.checkpoint import CheckpointTensors, LearnerState, name_of, places, save
 from engine.training.retention import Retention, read_best, write_best
 from roles.scorer.snapshot import Snapshots
 
 _FINISHED = "event.evaluator.finished"
+_FULL_SHARE = 0.5
+"""Above this share of its bound a stream gets a checkpoint after each round: two checkpoints make room, and a
+round has to fit beside the samples that they still need."""
 
 
-class Keeper:
-    """Writes the checkpoints of a run (in its directory ``run``) and learns which is the best."""
+class CheckpointManager:
+    """Writes the checkpoints of a run (in its directory ``run``) and tracks which is the best."""
 
     def __init__(self, config: Config, bus: Bus, run: Path) -> None:
         self._bus = bus
@@ -41,20 +43,21 @@ class Keeper:
     async def save(
         self,
         state: LearnerState,
-        capture: Callable[[], Capsule],
+        capture: Callable[[], CheckpointTensors],
         metrics: Mapping[str, float],
         *,
         in_thread: Callable[[Callable[[], Path], str], Awaitable[Any]],
     ) -> None:
-        """Write a checkpoint with what ``capture`` returns in the trainer's thread; ``metrics`` are those of
-        the last batch. Raises SpadeError when it cannot be written.
+        """Write a checkpoint of the tensors that ``capture`` returns in the trainer's thread.
+
+        ``metrics`` are those of the last batch. Raises SpadeError when it cannot be written.
         """
-        await self.look(state.lineage)
+        await self.update_best(state.lineage)
         position, snapshot = await self._curriculum()
         state = msgspec.structs.replace(state, curriculum=position)
         before = self._retention.spared()
         best = self._retention.saved(name_of(state), dict(metrics))
-        self._say_what_is_unknown(metrics)
+        self._warn_of_unknown_metric(metrics)
         spared = before | self._retention.spared()
 
         def write() -> Path:
@@ -65,14 +68,14 @@ class Keeper:
         if best:
             await self._note_best()
 
-    def _say_what_is_unknown(self, metrics: Mapping[str, float]) -> None:
-        """Warn of a metric that no batch has: nothing would ever be the best."""
+    def _warn_of_unknown_metric(self, metrics: Mapping[str, float]) -> None:
+        """Warn of a ``best_by`` metric that no batch has: no checkpoint would ever be the best."""
         wanted = self._retention.metric
         if wanted and metrics and wanted not in metrics:
             self._log.warning("learner.best_by_unknown", metric=wanted, known=sorted(metrics))
 
-    async def look(self, lineage: Lineage) -> None:
-        """Take in the forks of the run, and what the evaluator has published since the last look."""
+    async def update_best(self, lineage: Lineage) -> None:
+        """Apply the forks of the run and the evaluator's scores since the last call."""
         changed = self._retention.settle(lineage)
         if self._retention.suite:
             changed |= await self._take_scores()
@@ -94,12 +97,12 @@ class Keeper:
         best = self._retention.best
         await anyio.to_thread.run_sync(write_best, self._directory, best)
         if best is None:
-            self._log.info("learner.best_gone", reason="it was judged by weights that were abandoned")
+            self._log.info("learner.best_gone", reason="its score is that of abandoned weights")
         else:
             self._log.info("learner.best", checkpoint=best.checkpoint, score=best.score, by=best.by)
 
     async def _curriculum(self) -> tuple[int, bytes]:
-        """Return the scorer's newest snapshot that can be had, as it keeps it, and its position.
+        """Return the position of the scorer's newest available snapshot and the snapshot as bytes.
 
         It is a record: a resume does not need it, because the scorer is not rolled back with the learner.
         """
@@ -107,3 +110,22 @@ class Keeper:
         if not found:
             return -1, b""
         return found[0].position, zlib.compress(msgspec.msgpack.encode(found[0]), 1)
+
+
+class FullStream(NamedTuple):
+    """A stream that gets full: the ``bytes`` in it, of at most ``bound``."""
+
+    stream: str
+    bytes: int
+    bound: int
+
+
+async def full_stream(bus: Bus) -> FullStream | None:
+    """Return the stream of samples when it is above its share, None below.
+
+    Only a checkpoint lets samples go. No round can be closed in a full stream, so a learner that waited for
+    its next due checkpoint would wait without end.
+    """
+    info = await bus.stream_info("SAMPLE")
+    full = info.bound and info.bytes > _FULL_SHARE * info.bound
+    return FullStream("SAMPLE", info.bytes, info.bound) if full else None

@@ -16,30 +16,31 @@ from bus.concurrency import flat_task_group
 from bus.messages import BatchTrained, PolicyPublished, RoundClosed, SampleReady
 from bus.messages import Role as Part
 from engine.config import Config, RoleTraining
-from engine.errors import ConfigError, SpadeError
+from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
+from engine.weights import ways
 from roles.base import Role, RoleContext
-from roles.learner.publish_lease import Claim
-from roles.learner.replayed_batches import branches
-from roles.learner.resume import CheckpointsMissing, missing
-from roles.learner.sample_capacity import NEEDED, tight
+from roles.learner.version_claim import CheckpointsMissing, VersionClaim, missing
 
 if TYPE_CHECKING:
     import torch
 
     from engine.training.batch import Batch, Example
     from engine.training.buffer import Buffer, Selection
+    from engine.training.checkpoint import LearnerState
     from engine.training.command_queue import Feed
     from engine.training.ranks import Ranks
-    from engine.training.sample_age import Branches
+    from engine.training.sample_age import SampleAges
     from engine.training.session import Session
     from engine.training.supervised import Archive
     from engine.training.trainer import PolicyTrainer
-    from engine.weights.publisher import Outlet, Release
-    from roles.learner.checkpoint_manager import Keeper
+    from engine.weights.publisher import Publisher, Release
+    from roles.learner.checkpoint_manager import CheckpointManager
 
 T = TypeVar("T")
 _ATTEND_SECONDS = 5.0
+_CHECKPOINTS_WHEN_FULL = 2  # so many may hold on to samples in a stream that gets full
+_TRAINED = "event.learner.trained"
 _ARCHIVED = 8  # accepted designs kept for each one that the supervised mix draws
 
 
@@ -47,26 +48,26 @@ class LearnerRole(Role):
     """Follows the sample stream from its checkpoint on; a closed round is one batch.
 
     Order of effects: optimiser steps, checkpoint (when due), the new version's number in the state of the
-    bus, weights on the disk, ``PolicyPublished``, ``BatchTrained``, purge of what no checkpoint needs. A
-    resume forks the lineage when a number beyond its checkpoint's may have been seen.
+    bus, weights on the disk, ``PolicyPublished``, ``BatchTrained``, purge of samples that no checkpoint
+    needs. A resume forks the lineage when a number beyond its checkpoint's may have been seen.
 
     State keys: ``lineage`` holds the forks (JSON of ``engine.lineage.Lineage``); ``learner`` the holder and
-    its number (``claim.Note``), renewed by compare-and-set before weights are handed out and before they
-    are announced, so that a displaced learner cannot publish.
+    its number (``version_claim.ClaimNote``), renewed by compare-and-set before weights are written and before
+    they are announced, so that a displaced learner cannot publish.
     """
 
     name = "learner"
     own_process = True
 
     _lease: Lease
-    _claim: Claim
+    _claim: VersionClaim
     _ranks: Ranks
     _session: Session
     _trainer: PolicyTrainer
     _buffer: Buffer
-    _branches: Branches
-    _outlet: Outlet
-    _keeper: Keeper
+    _ages: SampleAges
+    _publisher: Publisher
+    _checkpoints: CheckpointManager
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
@@ -82,12 +83,12 @@ class LearnerRole(Role):
         self._vocabulary_size, self._tokenizer = 0, ""
         self._examples: tuple[Example, ...] = ()
         self._archive: Archive | None = None
-        self._settled = False  # the trainer's weights are those of the version that was announced
+        self._settled = False  # the trainer's weights are those of the announced version
         self._gauges: dict[str, float] = {}
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Look whether weights can take the way that the recipe says. Raises ConfigError."""
+        """Check that the recipe's packages and its way for weights are available. Raises ConfigError."""
         from engine.inference.launch import weight_backend
         from engine.training import extras
 
@@ -96,7 +97,7 @@ class LearnerRole(Role):
 
     @classmethod
     def follow(cls) -> None:
-        """Work for the learner on the bus, as one of the processes that it was launched on."""
+        """Work for the learner that is on the bus, as one of the processes of its launch."""
         from engine.training.rank_worker import follow
         from engine.training.ranks import Ranks
 
@@ -104,7 +105,7 @@ class LearnerRole(Role):
 
     async def run(self) -> None:
         async with self.bus.lease("leader.learner") as lease, flat_task_group() as tasks:
-            self._lease, self._claim = lease, Claim(self.bus, lease=lease.revision)
+            self._lease, self._claim = lease, VersionClaim(self.bus, lease=lease.revision)
             tasks.start_soon(_cancel_on, lease.lost, tasks.cancel_scope)
             await self._work()
             tasks.cancel_scope.cancel()
@@ -165,13 +166,13 @@ class LearnerRole(Role):
         return self.context.directory / "learner"
 
     async def _start(self) -> None:
-        """Take up the checkpoint, settle the version, and announce it."""
+        """Load the checkpoint, settle the version, and announce it."""
         from engine.training.buffer import Buffer
         from engine.training.checkpoint import LearnerState, newest
         from engine.training.supervised import Archive
-        from roles.learner.checkpoint_manager import Keeper
+        from roles.learner.checkpoint_manager import CheckpointManager
 
-        self._keeper = Keeper(self.config, self.bus, self.context.directory)
+        self._checkpoints = CheckpointManager(self.config, self.bus, self.context.directory)
         self._canary, self._vocabulary_size = await self._in_thread(self._vocabulary, "start of the trainer")
         checkpoint = await self._in_thread(lambda: newest(self._home / "checkpoints"), "checkpoint search")
         published = await self._published()
@@ -193,14 +194,10 @@ class LearnerRole(Role):
                 floor=self.config.reward.degenerate_reward,
                 state=state.accepted,
             )
-        await self._look_for_a_gap()
+        await self._report_gap()
         self._version, self._lineage = await self._claim.take(state.version, published, state.lineage)
-        from engine.training.sample_age import shaping
-
-        self._branches = await branches(
-            self.bus, self._version, self._lineage, state.branches, settings=shaping(self._settings)
-        )
-        self._outlet = self._open_outlet()
+        self._ages = await self._sample_ages(state)
+        self._publisher = ways.publisher(self.config, self.context.directory, self._trainer)
         await self._release()
         if self._announced is not None:
             self._announced = msgspec.structs.replace(self._announced, version=self._version.pack())
@@ -209,11 +206,23 @@ class LearnerRole(Role):
             await self._purge()
         self.log.info("learner.ready", version=str(self._version), cursor=self._cursor)
 
-    async def _look_for_a_gap(self) -> None:
-        """Say what is gone behind the cursor: it was trained on a branch that no checkpoint leads to."""
+    async def _report_gap(self) -> None:
+        """Log samples that are gone after the cursor: a branch without checkpoints has trained them."""
         first = (await self.bus.stream_info("SAMPLE")).first
         if first > self._cursor + 1:
             self.log.error("learner.samples_gone", first=self._cursor + 1, last=first - 1)
+
+    async def _sample_ages(self, state: LearnerState) -> SampleAges:
+        """Return how far abandoned branches are repeated, by the batches that were announced so far."""
+        from engine.training.sample_age import SampleAges, settings_digest
+
+        facts: list[BatchTrained] = []
+        if len(self._lineage.forks) > 1:  # the first life has nothing to repeat
+            records = self.bus.replay("EVENT", start=1, tails=(_TRAINED,))
+            messages = [record.message async for record in records]
+            facts = [one for one in messages if isinstance(one, BatchTrained)]
+        digest = settings_digest(self._settings)
+        return SampleAges(self._version, self._lineage, state.ages, facts, settings=digest)
 
     async def _published(self) -> Version | None:
         last = await self.bus.last("event.learner.published")
@@ -222,8 +231,9 @@ class LearnerRole(Role):
         return Version.unpack(last.message.version)
 
     async def _may_begin(self, published: Version | None) -> None:
-        """Refuse to begin at the starting model where the run has checkpoints: the first one that we wrote
-        would purge the samples that those need. Raises CheckpointsMissing.
+        """Refuse to begin at the starting model where the run has checkpoints.
+
+        Our first one would purge the samples that those need. Raises CheckpointsMissing.
         """
         note = await self._claim.read()
         noted = note.checkpoint if note is not None else None
@@ -259,7 +269,7 @@ class LearnerRole(Role):
                 await self.bus.publish(self._announced)
             return
         started = time.perf_counter()
-        selection = self._buffer.close(message, self._version, self._branches.ages())
+        selection = self._buffer.close(message, self._version, self._ages.lineage())
         if selection.missing:
             self.log.warning("learner.samples_missing", round=message.round, missing=selection.missing)
         self._cursor = sequence
@@ -267,7 +277,9 @@ class LearnerRole(Role):
         self._announced = self._summary(message, selection, metrics, time.perf_counter() - started)
         trained = bool(selection.samples)
         due = message.final or (trained and self._version.step % self._settings.checkpoint_every == 0)
-        full = await tight(self.bus)
+        from roles.learner.checkpoint_manager import full_stream
+
+        full = await full_stream(self.bus)
         if full is not None and not due:
             self.log.warning("learner.checkpoint_early", **full._asdict(), remedy="Raise bus.store_gb.")
             due = True
@@ -275,9 +287,9 @@ class LearnerRole(Role):
             await self._checkpoint()
         if trained:
             await self._release()
-        self._branches.position = await self.bus.publish(self._announced)
+        await self.bus.publish(self._announced)
         if due:
-            await self._purge(NEEDED if full else None)
+            await self._purge(_CHECKPOINTS_WHEN_FULL if full else None)
         self._gauges = {**metrics, "round": float(message.round), "round_seconds": self._announced.seconds}
 
     async def _train(self, selection: Selection, message: RoundClosed) -> dict[str, float]:
@@ -291,7 +303,7 @@ class LearnerRole(Role):
         )
         self._version = Version(self._version.fence, self._version.step + 1)
         trained = [sample.sample for sample in selection.samples]
-        self._branches.trained(self._version.step, message.round, trained)
+        self._ages.trained(self._version.step, message.round, trained)
         return (
             metrics | self._buffer.lengths() | {"zero_variance_groups": float(message.zero_variance_groups)}
         )
@@ -351,34 +363,34 @@ class LearnerRole(Role):
             buffer=self._buffer.state(),
             announced=self._announced,
             accepted=self._archive.state() if self._archive is not None else (),
-            branches=self._branches.state(),
+            ages=self._ages.state(),
         )
         metrics = self._announced.metrics if self._announced is not None else {}
-        await self._keeper.save(state, self._trainer.capture, metrics, in_thread=self._in_thread)
+        await self._checkpoints.save(state, self._trainer.capture, metrics, in_thread=self._in_thread)
         self._claim.checkpoint = True
         await self._claim.renew(self._version)
 
     async def _release(self) -> None:
-        """Hand out the current version. Its number is noted first: whoever starts after us may not use it."""
+        """Publish the current version. Its number is stored first: a successor may not use it."""
         self._require_lease()
         await self._claim.renew(self._version)
         await self._publish_policy(*await self._in_thread(self._export, "export of the weights"))
 
     async def _publish_policy(self, policy: PolicyPublished, release: Release) -> None:
-        await self._outlet.upload(self.bus.blobs, release)
+        await self._publisher.upload(self.bus.blobs, release)
         self._require_lease()
         await self._claim.renew(self._version)
         await self.bus.publish(policy)
         self._settled = True
-        await self._outlet.tidy(self.bus.blobs)
+        await self._publisher.tidy(self.bus.blobs)
 
     async def _purge(self, at_most: int | None = None) -> None:
-        """Let go what none of the newest checkpoints needs: of all that are kept, or ``at_most`` so many."""
+        """Purge the samples that none of the newest checkpoints needs (of ``at_most`` of them)."""
         from engine.training.checkpoint import needed
 
         keep = min(self._settings.checkpoints_kept, at_most or self._settings.checkpoints_kept)
         below = await self._in_thread(
-            lambda: needed(self._home / "checkpoints", keep=keep), "look at the checkpoints"
+            lambda: needed(self._home / "checkpoints", keep=keep), "reading of the checkpoints"
         )
         if below is not None:
             await self.bus.purge("SAMPLE", below=below)
@@ -398,55 +410,19 @@ class LearnerRole(Role):
 
         return canary_tokens(self._trainer), int(self._trainer.model.config.get_text_config().vocab_size)
 
-    def _open_outlet(self) -> Outlet:
-        server = self.config.server
-        if server.weights in ("nccl", "ipc"):
-            from engine.weights.device_transfer import open_outlet
-
-            if self._trainer.sharded:
-                raise ConfigError(
-                    f'server.weights = "{server.weights}" sends weights from one device, and learner.launch '
-                    "spreads them over several",
-                    where="server.weights",
-                    remedy='Set it to "file" (one host, or a shared disk) or "bus" (any host).',
-                )
-            return open_outlet(self.config, self._trainer.weights, self._dtype())
-        if self.config.adapters:
-            from engine.inference.adapters import kept
-            from engine.weights.adapters import AdapterPublisher
-
-            return AdapterPublisher(
-                self.context.directory / "adapters",
-                self._trainer.adapter_settings(),
-                bus=server.weights == "bus",
-                keep=kept(self.config),
-                seconds=self._settings.step_seconds,
-            )
-        from engine.weights.publisher import Publisher
-
-        return Publisher(
-            self.context.directory / "weights",
-            bus=server.weights == "bus",
-            deltas=server.deltas,
-            keyframe_every=server.keyframe_every,
-            # A server may be behind by as many versions as rounds are played ahead, and be fetching one.
-            keep=max(3, self.config.curriculum.lead + 2),
-            seconds=self._settings.step_seconds,
-        )
-
     def _dtype(self) -> torch.dtype | None:
         import torch
 
         return torch.bfloat16 if self.config.model.dtype == "bfloat16" else None
 
     async def _attend(self) -> None:
-        """Look after servers that were started anew and cannot fetch the weights themselves."""
-        while self.config.server.weights in ("nccl", "ipc"):
+        """Send weights to servers that were restarted and cannot fetch them (ways without files)."""
+        while not ways.WAYS[self.config.server.weights].files:
             await anyio.sleep(_ATTEND_SECONDS)
             if not self._settled:
                 continue
-            attend = partial(self._outlet.attend, self._version)
-            if found := await self._in_thread(attend, "look at the servers"):
+            attend = partial(self._publisher.attend, self._version)
+            if found := await self._in_thread(attend, "check of the servers"):
                 self.log.info("learner.servers_joined", servers=found)
 
     def _export(self) -> tuple[PolicyPublished, Release]:
@@ -454,7 +430,7 @@ class LearnerRole(Role):
         import numpy as np
 
         weights = self._trainer.adapters() if self.config.adapters else self._trainer.weights()
-        release = self._outlet.release(self._version, weights, dtype=self._dtype())
+        release = self._publisher.release(self._version, weights, dtype=self._dtype())
         policy = PolicyPublished(
             version=self._version.pack(),
             step=self._version.step,
@@ -463,8 +439,6 @@ class LearnerRole(Role):
             size=release.size,
             canary_tokens=np.asarray(self._canary, dtype="<i4").tobytes(),
             canary_logprobs=self._trainer.canary(self._canary).astype("<f4").tobytes(),
-            start=release.start,
-            deltas=release.deltas,
             vocabulary=self._vocabulary_size,
             tokenizer=self._tokenizer,
         )

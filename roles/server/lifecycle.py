@@ -20,7 +20,7 @@ from engine.inference.server_checks import HandshakeRefused, examine, handshake
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.inference.vllm_schema import UNLABELLED
 from engine.lineage import Version
-from engine.weights.paths import LearnerPath, WeightPath
+from engine.weights.loaders import NcclLoader, WeightLoader
 from engine.weights.update import FetchFailed, UpdateRefused, update
 from roles.server.rolling_update import RollingUpdate
 
@@ -129,11 +129,11 @@ class ServerLifecycle:
         bus: Bus,
         newest: NewestPolicy,
         log: structlog.stdlib.BoundLogger,
-        path: WeightPath,
+        loader: WeightLoader,
         rollout: RollingUpdate,
     ) -> None:
         self.name, self.epoch = name, uuid.uuid4().hex[:12]
-        self._config, self._bus, self._newest, self._path = config, bus, newest, path
+        self._config, self._bus, self._newest, self._loader = config, bus, newest, loader
         self._rollout = rollout
         self._log = log.bind(server=name)
         self._updating = False
@@ -201,7 +201,7 @@ class ServerLifecycle:
         found = await client.version()
         if self._updating or self.serving != before or found == before.version:
             return
-        if isinstance(self._path, LearnerPath) and found > before.version:
+        if isinstance(self._loader, NcclLoader) and found > before.version:
             return  # the learner loads weights into servers before it announces them
         label = "none" if found == UNLABELLED else str(Version.unpack(found))
         raise ServerFailed(
@@ -321,7 +321,7 @@ class ServerLifecycle:
                 cache=server.pause_cache,
                 tolerance=self._config.canary_tolerance,
                 load_seconds=server.start_seconds,
-                path=self._path,
+                loader=self._loader,
                 turn=partial(self._turn, policy.version),
             )
             if not self._proved:
@@ -337,7 +337,7 @@ class ServerLifecycle:
         self.updates += 1
         self.serving, self._url = policy, client.url
         await self._announce(policy)
-        await self._path.settled(client, policy)
+        await self._loader.settled(client, policy)
         self._log.info(
             "serving",
             version=str(Version.unpack(policy.version)),
@@ -389,7 +389,7 @@ class ServerLifecycle:
                 deadline=CONTROL_SECONDS,
             )
         except HandshakeRefused as refusal:
-            if not await self._path.overtaken(client, policy):
+            if not await self._loader.overtaken(client, policy):
                 raise
             raise FetchFailed("newer weights came during the handshake", where=self.name) from refusal
         self._proved = True

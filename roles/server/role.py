@@ -15,16 +15,13 @@ from bus.messages import PolicyPublished, ServerLost, ServerServing
 from engine import models
 from engine.config import Config
 from engine.errors import SpadeError
-from engine.inference.adapters import kept
 from engine.inference.completion import InferenceError
 from engine.inference.launch import weight_backend
 from engine.inference.process import Ended, ServerFailed, external_server, serve
 from engine.inference.server_checks import HandshakeRefused, check_sampling
 from engine.inference.vllm import VllmClient, open_session
 from engine.records import served_versions
-from engine.weights.adapters import AdapterPath
-from engine.weights.buspath import BusPath
-from engine.weights.paths import FilePath, LearnerPath, WeightPath
+from engine.weights import ways
 from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
 from roles.server.lifecycle import (
@@ -63,7 +60,8 @@ class ServerRole(Role):
         super().__init__(context)
         self._newest = NewestPolicy()
         self._lives: dict[int, ServerLifecycle] = {}
-        self._path = self._weight_path()
+        cache = context.directory / "weights-cache" / context.instance
+        self._loader = ways.loader(self.config, self.bus.blobs, cache)
         self._rollout = RollingUpdate(rolling=self.config.server.rollout == "rolling")
         self._restarts = 0
         self._resting: set[str] = set()
@@ -124,21 +122,6 @@ class ServerRole(Role):
             **{f"{life.name}.{name}": value for life in lives for name, value in life.figures().items()},
         }
 
-    def _weight_path(self) -> WeightPath:
-        server = self.config.server
-        cache = self.context.directory / "weights-cache" / self.context.instance
-        if self.config.adapters:
-            return AdapterPath(
-                self.config.run.name,
-                self.bus.blobs,
-                cache,
-                keep=kept(self.config),
-                request_seconds=server.request_seconds,
-            )
-        if server.weights == "bus":
-            return BusPath(self.bus.blobs, cache, hold=server.deltas)
-        return FilePath(hold=server.deltas) if server.weights == "file" else LearnerPath()
-
     async def _follow(self, known_to: int) -> None:
         """Follow the published policies (the last in the stream is the newest) and the servers' facts.
 
@@ -191,7 +174,7 @@ class ServerRole(Role):
         served, failed = False, 0  # failed: starts in a row without serving
         while True:
             life = ServerLifecycle(
-                name, self.config, self.bus, self._newest, self.log, self._path, self._rollout
+                name, self.config, self.bus, self._newest, self.log, self._loader, self._rollout
             )
             self._lives[index] = life
             try:
@@ -199,7 +182,7 @@ class ServerRole(Role):
                     try:
                         await life.run(client, ended)
                     finally:
-                        self._path.ended(client)
+                        self._loader.ended(client)
             except (HandshakeRefused, Unserved):
                 raise
             except (ServerFailed, InferenceError) as failure:

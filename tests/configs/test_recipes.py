@@ -198,7 +198,7 @@ def test_the_plan_says_how_an_adopted_server_must_have_been_started(tmp_path: Pa
     assert "VLLM_SERVER_DEV_MODE=1" in server.note
     assert "--model MODEL" in server.note
     assert "--port 8123" in server.note
-    assert "--worker-extension-cls" in server.note
+    assert "--weight-transfer-config" in server.note
     assert "--host" not in server.note
     assert "SPADE" not in server.note  # nothing that ties its life to ours
 

@@ -35,7 +35,7 @@ async def test_no_update_gets_into_a_frozen_server(tmp_path: Path) -> None:
         client = VllmClient(server.url, session)
         with pytest.raises(InferenceError):
             await update(client, policy(5), cache="recompute", tolerance=1.0, load_seconds=20.0)
-        for path in ("/start_weight_update", "/update_weights", "/finish_weight_update", "/collective_rpc"):
+        for path in ("/start_weight_update", "/update_weights", "/finish_weight_update"):
             async with session.post(server.url + path, data=b"{}") as response:
                 assert response.status == 404, path
         after = await server.generate(PROMPT, sampling=sampling, seed=1, key="d", stop_token_ids=(2,))

@@ -57,12 +57,11 @@ def test_what_cannot(learner: dict[str, Any], key: str):
     ("server", "keys"),
     [
         ({"weights": "bus"}, []),
-        ({"weights": "ipc", "port": 8000}, ["learner.lora.publish"]),
-        ({"deltas": True}, ["server.deltas"]),
+        ({"weights": "nccl", "port": 8000}, ["learner.lora.publish"]),
     ],
 )
 def test_adapters_travel_as_whole_files(server: dict[str, Any], keys: list[str]):
     lora = {"rank": 8, "publish": "adapter"}
     tables = {"run": {"name": "t"}, "model": {"path": "x"}, "learner": {"lora": lora}, "server": server}
     found = [key for key, _ in check(msgspec.convert(tables, Config))]
-    assert [key for key in found if key in ("learner.lora.publish", "server.deltas")] == keys
+    assert [key for key in found if key == "learner.lora.publish"] == keys

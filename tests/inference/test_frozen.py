@@ -177,7 +177,6 @@ def test_its_command_line_takes_no_weights() -> None:
     config = config_of(make_config(path="other", args={"b": 3}, environment={"E": "1"}, port=7000))
     words = launch.command(config, Path("other"), 7000, updates=False)
     assert "--weight-transfer-config" not in words
-    assert "--worker-extension-cls" not in words
     assert words[words.index("--a") + 1 : words.index("--a") + 2] == ["1"]
     assert words[words.index("--b") + 1] == "3"
     assert (config.model.path, config.server.port, config.server.count) == ("other", 7000, 1)

@@ -121,7 +121,6 @@ def test_a_server_that_is_given_adapters_takes_no_weights(on_cpu: bool, rank: in
     assert found["enable-lora"] is None
     assert (found["max-lora-rank"], found["max-loras"]) == (largest, "5")
     assert "weight-transfer-config" not in found
-    assert "worker-extension-cls" not in found
     assert environment(adapted)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert "enable-lora" not in flags(command(adapted, MODEL, 1, updates=False)), "it is never given any"
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in environment(config())

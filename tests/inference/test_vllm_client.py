@@ -85,11 +85,11 @@ def test_labels_that_name_no_version(label: str) -> None:
 
 
 async def test_garbage_on_any_route_is_a_server_gone() -> None:
-    routes = ("/weight_info", "/is_paused", "/collective_rpc", "/inference/v1/generate", "/v1/models")
+    routes = ("/weight_info", "/is_paused", "/inference/v1/generate", "/v1/models")
     faults = {route: ["garbage"] * 2 for route in routes}
     async with fake_vllm(faults=faults) as fake, open_session() as session:
         client = VllmClient(fake.url, session)
-        for call in (client.version, client.paused, client.model, lambda: client.collective("x")):
+        for call in (client.version, client.paused, client.model):
             with pytest.raises(ServerGone, match="unreadable"):
                 await call()
         with pytest.raises(ServerGone, match="unreadable"):

@@ -15,7 +15,7 @@ from engine.config import Config, LearnerConfig, ModelConfig, RunConfig
 from engine.context import RoleContext
 from engine.training import checkpoint
 from engine.training.batch import Batch
-from engine.training.checkpoint_tensors import Capsule
+from engine.training.checkpoint import CheckpointTensors
 from engine.training.command_queue import Closed, Feed
 from roles.learner.role import LearnerRole as LearnerRole
 
@@ -44,10 +44,10 @@ class StubTrainer:
         return np.zeros(len(tokens) - 1)
 
     def load(self, path: str, step: int) -> None:
-        self.weight = checkpoint.tensors(Path(path)).model["w"].clone()
+        self.weight = checkpoint.read_tensors(Path(path)).model["w"].clone()
 
-    def capture(self) -> Capsule:
-        return Capsule({"w": self.weight}, {})
+    def capture(self) -> CheckpointTensors:
+        return CheckpointTensors({"w": self.weight}, {})
 
 
 class StubLearner(LearnerRole):

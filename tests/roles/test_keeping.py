@@ -13,7 +13,7 @@ from scenes.small_run import evaluation
 from engine.config import EvaluatorConfig, LearnerConfig, SuiteConfig
 from engine.lineage import Lineage
 from engine.training.retention import Best, read_best, write_best
-from roles.learner.checkpoint_manager import Keeper
+from roles.learner.checkpoint_manager import CheckpointManager
 
 SUITES = EvaluatorConfig(every=10, suites=(SuiteConfig(name="mid", source="seeds:mid"),))
 
@@ -31,11 +31,11 @@ class World:
         self.checkpoints = directory / "learner" / "checkpoints"
         self.keeper = self.next_life()
 
-    def next_life(self, *checkpoints: tuple[int, int]) -> Keeper:
+    def next_life(self, *checkpoints: tuple[int, int]) -> CheckpointManager:
         for fence, step in checkpoints:
             (self.checkpoints / name(step, fence)).mkdir(parents=True)
         config = make_config(self.run, evaluator=SUITES, learner=LearnerConfig(best_by="mid"))
-        self.keeper = Keeper(config, self.bus, self.run)
+        self.keeper = CheckpointManager(config, self.bus, self.run)
         return self.keeper
 
     async def evaluated(self, step: int, fence: int, win: float) -> None:
@@ -59,7 +59,7 @@ async def test_a_checkpoint_of_the_first_life_gets_its_score_in_the_second(world
     world.next_life((0, 10), (0, 12))
     assert world.spared == {name(10)}, "its score was still to come when the learner died"
     await world.evaluated(10, 1, 0.4)
-    await world.keeper.look(Lineage().fork(1, 12))
+    await world.keeper.update_best(Lineage().fork(1, 12))
     assert world.best is not None
     assert (world.best.checkpoint, world.best.score) == (name(10), 0.4)
     assert world.spared == {name(10)}
@@ -69,20 +69,20 @@ async def test_what_was_evaluated_beyond_the_fork_is_of_no_checkpoint(world: Wor
     """Step 20 had the highest win rate, and its weights are gone: the nearest checkpoint is another one."""
     world.next_life((0, 16))
     await world.evaluated(20, 0, 0.9)
-    await world.keeper.look(Lineage())
+    await world.keeper.update_best(Lineage())
     assert world.best is not None
     assert (world.best.checkpoint, world.best.score) == (name(16), 0.9)
 
     world.next_life((1, 20))
     forked = Lineage().fork(1, 16)
-    await world.keeper.look(forked)
+    await world.keeper.update_best(forked)
     assert world.best is None, "no score of surviving weights is known"
     await world.evaluated(20, 1, 0.3)
-    await world.keeper.look(forked)
+    await world.keeper.update_best(forked)
     assert world.best == Best(name(20, 1), 0.3, "mid", version=(1 << 32) + 20)
 
     world.next_life()
-    await world.keeper.look(forked)
+    await world.keeper.update_best(forked)
     assert world.best is not None, "what is known is told again, and nothing else comes of it"
     assert world.best.checkpoint == name(20, 1)
 
@@ -92,9 +92,9 @@ async def test_the_best_that_an_older_build_wrote_down_stays(world: World) -> No
     write_best(world.checkpoints, Best(name(10), 0.8, "mid"))
     world.next_life()
     await world.evaluated(10, 0, 0.5)
-    await world.keeper.look(Lineage().fork(1, 10))
+    await world.keeper.update_best(Lineage().fork(1, 10))
     assert world.best == Best(name(10), 0.8, "mid")
     world.next_life()
-    await world.keeper.look(Lineage().fork(1, 10).fork(2, 9))
+    await world.keeper.update_best(Lineage().fork(1, 10).fork(2, 9))
     assert world.best is None
     assert not (world.checkpoints / "best.json").exists()

@@ -31,8 +31,8 @@ from engine.config import (
 from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
-from roles.learner.resume import resume
 from roles.learner.role import LearnerRole as LearnerRole
+from roles.learner.version_claim import resume
 
 # A missed deadline poisons the tests after it: the thread of a trainer that is still starting lives on.
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"), pytest.mark.timeout(120)]
@@ -187,25 +187,20 @@ async def test_probability_follows_the_advantage_across_rounds(world: World):
 
 
 async def test_weights_lie_on_the_bus_before_they_are_announced(world: World):
-    """In bfloat16 at a small rate a version follows the last by a delta."""
-    optimizer = OptimizerConfig(learning_rate=1e-6, weight_decay=0.0)
     config = msgspec.structs.replace(
-        world.config(optimizer=optimizer),
+        world.config(),
         model=ModelConfig(path=str(world.policy), max_model_len=128, dtype="bfloat16"),
-        server=ServerConfig(weights="bus", deltas=True),
+        server=ServerConfig(weights="bus"),
     )
     async with world.running(world.role(config)):
         for number in range(3):
             await world.round(number)
             await world.until(lambda batch, number=number: batch.round == number)
     policies = await world.events(PolicyPublished)
-    assert [len(one.deltas) for one in policies] == [0, 1, 2, 3]
-    assert {one.uri for one in policies} == {"bus:weights.whole.0-0"}
-    assert [one.start for one in policies[1:]] == [policies[0].sha256] * 3
-    for delta in policies[-1].deltas:
-        info = await world.bus.blobs.info(delta.uri.removeprefix("bus:"))
-        assert (info.sha256, info.size) == (delta.sha256, delta.size)
-        assert delta.size < 0.2 * policies[0].size
+    assert [one.uri for one in policies] == [f"bus:weights.whole.0-{step}" for step in range(4)]
+    for policy in policies[1:]:
+        info = await world.bus.blobs.info(policy.uri.removeprefix("bus:"))
+        assert (info.sha256, info.size) == (policy.sha256, policy.size)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from learner_stub import StubLearner, StubWorld, without_model
 from bus.messages import BatchTrained, PolicyPublished
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
-from roles.learner.publish_lease import Claim
+from roles.learner.version_claim import VersionClaim
 
 __all__ = ["without_model"]
 pytestmark = [pytest.mark.usefixtures("without_model"), pytest.mark.timeout(120)]
@@ -60,19 +60,12 @@ def die_at(role: StubLearner, moment: str, step: int, monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(role, "_export", exported)
     elif moment in ("in the upload", "after the upload"):
-        opened = role._open_outlet
 
-        def open_outlet() -> Any:
-            outlet = opened()
+        async def upload(*_: Any) -> None:
+            if there():
+                raise Killed
 
-            async def upload(*_: Any) -> None:
-                if there():
-                    raise Killed
-
-            monkeypatch.setattr(outlet, "upload", upload)
-            return outlet
-
-        monkeypatch.setattr(role, "_open_outlet", open_outlet)
+        monkeypatch.setattr("engine.weights.publisher.FilePublisher.upload", upload)
     else:
         publish = role.bus.publish
         kind = PolicyPublished if "policy" in moment else BatchTrained
@@ -141,7 +134,7 @@ async def test_a_number_that_a_predecessor_notes_at_the_last_moment_is_not_used_
     world: StubWorld, monkeypatch: pytest.MonkeyPatch
 ):
     """It read before, and writes after: its compare-and-set has to fail, or ours."""
-    old, new = Claim(world.bus, lease=1), Claim(world.bus, lease=2)
+    old, new = VersionClaim(world.bus, lease=1), VersionClaim(world.bus, lease=2)
     await old.take(Version(0, 2), Version(0, 2), Lineage())
     real = world.bus.state_put
 

@@ -16,7 +16,7 @@ def test_a_policy_names_the_learners_vocabulary_and_tokenizer() -> None:
     learner = SimpleNamespace(
         config=SimpleNamespace(adapters=False),
         _version=Version(1, 2),
-        _outlet=SimpleNamespace(release=lambda *_, **__: release),
+        _publisher=SimpleNamespace(release=lambda *_, **__: release),
         _trainer=SimpleNamespace(weights=dict, canary=lambda tokens: np.zeros(len(tokens) - 1, "<f4")),
         _dtype=lambda: None,
         _canary=(3, 4, 5),

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import anyio
-import msgspec
 import pytest
 from learner_fakes import random_samples, round_closed
 from learner_stub import StubWorld, without_model
@@ -15,7 +14,7 @@ from structlog.testing import capture_logs
 from bus.messages import PolicyPublished
 from engine.config import RoleTraining
 from engine.lineage import Version
-from roles.learner.resume import CheckpointsMissing, missing
+from roles.learner.version_claim import CheckpointsMissing, missing
 
 __all__ = ["without_model"]
 pytestmark = [pytest.mark.usefixtures("without_model"), pytest.mark.timeout(120)]
@@ -85,18 +84,6 @@ async def test_starting_over_has_to_be_asked_for(world: StubWorld):
     policies = [Version.unpack(one.version) for one in await world.events(PolicyPublished)]
     assert policies[6] == (1, 0)
     assert policies[-1].fence == 1
-
-
-async def test_what_an_older_build_noted_is_read(world: StubWorld):
-    """It did not say whether there is a checkpoint: then the published step tells."""
-    await trained(world, 0, 4)
-    shutil.rmtree(world.directory / "learner")
-    note = msgspec.json.encode({"lease": 1, "version": 5})
-    await world.bus.state_put("learner", note)
-    await refused(world, checkpoint_every=5)
-    await world.send(round_closed(5, final=True))
-    async with world.running(world.role(checkpoint_every=6)):
-        await world.until(lambda batch: batch.final)
 
 
 def test_who_should_have_found_a_checkpoint():

@@ -68,7 +68,7 @@ async def test_a_drain_while_it_repeats_changes_nothing(world: StubWorld):
     role = drained_after(world.role(), EVERY + 2)
     async with world.running(role):
         await role.context.draining.wait()
-    assert role._branches.state().shared == {0: EVERY + 3}
+    assert role._ages.state().shared == {0: EVERY + 3}
     await play(world, LAST, LAST, final=True)
     async with world.running(world.role()) as role:
         await world.until(lambda batch: batch.final)

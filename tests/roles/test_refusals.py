@@ -18,7 +18,7 @@ from bus import BusUnavailable, Record
 from bus.messages import PolicyPublished, ServerServing
 from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference.vllm import VllmClient
-from engine.weights.paths import FilePath
+from engine.weights.loaders import FileLoader
 from engine.weights.update import FetchFailed, UpdateRefused
 from roles.server.lifecycle import NewestPolicy, ServerLifecycle, Unserved
 from roles.server.rolling_update import RollingUpdate
@@ -53,7 +53,7 @@ class Scripted(ServerLifecycle):
         self.bus = MemoryBus(run="t", role="server", instance="server-0")
         self.newest, self.rollout = NewestPolicy(), RollingUpdate(rolling=True)
         super().__init__(
-            "server-0-0", config, self.bus, self.newest, structlog.get_logger(), FilePath(), self.rollout
+            "server-0-0", config, self.bus, self.newest, structlog.get_logger(), FileLoader(), self.rollout
         )
         self.serving, self.script = policy(1), list(script)
         self.tried: list[int] = []

@@ -290,9 +290,8 @@ async def test_a_server_samples_while_it_waits_for_its_turn(tmp_path: Path) -> N
             await stage.until(lambda facts: len(facts) == 2)
             first.load_seconds = 0.2
             await stage.bus.publish(policy(2))
-            await until(lambda: first.paused and second.wanted != "")
+            await until(lambda: first.paused)
             assert not second.paused
-            assert second.session_open, "its proof was done meanwhile"
             await stage.until(lambda facts: len(facts) == 4)
             assert [fact.server for fact in stage.facts[2:]] == ["server-0-0", "server-0-1"]
 

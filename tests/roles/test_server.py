@@ -177,7 +177,7 @@ async def test_a_refused_push_keeps_the_old_version_until_a_good_one_comes(tmp_p
         await stage.served(1)
         fake.refuse_reason = "SHA-256"
         await stage.bus.publish(policy(2))
-        await until(lambda: fake.calls["/update_weights"] >= 3)
+        await until(lambda: fake.calls["/start_weight_update"] >= 3)
         assert fake.version == "1"
         fake.refuse_reason = ""
         await stage.bus.publish(policy(3))

@@ -28,7 +28,7 @@ from engine.config import ServerConfig as ServerTable
 from engine.inference import adapters
 from engine.inference.completion import Completion
 from engine.inference.pool import InferencePool
-from engine.weights.adapters import AdapterPath
+from engine.weights.adapters import AdapterLoader
 from roles.base import RoleContext
 from roles.server.role import ServerRole
 
@@ -187,7 +187,7 @@ async def test_a_server_that_restarts_has_the_newest_adapter_before_it_is_asked(
             yield type("Process", (), {"url": fake.url, "wait": staticmethod(wait)})()
 
     put_away: list[str] = []
-    monkeypatch.setattr(AdapterPath, "ended", lambda _, client: put_away.append(client.url))
+    monkeypatch.setattr(AdapterLoader, "ended", lambda _, client: put_away.append(client.url))
     monkeypatch.setattr(server_role, "serve", serve)
     monkeypatch.setattr(server_role.models, "resolve", lambda config, directory: directory)
     monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)

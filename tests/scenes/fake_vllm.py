@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +21,8 @@ from safetensors import safe_open
 from bus.messages import PolicyPublished
 
 STOP = 2
+_WEIGHTS = tempfile.TemporaryDirectory(prefix="fake-weights-")
+"""The files that announced policies name."""
 CANARY = (3, 4, 5, 6)
 
 
@@ -33,9 +37,8 @@ class FakeVllm:
     HTTP status, ``drop`` (close the connection; ``late:S`` after S seconds), ``lost`` (do it, then drop),
     ``hang``, ``stall`` (begin an
     answer and stop), ``garbage`` (bytes that are no JSON), or ``load:500`` and ``load:hang`` (a half-done
-    load: an update that is only a proof passes). ``stale_loads`` is how many loads do nothing but change the
-    label; ``sampled_shift`` falsifies the log-probs of sampled tokens. ``held`` is what its worker says to
-    hold, ``rotten`` is why its next proofs fail ("" for one that does not), ``infos`` are the pushes.
+    load). ``refuse_reason`` refuses to begin an update. ``stale_loads`` is how many loads do nothing but
+    change the label; ``sampled_shift`` falsifies the log-probs of sampled tokens. ``infos`` are the pushes.
     ``pace`` is the seconds that a token takes: between two of them the server may be paused and loaded; a
     load takes ``load_seconds``, and scoring a prompt ``score_seconds``. ``journal`` (url, route) may be
     shared. ``named`` are the names of all adapters that were ever loaded, ``claims`` is the one that answers
@@ -50,10 +53,6 @@ class FakeVllm:
     session_open: bool = False
     healthy: bool = True
     refuse_reason: str = ""
-    held: str = ""
-    wanted: str = ""
-    reason: str = ""
-    rotten: list[str] = field(default_factory=list)
     infos: list[dict[str, Any]] = field(default_factory=list)
     joined: list[dict[str, Any]] = field(default_factory=list)
     stale_loads: int = 0
@@ -102,7 +101,6 @@ class FakeVllm:
             ("POST", "/start_weight_update", self._start),
             ("POST", "/update_weights", self._update),
             ("POST", "/finish_weight_update", self._finish),
-            ("POST", "/collective_rpc", self._state),
             ("POST", "/init_weight_transfer_engine", self._join),
             ("POST", "/shutdown_weight_transfer_engine", self._leave),
             ("POST", "/v1/load_lora_adapter", self._load_adapter),
@@ -119,12 +117,8 @@ class FakeVllm:
             faults = self.faults.get(path)
             fault = faults.pop(0) if faults else None
             if isinstance(fault, str) and fault.startswith("load:"):
-                if (await request.json())["update_info"].get("check_only"):
-                    faults.insert(0, fault)
-                    fault = None
-                else:
-                    self.loaded, self.half_loads = "rubble", self.half_loads + 1
-                    fault = "hang" if fault == "load:hang" else int(fault.removeprefix("load:"))
+                self.loaded, self.half_loads = "rubble", self.half_loads + 1
+                fault = "hang" if fault == "load:hang" else int(fault.removeprefix("load:"))
             if fault == "garbage":
                 return web.Response(body=b'\xff{"choices": [', content_type="application/json")
             if fault in ("stall", "stub"):
@@ -204,6 +198,8 @@ class FakeVllm:
         return web.json_response({"status": "resumed"})
 
     async def _start(self, _: web.Request) -> web.Response:
+        if self.refuse_reason:
+            return _error(500, f"Weight transfer not configured: {self.refuse_reason}")
         if self.session_open:
             return _error(500, "start_weight_update called while a weight update is already active.")
         self.session_open = True
@@ -213,28 +209,11 @@ class FakeVllm:
         info = (await request.json())["update_info"]
         if not self.session_open:
             return _error(500, "start_weight_update must be called before update_weights.")
-        if self.refuse_reason:
-            self.session_open = False
-            return _error(500, f"spade_file refuses the push: {self.refuse_reason}")
         self.infos.append(info)
-        if "check_only" not in info:  # it comes from the learner's device
-            assert self.paused
-            self.pending = info
-        elif info["check_only"]:
-            self.wanted = info["sha256"]
-            self.reason = self.rotten.pop(0) if self.rotten else ""
-        else:
-            assert self.paused
-            await asyncio.sleep(self.load_seconds)
-            self.pending = info
+        assert self.paused
+        await asyncio.sleep(self.load_seconds)
+        self.pending = info
         return web.json_response({})
-
-    async def _state(self, request: web.Request) -> web.Response:
-        """Answer for the workers' extension: one worker, which has proved what it was asked to."""
-        assert (await request.json())["method"] == "spade_weights_state"
-        status = "refused" if self.reason else "ready" if self.wanted else "idle"
-        state = {"held": self.held, "wanted": self.wanted, "status": status, "reason": self.reason}
-        return web.json_response({"results": [json.dumps(state)]})
 
     async def _join(self, request: web.Request) -> web.Response:
         self.joined.append((await request.json())["init_info"])
@@ -382,12 +361,14 @@ async def fake_vllm(**settings: Any) -> AsyncIterator[FakeVllm]:
 def policy(version: int, *, step: int | None = None, canary_version: int | None = None) -> PolicyPublished:
     """An announcement whose canary holds on a fake that serves ``version``."""
     judged = str(version if canary_version is None else canary_version)
+    content, file = b"weights %d" % version, Path(_WEIGHTS.name) / str(version)
+    file.write_bytes(content)
     return PolicyPublished(
         version=version,
         step=version if step is None else step,
-        uri=f"file:///weights/{version}",
-        sha256="0" * 64,
-        size=1,
+        uri=file.as_uri(),
+        sha256=hashlib.sha256(content).hexdigest(),
+        size=len(content),
         canary_tokens=np.asarray(CANARY, "<i4").tobytes(),
         canary_logprobs=np.asarray([logprob(token, judged) for token in CANARY[1:]], "<f4").tobytes(),
     )

@@ -36,7 +36,7 @@ from bus.messages import (
 from engine.config import Config
 from engine.lineage import Lineage, Version
 from engine.training.buffer import Buffer, BufferState, Selection
-from roles.learner.resume import merge, resume
+from roles.learner.version_claim import merge, resume
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.role import unsaid
 from roles.scorer.state import Command, MarkFlushed, Publish, PublishDesigns, PublishGroup, PurgeHeld

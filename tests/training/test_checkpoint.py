@@ -15,18 +15,19 @@ from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
 from engine.training import checkpoint
 from engine.training.buffer import BufferState
-from engine.training.checkpoint import LearnerState, needed, newest, places, restart, save
-from engine.training.checkpoint_tensors import Capsule
+from engine.training.checkpoint import CheckpointTensors, LearnerState, needed, newest, places, restart, save
 from engine.training.ledger import LedgerState
 
 
-def capsule(value: float) -> Capsule:
+def made(value: float) -> CheckpointTensors:
     head = torch.full((3, 2), value)
     optimizer = {
         "state": {0: {"step": torch.tensor(1.0), "exp_avg": head * 2}},
         "param_groups": [{"lr": 0.1}],
     }
-    return Capsule({"head": head}, {"optimizer": optimizer, "generators": {"torch": torch.get_rng_state()}})
+    return CheckpointTensors(
+        {"head": head}, {"optimizer": optimizer, "generators": {"torch": torch.get_rng_state()}}
+    )
 
 
 def state(step: int, cursor: int = 0, fence: int = 0) -> LearnerState:
@@ -52,7 +53,7 @@ def full_state() -> LearnerState:
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path):
-    save(tmp_path, full_state(), capsule(1.0), keep=2)
+    save(tmp_path, full_state(), made(1.0), keep=2)
     found = newest(tmp_path)
     assert found is not None
     assert found.state == full_state()
@@ -65,7 +66,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path):
 def test_the_newest_ones_are_kept(tmp_path: Path):
     assert newest(tmp_path / "nothing") is None
     for fence, step in ((0, 9), (0, 10), (1, 3)):
-        save(tmp_path, state(step, fence=fence), capsule(0.0), keep=2)
+        save(tmp_path, state(step, fence=fence), made(0.0), keep=2)
     found = newest(tmp_path)
     assert found is not None
     assert found.state.version == Version(1, 3)
@@ -78,8 +79,8 @@ def test_the_newest_ones_are_kept(tmp_path: Path):
 @pytest.mark.parametrize("name", ["model.safetensors", "extra.pt", "state.msgpack", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damaged_checkpoints_are_skipped_with_a_warning(name: str, damage: str, tmp_path: Path):
-    save(tmp_path, state(1), capsule(1.0), keep=5)
-    victim = save(tmp_path, state(2), capsule(2.0), keep=5) / name
+    save(tmp_path, state(1), made(1.0), keep=5)
+    victim = save(tmp_path, state(2), made(2.0), keep=5) / name
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 0xFF
     if damage == "flip":
@@ -93,21 +94,21 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(name: str, damage: str, 
     assert found is not None
     assert found.state.version == Version(0, 1)
     assert [log["log_level"] for log in logs] == ["warning"]
-    save(tmp_path, state(2), capsule(3.0), keep=5)
+    save(tmp_path, state(2), made(3.0), keep=5)
     again = newest(tmp_path)
     assert again is not None
     assert float(again.tensors().model["head"][0, 0]) == 3.0
 
 
 def test_nothing_usable_is_an_error_and_not_a_fresh_start(tmp_path: Path):
-    place = save(tmp_path, state(1), capsule(1.0), keep=1)
+    place = save(tmp_path, state(1), made(1.0), keep=1)
     (place / "model.safetensors").unlink()
     with pytest.raises(SpadeError, match="None of 1 checkpoints is usable"):
         newest(tmp_path)
 
 
 def test_a_write_that_dies_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    save(tmp_path, state(1), capsule(1.0), keep=1)
+    save(tmp_path, state(1), made(1.0), keep=1)
     real = checkpoint._flush
 
     def full(path: Path) -> None:
@@ -117,7 +118,7 @@ def test_a_write_that_dies_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(checkpoint, "_flush", full)
     with pytest.raises(SpadeError, match="disk is full") as caught:
-        save(tmp_path, state(2), capsule(2.0), keep=1)
+        save(tmp_path, state(2), made(2.0), keep=1)
     assert "Free some space" in caught.value.remedy
     monkeypatch.undo()
     found = newest(tmp_path)
@@ -136,38 +137,38 @@ def test_remains_of_a_killed_writer_are_ignored_and_cleared(tmp_path: Path, monk
     monkeypatch.setattr(checkpoint, "_write", killed)
     monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *_, **__: None)
     with pytest.raises(Killed):
-        save(tmp_path, state(1), capsule(1.0), keep=2)
+        save(tmp_path, state(1), made(1.0), keep=2)
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) == 1
     assert newest(tmp_path) is None
-    save(tmp_path, state(1), capsule(1.0), keep=2)
+    save(tmp_path, state(1), made(1.0), keep=2)
     assert [path.name for path in tmp_path.iterdir()] == ["000000-0000000001-000000000000"]
 
 
 def test_the_stream_is_needed_from_the_oldest_checkpoint_on(tmp_path: Path):
     assert needed(tmp_path, keep=2) is None
-    save(tmp_path, state(1, cursor=20), capsule(1.0), keep=2)
+    save(tmp_path, state(1, cursor=20), made(1.0), keep=2)
     assert needed(tmp_path, keep=2) == 21
     waiting = BufferState(kept=((7, "c"), (9, "d")))
-    save(tmp_path, LearnerState(version=Version(0, 2), cursor=30, buffer=waiting), capsule(1.0), keep=2)
+    save(tmp_path, LearnerState(version=Version(0, 2), cursor=30, buffer=waiting), made(1.0), keep=2)
     assert needed(tmp_path, keep=2) == 7
     assert needed(tmp_path, keep=1) == 7
-    save(tmp_path, state(3, cursor=40), capsule(1.0), keep=1)
+    save(tmp_path, state(3, cursor=40), made(1.0), keep=1)
     assert needed(tmp_path, keep=1) == 41
     (next(tmp_path.iterdir()) / "state.msgpack").write_bytes(b"torn")
     assert needed(tmp_path, keep=1) is None
 
 
 def test_the_best_stays_and_does_not_hold_the_stream(tmp_path: Path):
-    first = save(tmp_path, state(1, cursor=20), capsule(1.0), keep=1)
+    first = save(tmp_path, state(1, cursor=20), made(1.0), keep=1)
     for step in (2, 3, 4):
-        save(tmp_path, state(step, cursor=20 + step), capsule(1.0), keep=1, spared={first.name})
+        save(tmp_path, state(step, cursor=20 + step), made(1.0), keep=1, spared={first.name})
     assert [path.name[:17] for path in places(tmp_path)] == ["000000-0000000004", "000000-0000000001"]
     assert needed(tmp_path, keep=1) == 25
 
 
 def test_the_curriculum_lies_in_the_checkpoint_and_is_proved_with_it(tmp_path: Path):
-    place = save(tmp_path, state(1), capsule(1.0), keep=2, curriculum=b"what the scorer knows")
+    place = save(tmp_path, state(1), made(1.0), keep=2, curriculum=b"what the scorer knows")
     assert (place / "curriculum.snapshot").read_bytes() == b"what the scorer knows"
     found = newest(tmp_path)
     assert found is not None
@@ -177,7 +178,7 @@ def test_the_curriculum_lies_in_the_checkpoint_and_is_proved_with_it(tmp_path: P
 
 
 def test_a_copy_starts_a_new_run(tmp_path: Path):
-    place = save(tmp_path / "old", full_state(), capsule(1.0), keep=2, curriculum=b"old")
+    place = save(tmp_path / "old", full_state(), made(1.0), keep=2, curriculum=b"old")
     restart(place, tmp_path / "new")
     found = newest(tmp_path / "new")
     assert found is not None

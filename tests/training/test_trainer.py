@@ -292,13 +292,13 @@ def test_a_resume_takes_the_moments_from_the_checkpoint_and_the_settings_from_th
 
 
 def test_a_checkpoint_of_another_model_is_refused(start: Callable[..., Any]):
-    from engine.training.checkpoint_tensors import Capsule
+    from engine.training.checkpoint import CheckpointTensors
 
     with start(LearnerConfig()) as running:
         capsule = running.call(running.trainer.capture)
         other = {name: tensor[:1] for name, tensor in capsule.model.items()}
         with pytest.raises(SpadeError, match="another model"):
-            running.call(lambda: running.trainer.restore(Capsule(other, capsule.extra), 1))
+            running.call(lambda: running.trainer.restore(CheckpointTensors(other, capsule.extra), 1))
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(start: Callable[..., Any]):

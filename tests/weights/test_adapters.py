@@ -23,8 +23,8 @@ from engine.inference.server_checks import handshake
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights import store
-from engine.weights.adapters import CONFIG_NAME, FILE_NAME, AdapterPath, AdapterPublisher
-from engine.weights.outcome import FetchFailed, ServerBroken
+from engine.weights.adapters import CONFIG_NAME, FILE_NAME, AdapterLoader, AdapterPublisher
+from engine.weights.loaders import FetchFailed, ServerBroken
 from engine.weights.update import Updated, UpdateRefused, update
 
 RUN = "trial"
@@ -37,8 +37,8 @@ class World:
         self.learner = AdapterLearner(directory / "published", self.bus, way=way)
         self.path = self.another_role()
 
-    def another_role(self) -> AdapterPath:
-        return AdapterPath(
+    def another_role(self) -> AdapterLoader:
+        return AdapterLoader(
             RUN, self.bus.blobs, self.cache, keep=2, request_seconds=10.0, clock=lambda: self.now
         )
 
@@ -52,7 +52,7 @@ class World:
             cache="recompute",
             tolerance=1e-3,
             load_seconds=5.0,
-            path=self.path,
+            loader=self.path,
         )
         await self.path.settled(self.client, published)
         return done

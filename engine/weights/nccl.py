@@ -1,8 +1,9 @@
-"""Weights straight from the learner's device into the servers' (``nccl``, ``ipc``): the learner's side.
+"""The learner's side of ``weights = "nccl"``: weights from its GPU straight into the servers' GPUs.
 
-vLLM's own trainer engines do the transfer; what they need is a client that speaks for all servers at once.
-This one also pauses them before the first byte and labels and resumes them after the last, so that a token's
-version is true here as on every path. Everything blocks: it runs in the trainer's thread.
+vLLM's own trainer engine does the transfer; it needs a client that speaks for all servers at once. This
+client also pauses them before the first byte, and labels and resumes them after the last, so that a token's
+version is true here as with every way. Everything blocks: it runs in the trainer's thread. It is checked
+against vLLM's interface, not on GPUs yet.
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ import structlog
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
-from engine.weights.publisher import Outlet, Release
+from engine.weights.publisher import Policy, Publisher, Release
 
 if TYPE_CHECKING:
     import torch
-
-Way = Literal["nccl", "ipc"]
 
 CONTROL_SECONDS = 60.0
 _HEALTH_SECONDS = 3.0
@@ -40,13 +39,13 @@ _ATTEMPTS = 2
 log = structlog.get_logger("spade.weights")
 
 
-class FleetFault(SpadeError):
+class TransferFailed(SpadeError):
     """A server did not do its part of a transfer."""
 
 
 @dataclass
 class Fleet:
-    """The servers as one, with the four methods of vLLM's ``VLLMWeightSyncClient``.
+    """All servers behind the four methods of vLLM's ``VLLMWeightSyncClient``.
 
     ``workers`` is the number of vLLM workers of each server, ``seconds`` bounds one call of a transfer,
     ``cache`` is the policy of the pause, ``label`` becomes the version of the weights that are sent.
@@ -82,7 +81,7 @@ class Fleet:
             self._post(url, f"pause?mode=keep&clear_cache={clear}")
             try:
                 self._post(url, "start_weight_update")
-            except FleetFault as error:
+            except TransferFailed as error:
                 if "already active" not in error.what:
                     raise
                 # Left by a transfer that failed elsewhere; what it left will all be written over.
@@ -93,7 +92,9 @@ class Fleet:
 
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Let all servers receive what vLLM's engine sends meanwhile."""
-        info = _as_json(update_info)
+        info = update_info
+        if isinstance(info, dict):
+            info = {key: value for key, value in info.items() if value is not None}
         self._all(lambda _, url: self._post(url, "update_weights", {"update_info": info}, self.seconds))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -107,7 +108,7 @@ class Fleet:
         for url in self.urls:
             try:
                 self._post(url, "shutdown_weight_transfer_engine")
-            except FleetFault as error:
+            except TransferFailed as error:
                 log.debug("server_not_released", server=url, reason=error.what)
 
     def _all(self, call: Callable[[int, str], object]) -> None:
@@ -123,9 +124,9 @@ class Fleet:
 
 
 class DeviceWriter:
-    """Sends versions to all servers that answer, and again to those that came later.
+    """Sends versions to all servers that answer, and again to servers that start later.
 
-    ``open_engine`` builds vLLM's trainer engine for a fleet; it is given once for a group of servers.
+    ``open_engine`` builds vLLM's trainer engine, once for each group of servers.
     """
 
     def __init__(
@@ -146,9 +147,9 @@ class DeviceWriter:
     def write(self, version: int, *, patience: float = 0.0) -> tuple[str, ...]:
         """Send the weights to all servers that answer, waiting up to ``patience`` seconds for all of them.
 
-        Returns the servers that have them. Raises FleetFault when none has after two attempts.
+        Returns the servers that have them. Raises TransferFailed when none has after two attempts.
         """
-        fault = FleetFault("no server answers", remedy="Look at the servers' logs.")
+        fault = TransferFailed("no server answers", remedy="Look at the servers' logs.")
         for _ in range(_ATTEMPTS):
             urls = self._reachable(patience)
             if not urls:
@@ -157,7 +158,7 @@ class DeviceWriter:
                 self._send(urls, str(version))
             except Exception as error:
                 log.warning("transfer_failed", version=version, reason=str(error))
-                fault = FleetFault(f"the weights could not be sent: {error}")
+                fault = TransferFailed(f"the weights could not be sent: {error}")
                 self.close()
             else:
                 self._sent = str(version)
@@ -165,8 +166,9 @@ class DeviceWriter:
         raise fault
 
     def attend(self, version: int) -> tuple[str, ...]:
-        """Send the weights once more if a server that answers does not carry ``version`` (it was started
-        anew); return the servers that had to be brought along.
+        """Send the weights once more if a server that answers does not carry ``version`` (it was restarted).
+
+        Returns the servers that did not carry it.
         """
         behind = tuple(url for url in self._reachable(0.0) if label_of(url) != str(version))
         if not behind or self._sent != str(version):
@@ -174,7 +176,7 @@ class DeviceWriter:
         self.close()
         try:
             self.write(version)
-        except FleetFault as error:
+        except TransferFailed as error:
             log.warning("servers_not_joined", servers=behind, reason=error.what)
             return ()
         return behind
@@ -204,39 +206,51 @@ class DeviceWriter:
             sleep(_ASK_SECONDS)
 
 
-class DeviceOutlet(Outlet):
-    """Announces versions that the servers have already got."""
+class NcclPublisher(Publisher):
+    """Sends versions; they are announced when the servers have them."""
 
-    def __init__(self, way: Way, writer: DeviceWriter, *, patience: float) -> None:
-        self._way, self._writer, self._patience = way, writer, patience
+    def __init__(self, writer: DeviceWriter, *, patience: float) -> None:
+        self._writer, self._patience = writer, patience
 
     def release(
         self, version: Version, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None
     ) -> Release:
+        """Send ``version`` to all servers. Raises TransferFailed."""
         self._writer.write(version.pack(), patience=self._patience)
         self._patience = 0.0  # it is for the start, when servers and learner start together
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        return Release(f"{self._way}:", "", size)
+        return Release("nccl:", "", size)
 
     def attend(self, version: Version) -> tuple[str, ...]:
+        """Send ``version`` to servers that started later; return them."""
         return self._writer.attend(version.pack())
 
 
-def open_outlet(
-    config: Config, weights: Callable[[], Mapping[str, torch.Tensor]], dtype: torch.dtype | None
-) -> DeviceOutlet:
-    """Return the learner's side for a recipe with ``weights`` = "nccl" or "ipc". Raises ConfigError."""
-    server, way = config.server, config.server.weights
-    assert way in ("nccl", "ipc")
-    check_devices(way)
+def open_publisher(config: Config, policy: Policy) -> NcclPublisher:
+    """Return the learner's side for a recipe with ``weights = "nccl"``. Raises ConfigError."""
+    import torch
+
+    remedy = 'Set it to "file" (one host, or a shared disk) or "bus" (any host).'
+    if not torch.cuda.is_available():
+        what = 'server.weights = "nccl" sends weights from the learner\'s GPU, and PyTorch finds none here'
+        raise ConfigError(what, where="server.weights", remedy=remedy)
+    if policy.sharded:
+        raise ConfigError(
+            'server.weights = "nccl" sends weights from one device, and learner.launch spreads them over '
+            "several",
+            where="server.weights",
+            remedy=remedy,
+        )
+    server = config.server
+    dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else None
     writer = DeviceWriter(
         addresses(config),
         workers=workers_of(config),
         cache=server.pause_cache,
         seconds=server.start_seconds,
-        open_engine=opener(way, weights, dtype),
+        open_engine=opener(policy.weights, dtype),
     )
-    return DeviceOutlet(way, writer, patience=server.start_seconds)
+    return NcclPublisher(writer, patience=server.start_seconds)
 
 
 def addresses(config: Config) -> tuple[str, ...]:
@@ -262,41 +276,26 @@ def workers_of(config: Config) -> int:
     return count
 
 
-def check_devices(way: Way) -> None:
-    """Raise ConfigError where the learner has no device whose memory could be sent."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f'server.weights = "{way}" sends weights from the learner\'s GPU, and PyTorch finds none here',
-            where="server.weights",
-            remedy='Set it to "file" (one host, or a shared disk) or "bus" (any host).',
-        )
-
-
 def opener(
-    way: Way, weights: Callable[[], Mapping[str, torch.Tensor]], dtype: torch.dtype | None
+    weights: Callable[[], Mapping[str, torch.Tensor]], dtype: torch.dtype | None
 ) -> Callable[[Fleet], Any]:
-    """Return what builds vLLM's trainer engine of kind ``way`` for a fleet. ``weights`` returns the current
-    parameters by name; floating-point ones are sent as ``dtype``.
+    """Return a function that builds vLLM's trainer engine for a fleet.
+
+    ``weights`` returns the current parameters by name; floating-point ones are sent as ``dtype``.
     """
 
     def build(fleet: Fleet) -> Any:
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
         return WeightTransferTrainerFactory.trainer_init(
-            init_info(way, fleet), client=fleet, source=source(weights, dtype)
+            init_info(fleet), client=fleet, source=source(weights, dtype)
         )
 
     return build
 
 
-def init_info(way: Way, fleet: Fleet) -> Any:
+def init_info(fleet: Fleet) -> Any:
     """Return vLLM's description of a transfer from rank 0, in packed buffers."""
-    if way == "ipc":
-        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-
-        return IPCTrainerInitInfo(rank=0, packed=True)
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     address, port = meeting_point(fleet.urls[0])
@@ -338,7 +337,7 @@ def healthy(url: str) -> bool:
     """Whether a server answers."""
     try:
         request(f"{url}/health", None, seconds=_HEALTH_SECONDS)
-    except FleetFault:
+    except TransferFailed:
         return False
     return True
 
@@ -348,7 +347,7 @@ def label_of(url: str) -> str:
     try:
         paused = _table(request(f"{url}/is_paused", None, seconds=_HEALTH_SECONDS)).get("is_paused")
         answer = _table(request(f"{url}/weight_info", None, seconds=_HEALTH_SECONDS))
-    except (FleetFault, msgspec.DecodeError):
+    except (TransferFailed, msgspec.DecodeError):
         return ""
     return "" if paused is not False else str(answer.get("weight_version", ""))
 
@@ -358,7 +357,7 @@ def _table(payload: bytes) -> dict[str, Any]:
 
 
 def request(url: str, body: object, *, seconds: float) -> bytes:
-    """Post ``body`` as JSON (get, for None) and return the answer. Raises FleetFault."""
+    """Post ``body`` as JSON (get, for None) and return the answer. Raises TransferFailed."""
     data = None if body is None else msgspec.json.encode(body)
     message = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
     try:
@@ -366,18 +365,9 @@ def request(url: str, body: object, *, seconds: float) -> bytes:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         text = " ".join(error.read()[:1000].decode(errors="replace").split())
-        raise FleetFault(f"HTTP {error.code}: {text}", where=url) from error
+        raise TransferFailed(f"HTTP {error.code}: {text}", where=url) from error
     except (OSError, HTTPException) as error:
-        raise FleetFault(f"no answer: {error!r}", where=url) from error
+        raise TransferFailed(f"no answer: {error!r}", where=url) from error
 
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def _as_json(info: dict[str, Any] | list[dict[str, Any]]) -> Any:
-    """Return an update's description as JSON can carry it; handles of device memory are vLLM's to pack."""
-    if isinstance(info, dict) and info.get("ipc_handles") is None:
-        return {key: value for key, value in info.items() if value is not None}
-    from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
-
-    return _json_safe_update_payload(info)

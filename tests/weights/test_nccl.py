@@ -14,8 +14,8 @@ from scenes.fake_vllm import FakeVllm, fake_vllm
 
 from engine.config import Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError
-from engine.weights import device_transfer
-from engine.weights.device_transfer import DeviceWriter, Fleet, FleetFault, addresses, workers_of
+from engine.weights import nccl
+from engine.weights.nccl import DeviceWriter, Fleet, TransferFailed, addresses, workers_of
 from engine.weights.publisher import Release
 
 NAMES = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2]]}
@@ -98,7 +98,7 @@ async def test_no_server_resumes_before_all_have_the_weights() -> None:
 async def test_a_server_that_never_works_leaves_nothing_running_on_old_labels() -> None:
     async with fake_vllm(version="1", loaded="1", faults={"/update_weights": [500] * 9}) as fake:
         learner = Learner(fake)
-        with pytest.raises(FleetFault, match="could not be sent"):
+        with pytest.raises(TransferFailed, match="could not be sent"):
             await learner.do(learner.writer.write, 2)
         assert fake.paused
         assert fake.version == "1"
@@ -125,29 +125,29 @@ async def test_a_label_that_cannot_be_read_is_none() -> None:
     faults: dict[str, list[int | str]] = {"/is_paused": ["garbage"], "/weight_info": ["garbage"]}
     async with fake_vllm(version="3", faults=faults) as fake:
         for _ in range(2):
-            assert await anyio.to_thread.run_sync(device_transfer.label_of, fake.url) == ""
-        assert await anyio.to_thread.run_sync(device_transfer.label_of, fake.url) == "3"
+            assert await anyio.to_thread.run_sync(nccl.label_of, fake.url) == ""
+        assert await anyio.to_thread.run_sync(nccl.label_of, fake.url) == "3"
 
 
 async def test_an_answer_that_breaks_off_is_no_answer() -> None:
     """A server that dies while it speaks must not end the learner."""
     faults = {"/health": ["stub"], "/is_paused": ["stub"]}
     async with fake_vllm(faults=faults) as fake:
-        assert not await anyio.to_thread.run_sync(device_transfer.healthy, fake.url)
-        assert await anyio.to_thread.run_sync(device_transfer.label_of, fake.url) == ""
+        assert not await anyio.to_thread.run_sync(nccl.healthy, fake.url)
+        assert await anyio.to_thread.run_sync(nccl.label_of, fake.url) == ""
 
 
 async def test_nobody_there_is_an_error() -> None:
     async with fake_vllm(healthy=False) as fake:
         learner = Learner(fake)
-        with pytest.raises(FleetFault, match="no server answers"):
+        with pytest.raises(TransferFailed, match="no server answers"):
             await learner.do(learner.writer.write, 1)
 
 
 async def test_the_announcement_says_who_brought_it() -> None:
     async with fake_vllm() as fake:
         learner = Learner(fake)
-        outlet = device_transfer.DeviceOutlet("nccl", learner.writer, patience=1.0)
+        outlet = nccl.NcclPublisher(learner.writer, patience=1.0)
         from engine.lineage import Version
 
         release = await anyio.to_thread.run_sync(lambda: outlet.release(Version(0, 4), {}))
@@ -173,11 +173,11 @@ def test_a_learner_without_a_gpu_says_so_before_anything_starts() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ConfigError, match="PyTorch finds none here"):
-        device_transfer.open_outlet(config(weights="nccl", port=9000), dict, None)
+        nccl.open_publisher(config(weights="nccl", port=9000), None)
 
 
 def test_the_meeting_point_is_an_address_of_this_host() -> None:
-    address, port = device_transfer.meeting_point("http://127.0.0.1:8000")
+    address, port = nccl.meeting_point("http://127.0.0.1:8000")
     assert address == "127.0.0.1"
     with socket.socket() as listener:
         listener.bind((address, port))
@@ -190,7 +190,6 @@ def test_vllm_understands_what_its_engines_are_given() -> None:
     import torch
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
     from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
-    from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferInitInfo
     from vllm.distributed.weight_transfer.nccl_common import worker_init_payload
     from vllm.distributed.weight_transfer.nccl_engine import (
         NCCLTrainerWeightTransferEngine,
@@ -200,9 +199,9 @@ def test_vllm_understands_what_its_engines_are_given() -> None:
 
     group = Fleet(("http://127.0.0.1:1", "http://127.0.0.1:2"), 2, 1.0)
     assert isinstance(group, VLLMWeightSyncClient)
-    info = device_transfer.init_info("nccl", group)
+    info = nccl.init_info(group)
     assert (info.world_size, info.is_sender, info.packed) == (5, True, True)
-    assert device_transfer.init_info("ipc", group).backend in WeightTransferTrainerFactory._registry
+    assert info.backend in WeightTransferTrainerFactory._registry
     joins: list[dict[str, Any]] = []
     group._post = lambda url, path, body=None, seconds=0: joins.append(body["init_info"])  # type: ignore
     worker = NCCLWeightTransferInitInfo(
@@ -214,9 +213,8 @@ def test_vllm_understands_what_its_engines_are_given() -> None:
     group.init_weight_transfer_engine(worker_init_payload(worker))
     parsed = [NCCLWeightTransferInitInfo(**one) for one in joins]
     assert sorted(one.rank_offset for one in parsed) == [1, 3]
-    assert IPCWeightTransferInitInfo(packed=True).packed
     weights = {"w": torch.randn(3, 2), "count": torch.arange(4)}
-    sent = device_transfer.source(lambda: weights, torch.bfloat16)
+    sent = nccl.source(lambda: weights, torch.bfloat16)
     checked = list(NCCLTrainerWeightTransferEngine._checked_iter(sent, sent.metadata()))
     assert [(name, tensor.dtype) for name, tensor in checked] == [
         ("w", torch.bfloat16),
@@ -227,5 +225,5 @@ def test_vllm_understands_what_its_engines_are_given() -> None:
         dtype_names=[str(one.dtype).split(".")[-1] for one in sent.metadata()],
         shapes=[list(one.shape) for one in sent.metadata()],
     )
-    carried = msgspec.json.decode(msgspec.json.encode(device_transfer._as_json(vars(described))))
+    carried = msgspec.json.decode(msgspec.json.encode(vars(described)))
     assert NCCLWeightTransferUpdateInfo(**carried) == described

@@ -15,8 +15,7 @@ from bus.messages import BatchTrained
 from engine.config import LearnerConfig, OptimizerConfig, RoleTraining
 from engine.lineage import Lineage, Version
 from engine.training.buffer import Buffer, BufferState, Selection
-from engine.training.checkpoint import LearnerState
-from engine.training.sample_age import Ages, Branches, BranchesState, shaping
+from engine.training.sample_age import AgesState, RepeatedLineage, SampleAges, settings_digest
 
 
 def fact(version: Version, round_: int, ids: Sequence[str]) -> BatchTrained:
@@ -44,45 +43,42 @@ def branch(fence: int, first: int, last: int, *, other: int = -1) -> list[BatchT
     ]
 
 
-def repeat(branches: Branches, first: int, last: int, *, other: int = -1) -> None:
+def repeat(branches: SampleAges, first: int, last: int, *, other: int = -1) -> None:
     for one in branch(0, first, last, other=other):
         branches.trained(one.step, one.round, one.trained)
 
 
 def test_what_is_repeated_is_not_abandoned():
     lineage = Lineage().fork(1, 16)
-    branches = Branches(Version(1, 16), lineage, facts=branch(0, 1, 32))
-    assert branches.repeats
-    assert branches.ages().age(Version(1, 16), Version(0, 18)) == 2
+    branches = SampleAges(Version(1, 16), lineage, facts=branch(0, 1, 32))
+    assert branches.lineage().age(Version(1, 16), Version(0, 18)) == 2
     assert lineage.age(Version(1, 24), Version(0, 26)) == 18
     repeat(branches, 17, 24)
-    assert branches.ages().age(Version(1, 24), Version(0, 26)) == 2
-    assert branches.ages().age(Version(1, 24), Version(0, 20)) == 4
-    assert branches.ages().age(Version(1, 24), Version(1, 20)) == 4
+    assert branches.lineage().age(Version(1, 24), Version(0, 26)) == 2
+    assert branches.lineage().age(Version(1, 24), Version(0, 20)) == 4
+    assert branches.lineage().age(Version(1, 24), Version(1, 20)) == 4
     repeat(branches, 25, 34)
-    assert branches.ages().age(Version(1, 34), Version(0, 33)) == 1 + 2, "nobody told of batch 33"
-    assert not branches.repeats
+    assert branches.lineage().age(Version(1, 34), Version(0, 33)) == 1 + 2, "nobody told of batch 33"
 
 
 def test_from_the_first_other_batch_on_it_is_another_branch():
-    branches = Branches(Version(1, 16), Lineage().fork(1, 16), facts=branch(0, 1, 32))
+    branches = SampleAges(Version(1, 16), Lineage().fork(1, 16), facts=branch(0, 1, 32))
     repeat(branches, 17, 24, other=20)
-    assert branches.ages().age(Version(1, 24), Version(0, 20)) == 5 + 1
-    assert branches.ages().age(Version(1, 24), Version(0, 30)) == 5 + 11
-    assert branches.state().facts == {}
+    assert branches.lineage().age(Version(1, 24), Version(0, 20)) == 5 + 1
+    assert branches.lineage().age(Version(1, 24), Version(0, 30)) == 5 + 11
 
 
 def test_under_other_settings_no_batch_is_the_same():
     slow, fast = (
-        shaping(LearnerConfig(optimizer=OptimizerConfig(learning_rate=rate))) for rate in (1e-6, 1e-5)
+        settings_digest(LearnerConfig(optimizer=OptimizerConfig(learning_rate=rate))) for rate in (1e-6, 1e-5)
     )
-    assert slow == shaping(LearnerConfig(report_to=("tensorboard",)))
-    kept = Branches(START, Lineage(), settings=slow).state()
+    assert slow == settings_digest(LearnerConfig(report_to=("tensorboard",)))
+    kept = SampleAges(START, Lineage(), settings=slow).state()
     for settings, age in ((slow, 2), (fast, 18)):
         lineage = Lineage().fork(1, 16)
-        branches = Branches(Version(1, 16), lineage, kept, branch(0, 1, 32), settings=settings)
+        branches = SampleAges(Version(1, 16), lineage, kept, branch(0, 1, 32), settings=settings)
         repeat(branches, 17, 24)
-        assert branches.ages().age(Version(1, 24), Version(0, 26)) == age
+        assert branches.lineage().age(Version(1, 24), Version(0, 26)) == age
         assert branches.state().settings == settings
 
 
@@ -90,54 +86,54 @@ def test_under_other_settings_no_batch_is_the_same():
     ("round_", "ids"), [(16, ["17", "18"]), (16, []), (16, ["18"]), (17, ["17"])], ids=str
 )
 def test_the_same_batch_is_the_same_set_in_the_same_round(round_: int, ids: list[str]):
-    branches = Branches(Version(1, 16), Lineage().fork(1, 16), facts=branch(0, 1, 32))
+    branches = SampleAges(Version(1, 16), Lineage().fork(1, 16), facts=branch(0, 1, 32))
     branches.trained(17, round_, ids)
-    assert branches.ages().shared == {0: 16}
+    assert branches.lineage().shared == {0: 16}
 
 
 def test_the_order_of_a_batch_does_not_matter():
-    branches = Branches(Version(1, 0), Lineage().fork(1, 0), facts=[fact(Version(0, 1), 0, ["a", "b"])])
+    branches = SampleAges(Version(1, 0), Lineage().fork(1, 0), facts=[fact(Version(0, 1), 0, ["a", "b"])])
     branches.trained(1, 0, ["b", "a"])
-    assert branches.ages().shared == {0: 1}
+    assert branches.lineage().shared == {0: 1}
 
 
 def test_a_crash_while_it_repeats_loses_neither_branch():
     """The second life got to 24, the third goes on along the first one's path beyond it."""
     lineage = Lineage().fork(1, 16).fork(2, 16)
-    branches = Branches(Version(2, 16), lineage, facts=branch(0, 1, 32) + branch(1, 17, 24))
+    branches = SampleAges(Version(2, 16), lineage, facts=branch(0, 1, 32) + branch(1, 17, 24))
     repeat(branches, 17, 30)
-    assert branches.ages().shared == {0: 30, 1: 24}
-    assert branches.ages().age(Version(2, 30), Version(0, 31)) == 1
-    assert branches.ages().age(Version(2, 30), Version(1, 24)) == 6
+    assert branches.lineage().shared == {0: 30, 1: 24}
+    assert branches.lineage().age(Version(2, 30), Version(0, 31)) == 1
+    assert branches.lineage().age(Version(2, 30), Version(1, 24)) == 6
 
 
 def test_the_second_life_may_have_gone_another_way():
     lineage = Lineage().fork(1, 16).fork(2, 16)
     facts = branch(0, 1, 32) + branch(1, 17, 24, other=22)
-    branches = Branches(Version(2, 16), lineage, facts=facts)
+    branches = SampleAges(Version(2, 16), lineage, facts=facts)
     repeat(branches, 17, 30)
-    assert branches.ages().shared == {0: 30, 1: 21}
+    assert branches.lineage().shared == {0: 30, 1: 21}
 
 
 def test_a_path_goes_through_those_that_it_left():
     """The second life began at a checkpoint, 24, that the third cannot read any more."""
     lineage = Lineage().fork(1, 24).fork(2, 16)
-    branches = Branches(Version(2, 16), lineage, facts=branch(0, 1, 32) + branch(1, 25, 28))
+    branches = SampleAges(Version(2, 16), lineage, facts=branch(0, 1, 32) + branch(1, 25, 28))
     repeat(branches, 17, 20)
-    assert branches.ages().shared == {0: 20, 1: 20}
+    assert branches.lineage().shared == {0: 20, 1: 20}
     repeat(branches, 21, 30)
-    assert branches.ages().shared == {0: 30, 1: 28}
+    assert branches.lineage().shared == {0: 30, 1: 28}
 
 
 def test_a_number_with_two_batches_is_that_of_neither():
     facts = [*branch(0, 1, 20), *branch(0, 18, 18, other=18)]
-    branches = Branches(Version(1, 16), Lineage().fork(1, 16), facts=facts)
+    branches = SampleAges(Version(1, 16), Lineage().fork(1, 16), facts=facts)
     repeat(branches, 17, 19)
-    assert branches.ages().shared == {0: 17}
+    assert branches.lineage().shared == {0: 17}
 
 
 def test_other_questions_are_answered_by_the_forks():
-    ages = Branches(Version(1, 16), Lineage().fork(1, 16), facts=branch(0, 1, 32)).ages()
+    ages = SampleAges(Version(1, 16), Lineage().fork(1, 16), facts=branch(0, 1, 32)).lineage()
     assert not ages.survives(Version(0, 17))
     assert ages.forks == ((0, 0), (1, 16))
     assert ages.age(Version(0, 20), Version(0, 18)) == 2
@@ -153,10 +149,10 @@ class Model:
     told: set[tuple[int, int]] = field(default_factory=set)
     facts: list[BatchTrained] = field(default_factory=list)
     checkpoints: list[tuple[Version, bytes]] = field(
-        default_factory=lambda: [(START, msgspec.msgpack.encode(BranchesState()))]
+        default_factory=lambda: [(START, msgspec.msgpack.encode(AgesState()))]
     )
     version: Version = START
-    branches: Branches = field(default_factory=lambda: Branches(START, Lineage()))
+    branches: SampleAges = field(default_factory=lambda: SampleAges(START, Lineage()))
 
     def train(self, kind: int, tell: bool) -> None:
         step = self.version.step + 1
@@ -166,7 +162,6 @@ class Model:
         if tell:
             self.told.add((self.version.fence, step))
             self.facts.append(fact(self.version, step - 1, [f"{step}:{kind}"]))
-            self.branches.position = len(self.facts)
 
     def checkpoint(self) -> None:
         self.checkpoints.append((self.version, msgspec.msgpack.encode(self.branches.state())))
@@ -181,10 +176,8 @@ class Model:
             self.version = Version(fence, own.step)
             self.lineage = self.lineage.fork(fence, own.step)
             self.paths[fence] = self.paths[own.fence][: own.step]
-        state = msgspec.msgpack.decode(frame, type=BranchesState)
-        facts = self.facts[state.position :]
-        self.branches = Branches(self.version, self.lineage, state, facts)
-        self.branches.position = len(self.facts)
+        state = msgspec.msgpack.decode(frame, type=AgesState)
+        self.branches = SampleAges(self.version, self.lineage, state, self.facts)
 
     def common(self, fence: int) -> int:
         """How many batches our path shares with that of ``fence``, as far as it is known."""
@@ -219,7 +212,7 @@ def test_ages_are_those_of_the_tree_of_batches(script: list[tuple[str, int, bool
                 model.start(0, fork=False)
         else:
             model.start(choice, fork=True)
-        ages = model.branches.ages()
+        ages = model.branches.lineage()
         for fence, path in model.paths.items():
             for step in range(len(path) + 1):
                 found = ages.age(model.version, Version(fence, step))
@@ -252,10 +245,10 @@ def test_nothing_since_the_checkpoint_is_lost(ends: int):
     for fence in (1, 2):
         lineage = lineage.fork(fence, 16)
         buffer = Buffer(limits, vocabulary=64, state=kept)
-        branches = Branches(Version(fence, 16), lineage, facts=facts)
+        branches = SampleAges(Version(fence, 16), lineage, facts=facts)
         for round_ in range(16, 34 if fence == 2 else ends):
             step = round_ + 1
-            chosen = closed(buffer, round_, Version(fence, round_), branches.ages(), made[round_])
+            chosen = closed(buffer, round_, Version(fence, round_), branches.lineage(), made[round_])
             assert len(chosen.samples) == 3, f"round {round_}: {chosen.dropped}"
             assert not chosen.dropped
             names = [one.sample for one in chosen.samples]
@@ -277,15 +270,6 @@ def test_without_it_most_rounds_since_the_checkpoint_are_lost():
 
 def test_ages_travel_nowhere():
     """The lineage on the bus stays what it was."""
-    ages = Branches(Version(1, 16), Lineage().fork(1, 16)).ages()
-    assert isinstance(ages, Ages)
+    ages = SampleAges(Version(1, 16), Lineage().fork(1, 16)).lineage()
+    assert isinstance(ages, RepeatedLineage)
     assert msgspec.json.encode(Lineage(ages.forks)) == b'{"forks":[[0,0],[1,16]]}'
-
-
-def test_older_checkpoints_have_nothing_to_say():
-    old = {"version": (0, 3), "cursor": 9}
-    state = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=LearnerState)
-    assert state.branches == BranchesState()
-    branches = Branches(Version(1, 3), Lineage().fork(1, 3), state.branches, branch(0, 1, 5))
-    repeat(branches, 4, 5)
-    assert branches.ages().shared == {0: 5}

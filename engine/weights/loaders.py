@@ -1,0 +1,276 @@
+"""The server's side of new weights: loaders bring a published version into a running vLLM server.
+
+A loader proves the file before it changes anything: it checks the digest, the names and the shapes while the
+server goes on sampling. Only the load itself stands inside the pause.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from bus import BusError, NotFound
+from bus.interface import Blobs
+from bus.messages import PolicyPublished
+from engine.inference.completion import InferenceError, ServerStuck
+from engine.inference.vllm import CONTROL_SECONDS, VllmClient
+from engine.lineage import Version
+from engine.weights import store
+
+Cache = Literal["recompute", "keep"]
+Turn = Callable[[], Awaitable[None]]
+
+BUS_SCHEME = "bus"
+_CACHED = 2  # files kept in the cache: the newest version's, and the one before
+_POLL_SECONDS = 0.5
+
+log = structlog.get_logger("spade.weights")
+
+
+class UpdateRefused(InferenceError):
+    """The new weights are missing, damaged or of another model. The server keeps the old ones."""
+
+
+class FetchFailed(InferenceError):
+    """The new weights could not be fetched this time. The server keeps the old ones; try again."""
+
+
+class ServerBroken(InferenceError):
+    """The server's weights are unknown or wrong: restart it before it serves."""
+
+
+class WeightLoader(ABC):
+    """Brings versions into servers. One object serves all servers of a role."""
+
+    @abstractmethod
+    async def bring(
+        self,
+        client: VllmClient,
+        policy: PolicyPublished,
+        *,
+        cache: Cache,
+        load_seconds: float,
+        turn: Turn | None = None,
+    ) -> float:
+        """Bring ``policy`` into the server behind ``client``; return the seconds without sampling.
+
+        ``turn`` is awaited before the pause. Loaders whose servers are paused by the learner ignore it.
+
+        Raises UpdateRefused or FetchFailed (nothing was changed), ServerBroken (restart the server), or
+        ServerGone and ServerStuck before anything was changed.
+        """
+
+    async def carries(self, client: VllmClient, policy: PolicyPublished) -> bool:
+        """Whether the server samples with ``policy``.
+
+        A paused server with that label does not: its role died before the resume, or a canary failed.
+        """
+        return await client.version() == policy.version and not await client.paused()
+
+    async def reject(self, client: VllmClient, policy: PolicyPublished) -> None:
+        """Stop sampling with ``policy``, whose canary failed for good."""
+        await client.pause(clear_cache=False)
+
+    async def settled(self, client: VllmClient, policy: PolicyPublished) -> None:  # noqa: B027 - most keep none
+        """Release what came before ``policy``, which was announced just now."""
+
+    def ended(self, client: VllmClient) -> None:  # noqa: B027 - most keep none
+        """Release what was kept for the server behind ``client``, which has ended or is unreachable."""
+
+    async def overtaken(self, client: VllmClient, policy: PolicyPublished) -> bool:
+        """Whether the learner has brought a newer version than ``policy`` into the server."""
+        return False
+
+
+class FileLoader(WeightLoader):
+    """Loads files from a disk that the learner, this role and the server all see."""
+
+    def __init__(self) -> None:
+        self._fetching = anyio.Lock()
+        self._checked: tuple[str, Path, int] | None = None
+
+    async def bring(
+        self,
+        client: VllmClient,
+        policy: PolicyPublished,
+        *,
+        cache: Cache,
+        load_seconds: float,
+        turn: Turn | None = None,
+    ) -> float:
+        """Check the file, wait for the turn, load."""
+        async with self._fetching:
+            path = await self._fetch(policy)
+        await _require_fitting(client, path)
+        if turn is not None:
+            await turn()
+            if not path.is_file():
+                raise UpdateRefused("the published weights are gone", where=str(path))
+        return await _load(client, policy, path, cache, load_seconds)
+
+    async def _fetch(self, policy: PolicyPublished) -> Path:
+        """Return the local file of ``policy`` after a check of its digest, once for all servers of a role."""
+        try:
+            path = store.local_path(policy.uri)
+            if self._checked != (policy.sha256, path, _modified(path)):
+                modified = _modified(path)
+                await anyio.to_thread.run_sync(store.fetch, policy.uri, policy.sha256, policy.size)
+                self._checked = (policy.sha256, path, modified)
+        except store.WeightFault as fault:
+            raise UpdateRefused(fault.what, where=fault.where) from fault
+        except OSError as error:
+            raise FetchFailed(f"the weights cannot be read: {error}", where=policy.uri) from error
+        return path
+
+
+class BusLoader(FileLoader):
+    """Fetches files from the broker into ``directory``, once for all servers of the role.
+
+    The directory holds the files of the last two versions; everything else in it is removed.
+    """
+
+    def __init__(self, blobs: Blobs, directory: Path) -> None:
+        super().__init__()
+        self._blobs, self._directory = blobs, directory.resolve()
+        self._used: deque[str] = deque(maxlen=_CACHED)
+
+    async def _fetch(self, policy: PolicyPublished) -> Path:
+        parts = urlsplit(policy.uri)
+        if parts.scheme != BUS_SCHEME:
+            return await super()._fetch(policy)
+        path = self._directory / f"{policy.sha256}.safetensors"
+        self._make_room(path.name)
+        if path.is_file() and path.stat().st_size == policy.size:
+            return path
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            info = await self._blobs.save(parts.path, path)
+        except NotFound as error:
+            raise UpdateRefused(
+                f"the weights are not on the bus any more: {error}", where=policy.uri
+            ) from error
+        except (BusError, OSError) as error:
+            raise FetchFailed(f"the weights could not be fetched: {error}", where=policy.uri) from error
+        if (info.sha256, info.size) != (policy.sha256, policy.size):
+            path.unlink(missing_ok=True)
+            raise UpdateRefused(
+                f"the bus holds SHA-256 {info.sha256} ({info.size} bytes), "
+                f"{policy.sha256} ({policy.size} bytes) was published",
+                where=policy.uri,
+            )
+        return path
+
+    def _make_room(self, name: str) -> None:
+        """Remove old files before a fetch, so that the directory never holds more than two versions."""
+        if name not in self._used:
+            self._used.append(name)
+        if self._directory.is_dir():
+            for path in self._directory.iterdir():
+                if path.name not in self._used:
+                    path.unlink(missing_ok=True)
+
+
+class NcclLoader(WeightLoader):
+    """Waits while the learner writes the version into the server's device (``engine.weights.nccl``)."""
+
+    async def bring(
+        self,
+        client: VllmClient,
+        policy: PolicyPublished,
+        *,
+        cache: Cache,
+        load_seconds: float,
+        turn: Turn | None = None,
+    ) -> float:
+        """Return when the server carries the version. Raises FetchFailed if a newer one has arrived."""
+        with anyio.move_on_after(load_seconds):
+            while not await self.carries(client, policy):  # the server announces nothing: poll it
+                if await self.overtaken(client, policy):
+                    raise FetchFailed("newer weights have arrived already", where=client.url)
+                await anyio.sleep(_POLL_SECONDS)
+            return 0.0
+        raise ServerStuck(
+            f"the learner did not bring version {Version.unpack(policy.version)} in {load_seconds:.0f} s",
+            where=client.url,
+        )
+
+    async def overtaken(self, client: VllmClient, policy: PolicyPublished) -> bool:
+        """Whether the server carries a newer version: the learner writes before it announces."""
+        return await client.version() > policy.version
+
+
+async def _require_fitting(client: VllmClient, path: Path) -> None:
+    """Compare names and shapes with those of the served model, where its directory is visible here.
+
+    Raises UpdateRefused.
+    """
+    root, _ = await client.model()
+    try:
+        await anyio.to_thread.run_sync(store.require_fitting, path, Path(root))
+    except store.WeightFault as fault:
+        raise UpdateRefused(fault.what, where=client.url) from fault
+
+
+async def _load(
+    client: VllmClient, policy: PolicyPublished, path: Path, cache: Cache, seconds: float
+) -> float:
+    """Pause, load, label and resume. Return the seconds of the pause."""
+    started = time.perf_counter()
+    with anyio.CancelScope(shield=True):
+        # Bounded by its deadlines. A cancellation waits, so that no half-loaded server stays behind.
+        await _open(client)
+        started = time.perf_counter()
+        try:
+            await client.pause(clear_cache=cache == "recompute")
+        except InferenceError:
+            await _close(client)
+            await client.resume()
+            raise
+        try:
+            await client.update_weights({"path": str(path)}, deadline=seconds)
+            await client.finish_update(policy.version)
+            await client.resume()
+        except InferenceError as error:
+            raise ServerBroken(f"loading new weights failed: {error.what}", where=client.url) from error
+    return time.perf_counter() - started
+
+
+async def _open(client: VllmClient) -> None:
+    """Open a session, after closing one that a dead role left open (it has loaded nothing).
+
+    Raises UpdateRefused for a server that was started without our weight-transfer engine.
+    """
+    try:
+        await client.start_update()
+    except InferenceError as error:
+        if "not configured" in error.what or "HTTP 404" in error.what:
+            raise UpdateRefused(
+                f"the server cannot take weights from files: {error.what}",
+                where=client.url,
+                remedy="Start it with the flags that `spade run --dry-run` shows (docs/weights.md).",
+            ) from error
+        if "already active" not in error.what:
+            raise
+        await client.finish_update(None)
+        await client.start_update()
+
+
+async def _close(client: VllmClient) -> None:
+    """Close a session that has loaded nothing."""
+    try:
+        await client.finish_update(None, deadline=CONTROL_SECONDS)
+    except InferenceError as error:
+        log.debug("session_not_closed", server=client.url, reason=error.what)
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
