@@ -40,7 +40,8 @@ def check_position(stream: str, next_sequence: int, last: int) -> None:
         raise BusError(
             f"stream {stream} ends at {last}, but was read up to {next_sequence - 1}: "
             "the server lost messages it had acknowledged",
-            remedy='A power failure does this; bus.sync = "always" prevents it. Start a new run.',
+            remedy='A power failure does this; bus.sync = "always" prevents it. Begin a new run at '
+            "the newest checkpoint: spade run RECIPE run.name=NAME --salvage RUN (docs/operating.md).",
         )
 
 

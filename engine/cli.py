@@ -64,6 +64,10 @@ def run(
             help="auto: resume a run that exists; never: new runs only; or a checkpoint to start from."
         ),
     ] = "auto",
+    salvage: Annotated[
+        str,
+        typer.Option(help="A damaged run: begin a new one at its newest whole checkpoint, with its memory."),
+    ] = "",
 ) -> None:
     """Run a recipe, or resume its run."""
     from engine import malloc
@@ -79,7 +83,7 @@ def run(
         return
     from rich.console import Console
 
-    run_command.run(recipe, settings, Console(), resume=resume)
+    run_command.run(recipe, settings, Console(), resume=resume, salvage=salvage)
 
 
 @app.command()

@@ -425,7 +425,6 @@ class LoraConfig(Table, frozen=True, kw_only=True):
 
     rank: int = 0
     alpha: float = 32.0
-    dropout: float = 0.0
     targets: tuple[str, ...] = ()
     publish: Literal["merged", "adapter"] = "merged"
 

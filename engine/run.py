@@ -137,8 +137,15 @@ class RunDirectory:
         the directory is gone.
         """
         if not self.model_file.exists():
-            return None
-        path = Path(self.model_file.read_text(encoding="utf-8"))
+            start = self.root / "start"  # of a run that began at a checkpoint
+            return start if start.is_dir() else None
+        path = Path(self.model_file.read_text(encoding="utf-8", errors="replace").strip())
+        if not path.is_absolute():
+            raise ConfigError(
+                f"The file {self.model_file} is damaged: it does not name a directory.",
+                remedy="Write the absolute path of the run's starting model into it, or remove it if the "
+                "recipe still leads to that model.",
+            )
         if not path.is_dir():
             raise ConfigError(
                 f"The run {self.root.name} started from the model in {path}, which is gone.",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
-from engine.config import Config
+from engine.config import Config, LearnerConfig
+from engine.errors import ConfigError
 
 Problem = tuple[str, str]
 LARGEST_RANK = 512
+_REPORTERS = ("tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "swanlab")
 _SECONDS_A_TOKEN = 0.2  # slower than that a server is of no use
 
 
@@ -34,8 +37,6 @@ def _lora(config: Config) -> Iterator[Problem]:
         yield "learner.lora.rank", "must be at least 0 (off)"
     if lora.alpha <= 0:
         yield "learner.lora.alpha", "must be greater than 0"
-    if not 0 <= lora.dropout < 1:
-        yield "learner.lora.dropout", "must lie in [0, 1)"
     if config.adapters:
         yield from _published(config)
 
@@ -59,3 +60,18 @@ def longest_reply(config: Config) -> float:
     if config.designer.kind == "policy":
         replies += [config.designer.sampling, config.designer.hint_sampling]
     return max(sampling.max_tokens for sampling in replies) * _SECONDS_A_TOKEN
+
+
+def require_packages(learner: LearnerConfig) -> None:
+    """Check that the packages that ``learner`` needs are installed. Raises ConfigError."""
+    needed = {name: f'learner.report_to = ["{name}"]' for name in learner.report_to if name in _REPORTERS}
+    if learner.optimizer.kind != "adamw":
+        needed["bitsandbytes"] = f'learner.optimizer.kind = "{learner.optimizer.kind}"'
+    if learner.lora.rank:
+        needed["peft"] = f"learner.lora.rank = {learner.lora.rank}"
+    for package, setting in needed.items():
+        if find_spec(package) is None:
+            raise ConfigError(
+                f"{setting} needs the package {package}, which is not installed",
+                remedy=f"Install it (pip install {package}), or take the setting back.",
+            )

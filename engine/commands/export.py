@@ -54,6 +54,7 @@ def export(
         exports.export(chosen, base, to, lora=config.learner.lora, dtype="float32")
         base = to
     checkpoints.restart(chosen.path, restart)
+    print(f"Starting from {chosen.path}", flush=True)
     print(f"{MODEL_MARK}{base.resolve()}", flush=True)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from engine.lineage import Version
 
@@ -99,6 +101,29 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     return connection
+
+
+def set_aside_if_damaged(path: Path) -> Path | None:
+    """Rename the database of a run that does not run when it is damaged; return its new path, else None.
+
+    The supervisor then builds a new one from the facts on the bus. Raises OSError.
+    """
+    try:
+        with closing(open_for_reading(path)) as connection:
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError:
+        return None  # it cannot be opened now; what needs it reports that
+    except sqlite3.DatabaseError as error:
+        verdict = str(error)
+    if verdict == "ok":
+        return None
+    aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    for suffix in ("-wal", "-shm", ""):
+        file = path.with_name(path.name + suffix)
+        if file.exists():
+            file.rename(aside.with_name(aside.name + suffix))
+    structlog.get_logger().warning("run.database_damaged", reason=verdict, moved_to=str(aside))
+    return aside
 
 
 def position(connection: sqlite3.Connection) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 from anyio.streams.text import TextReceiveStream
 
 from bus import BusError
@@ -144,11 +145,11 @@ async def prepare_model(config: Config, directory: RunDirectory, say: Callable[[
 async def prepare_restart(checkpoint: Path, directory: RunDirectory, say: Callable[[str], None]) -> Path:
     """Return the directory of the starting model for a run that begins at a checkpoint of another one.
 
-    The learner finds the state of the optimiser as a checkpoint of its own. Raises SpadeError.
+    ``checkpoint`` may also be the directory of a run: its newest whole checkpoint is taken. The learner finds
+    the state of the optimiser as a checkpoint of its own. Raises SpadeError.
     """
     start = directory.root / "start"
     shutil.rmtree(start, ignore_errors=True)
-    say(f"Starting from {checkpoint}")
     command = [sys.executable, "-P", "-m", "engine.cli", "export", str(checkpoint), str(start)]
     command += ["--restart", str(directory.root / "learner" / "checkpoints")]
     return await _model_of(command, directory.logs / "restart.out", say)
@@ -225,10 +226,40 @@ async def check_flags(config: Config, model: Path) -> None:
         await _check_flags(frozen.config_of(config), model)
 
 
+async def check_policy(config: Config, model: Path) -> None:
+    """Check that the learner can train, publish and export ``model``; a good result is remembered.
+
+    Raises ConfigError.
+    """
+    from engine.training import model_check
+
+    if "learner" not in config.run.roles:
+        return
+    files = await anyio.to_thread.run_sync(_listing, model)
+    lora = config.learner.lora
+    words = [str(model), files, msgspec.structs.asdict(lora), metadata.version("transformers")]
+    stamp = _stamp("models", words)
+    if not stamp.exists():
+        await anyio.to_thread.run_sync(model_check.check, model, lora)
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()
+
+
+def _listing(directory: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time of change of the files in ``directory``."""
+    found = [(path.name, path.stat()) for path in sorted(directory.iterdir())]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
+
+
+def _stamp(kind: str, words: object) -> Path:
+    """Return the file that remembers a good check of ``words``."""
+    key = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:24]
+    return models.cache_directory() / kind / key
+
+
 async def _check_flags(config: Config, model: Path) -> None:
     words = [launch.command(config, model, config.server.port), sorted(config.server.environment.items())]
-    key = hashlib.sha256(json.dumps([words, _vllm_version()]).encode()).hexdigest()[:24]
-    stamp = models.cache_directory() / "flags" / key
+    stamp = _stamp("flags", [words, _vllm_version()])
     if stamp.exists():
         return
     await anyio.to_thread.run_sync(launch.check_args, config, model)

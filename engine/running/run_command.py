@@ -11,14 +11,16 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 
+from bus.concurrency import flat_task_group
 from engine import recipe, telemetry
 from engine.config import Config
-from engine.errors import ConfigError, SpadeError
+from engine.errors import ConfigError
 from engine.inference.server_checks import check_external_servers
 from engine.records import history
 from engine.records import status as standing
 from engine.run import RunDirectory
-from engine.running.preflight import check_flags, check_start, prepare_model, prepare_restart
+from engine.running.preflight import check_flags, check_policy, check_start, prepare_model, prepare_restart
+from engine.running.salvage import carry_over, source
 from engine.running.supervisor import SIGNALS, Ending, Supervisor
 from engine.views import live
 from engine.views.live import LiveView
@@ -44,15 +46,19 @@ def check(path: Path, overrides: Sequence[str]) -> None:
     directory.require_space()
 
 
-def run(path: Path, overrides: Sequence[str], console: Console, *, resume: str = "auto") -> None:
+def run(
+    path: Path, overrides: Sequence[str], console: Console, *, resume: str = "auto", salvage: str = ""
+) -> None:
     """Run a recipe to its end, or resume it. Raises ConfigError or SpadeError; leaves no child behind.
 
     ``resume`` "auto" goes on where the run's directory says it stopped, "never" refuses a run that has been
-    started; a directory is the checkpoint of another run, at which this one begins.
+    started; a directory is the checkpoint of another run, at which this one begins. ``salvage`` names a
+    damaged run: a new one begins with its newest whole checkpoint, its memory and its archive.
     """
     config = recipe.load(path, overrides).config
     directory = RunDirectory.of(config)
-    start = _start(resume, directory, config)
+    damaged = source(salvage, Path(config.run.directory), directory) if salvage else None
+    start = _start("never", directory, config) if damaged else _start(resume, directory, config)
     # A signal that comes before the supervisor can drain waits until it can.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with directory.locked():
@@ -70,6 +76,10 @@ def run(path: Path, overrides: Sequence[str], console: Console, *, resume: str =
         log = telemetry.configure(directory.logs, "supervisor", sink=live.sink(view))
         try:
             view.say(f"{'Resuming' if resumed else 'Starting'} {config.run.name} in {directory.root}")
+            if damaged is not None:
+                start = damaged.root
+                for line in carry_over(damaged, directory):
+                    view.say(line)
             prepare = functools.partial(_prepare, config, directory, view, start)
             supervisor = Supervisor(config, directory, view, log, prepare=prepare)
             with view.showing():
@@ -83,6 +93,9 @@ def is_complete(directory: RunDirectory, config: Config) -> bool:
     """Return whether the run has reached its end and the recipe asks for no more steps."""
     if not directory.database.exists():
         return False
+    history.set_aside_if_damaged(directory.database)
+    if not directory.database.exists():
+        return False
     connection = history.open_for_reading(directory.database)
     try:
         state = standing.read(connection)
@@ -91,12 +104,6 @@ def is_complete(directory: RunDirectory, config: Config) -> bool:
         if "no such table" not in str(error):
             raise
         return False
-    except sqlite3.DatabaseError as error:
-        raise SpadeError(
-            f"The database of run {config.run.name} is damaged: {error}.",
-            where=str(directory.database),
-            remedy="Bring the file back, or start another run with run.name=NAME.",
-        ) from error
     finally:
         connection.close()
     ended = state.notes.get("ended")
@@ -153,7 +160,9 @@ async def _prepare(
         model = await prepare_restart(start, directory, view.say)
     elif model is None:
         model = await prepare_model(config, directory, view.say)
-    await check_flags(config, model)
+    async with flat_task_group() as tasks:
+        tasks.start_soon(check_policy, config, model)
+        await check_flags(config, model)
     bus_capacity.check(config, model)
     directory.keep_starting_model(model)
     return model

@@ -115,7 +115,7 @@ def save(
             _verify(place)
             _prune(directory, keep, spared)
             return place
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError):
             shutil.rmtree(place, ignore_errors=True)
     for remains in directory.glob(".*.tmp"):
         shutil.rmtree(remains, ignore_errors=True)
@@ -150,7 +150,7 @@ def newest(directory: Path) -> Checkpoint | None:
     for place in known:
         try:
             return read(place)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
             _log.warning("checkpoint.skipped", path=str(place), reason=str(error))
     if known:
         raise SpadeError(
@@ -163,9 +163,9 @@ def newest(directory: Path) -> Checkpoint | None:
 
 
 def read(place: Path) -> Checkpoint:
-    """Return the checkpoint in ``place`` when it is complete. Raises OSError, ValueError or KeyError."""
+    """Return the checkpoint in ``place`` when it is complete. Raises OSError or ValueError."""
     _verify(place)
-    return Checkpoint(place, msgspec.msgpack.decode((place / _STATE).read_bytes(), type=LearnerState))
+    return Checkpoint(place, _state(place))
 
 
 def needed(directory: Path, *, keep: int) -> int | None:
@@ -177,7 +177,7 @@ def needed(directory: Path, *, keep: int) -> int | None:
     lowest: list[int] = []
     for place in places(directory)[: max(1, keep)]:
         try:
-            state = msgspec.msgpack.decode((place / _STATE).read_bytes(), type=LearnerState)
+            state = _state(place)
         except (OSError, ValueError) as error:
             _log.warning("checkpoint.unreadable", path=str(place), reason=str(error))
             continue
@@ -186,19 +186,19 @@ def needed(directory: Path, *, keep: int) -> int | None:
 
 
 def restart(source: Path, directory: Path) -> Path:
-    """Put a copy of the checkpoint in ``source`` under ``directory``, as the one at which a new run starts:
-    weights, optimiser and random numbers are kept; version, cursor and buffer begin anew. Returns its path.
+    """Put a copy of the checkpoint in ``source`` under ``directory`` for a new run that starts there.
 
-    Raises OSError, ValueError or KeyError when ``source`` is not complete.
+    Weights, optimiser, random numbers and accepted designs are kept; version, cursor and buffer are those
+    of a new run. Returns its path. Raises OSError or ValueError when ``source`` is not complete.
     """
-    _verify(source)
+    state = LearnerState(accepted=read(source).state.accepted)
     place = directory / name_of(LearnerState())
     temporary = directory / f".{place.name}.{os.getpid()}.tmp"
     try:
         temporary.mkdir(parents=True)
         for name in (_MODEL, _EXTRA):
             shutil.copyfile(source / name, temporary / name)
-        (temporary / _STATE).write_bytes(msgspec.msgpack.encode(LearnerState()))
+        (temporary / _STATE).write_bytes(msgspec.msgpack.encode(state))
         _seal(temporary, (_MODEL, _EXTRA, _STATE))
         shutil.rmtree(place, ignore_errors=True)  # of an earlier attempt
         temporary.rename(place)
@@ -206,6 +206,13 @@ def restart(source: Path, directory: Path) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return place
+
+
+def _state(place: Path) -> LearnerState:
+    try:
+        return msgspec.msgpack.decode((place / _STATE).read_bytes(), type=LearnerState)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{_STATE} is of another form: {error}") from error
 
 
 def _write(directory: Path, state: LearnerState, tensors: CheckpointTensors, curriculum: bytes) -> None:
@@ -241,17 +248,23 @@ def _prune(directory: Path, keep: int, spared: Collection[str]) -> None:
 
 
 def _verify(place: Path) -> None:
-    manifest = json.loads((place / _MANIFEST).read_text())
-    for name in {_MODEL, _EXTRA, _STATE, *manifest}:
-        if manifest[name] != _fingerprint(place / name):
+    """Compare the files with the manifest. Raises OSError, or ValueError for damaged ones."""
+    try:
+        manifest = msgspec.json.decode((place / _MANIFEST).read_bytes(), type=dict[str, tuple[int, int]])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{_MANIFEST} is damaged: {error}") from error
+    if absent := {_MODEL, _EXTRA, _STATE} - manifest.keys():
+        raise ValueError(f"{_MANIFEST} does not name {sorted(absent)}")
+    for name, fingerprint in manifest.items():
+        if fingerprint != _fingerprint(place / Path(name).name):
             raise ValueError(f"{name} is damaged")
 
 
-def _fingerprint(path: Path) -> list[int]:
+def _fingerprint(path: Path) -> tuple[int, int]:
     checksum = 0
     for chunk in _chunks(path):
         checksum = zlib.crc32(chunk, checksum)
-    return [path.stat().st_size, checksum]
+    return path.stat().st_size, checksum
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

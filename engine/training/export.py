@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from engine.config import LoraConfig
@@ -20,7 +20,7 @@ from engine.training.retention import read_best
 
 Kind = Literal["float32", "bfloat16", "float16"]
 SHARD = "4GB"
-_BESIDE = ("supervised.jsonl",)
+_BESIDE = ("generation_config.json", "supervised.jsonl")
 
 
 def choose(directory: Path, which: str) -> Checkpoint:
@@ -60,7 +60,7 @@ def load(place: Path) -> Checkpoint:
     """Return the checkpoint in ``place``. Raises SpadeError when it is none or damaged."""
     try:
         return read(place)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise SpadeError(
             f"This is no usable checkpoint: {error}",
             where=str(place),
@@ -82,15 +82,24 @@ def export(checkpoint: Checkpoint, base: Path, target: Path, *, lora: LoraConfig
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
+        model.generation_config = GenerationConfig()  # transformers refuses to write some that it reads
         model.save_pretrained(scratch, max_shard_size=SHARD)
-        AutoTokenizer.from_pretrained(base, local_files_only=True).save_pretrained(scratch)
-        for name in _BESIDE:
-            if (base / name).is_file():
-                shutil.copyfile(base / name, scratch / name)
+        write_beside(base, scratch)
         scratch.chmod(0o755)
         scratch.replace(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def write_beside(base: Path, target: Path) -> None:
+    """Write what an export has beside weights and configuration: the files of ``base``, as they are there.
+
+    Raises OSError or ValueError for a tokenizer that cannot be read or written.
+    """
+    AutoTokenizer.from_pretrained(base, local_files_only=True).save_pretrained(target)
+    for name in _BESIDE:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, target / name)
 
 
 def _model(checkpoint: Checkpoint, base: Path, lora: LoraConfig) -> Any:

@@ -1,12 +1,20 @@
-"""A model's tensors by name, whether they lie on one device, are sharded (FSDP2), or carry LoRA adapters."""
+"""A model's tensors by name, on one device or sharded (FSDP2), with or without LoRA adapters.
+
+In memory transformers may hold other tensors than a checkpoint: the experts of a mixture are fused, for one.
+Checkpoints of the learner keep the names in memory; published weights have those of the model's files.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 from engine.errors import SpadeError
 
@@ -39,12 +47,39 @@ def kept(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found.items() if name in trained}
 
 
-def published(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of the model that servers load, under the names of the starting model.
+def published(model: Any, *, keep: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that servers load: whole, under the names of the model's files, layer by layer.
 
-    With adapters the weight of each adapted layer is ``W + scale * B A``, computed here one by one; the model
-    stays as it is.
+    With adapters the weight of each adapted layer is ``W + scale * B A``; the model stays unchanged. Memory:
+    one layer beside what the caller keeps. Collective when sharded; a rank that does not ``keep`` the
+    tensors yields nothing.
     """
+    plain = model.get_base_model() if has_adapters(model) else model
+    for _, layer in groupby(_merged(model), key=lambda named: layer_of(named[0])):
+        whole_layer = {name: whole(tensor, keep=keep) for name, tensor in layer}
+        if keep:
+            yield from revert_weight_conversion(plain, whole_layer).items()
+
+
+def published_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of what :func:`published` would yield for the model in ``directory``.
+
+    The model is built without memory. Raises OSError, ValueError for one that transformers does not know.
+    """
+    with torch.device("meta"):
+        settings = AutoConfig.from_pretrained(directory, local_files_only=True)
+        model = AutoModelForCausalLM.from_config(settings)
+    return {name: tuple(tensor.shape) for name, tensor in published(model)}
+
+
+def layer_of(name: str) -> str:
+    """Return the layer of a tensor: its name up to the first number, "" outside all layers."""
+    parts = name.split(".")
+    return next((".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdigit()), "")
+
+
+def _merged(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors under the names of the model without adapters, those added to the weights."""
     if not has_adapters(model):
         yield from tensors(model).items()
         return
@@ -63,8 +98,9 @@ def published(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def whole(tensor: torch.Tensor, *, keep: bool = True) -> torch.Tensor:
-    """Return all of a tensor: itself, or for a sharded one its gathered copy on the CPU (collective; a rank
-    that does not ``keep`` it gets an empty one).
+    """Return the whole tensor: itself, or for a sharded one its gathered copy on the CPU.
+
+    Collective when sharded; a rank that does not ``keep`` it gets an empty tensor.
     """
     if not isinstance(tensor, DTensor):
         return tensor
@@ -78,8 +114,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def put(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
-    """Copy ``given`` into ``own``, each rank its part of a sharded tensor. Raises SpadeError for tensors of
-    another model.
+    """Copy ``given`` into ``own``, each rank its part of a sharded tensor.
+
+    Raises SpadeError for tensors of another model.
     """
     if own.keys() != given.keys() or any(own[name].shape != given[name].shape for name in own):
         raise SpadeError(
@@ -92,7 +129,7 @@ def put(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> N
 
 
 def placed_like(value: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
-    """Return ``value`` where ``example`` lies; of a sharded one each rank takes its part of what it has."""
+    """Return ``value`` on the device of ``example``, sharded like it (each rank takes its part)."""
     if not isinstance(example, DTensor):
         return value
     local = value.to(example.device)
@@ -100,8 +137,9 @@ def placed_like(value: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool = True) -> dict[str, Any]:
-    """Return the state of ``optimizer`` by the names of the parameters, whole tensors: it fits any number of
-    ranks (collective when sharded).
+    """Return the state of ``optimizer`` by the names of the parameters, as whole tensors.
+
+    It fits any number of ranks. Collective when sharded.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = [
@@ -119,13 +157,15 @@ def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool = True
 
 
 def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any]) -> None:
-    """Put back the moments that :func:`optimizer_state` returned; learning rate, betas and weight decay stay
-    those of ``optimizer``, which come from the recipe. Raises SpadeError for the state of another.
+    """Put back the moments that :func:`optimizer_state` returned.
+
+    Learning rate, betas and weight decay stay those of the recipe. Raises SpadeError for the state of another
+    optimiser.
     """
     parameters = dict(model.named_parameters())
     names = {parameter: name for name, parameter in parameters.items()}
     order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-    require_fitting(saved, _kind(optimizer), order)
+    require_same_optimizer(saved, _kind(optimizer), order)
     index = {name: number for number, name in enumerate(order)}
     state = {
         index[name]: {key: _placed(value, parameters[name]) for key, value in values.items()}
@@ -138,10 +178,8 @@ def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def require_fitting(saved: Mapping[str, Any], kind: str, order: Sequence[str]) -> None:
-    """Look whether the state in ``saved`` is one of an optimiser of this ``kind`` for the parameters in
-    ``order``. Raises SpadeError.
-    """
+def require_same_optimizer(saved: Mapping[str, Any], kind: str, order: Sequence[str]) -> None:
+    """Raise SpadeError unless ``saved`` belongs to a ``kind`` optimiser of the parameters in ``order``."""
     known = [name for group in saved["groups"] for name in group["params"]]
     if saved["kind"] != kind or known != list(order):
         raise SpadeError(

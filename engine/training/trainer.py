@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -24,17 +25,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PrinterCallback,
+    TrainerCallback,
+)
 from transformers.utils import logging as transformers_logging
 from trl import import_utils as trl_imports
 
 from engine import malloc
+from engine.checks.learner import require_packages
 from engine.config import LearnerConfig
 from engine.errors import ConfigError, SpadeError
-from engine.training import adapted, checkpoint, extras, lora
+from engine.training import checkpoint, lora
 from engine.training.batch import Batch, MicroBatch
 from engine.training.checkpoint import CheckpointTensors
 from engine.training.command_queue import Closed, Feed
@@ -57,7 +67,9 @@ trl_imports.is_vllm_available = lambda min_version=None: False
 
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
+_log = structlog.get_logger()
 _ENDLESS = 2**31 - 1
+_NOISE = re.compile(r"dropout|pdrop|layerdrop|jitter_noise")
 _HISTORY = 1000
 _OPTIMIZERS = {"adamw_8bit": "adamw_bnb_8bit", "paged_adamw_8bit": "paged_adamw_8bit"}
 _LOSS_SETTINGS = frozenset(
@@ -204,12 +216,13 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             return self._log_probs(self.model, inputs, entropy=False)[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return what servers load: the parameters by name, each shared one once (a tied head is left out),
-        detached; whole ones, with adapters added to them. On rank 0; empty tensors on others.
+        """Return what servers load: whole tensors under the names of the model's files, detached.
+
+        Each shared tensor comes once (a tied head is left out), adapters are added. Empty on other ranks.
         """
         self._together("weights")
         keep = self._ranks.leads
-        return {name: whole(tensor, keep=keep) for name, tensor in published(self.model)}
+        return dict(published(self.model, keep=keep))
 
     def adapters(self) -> dict[str, torch.Tensor]:
         """Return the adapters alone, whole, under PEFT's names. On rank 0; empty tensors on others."""
@@ -358,6 +371,7 @@ def arguments(learner: LearnerConfig, output: Path, *, seed: int) -> GRPOConfig:
         "per_device_train_batch_size": 2,
         "num_generations": 2,
         "temperature": 1.0,
+        "disable_dropout": True,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "save_strategy": "no",
@@ -399,17 +413,21 @@ def build(
     way that they were launched for.
     """
     ranks = ranks or Ranks()
-    extras.require(learner)
+    require_packages(learner)
     transformers_logging.disable_progress_bar()
     settings = arguments(learner, output, seed=seed)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
         policy = AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.float32, attn_implementation=learner.attention, local_files_only=True
+            model,
+            config=_without_noise(AutoConfig.from_pretrained(model, local_files_only=True)),
+            dtype=torch.float32,
+            attn_implementation=learner.attention,
+            local_files_only=True,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"The policy cannot be loaded: {error}", where=str(model)) from error
-    with adapted.explained(learner.lora):
+    with lora.explained(learner.lora):
         trainer = PolicyTrainer(
             feed=feed,
             objective=Objective.of(learner),
@@ -421,10 +439,24 @@ def build(
             processing_class=tokenizer,
             callbacks=[_Watch(feed, ranks)],
         )
-    adapted.require_untied(trainer.model)
+    lora.require_mergeable(trainer.model)
     _require_what_was_launched(trainer, ranks)
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _without_noise(settings: Any) -> Any:
+    """Set dropout and router noise to 0 in a model's configuration, also in nested ones.
+
+    The loss compares log-probs with the server's, which has neither.
+    """
+    for name, value in list(vars(settings).items()):
+        if isinstance(value, PreTrainedConfig):
+            _without_noise(value)
+        elif isinstance(value, float) and value and _NOISE.search(name):
+            setattr(settings, name, 0.0)
+            _log.info("learner.noise_off", setting=name, was=value)
+    return settings
 
 
 def _require_what_was_launched(trainer: PolicyTrainer, ranks: Ranks) -> None:

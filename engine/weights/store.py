@@ -28,6 +28,7 @@ _DIRECTORY = re.compile(r"(\d+)-(\d+)")
 _CHUNK = 1 << 20
 _LARGEST_HEADER = 100 << 20
 _TIED_HEAD = "lm_head.weight"
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 class WeightFault(SpadeError):
@@ -141,11 +142,27 @@ def header(path: Path) -> dict[str, TensorInfo]:
 
 
 def checkpoint(directory: Path) -> dict[str, TensorInfo]:
-    """Return the tensors of all safetensors files of a model directory (empty when it has none)."""
+    """Return the tensors of a model directory that belong to the model (empty without safetensors files).
+
+    Files that an index does not name are left out, and layers beyond ``num_hidden_layers``: those predict
+    further tokens, and neither transformers nor the learner loads them.
+    """
+    files = sorted(directory.glob("*.safetensors"))
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        named = set(json.loads(index.read_text())["weight_map"].values())
+        files = [path for path in files if path.name in named]
+    elif directory / FILE_NAME in files:
+        files = [directory / FILE_NAME]
     found: dict[str, TensorInfo] = {}
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in files:
         found |= header(path)
-    return found
+    layers = _settings(directory).get("num_hidden_layers")
+    return {
+        name: info
+        for name, info in found.items()
+        if not (isinstance(layers, int) and (match := _LAYER.search(name)) and int(match[1]) >= layers)
+    }
 
 
 def require_fitting(path: Path, model: Path) -> None:
@@ -155,7 +172,7 @@ def require_fitting(path: Path, model: Path) -> None:
     """
     expected = checkpoint(model)
     if expected:
-        compare(expected, header(path), tied=_tied(model), where=str(path))
+        compare(expected, header(path), tied=tied(model), where=str(path))
 
 
 def compare(
@@ -169,20 +186,24 @@ def compare(
     changed = sorted(name for name in common if expected[name].shape != found[name].shape)
     if missing or surplus or changed:
         raise WeightFault(
-            f"weights do not fit the served model: missing {missing[:5]}, unknown {surplus[:5]}, "
+            f"weights do not fit the model: missing {missing[:5]}, unknown {surplus[:5]}, "
             f"other shape {changed[:5]} ({len(missing)}, {len(surplus)}, {len(changed)} in all)",
             where=where,
         )
 
 
-def _tied(model: Path) -> bool:
-    """Whether the head of the model may be its embedding (also when its configuration does not say)."""
+def tied(model: Path) -> bool:
+    """Whether the head of ``model`` may be its embedding (also when its configuration does not say)."""
+    return bool(_settings(model).get("tie_word_embeddings", True))
+
+
+def _settings(model: Path) -> dict[str, object]:
+    """Return the configuration of ``model``, that of its text part on top; empty if it cannot be read."""
     try:
-        settings = json.loads((model / "config.json").read_text())
-        own = settings.get("tie_word_embeddings")
-        return bool(settings.get("text_config", {}).get("tie_word_embeddings", True) if own is None else own)
-    except (OSError, ValueError, AttributeError):
-        return True
+        table = dict(json.loads((model / "config.json").read_text()))
+        return table | dict(table.get("text_config") or {})
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def local_path(uri: str) -> Path:

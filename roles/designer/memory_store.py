@@ -191,7 +191,7 @@ class MemoryStore:
         stream = await self._bus.stream_info("EVENT")
         if snapshot.run != self._bus.run or snapshot.position > stream.last:
             return False
-        if snapshot.position < stream.first:
+        if snapshot.position < max(1, stream.first):
             return True
         try:
             return (await self._bus.get("EVENT", snapshot.position)).key == snapshot.key

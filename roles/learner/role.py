@@ -15,6 +15,7 @@ from bus import Lease, NotFound, Record
 from bus.concurrency import flat_task_group
 from bus.messages import BatchTrained, PolicyPublished, RoundClosed, SampleReady
 from bus.messages import Role as Part
+from engine.checks.learner import require_packages
 from engine.config import Config, RoleTraining
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from engine.training.batch import Batch, Example
     from engine.training.buffer import Buffer, Selection
-    from engine.training.checkpoint import LearnerState
+    from engine.training.checkpoint import Checkpoint, LearnerState
     from engine.training.command_queue import Feed
     from engine.training.ranks import Ranks
     from engine.training.sample_age import SampleAges
@@ -90,10 +91,9 @@ class LearnerRole(Role):
     def check(cls, config: Config) -> None:
         """Check that the recipe's packages and its way for weights are available. Raises ConfigError."""
         from engine.inference.launch import weight_backend
-        from engine.training import extras
 
         weight_backend(config)
-        extras.require(config.learner)
+        require_packages(config.learner)
 
     @classmethod
     def follow(cls) -> None:
@@ -104,11 +104,15 @@ class LearnerRole(Role):
         follow(Ranks.launched())
 
     async def run(self) -> None:
-        async with self.bus.lease("leader.learner") as lease, flat_task_group() as tasks:
-            self._lease, self._claim = lease, VersionClaim(self.bus, lease=lease.revision)
-            tasks.start_soon(_cancel_on, lease.lost, tasks.cancel_scope)
-            await self._work()
-            tasks.cancel_scope.cancel()
+        async with flat_task_group() as loading:
+            # A killed learner keeps its lease for seconds: the trainer's modules are imported meanwhile.
+            loading.start_soon(anyio.to_thread.run_sync, _import_trainer)
+            async with self.bus.lease("leader.learner") as lease, flat_task_group() as tasks:
+                self._lease, self._claim = lease, VersionClaim(self.bus, lease=lease.revision)
+                tasks.start_soon(_cancel_on, lease.lost, tasks.cancel_scope)
+                await self._work()
+                tasks.cancel_scope.cancel()
+            loading.cancel_scope.cancel()
         self._require_lease()
 
     @property
@@ -173,8 +177,17 @@ class LearnerRole(Role):
         from roles.learner.checkpoint_manager import CheckpointManager
 
         self._checkpoints = CheckpointManager(self.config, self.bus, self.context.directory)
-        self._canary, self._vocabulary_size = await self._in_thread(self._vocabulary, "start of the trainer")
-        checkpoint = await self._in_thread(lambda: newest(self._home / "checkpoints"), "checkpoint search")
+        found: list[Checkpoint | None] = []
+
+        def search() -> None:
+            found.append(newest(self._home / "checkpoints"))
+
+        async with flat_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, search)  # while the trainer is built
+            self._canary, self._vocabulary_size = await self._in_thread(
+                self._vocabulary, "start of the trainer"
+            )
+        (checkpoint,) = found
         published = await self._published()
         if checkpoint is None:
             await self._may_begin(published)
@@ -443,6 +456,10 @@ class LearnerRole(Role):
             tokenizer=self._tokenizer,
         )
         return policy, release
+
+
+def _import_trainer() -> None:
+    import engine.training.trainer  # noqa: F401
 
 
 async def _cancel_on(event: anyio.Event, scope: anyio.CancelScope) -> None:

@@ -155,7 +155,7 @@ class CommandExecutor:
             raise SpadeError(
                 f"sequence {play.sequence} of EVENT is no outcome of a play any more",
                 where="scorer",
-                remedy="The broker lost facts of the run: start a new run.",
+                remedy="The broker lost facts of the run: begin a new run with --salvage RUN.",
             )
         self._counts["fetched"] += 1
         found[play.sequence] = outcome.segments

@@ -164,7 +164,7 @@ class ScorerRole(Role):
             raise SpadeError(
                 f"facts {position + 1} to {info.first - 1} of the run are gone from the bus",
                 where="scorer",
-                remedy="Restore scorer.snapshot in the run directory, or start a new run.",
+                remedy="Restore scorer.snapshot in the run directory, or begin a new run with --salvage RUN.",
             )
         return machine
 

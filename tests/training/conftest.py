@@ -40,14 +40,16 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(policy: Path, tmp_path: Path) -> Callable[..., Any]:
-    """``start(Learner(...))`` is a context manager of a :class:`Running`."""
+    """``start(Learner(...))`` is a context manager of a :class:`Running`, of ``policy`` or another model."""
 
     @contextmanager
-    def started(learner: LearnerConfig, *, callbacks: tuple[Any, ...] = ()) -> Iterator[Running]:
+    def started(
+        learner: LearnerConfig, *, model: Path = policy, callbacks: tuple[Any, ...] = ()
+    ) -> Iterator[Running]:
         from engine.training.trainer import build
 
         feed = Feed()
-        trainer = build(learner, policy, tmp_path / "trainer", feed, seed=3)
+        trainer = build(learner, model, tmp_path / "trainer", feed, seed=3)
         for callback in callbacks:
             trainer.add_callback(callback)
 

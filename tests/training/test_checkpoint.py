@@ -100,6 +100,31 @@ def test_damaged_checkpoints_are_skipped_with_a_warning(name: str, damage: str, 
     assert float(again.tensors().model["head"][0, 0]) == 3.0
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]",
+        b"3",
+        b'{"model.safetensors": 3}',
+        b'{"model.safetensors": [1, 2]}',
+        b"{}",
+        b'{"x": [1, "2"]}',
+        b"",
+    ],
+)
+@pytest.mark.parametrize("name", ["manifest.json", "state.msgpack"])
+def test_a_file_of_another_form_costs_only_its_checkpoint(name: str, content: bytes, tmp_path: Path):
+    save(tmp_path, state(1), made(1.0), keep=5)
+    victim = save(tmp_path, state(2), made(2.0), keep=5)
+    (victim / name).write_bytes(content)
+    if name == "state.msgpack":  # with a manifest that fits it
+        checkpoint._seal(victim, ("model.safetensors", "extra.pt", name))
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.state.version == Version(0, 1)
+    assert needed(tmp_path, keep=5) is not None
+
+
 def test_nothing_usable_is_an_error_and_not_a_fresh_start(tmp_path: Path):
     place = save(tmp_path, state(1), made(1.0), keep=1)
     (place / "model.safetensors").unlink()

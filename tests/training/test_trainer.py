@@ -376,11 +376,11 @@ def test_gradient_checkpointing_changes_no_number(start: Callable[..., Any]):
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from engine.checks import learner as checks
     from engine.config import LoraConfig
-    from engine.training import extras
     from engine.training.trainer import arguments
 
-    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    monkeypatch.setattr(checks, "find_spec", lambda _: None)
     for settings, package in (
         ({"optimizer": OptimizerConfig(kind="adamw_8bit")}, "bitsandbytes"),
         ({"optimizer": OptimizerConfig(kind="paged_adamw_8bit")}, "bitsandbytes"),
@@ -389,9 +389,9 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
         ({"report_to": ("trackio",)}, "trackio"),
     ):
         with pytest.raises(ConfigError, match=package) as caught:
-            extras.require(LearnerConfig(**settings))  # type: ignore[arg-type]
+            checks.require_packages(LearnerConfig(**settings))  # type: ignore[arg-type]
         assert f"pip install {package}" in caught.value.remedy
-    extras.require(LearnerConfig())
+    checks.require_packages(LearnerConfig())
     eight = arguments(LearnerConfig(optimizer=OptimizerConfig(kind="adamw_8bit")), tmp_path, seed=1)
     assert eight.optim == "adamw_bnb_8bit"
     with pytest.raises(ConfigError, match="optim"):
