@@ -231,7 +231,7 @@ async def check_policy(config: Config, model: Path) -> None:
 
     Raises ConfigError.
     """
-    from engine.training import model_check
+    from engine.running import model_check
 
     if "learner" not in config.run.roles:
         return

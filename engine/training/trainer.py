@@ -41,7 +41,6 @@ from transformers.utils import logging as transformers_logging
 from trl import import_utils as trl_imports
 
 from engine import malloc
-from engine.checks.learner import require_packages
 from engine.config import LearnerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.training import checkpoint, lora
@@ -413,7 +412,6 @@ def build(
     way that they were launched for.
     """
     ranks = ranks or Ranks()
-    require_packages(learner)
     transformers_logging.disable_progress_bar()
     settings = arguments(learner, output, seed=seed)
     try:

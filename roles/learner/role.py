@@ -104,15 +104,13 @@ class LearnerRole(Role):
         follow(Ranks.launched())
 
     async def run(self) -> None:
-        async with flat_task_group() as loading:
-            # A killed learner keeps its lease for seconds: the trainer's modules are imported meanwhile.
-            loading.start_soon(anyio.to_thread.run_sync, _import_trainer)
-            async with self.bus.lease("leader.learner") as lease, flat_task_group() as tasks:
-                self._lease, self._claim = lease, VersionClaim(self.bus, lease=lease.revision)
-                tasks.start_soon(_cancel_on, lease.lost, tasks.cancel_scope)
-                await self._work()
-                tasks.cancel_scope.cancel()
-            loading.cancel_scope.cancel()
+        # A killed predecessor keeps its lease for seconds: the trainer's modules are imported meanwhile.
+        await anyio.to_thread.run_sync(_import_trainer)
+        async with self.bus.lease("leader.learner") as lease, flat_task_group() as tasks:
+            self._lease, self._claim = lease, VersionClaim(self.bus, lease=lease.revision)
+            tasks.start_soon(_cancel_on, lease.lost, tasks.cancel_scope)
+            await self._work()
+            tasks.cancel_scope.cancel()
         self._require_lease()
 
     @property

@@ -16,8 +16,8 @@ from scenes.tiny_models import ARCHITECTURES, MIXTURES, write_model
 
 from engine.config import LearnerConfig, LoraConfig, OptimizerConfig, RoleTraining
 from engine.errors import ConfigError
+from engine.running.model_check import check, check_here, require_same_names
 from engine.training.batch import Batch, build, policy_rows
-from engine.training.model_check import check, check_here, require_same_names
 from engine.training.parameters import published, published_shapes
 from engine.weights import store
 from engine.weights.store import TensorInfo

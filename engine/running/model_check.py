@@ -1,6 +1,6 @@
 """Checks, before a run starts, that its model can be trained, published and exported.
 
-Runs as ``python -m engine.training.model_check MODEL LORA`` (the ``[learner.lora]`` table as JSON) in its own
+Runs as ``python -m engine.running.model_check MODEL LORA`` (the ``[learner.lora]`` table as JSON) in its own
 process, which ends with status 2 and prints the fault as JSON: torch stays out of the caller.
 """
 
@@ -34,7 +34,7 @@ class _Fault(msgspec.Struct):
 
 def check(model: Path, lora: LoraConfig) -> None:
     """Check the model in ``model`` in a child process. Raises ConfigError with what does not work."""
-    command = [sys.executable, "-m", "engine.training.model_check", str(model)]
+    command = [sys.executable, "-m", "engine.running.model_check", str(model)]
     try:
         result = subprocess.run(
             [*command, msgspec.json.encode(lora).decode()],
