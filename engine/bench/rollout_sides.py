@@ -242,7 +242,7 @@ class BareClient:
                     before = script[turn - 1]
                     context += prompt[len(before.prompt) + before.tokens :]
                 sampling = SamplingConfig(max_tokens=tokens)
-                body = vllm_schema.generate_body(context, sampling, seed=None, stop_token_ids=(), salt="bare")
+                body = vllm_schema.generate_body(context, sampling, stop_token_ids=(), salt="bare")
                 async with self._session.post(self._url, data=body, timeout=self._timeout) as response:
                     response.raise_for_status()
                     reply = _answers.decode(await response.read()).choices[0].token_ids

@@ -209,7 +209,7 @@ class _Traffic:
         prompt = np.random.default_rng(index).integers(10, self._vocabulary, self._options.prompt).tolist()
         sampling = SamplingConfig(max_tokens=self._options.tokens)
         body = msgspec.json.decode(
-            vllm_schema.generate_body(prompt, sampling, seed=index, stop_token_ids=[], salt=f"{salt}-{index}")
+            vllm_schema.generate_body(prompt, sampling, stop_token_ids=[], salt=f"{salt}-{index}")
         )
         payload = msgspec.json.encode({**body, "stream": True})
         timeout = aiohttp.ClientTimeout(total=CONTROL_SECONDS * 5)

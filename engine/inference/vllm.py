@@ -64,7 +64,6 @@ class VllmClient:
         sampling: SamplingConfig,
         *,
         deadline: float,
-        seed: int | None = None,
         stop_token_ids: Sequence[int] = (),
         salt: str | None = None,
     ) -> Completion:
@@ -74,7 +73,7 @@ class VllmClient:
         """
         adapter = self.adapter
         body = vllm_schema.generate_body(
-            prompt, sampling, seed=seed, stop_token_ids=stop_token_ids, salt=salt, adapter=adapter
+            prompt, sampling, stop_token_ids=stop_token_ids, salt=salt, adapter=adapter
         )
         try:
             payload = await self._post(_GENERATE, body, deadline, "generate")

@@ -64,7 +64,6 @@ def generate_body(
     prompt: Sequence[int],
     sampling: SamplingConfig,
     *,
-    seed: int | None,
     stop_token_ids: Sequence[int],
     salt: str | None,
     adapter: str = "",
@@ -84,8 +83,6 @@ def generate_body(
         "logprobs": 0,
         "detokenize": False,
     }
-    if seed is not None:
-        parameters["seed"] = seed
     body: dict[str, object] = {"token_ids": prompt, "sampling_params": parameters}
     if salt is not None:
         body["cache_salt"] = salt
