@@ -139,7 +139,7 @@ def tool_actions(tools: Sequence[Mapping[str, Any]], observation: str) -> tuple[
 
 def _value(schema: Mapping[str, Any], words: Sequence[str], variant: int) -> Any:
     """Return some value that ``schema`` allows, another for another ``variant``."""
-    if choices := [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]:
+    if choices := schema.get("enum", ()):
         return choices[variant % len(choices)]
     if choices := schema.get("anyOf", ()):
         return _value(choices[variant % len(choices)], words, variant)

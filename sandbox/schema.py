@@ -1,7 +1,7 @@
 """JSON schemas of tool arguments: made from type hints, checked strictly. Stdlib only.
 
-A subset of JSON Schema that a tool needs. Objects with properties take no others unless the schema says so,
-booleans are no integers, and a keyword that is not understood is refused instead of ignored.
+The part of JSON Schema that a tool needs. Objects with properties take no others unless the schema allows it,
+booleans are not integers, and an unknown keyword is refused instead of ignored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +19,11 @@ Schema = Mapping[str, Any]
 _words = str.split
 KEYWORDS = frozenset(
     _words("""
-    type enum const anyOf properties required additionalProperties items minimum maximum minLength maxLength
-    minItems maxItems pattern title description default examples
+    type enum anyOf properties required additionalProperties items minimum maximum title description default
+    examples
     """)
 )
-BOUNDS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
-MAX_DEPTH, MAX_PATTERN = 16, 400
+MAX_DEPTH = 16
 _PLAIN: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean", None: "null"}
 _PLAIN |= {type(None): "null", list: "array", dict: "object"}
 TYPES = frozenset(_PLAIN.values())
@@ -40,7 +38,7 @@ class SchemaError(ValueError):
 def of_function(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the schema of the arguments of ``function`` from its type hints.
 
-    Literal gives an enum, ``Annotated[..., "text"]`` a description; what has a default is not required.
+    Literal gives an enum, ``Annotated[..., "text"]`` a description; a parameter with a default is optional.
     Raises SchemaError for a parameter without a hint, or with one that JSON does not know.
     """
     try:
@@ -89,72 +87,54 @@ def require_sound(schema: object, where: str = "the schema", depth: int = 0) -> 
         raise SchemaError("the schema is nested too deeply")
     if not isinstance(schema, Mapping):
         raise SchemaError(f"{where} must be a dict")
-    unknown = sorted(set(map(str, schema)) - KEYWORDS)
-    if unknown:
+    if unknown := sorted(set(map(str, schema)) - KEYWORDS):
         raise SchemaError(f"{where} uses {unknown[0]!r}, which is not understood")
-    _require_kinds(schema, where)
-    _require_bounds(schema, where)
-    properties = schema.get("properties", {})
+    kinds = schema.get("type", "string")
+    names = [kinds] if isinstance(kinds, str) else kinds
+    if not _is_list(names) or not names or not all(isinstance(n, str) and n in TYPES for n in names):
+        raise SchemaError(f"{where} has the unknown type {kinds!r}")
+    for key in ("enum", "anyOf"):
+        if key in schema and not (_is_list(schema[key]) and schema[key]):
+            raise SchemaError(f"{where} has an {key} that is not a list of values")
+    for key in ("minimum", "maximum"):
+        if not _is(schema.get(key, 0), "number"):
+            raise SchemaError(f"{where} has a {key} that is not a number")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not all(isinstance(name, str) for name in properties):
         raise SchemaError(f"{where} has properties that are not a dict")
-    required = schema.get("required", ())
-    if not isinstance(required, list | tuple) or not all(isinstance(name, str) for name in required):
+    if not _is_list(required) or not all(isinstance(name, str) for name in required):
         raise SchemaError(f"{where} requires what is no list of names")
-    missing = sorted(set(required) - set(properties)) if properties else []
-    if missing:
+    if missing := sorted(set(required) - set(properties)) if properties else []:
         raise SchemaError(f"{where} requires {missing[0]!r}, which is not among its properties")
-    for name, inner in properties.items():
-        require_sound(inner, f"{where}.{name}", depth + 1)
-    for inner in schema.get("anyOf", ()):
-        require_sound(inner, where, depth + 1)
-    for key in ("items", "additionalProperties"):
-        if not isinstance(schema.get(key, True), bool):
-            require_sound(schema[key], f"{where}.{key}", depth + 1)
-
-
-def _require_kinds(schema: Schema, where: str) -> None:
-    kinds = schema.get("type", [])
-    names = [kinds] if isinstance(kinds, str) else kinds
-    known = isinstance(names, list | tuple) and all(isinstance(n, str) and n in TYPES for n in names)
-    if not known or (not names and "type" in schema):
-        raise SchemaError(f"{where} has the unknown type {kinds!r}")
-    for key, what in (("enum", "values"), ("anyOf", "schemas")):
-        if key in schema and not (isinstance(schema[key], list | tuple) and schema[key]):
-            raise SchemaError(f"{where} has an {key} that is not a list of {what}")
-
-
-def _require_bounds(schema: Schema, where: str) -> None:
-    for key in BOUNDS:
-        value = schema.get(key, 0)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or (isinstance(value, float) and not math.isfinite(value)):
-            raise SchemaError(f"{where} has a {key} that is not a number")
-    pattern = schema.get("pattern", "")
-    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
-        raise SchemaError(f"{where} has a pattern that is no text of at most {MAX_PATTERN} characters")
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise SchemaError(f"{where} has a pattern that is no regular expression: {error}") from None
+    inner = {f"{where}.{name}": one for name, one in properties.items()}
+    inner |= {f"{where} ({number})": one for number, one in enumerate(schema.get("anyOf", ()))}
+    inner |= {f"{where}.{key}": schema[key] for key in ("items", "additionalProperties") if key in schema}
+    for place, one in inner.items():
+        if not isinstance(one, bool):
+            require_sound(one, place, depth + 1)
 
 
 def problems(value: object, schema: Schema, where: str = "the value") -> list[str]:
-    """Return what is wrong with ``value``, in words that tell what would be right; [] when nothing is."""
-    choices = schema.get("anyOf")
-    if choices and all(problems(value, choice, where) for choice in choices):
-        return [f"{where} must be {_a(schema)}, not {shown(value)}"]
+    """Return the faults of ``value``, in words that tell what would be right; [] for none."""
     kinds = schema.get("type", ())
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    if kinds and not any(_is(value, kind) for kind in kinds):
-        return [f"{where} must be {_a(schema)}, not {shown(value)}"]
-    allowed = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
-    if allowed and not any(same(value, one) for one in allowed):
+    choices, allowed = schema.get("anyOf"), schema.get("enum")
+    if (
+        (choices and all(problems(value, choice, where) for choice in choices))
+        or (kinds and not any(_is(value, kind) for kind in kinds))
+        or (allowed and not any(same(value, one) for one in allowed))
+    ):
         return [f"{where} must be {_a(schema)}, not {shown(value)}"]
     if isinstance(value, dict):
         return _of_object(value, schema, where)
-    if isinstance(value, list):
-        return _of_array(value, schema, where)
-    return _of_scalar(value, schema, where)
+    if isinstance(value, list) and isinstance(items := schema.get("items"), Mapping):
+        return [p for number, item in enumerate(value) for p in problems(item, items, f"{where}[{number}]")]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value < schema.get("minimum", -math.inf):
+            return [f"{where} must be at least {schema['minimum']}, not {value}"]
+        if value > schema.get("maximum", math.inf):
+            return [f"{where} must be at most {schema['maximum']}, not {value}"]
+    return []
 
 
 def _of_object(value: dict[str, Any], schema: Schema, where: str) -> list[str]:
@@ -176,36 +156,12 @@ def _of_object(value: dict[str, Any], schema: Schema, where: str) -> list[str]:
     return found
 
 
-def _of_array(value: list[Any], schema: Schema, where: str) -> list[str]:
-    found = _bounds(len(value), schema, "Items", f"the length of {where}")
-    if isinstance(items := schema.get("items"), Mapping):
-        for number, item in enumerate(value):
-            found += problems(item, items, f"{where}[{number}]")
-    return found
-
-
-def _of_scalar(value: object, schema: Schema, where: str) -> list[str]:
-    if isinstance(value, str):
-        found = _bounds(len(value), schema, "Length", f"the length of {where}")
-        if "pattern" in schema and re.search(schema["pattern"], value) is None:
-            found.append(f"{where} must match {schema['pattern']}, not {shown(value)}")
-        return found
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _bounds(value, schema, "imum", where)
-    return []
-
-
-def _bounds(value: float, schema: Schema, suffix: str, what: str) -> list[str]:
-    low, high = schema.get(f"min{suffix}"), schema.get(f"max{suffix}")
-    if low is not None and value < low:
-        return [f"{what} must be at least {low}, not {value}"]
-    if high is not None and value > high:
-        return [f"{what} must be at most {high}, not {value}"]
-    return []
-
-
 def _inside(where: str, name: str) -> str:
     return f"argument {name!r}" if not where else f"{where}.{name}"
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def _is(value: object, kind: str) -> bool:
@@ -217,13 +173,13 @@ def _is(value: object, kind: str) -> bool:
 
 
 def same(one: object, other: object) -> bool:
-    """Equality of JSON values: True is not 1."""
+    """Whether two JSON values are equal: True is not 1."""
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
 def wanted(schema: Schema) -> str:
-    """Say what ``schema`` asks for."""
-    values: Sequence[Any] = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+    """Return what ``schema`` asks for, in words."""
+    values: Sequence[Any] = schema.get("enum", ())
     if values:
         return ("one of " if len(values) > 1 else "") + ", ".join(map(shown, values))
     if "anyOf" in schema:
@@ -233,12 +189,12 @@ def wanted(schema: Schema) -> str:
 
 
 def _a(schema: Schema) -> str:
-    """What is wanted, in a sentence."""
+    """Return what ``schema`` asks for with an article."""
     words = wanted(schema)
     return " or ".join(_ARTICLE.get(w, f"a {w}" if w in TYPES else w) for w in words.split(" or "))
 
 
 def shown(value: object) -> str:
-    """The value as JSON, shortened."""
+    """Return the value as JSON, shortened."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

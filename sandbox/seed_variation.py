@@ -1,10 +1,8 @@
-"""Whether the seed makes a difference: in what is seen, or in what follows from the same actions.
+"""Detects programs that are the same game for every seed.
 
-A first observation may be the same for all instances. Then something must follow from the seed for
-some sequence of actions; the search for one is cheap first: what the policies played anyway, the rest of the
-plausible actions, the reference solution of one instance played on another, and a bisection, which
-finds the place where the answers to growing numbers change, however wide the range is. Where the right words
-are not found, what the object holds after a reset tells: a game of its own verbs is not rejected for that.
+Either the first observations differ, or something follows from the seed for some actions: those that the
+policies played anyway, the rest of the plausible ones, the solution of one instance played on another. The
+values that the object holds after a reset tell the rest: a game of its own verbs is not rejected.
 """
 
 from __future__ import annotations
@@ -18,16 +16,13 @@ from sandbox.errors import EnvFailure
 from sandbox.probes import Transcript
 from sandbox.trial import Trial
 
-_LADDER = (-1000000, -1000, -1, 0, 1, 10, 100, 1000, 10000, 1000000, 1000000000)
-_HALVINGS, _EDGES = 34, 4
-
 
 async def vary(trial: Trial) -> None:
     """Set ``trial.varies``."""
     trial.varies = len(set(trial.first.values())) > 1 or any(
         differ(by_seed.values()) for name, by_seed in trial.played.items() if name != "random"
     )
-    for search in (_sweep_on, _cross, _bisect, _inside):
+    for search in (_inside, _cross, _sweep_on):
         if trial.varies:
             return
         await search(trial)
@@ -65,35 +60,6 @@ async def _cross(trial: Trial) -> None:
         trial.varies = differ(played)
         if trial.varies:
             return
-
-
-async def _bisect(trial: Trial) -> None:
-    """Find two neighbouring numbers that one instance answers differently; ask the others about them."""
-    seed, *others = (*trial.seeds(), *trial.seeds(3))
-    answers = {number: await _ask(trial, seed, number) for number in _LADDER}
-    edges = [(low, high) for low, high in itertools.pairwise(_LADDER) if answers[low] != answers[high]]
-    for low, high in edges[:_EDGES]:
-        below, halvings = answers[low], 0
-        while high - low > 1 and halvings < _HALVINGS:
-            middle, halvings = (low + high) // 2, halvings + 1
-            if await _ask(trial, seed, middle) == below:
-                low = middle
-            else:
-                high = middle
-        here = [await _ask(trial, seed, number) for number in (low, high)]
-        for other in others:
-            if [await _ask(trial, other, number) for number in (low, high)] != here:
-                trial.varies = True
-                return
-
-
-async def _ask(trial: Trial, seed: int, number: int) -> tuple[str, float, bool]:
-    """The answer to one number as the first action, without the number itself."""
-    played = await trial.episode(seed, iter([str(number)]))
-    if not played.steps:
-        return played.error_type, 0.0, False
-    step = played.steps[0]
-    return step.observation.replace(str(number), "\0"), step.reward, step.done
 
 
 async def _inside(trial: Trial) -> None:

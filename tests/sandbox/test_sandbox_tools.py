@@ -334,12 +334,7 @@ def test_hints_that_json_does_not_know(hint: Any) -> None:
     [
         (3, {"minimum": 3, "maximum": 3}, True),
         (2, {"minimum": 3}, False),
-        ("ab", {"minLength": 3}, False),
-        ("ab", {"pattern": "^a"}, True),
-        ("ba", {"pattern": "^a"}, False),
-        ([1], {"minItems": 2}, False),
         (True, {"enum": [1]}, False),
-        (1, {"const": 1}, True),
         (1, {"type": ["string", "integer"]}, True),
         (math.nan, {"type": "number"}, False),
         ({"x": 1}, {"type": "object", "properties": {}}, True),

@@ -28,8 +28,8 @@ class LedgerEnv(ToolEnv):
         "transfer": {
             "type": "object",
             "properties": {
-                "source": {"type": "string", "minLength": 1},
-                "target": {"type": "string", "minLength": 1},
+                "source": {"type": "string"},
+                "target": {"type": "string"},
                 "amount": {"type": "integer", "minimum": 1, "maximum": 100},
             },
             "required": ["source", "target", "amount"],
