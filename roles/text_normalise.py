@@ -1,4 +1,4 @@
-"""What a text says under another spelling: the disguises in which a hint may carry an action. Pure."""
+"""Undoes the spellings in which a hint may disguise an action. Pure."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _LEADING = re.compile(r"(?<![\w.])0+(?=\d)")
 
 
 def plain(text: str) -> str:
-    """Return ``text`` with wide letters and digits as usual ones, without signs that are not seen, with
-    numbers in digits (*one* stays, which is seldom a number) and words that were spelt letter by letter.
+    """Return ``text`` in plain spelling.
+
+    Wide letters and digits become usual ones, invisible signs go, numbers are in digits (*one* stays, which
+    is seldom a number), and words that were spelt letter by letter are joined.
     """
     seen = (sign for sign in unicodedata.normalize("NFKC", text) if unicodedata.category(sign) != "Cf")
     joined = _SPELT.sub(lambda found: found[0].replace(found[1], ""), "".join(seen))

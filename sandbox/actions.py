@@ -67,8 +67,9 @@ _VARIANTS = 6
 
 
 def plausible(observation: str) -> tuple[str, ...]:
-    """Return at most 64 actions that the text suggests: its examples, ranges, numbers and words, then small
-    numbers.
+    """Return at most 64 actions that the text suggests.
+
+    They are its examples, ranges, numbers and words, then small numbers.
     """
     found = [example.strip() for example in _BOXED.findall(observation)][:_MAX_EXAMPLES]
     for low, high in ranges(observation):
@@ -92,8 +93,9 @@ def ranges(observation: str) -> list[tuple[int, int]]:
 
 
 def literals(source: str) -> tuple[str, ...]:
-    """Return at most 32 short texts and numbers that ``source`` holds, what it compares with first: one of
-    them may be a word that always wins.
+    """Return at most 32 short texts and numbers that ``source`` holds, those that it compares with first.
+
+    One of them may be a word that always wins.
     """
     found = [next(filter(None, groups)) for groups in _COMPARED.findall(source) if any(groups)]
     found += [next(filter(None, groups)) for groups in _LITERAL.findall(source) if any(groups)]

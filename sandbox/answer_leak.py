@@ -29,7 +29,7 @@ CLAIM: Place = ("the answer is",)
 
 
 def said(observation: str, action: str) -> bool:
-    """Whether the observation is the action, or says outright that it is the answer."""
+    """Return whether the observation is the action, or says outright that it is the answer."""
     if not action:
         return False
     if observation.strip() == action:
@@ -43,8 +43,9 @@ def said(observation: str, action: str) -> bool:
 
 
 def places(observations: Sequence[str]) -> list[Place]:
-    """Return the places, told by the words before them, that hold a word in every observation, and not
-    always the same one.
+    """Return the places that hold a word in every observation, and not always the same one.
+
+    A place is known by the words before it.
     """
     first, *others = [dict(reversed([*_words(text)])) for text in observations]
     return [
@@ -86,7 +87,7 @@ async def _suspected(trial: Trial, before: tuple[str, ...]) -> list[Place]:
 
 
 async def _always_wins(trial: Trial, before: tuple[str, ...], place: Place) -> bool:
-    """Whether the word at ``place`` wins nearly all of fresh instances when it is played next."""
+    """Return whether the word at ``place`` wins nearly all of fresh instances when it is played next."""
     won = 0
     for number, seed in enumerate(trial.seeds(_BLOCK, _FRESH)):
         seen = await _seen(trial, seed, before)

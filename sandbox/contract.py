@@ -1,4 +1,4 @@
-"""What an environment program is, and how its answers are read. Stdlib only: this runs beside the program.
+"""The contract of an environment program, and the reading of its answers. Stdlib only: runs beside it.
 
 A program defines a class whose name ends in ``Env`` with ``reset(seed) -> str | (str, dict)`` and
 ``step(action: str) -> (observation, reward, terminated, truncated, info)``; ``max_turns`` (attribute or
@@ -87,10 +87,10 @@ def namespace(module: ModuleType, **more: Any) -> None:
 
 
 def find_class(module: ModuleType) -> type:
-    """Return the class defined in ``module`` whose name ends in ``Env``; classes that it derives from are
-    parts of it.
+    """Return the class defined in ``module`` whose name ends in ``Env``.
 
-    Raises ContractError when there is none or more than one, or it lacks ``reset`` or ``step``.
+    Classes that it derives from are parts of it. Raises ContractError when there is none or more than one,
+    or it lacks ``reset`` or ``step``.
     """
     found = [
         value
@@ -123,8 +123,9 @@ def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[s
 
 
 def construct(cls: type, kwargs: Mapping[str, Any]) -> Any:
-    """Return ``cls`` called with what it accepts of ``kwargs``; its own default of ``max_turns`` is not
-    raised.
+    """Return ``cls`` called with the part of ``kwargs`` that it accepts.
+
+    Its own default of ``max_turns`` is not raised.
     """
     if cls.__init__ is object.__init__:  # type: ignore[misc]
         return cls()
@@ -136,7 +137,7 @@ def construct(cls: type, kwargs: Mapping[str, Any]) -> Any:
 
 
 def takes_seed(reset: Callable[..., Any]) -> bool | None:
-    """How ``reset`` takes its seed: True by keyword, False by position, None not at all."""
+    """Return True when ``reset`` takes its seed by keyword, False by position, None when it takes none."""
     parameters = list(inspect.signature(reset).parameters.values())
     if any(
         p.kind is p.VAR_KEYWORD or (p.name == "seed" and p.kind is not p.VAR_POSITIONAL) for p in parameters

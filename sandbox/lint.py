@@ -82,7 +82,7 @@ def _running(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _never(test: ast.expr) -> bool:
-    """Whether a condition is false in the sandbox: the program is not the main module, nor type checked."""
+    """Return whether a condition is false in the sandbox: not the main module, not type checking."""
     match test:
         case ast.Compare(
             left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant("__main__")]
@@ -103,7 +103,7 @@ def _catches(handler: ast.ExceptHandler) -> bool:
 
 
 def _absent(node: ast.Import | ast.ImportFrom) -> bool:
-    """Whether the import fails in the sandbox: nothing can be loaded there any more."""
+    """Return whether the import fails in the sandbox: nothing can be loaded there any more."""
     names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
     return all(name.partition(".")[0] not in sys.modules for name in names)
 
@@ -187,7 +187,7 @@ def _import(node: ast.AST, allowed: frozenset[str]) -> str:
 
 
 def _reaches(module: str, name: str) -> bool:
-    """Whether ``name`` of ``module`` leads to the host or to another module: files, processes, clocks."""
+    """Return whether ``name`` of ``module`` leads to the host or to another module."""
     if module in SYSTEM_MODULES:
         return name not in SYSTEM_ATTRIBUTES
     if name in FILE_ATTRIBUTES.get(module, ()) or (name == "*" and module in FILE_ATTRIBUTES):

@@ -1,4 +1,4 @@
-"""What the solutions of many instances tell about a program: pay for form, and pay for luck.
+"""Detects pay for form and pay for luck by the solutions of many instances.
 
 The plan of one instance, carried out in another one, is well-formed and wrong. So is an instance's own plan
 with other words in place of those that its first observation does not hold. A program that pays them pays for

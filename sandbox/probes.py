@@ -31,7 +31,7 @@ class Transcript(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Whether the program itself ended the episode."""
+        """Return whether the program itself ended the episode."""
         return bool(self.steps) and self.steps[-1].done
 
     @property
@@ -43,7 +43,7 @@ class Transcript(msgspec.Struct, frozen=True):
 
     @property
     def won(self) -> bool:
-        """Whether the episode pays at least half; a consolation for a wrong answer is no win."""
+        """Return whether the episode pays at least half; a consolation for a wrong answer is no win."""
         return self.returned >= WIN
 
     @property

@@ -173,7 +173,7 @@ def _is(value: object, kind: str) -> bool:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two JSON values are equal: True is not 1."""
+    """Return whether two JSON values are equal: True is not 1."""
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 

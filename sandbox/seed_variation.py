@@ -73,7 +73,7 @@ async def _inside(trial: Trial) -> None:
 
 
 def differ(transcripts: Iterable[Transcript]) -> bool:
-    """Whether two transcripts part although their actions, as far as they are the same, do not."""
+    """Return whether two transcripts part although their actions, as far as they are the same, do not."""
     return any(_parts(one, other) for one, other in itertools.combinations(transcripts, 2))
 
 

@@ -31,7 +31,7 @@ class Call(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What a player does in one turn: ``calls`` in order, then perhaps the final ``answer``."""
+    """The content of one turn: ``calls`` in order, then perhaps the final ``answer``."""
 
     calls: tuple[Call, ...]
     answer: str | None
@@ -65,7 +65,7 @@ def parse(action: str) -> Turn:
 
 
 def _unfenced(text: str) -> str:
-    """What stands in a fence of three backticks, if all of ``text`` does."""
+    """Return ``text`` without the fence of three backticks around all of it, if there is one."""
     if len(text) < 6 or not text.startswith("```") or not text.endswith("```"):
         return text
     return text[3:-3].removeprefix("json").strip()

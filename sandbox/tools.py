@@ -77,8 +77,10 @@ class ToolEnv:
             raise ContractError(f"{cls.__name__} defines {taken[0]}, which ToolEnv owns")
 
     def __init__(self, max_turns: int | None = None, *, show_tools: bool = True, **_: Any) -> None:
-        """``max_turns`` can only lower the design's own; ``show_tools`` False leaves the tools to a
-        template of the model's own.
+        """Collect the tools of the design.
+
+        ``max_turns`` can only lower the design's own; ``show_tools`` False leaves the tools to a template of
+        the model's own.
         """
         if type(self.max_turns) is not int or self.max_turns < 1:
             raise ContractError(f"max_turns must be a whole number of at least 1, not {self.max_turns!r}")
@@ -96,8 +98,9 @@ class ToolEnv:
         raise ContractError("a tool environment needs instructions(): pairs of a text and a predicate")
 
     def plan(self) -> Iterable[Any]:
-        """Return the calls that fulfil all instructions: pairs (name, arguments), or lists of such pairs
-        for several calls in one turn.
+        """Return the calls that fulfil all instructions.
+
+        They are pairs (name, arguments), or lists of such pairs for several calls in one turn.
         """
         raise ContractError("a tool environment needs plan(): the calls that fulfil its instructions")
 
@@ -236,7 +239,7 @@ class ToolEnv:
         return "\n\n".join(part for part in parts if part)
 
     def __news(self, before: int) -> list[str]:
-        """What became of the instructions in this turn."""
+        """Return the lines about the instructions that were done in this turn."""
         lines = [f"Instruction {number + 1} is done." for number in range(before, self.__done)]
         if self.__done == len(self.__steps):
             return [*lines, 'All instructions are done. Give the final answer: {"answer": "..."}']

@@ -45,10 +45,12 @@ class Rejected(Exception):
 
 @dataclass
 class Trial:
-    """One program under validation. ``played`` holds transcripts by policy and seed; ``budget`` is the number
-    of steps that the policies may still take; ``invalid`` are actions that the program refused by raising;
-    ``blind`` names the policies that do not look; ``tossed`` are the won and played episodes of the least
-    lucky action of a program that was found to be a coin; ``plans`` are the solutions by seed.
+    """One program under validation.
+
+    ``played`` holds transcripts by policy and seed; ``budget`` is the number of steps that the policies may
+    still take; ``invalid`` are actions that the program refused by raising; ``blind`` names the policies
+    that do not look; ``tossed`` are the won and played episodes of the least lucky action of a program that
+    was found to be a coin; ``plans`` are the solutions by seed.
 
     Episodes follow each other in one process, which is far cheaper than one process each;
     :meth:`afresh` plays exactly as a run does.

@@ -119,7 +119,7 @@ async def play_policies(trial: Trial) -> None:
 
 
 async def _scan(trial: Trial) -> None:
-    """Where nothing has won yet, try what the sweeps did not come to: some word may always win."""
+    """Try the actions that the sweeps did not come to, as long as nothing has won: one may always win."""
     seed = trial.seeds()[0]
     start = max((len(t.actions) for t in trial.played.get("sweep", {}).values()), default=0)
     known = trial.actions(trial.first[seed])
@@ -150,8 +150,7 @@ def paid_blindly(trial: Trial) -> list[str]:
 
 
 async def _suspects(trial: Trial) -> dict[str, Callable[[int], Choose]]:
-    """Play actions that were paid when they were tried in six instances, and put those that kept being paid
-    among the blind policies.
+    """Play actions that were paid on trial in six instances; those that keep being paid are blind policies.
 
     Returns the choices of each such policy by the seed of an instance.
     """
@@ -202,10 +201,10 @@ def _format(number: int, _: Sequence[str], first: str) -> str:
 
 
 async def _try(trial: Trial, seed: int, acts: dict[str, Act]) -> list[str]:
-    """Return the names of ``acts`` that were paid when they were played one after the other, over as many
-    episodes as that takes.
+    """Return the names of ``acts`` that were paid when they were played one after the other.
 
-    Removes those, and what the program refused by raising, from ``acts``.
+    That takes as many episodes as needed. Removes those, and what the program refused by raising, from
+    ``acts``.
     """
     won, left = [], list(acts)
     while left and trial.budget > 0:
@@ -349,7 +348,7 @@ def spread(items: Sequence[str]) -> Iterator[str]:
 
 
 def _told_apart(one: Transcript, other: Transcript) -> bool:
-    """Whether two first actions were answered differently, apart from being named in the answer."""
+    """Return whether two first actions were answered differently, apart from being named in the answer."""
     if not one.steps or not other.steps:
         return (one.error_type, len(one.steps)) != (other.error_type, len(other.steps))
     first, second = one.steps[0], other.steps[0]

@@ -33,7 +33,7 @@ RUNGS = (
 
 
 class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How strict the ladder is.
+    """Settings of the ladder.
 
     ``seeds`` instances are played by each policy; ``probe_steps`` bounds the steps of all policies together.
     ``garbage`` "tolerate" takes ValueError, TypeError, IndexError and KeyError on a meaningless action for
@@ -76,7 +76,7 @@ class Episode(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a program came. ``rung`` is the one it failed, or ``accepted``.
+    """The result of the ladder. ``rung`` is the one that the program failed, or ``accepted``.
 
     ``policies`` maps a policy to its win rate; ``trivial_win_rate`` is the best of the blind ones,
     ``trivial_interval`` its 95 % interval. ``degenerate`` tells that the program pays for form or for luck,

@@ -34,8 +34,9 @@ REFUSED = "refused"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a design is asked with: the document's id and the ids of the prompt. Requests with the same
-    ``key`` go to the same server.
+    """The prompt of a design: the document's id and the ids of the tokens.
+
+    Requests with the same ``key`` go to the same server.
     """
 
     document: str
@@ -45,7 +46,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Draft:
-    """What an author wrote, and what it was asked with. ``source`` is a program that nobody had to write."""
+    """The reply of an author with its prompt. ``source`` is a program that comes from a pool instead."""
 
     document: str
     reply: DesignReply
@@ -97,7 +98,7 @@ class Workshop:
 
     @property
     def trained(self) -> bool:
-        """Whether what is written here is given to the learner."""
+        """Return whether what is written here is given to the learner."""
         return self._designer.trained
 
     def statistics(self) -> dict[str, float]:
@@ -125,8 +126,10 @@ class Workshop:
         before: Judged | None = None,
         shared: Asked | None = None,
     ) -> Draft:
-        """Get one draft: a mended one where a repair is due after ``before``, else an answer to ``shared``,
-        the prompt of a group, or to a prompt of its own. Raises InferenceError.
+        """Return one draft. Raises InferenceError.
+
+        It is a mended one where a repair is due after ``before``, else the answer to ``shared``, the prompt
+        of a group, or to a prompt of its own.
         """
         if isinstance(self._designer, Programs):
             name, source = self._designer.draw(ticket.number, attempt)
@@ -204,5 +207,5 @@ class Workshop:
 
 
 def mends(prompt: str) -> bool:
-    """Whether a draft with this name of a prompt goes on in the conversation of another one."""
+    """Return whether a draft with this name of a prompt goes on in the conversation of another one."""
     return prompt.startswith(_REPAIR)

@@ -50,7 +50,7 @@ Words = tuple[str, ...]
 
 
 class Answer(Protocol):
-    """What a writer gives back."""
+    """The reply of a writer."""
 
     @property
     def text(self) -> str: ...
@@ -68,8 +68,10 @@ class Writer(Protocol):
 
 
 class Answers(NamedTuple):
-    """How instances are won. ``alone``: the action that wins an instance at once, one entry an instance;
-    ``plans``: longer solutions; ``actions``: those that the program took; ``instances`` counts those played.
+    """The known ways to win.
+
+    ``alone``: the action that wins an instance at once, one entry per instance; ``plans``: longer
+    solutions; ``actions``: those that the program took; ``instances`` counts those played.
     """
 
     alone: tuple[str, ...] = ()
@@ -101,7 +103,7 @@ def clean_hint(text: str, finish: str, *, thought_open: bool = False) -> str | N
 
 
 def gives_away(hint: str, answers: Answers) -> str:
-    """Say how ``hint`` names the winning action, "" when it does not.
+    """Return how ``hint`` names the winning action, "" when it does not.
 
     It does when it says that the answer is one; when it holds a whole solution of several actions in order;
     when it holds the action that wins nearly all instances; or when the only thing in it that could be an
@@ -143,8 +145,9 @@ def _tells(hint: str, answers: Answers) -> str:
 
 
 def _named(said: Words, wins: Counter[Words], taken: frozenset[str]) -> list[Words]:
-    """Return what in a hint could be an action: any number where numbers win, else the longest of those that
-    were seen.
+    """Return the parts of a hint that could be an action.
+
+    They are all numbers where numbers win, else the longest of the actions that were seen.
     """
     if wins and all(len(action) == 1 and _is_number(action[0]) for action in wins):
         return [(number,) for number in dict.fromkeys(filter(_is_number, said))]
@@ -154,7 +157,7 @@ def _named(said: Words, wins: Counter[Words], taken: frozenset[str]) -> list[Wor
 
 
 def _names(said: Words, action: Words) -> bool:
-    """Whether a hint holds an action, with or without the fillers of both."""
+    """Return whether a hint holds an action, with or without the fillers of both."""
     if _within(action, said) or (len("".join(action)) >= _LONG_WORD and "".join(action) in said):
         return True
     bare = _without_fillers(action)
@@ -166,7 +169,7 @@ def _within(part: Words, whole: Words) -> bool:
 
 
 def adds_nothing(hint: str, firsts: Sequence[str]) -> bool:
-    """Whether every first observation holds what ``hint`` tells.
+    """Return whether every first observation holds what ``hint`` tells.
 
     All content words must be there. Of a sentence, half of the neighbouring pairs must be as well, of a bare
     list (of numbers, of names) all of them: a new order of known words tells something.

@@ -1,4 +1,4 @@
-"""Which known program a new one is most like: among those remembered, and those accepted a moment ago."""
+"""Finds the known program that a new one is most like: remembered, or accepted a moment ago."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class Neighbours:
         self._lock = anyio.Lock()
 
     async def claim(self, source: str, environment: str, *, design: str, unless_close: bool = False) -> Near:
-        """Return the nearest known program that is not of the ticket ``design`` itself, and make this one
-        known as that ticket's; not, with ``unless_close``, when :meth:`close` says so of the nearest.
+        """Return the nearest known program of another ticket, and make this one known as ``design``'s.
+
+        With ``unless_close`` it is not made known when the nearest is a near-duplicate.
         """
         async with self._lock:
             known = self._known(design)
@@ -59,7 +60,7 @@ class Neighbours:
         self._claims.pop(design, None)
 
     def close(self, near: Near) -> bool:
-        """Whether ``near`` makes a program a near-duplicate."""
+        """Return whether ``near`` makes a program a near-duplicate."""
         bound = self._bound or (self._embedder.near if self._embedder else 1.0)
         return bool(near.environment) and near.similarity >= bound
 

@@ -182,8 +182,9 @@ def digest(source: str) -> str:
 
 
 def _wins(verdict: Verdict) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], set[str]]:
-    """Return the actions that win an instance at once (one an instance), the longer solutions, and all
-    actions that the program took.
+    """Return the known ways to win and the actions that the program took.
+
+    They are the actions that win an instance at once (one per instance), the longer solutions, all actions.
     """
     alone: dict[int, str] = {}
     plans: dict[tuple[str, ...], None] = {}
