@@ -372,7 +372,7 @@ async def test_a_server_without_progress_is_replaced(
 ) -> None:
     nursery = owned()
     monkeypatch.setattr("roles.server.lifecycle.PROBE_SECONDS", 0.05)
-    monkeypatch.setattr("roles.server.lifecycle.CONTROL_SECONDS", 0.1)
+    monkeypatch.setattr("roles.server.lifecycle.CONTROL_SECONDS", 0.6)
     async with on_stage(Stage(tmp_path, (), request_seconds=0.2)) as stage:
         await stage.bus.publish(policy(1))
         await stage.served(1)
