@@ -63,13 +63,14 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # t
                 self.model.load_weights(_tensors(file))
 
     def finish_weight_update(self) -> None:
-        """Finish layerwise processing and repack layers that share a weight (see ``repack_tied``)."""
+        """Finish layerwise processing, and what vLLM leaves out of it on CPUs (``repack_*``)."""
         if not self._loading:
             return
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
         repack_tied(self.model)
+        repack_experts(self.model)
         self._loading = False
         malloc.release()
 
@@ -103,3 +104,20 @@ def repack_tied(model: torch.nn.Module) -> int:
             method.process_weights_after_loading(module)
             rebuilt += 1
     return rebuilt
+
+
+def repack_experts(model: torch.nn.Module) -> int:
+    """Pack the experts of mixtures for the CPU's kernel, which vLLM does after the first load only.
+
+    Without it the kernel reads the new weights in the wrong layout. Returns the number of layers repacked.
+    """
+    from vllm.platforms import current_platform
+
+    packed = 0
+    for module in model.modules() if current_platform.is_cpu() else ():
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        experts = getattr(kernel, "fused_experts", None)
+        if experts is not None and hasattr(module, "w13_weight"):
+            experts.process_weights_after_loading(module)
+            packed += 1
+    return packed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class World:
     bus: MemoryBus
     step: int = 0
     publishers: dict[str, FilePublisher] = field(default_factory=dict)
+    tensors: Callable[[], dict[str, torch.Tensor]] | None = None
 
     def __post_init__(self) -> None:
         for name in ("file", "bus"):
@@ -57,7 +58,9 @@ class World:
     async def publish(self, way: str = "file") -> PolicyPublished:
         self.step += 1
         version = Version(0, self.step)
-        release = self.publishers[way].release(version, dict(self.model.named_parameters()))
+        release = self.publishers[way].release(
+            version, self.tensors() if self.tensors else dict(self.model.named_parameters())
+        )
         await self.publishers[way].upload(self.bus.blobs, release)
         with torch.no_grad():
             logits = self.model(torch.tensor([CANARY])).logits[0, :-1]
@@ -143,3 +146,30 @@ async def test_damaged_weights_leave_the_old_ones_serving(world: World, fault: s
     after = await world.publish("bus")
     await world.push(after, BusLoader(world.bus.peer("server", fault).blobs, world.directory / fault))
     await world.serves(after)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral", "olmoe"])
+async def test_a_mixture_of_experts_takes_two_updates(architecture: str, tmp_path: Path) -> None:
+    """Published under the checkpoint's names; vLLM on CPUs packs experts after the first load only."""
+    from scenes.tiny_models import write_model
+    from transformers import AutoModelForCausalLM
+
+    from engine.training.parameters import published
+
+    folder = write_model(tmp_path / "model", architecture, vocabulary=128)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    config = Config(run=RunConfig(name="e2e"), model=ModelConfig(path=str(folder), max_model_len=256))
+    async with (
+        open_session() as session,
+        serve(config, folder, index=0, log_path=tmp_path / "vllm.log", session=session) as process,
+    ):
+        bus = MemoryBus(run="t", role="learner", instance="learner-0")
+        client = VllmClient(process.url, session)
+        world = World(client, model, tmp_path, bus, tensors=lambda: dict(published(model)))
+        for _ in range(2):
+            world.change()
+            policy = await world.publish()
+            assert (await world.push(policy)).attempts == 1
+            await world.serves(policy)
