@@ -1,4 +1,4 @@
-"""Who may do what: one allow-list a role, as data (reference nats section 6).
+"""Rights of the roles on the broker: one allow-list per role, as data.
 
 A role may publish its own facts, read the streams it follows, pull its own queue, and nothing else. What
 a list allows is written in terms of the bus (streams, tails, keys); :func:`permissions` turns it into

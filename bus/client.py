@@ -31,7 +31,7 @@ from bus.interface import (
 from bus.messages import DeadLetter, Message
 from bus.nats_client import Arrival
 from bus.objects import ObjectStore
-from bus.publisher import Limits, Publisher
+from bus.publisher import Limits, StreamPublisher
 from bus.state import KeyValueStore
 from bus.subjects import CONSUMERS, STREAMS, Consumer, stream_of
 from bus.work import Work
@@ -56,7 +56,7 @@ class NatsBus(Bus):
     ) -> None:
         super().__init__(run=run, role=role, instance=instance)
         self.connection = connection
-        self.publisher = Publisher(connection, limits)
+        self.publisher = StreamPublisher(connection, limits)
         self._consumers = consumers
         self._streams = {kind: self.names.stream(kind) for kind in STREAMS}
         self._state = KeyValueStore(connection, self.publisher, self.names)

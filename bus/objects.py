@@ -26,7 +26,7 @@ import msgspec
 from bus.connection import Connection
 from bus.errors import BusError, Denied, NotFound, Undecodable
 from bus.interface import BlobInfo, Blobs, Source
-from bus.publisher import Publisher
+from bus.publisher import StreamPublisher
 from bus.reads import certain, direct
 from bus.subjects import Names
 
@@ -40,7 +40,7 @@ _TRIES = 3
 
 
 class ObjectRef(msgspec.Struct, frozen=True, array_like=True):
-    """Where the bytes of a name lie: ``size`` bytes in pieces of ``chunk``, ``sha256`` over all of them."""
+    """The place of named bytes: ``size`` bytes in pieces of ``chunk``, ``sha256`` over all of them."""
 
     id: str
     size: int
@@ -59,7 +59,7 @@ _refs = msgspec.msgpack.Decoder(ObjectRef)
 class ObjectStore(Blobs):
     """The blobs of a run over NATS. Pieces fit the message limit that the server announced."""
 
-    def __init__(self, connection: Connection, publisher: Publisher, names: Names) -> None:
+    def __init__(self, connection: Connection, publisher: StreamPublisher, names: Names) -> None:
         self._connection, self._publisher, self._names = connection, publisher, names
         self._stream = names.stream(STREAM)
         self._counts = dict.fromkeys(("put", "put_bytes", "got_bytes", "removed"), 0.0)

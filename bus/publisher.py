@@ -148,10 +148,10 @@ class PendingMessage(msgspec.Struct, eq=False):
             await self.changed.wait()
 
 
-class Batch:
-    """Messages that are published together; made by :meth:`Publisher.batch`."""
+class PublishBatch:
+    """Messages that are published together; made by :meth:`StreamPublisher.batch`."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: StreamPublisher) -> None:
         self._publisher = publisher
         self._pending: deque[PendingMessage] = deque()
         self._answers: list[PubAck] = []
@@ -206,7 +206,7 @@ class Batch:
             self._publisher.forget(one)
 
 
-class Publisher:
+class StreamPublisher:
     """The one way into streams. :meth:`running` must be open."""
 
     def __init__(self, connection: Connection, limits: Limits | None = None) -> None:
@@ -254,9 +254,9 @@ class Publisher:
             return (await batch.finish())[0]
 
     @asynccontextmanager
-    async def batch(self) -> AsyncIterator[Batch]:
+    async def batch(self) -> AsyncIterator[PublishBatch]:
         """Publish many messages through the windows; those that are not finished at the end are abandoned."""
-        batch = Batch(self)
+        batch = PublishBatch(self)
         try:
             yield batch
         finally:

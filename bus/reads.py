@@ -163,7 +163,7 @@ async def _collect(answers: ArrivalQueue[Arrival], what: str) -> tuple[list[Arri
         got.append(message)
 
 
-class _Source:
+class _FilterReader:
     """The messages of one filter, in order, fetched in batches from ``position`` on."""
 
     def __init__(self, connection: Connection, stream: str, subject: str, position: int, last: int) -> None:
@@ -224,7 +224,7 @@ async def find_stored(
     if after == 0:
         last = await certain(connection, stream, {"last_by_subj": subject})
         return _sequence(last) if last is not None and _has_id(last, message_id) else None
-    source = _Source(connection, stream, subject, after + 1, _NO_END)
+    source = _FilterReader(connection, stream, subject, after + 1, _NO_END)
     while (head := await source.head()) is not None:
         if _has_id(head[1], message_id):
             return head[0]
@@ -246,7 +246,7 @@ async def messages(
     """Yield the messages ``start`` .. ``last`` of a stream, merged over the filters, in order."""
     name = names.stream(stream)
     subjects = [names.subject(tail) for tail in tails] or [">"]
-    sources = [_Source(connection, name, subject, max(1, start), last) for subject in subjects]
+    sources = [_FilterReader(connection, name, subject, max(1, start), last) for subject in subjects]
     while True:
         heads = [(head, source) for source in sources if (head := await source.head()) is not None]
         if not heads:

@@ -1,8 +1,7 @@
 """A private nats-server: started, watched, restarted on its port, stopped.
 
-The store directory has one owner (reference nats 1.1: two servers on one store lose acknowledged
-messages), the configuration with the token is readable by the owner only, and the server dies with the
-process that started it.
+The store directory has one owner (two servers on one store lose acknowledged messages), the configuration
+with the token is readable by the owner only, and the server dies with the process that started it.
 """
 
 from __future__ import annotations
@@ -364,7 +363,7 @@ def force_to_disk(store: Path, known: set[Path]) -> None:
     """Force the descriptions of streams and consumers to disk; ``known`` keeps those that are.
 
     The server leaves this to the system: a power failure soon after a stream was made would undo it
-    together with everything that was acknowledged in it (reference nats 1.1).
+    together with everything that was acknowledged in it.
     """
     walk = os.walk(store)  # unlike Path.rglob it bears directories that vanish meanwhile
     found = {Path(root, name) for root, _, names in walk for name in names if name.startswith("meta.")}

@@ -13,7 +13,7 @@ from bus.concurrency import flat_task_group
 from bus.connection import Connection
 from bus.errors import BusError, BusUnavailable, Conflict
 from bus.interface import Lease
-from bus.publisher import Publisher
+from bus.publisher import StreamPublisher
 from bus.reads import certain
 from bus.subjects import Names
 
@@ -32,7 +32,7 @@ def _expiring(ttl: float | None) -> dict[str, str]:
 class KeyValueStore:
     """The key-value buckets of a run. Keys are dotted tokens of ``[A-Za-z0-9_=/-]``."""
 
-    def __init__(self, connection: Connection, publisher: Publisher, names: Names) -> None:
+    def __init__(self, connection: Connection, publisher: StreamPublisher, names: Names) -> None:
         self._connection, self._publisher, self._names = connection, publisher, names
 
     async def get(self, bucket: str, key: str) -> tuple[int, bytes] | None:

@@ -7,7 +7,7 @@ The wire tag (``kind``) carries the schema version. A role of your own registers
 
 from bus.messages.base import Message, register_message, registered, stable_id, token
 from bus.messages.control import Control, DeadLetter, Heartbeat, RunOrdered
-from bus.messages.parts import EnvironmentState, Finding, Flag, Segment, Span, Standing, Turn
+from bus.messages.parts import EnvironmentStanding, EnvironmentState, Finding, Flag, Segment, Span, Turn
 from bus.messages.policy import EvaluationFinished, PolicyPublished, ServerLost, ServerServing
 from bus.messages.self_play import (
     Arm,
@@ -39,6 +39,7 @@ __all__ = [
     "DesignTicket",
     "EnvironmentReady",
     "EnvironmentScored",
+    "EnvironmentStanding",
     "EnvironmentState",
     "EpisodeFailed",
     "EpisodeFinished",
@@ -61,7 +62,6 @@ __all__ = [
     "ServerLost",
     "ServerServing",
     "Span",
-    "Standing",
     "Turn",
     "register_message",
     "registered",

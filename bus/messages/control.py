@@ -9,7 +9,7 @@ from bus.messages.base import Message, register_message
 
 @register_message
 class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
-    """A message that nobody could use, kept with its bytes. ``source`` is the stream it lay in,
+    """A message that could not be used, kept with its bytes. ``source`` is the stream it lay in,
     ``subject`` its tail there, ``frame`` its bytes as stored, ``attempts`` how often it was delivered.
     """
 
@@ -32,8 +32,8 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
 
 @register_message
 class RunOrdered(Message, frozen=True, kw_only=True, tag="run_ordered.v1"):
-    """What ``roles``, all when empty, were ordered to do. A fact, so that nobody misses it. ``closing``: it
-    is part of the end of the run, so nobody begins work, whatever its role. ``at`` is the wall clock (ns).
+    """An order to ``roles`` (all when empty), stored as a fact, so that no role misses it. ``closing``: it is
+    part of the end of the run, so no role begins work. ``at`` is the wall clock (ns).
     """
 
     stream: ClassVar[str] = "EVENT"

@@ -46,7 +46,7 @@ Flag = Literal["", "off_ticket", "incoherent"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found about a program that was written. ``rung`` is the step that refused it, "" for none.
+    """The review of a program. ``rung`` is the step that refused it, "" for none.
 
     ``firsts`` are first observations, ``alone`` the actions that win an instance at once, ``plans`` longer
     solutions, ``actions`` what the program was seen to take in ``instances`` plays; the other fields are as
@@ -71,8 +71,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     instances: int = 0
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True):
-    """How an environment has done so far, while its window is open; fields as in ``EnvironmentScored``."""
+class EnvironmentStanding(msgspec.Struct, frozen=True, array_like=True):
+    """The results of an environment while its window is open; fields as in ``EnvironmentScored``."""
 
     design: str
     environment: str

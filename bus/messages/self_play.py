@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from bus.messages.base import Message, register_message, token
-from bus.messages.parts import EnvironmentState, Finding, Flag, Segment, Standing, Turn
+from bus.messages.parts import EnvironmentStanding, EnvironmentState, Finding, Flag, Segment, Turn
 
 Role = Literal["agent", "designer"]
 Arm = Literal["plain", "hinted"]
@@ -67,7 +67,7 @@ class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
 
     ``prompt`` names the template and its version that the attempt was asked with; ``part`` says which call
     the tokens are of, "" being the program's. A designer that is not trained has no tokens: ``text`` is what
-    it wrote then. ``finding`` is what was found about the program: whoever tells of it later tells the same.
+    it wrote then. ``finding`` is the review of the program: later messages about it repeat it.
     """
 
     stream: ClassVar[str] = "DESIGN"
@@ -313,8 +313,8 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
 
 @register_message
 class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
-    """What the learner trains on. ``advantage`` is normalised and scaled for its role, among the ``members``
-    of its group. ``accepted``: these are the tokens of a program that passed the validator.
+    """Training data of the learner. ``advantage`` is normalised and scaled for its role, among the
+    ``members`` of its group. ``accepted``: these are the tokens of a program that passed the validator.
     """
 
     stream: ClassVar[str] = "SAMPLE"
@@ -367,7 +367,7 @@ class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
 
 @register_message
 class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
-    """What a round looked like, for people: returns, validity, share of plays with a gradient.
+    """Figures of a round, for people: returns, validity, share of plays with a gradient.
 
     ``standings`` are the environments whose window goes on. ``lost`` plays have no outcome, ``partial``
     groups closed without one or more of theirs.
@@ -385,7 +385,7 @@ class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
     failures: dict[str, int]
     win_histogram: tuple[int, ...]
     reward: float | None = None
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[EnvironmentStanding, ...] = ()
     lost: int = 0
     partial: int = 0
 

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bus.messages import EnvironmentReady, EnvironmentScored, EnvironmentState, RoundSummary, Standing
+from bus.messages import (
+    EnvironmentReady,
+    EnvironmentScored,
+    EnvironmentStanding,
+    EnvironmentState,
+    RoundSummary,
+)
 from roles.designer.memory_record import MemoryRecord
 
 _NEGATIVE: frozenset[EnvironmentState] = frozenset(("mastered", "intractable", "degenerate"))
@@ -245,7 +251,7 @@ class _Budget:
         return "".join(lines[:low])
 
 
-def _measured(fact: Standing | EnvironmentScored) -> dict[str, Any]:
+def _measured(fact: EnvironmentStanding | EnvironmentScored) -> dict[str, Any]:
     """Return the measured fields of a fact.
 
     An interval of zero width carries no information, so a state that follows from the win rate is then reset.

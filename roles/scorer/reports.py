@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from bus.messages import EnvironmentScored, EnvironmentState, RoundClosed, RoundSummary, Standing
+from bus.messages import EnvironmentScored, EnvironmentStanding, EnvironmentState, RoundClosed, RoundSummary
 from engine.config import Config, RewardConfig
 from roles.scorer.rewards import Evidence, plateau
 from roles.scorer.state import ARMS, Cohort, Design, DesignCredit, Play, PlayStatus, Tally
@@ -59,10 +59,10 @@ def scored(
     )
 
 
-def standing(settings: RewardConfig, run_seed: int, design: Design) -> Standing:
+def standing(settings: RewardConfig, run_seed: int, design: Design) -> EnvironmentStanding:
     """Return how a design of an open window has done so far."""
     found = measured(settings, run_seed, design)
-    return Standing(
+    return EnvironmentStanding(
         design=design.design,
         environment=design.environment,
         state=_state(settings, found, broken(settings, design, found)),
@@ -147,7 +147,7 @@ def summarise(
     designs: Iterable[Design],
     opening: Sequence[Cohort],
     scored: Sequence[EnvironmentScored],
-    going_on: Sequence[Standing] = (),
+    going_on: Sequence[EnvironmentStanding] = (),
 ) -> RoundSummary:
     """Return what the round looked like. ``opening`` cohorts had their first round now; windows that stay
     open are ``going_on``.

@@ -13,7 +13,7 @@ import anyio
 
 
 class Proxy:
-    """What goes through ``url`` goes to the server, until it is told otherwise.
+    """Passes everything between ``url`` and the server, with the faults that are set.
 
     ``cuts`` are numbers of bytes, both ways together: after each of them the connection is lost, in the
     middle of whatever was on its way. ``piece`` bytes at most pass at once, ``pause`` seconds apart.

@@ -1,4 +1,4 @@
-"""What tests of a bus in trouble share: a server of their own, kills, waits, lost messages."""
+"""Helpers for tests of a bus in trouble: a server of their own, kills, waits, lost messages."""
 
 from __future__ import annotations
 

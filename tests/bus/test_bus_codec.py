@@ -24,7 +24,7 @@ def _frame(kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_golden_bytes(kind: str) -> None:
-    """What was written once is readable for ever; what is written now holds all of it, unchanged."""
+    """Stored bytes stay readable; bytes written now contain them unchanged."""
     path = GOLDEN / f"{kind}.bin"
     if not path.exists() and os.environ.get("SPADE_WRITE_GOLDEN"):
         path.write_bytes(_frame(kind))

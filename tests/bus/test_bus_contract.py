@@ -1,4 +1,4 @@
-"""What every bus promises of streams, state and leases, over NATS and in memory."""
+"""The guarantees of streams, state and leases, over NATS and in memory."""
 
 from __future__ import annotations
 

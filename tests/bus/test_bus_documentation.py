@@ -1,4 +1,4 @@
-"""What docs/bus.md shows runs, and prints what it says."""
+"""The examples of docs/bus.md run and print the output shown there."""
 
 from __future__ import annotations
 

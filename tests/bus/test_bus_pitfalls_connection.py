@@ -85,7 +85,7 @@ async def test_pitfall_10_who_listens_hears_all_that_comes_afterwards(nats_url: 
 
 
 async def test_pitfall_10_a_barrier_is_one(nats_url: str) -> None:
-    """What was written before it is with the server when it returns."""
+    """Earlier writes have reached the server when it returns."""
     async with nats_world(nats_url) as w, w.peer("tester", "two") as other:
         assert isinstance(other, NatsBus)
         heard: list[str] = []

@@ -31,7 +31,7 @@ VERSION_ONLY = '#!/bin/sh\n[ "$1" = --version ] && echo nats-server: v2.15.1 && 
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

@@ -203,7 +203,7 @@ async def fill(bus: NatsBus, acked: dict[int, int], numbers: range) -> None:
 
 
 async def test_a_line_that_swallows_everything_is_left_for_another(tmp_path: Path) -> None:
-    """What was written into a dead connection keeps nobody from leaving it."""
+    """Bytes written into a dead connection do not delay its end."""
     with plain_server(tmp_path) as url:
         await provision(url, run=RUN, token=TOKEN, store_gb=0.25)
         async with proxied(url) as proxy, join(proxy.url, "hole") as bus:

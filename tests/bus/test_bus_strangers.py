@@ -1,4 +1,4 @@
-"""What a stranger can put into a stream with a bare socket stops no reader; and corners of publishing."""
+"""Foreign messages, written with a bare socket, stop no reader; and corners of publishing."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_stored_message_is_no_control_message() -> None:
 async def test_a_source_that_fails_leaves_nothing_on_its_way(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was submitted before it failed is stored when ``publish_all`` raises, even what was lost first."""
+    """Messages before a failure are stored when ``publish_all`` raises, even a lost one."""
 
     def messages() -> Iterator[Message]:
         yield summary(1)

@@ -98,7 +98,7 @@ def test_keys_are_checked(key: str) -> None:
 
 
 def test_a_run_may_rest_for_any_time():
-    """What a start reads has a limit in bytes and none in age: else a run that rested could not go on."""
+    """Streams that a start reads have a limit in bytes and none in age, so that a run can rest."""
     names = Names("t")
     needed = [stream for kind, stream in STREAMS.items() if kind != "DLQ"]
     configs = [stream_config(names, stream, task_slots=1, store_bytes=1 << 30) for stream in needed]

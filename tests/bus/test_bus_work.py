@@ -1,4 +1,4 @@
-"""What every bus promises of work queues, over NATS and in memory."""
+"""The guarantees of work queues, over NATS and in memory."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bus.messages import EnvironmentReady, EnvironmentScored, Message, RoundSummary, Standing
+from bus.messages import EnvironmentReady, EnvironmentScored, EnvironmentStanding, Message, RoundSummary
 from roles.designer.memory import Memory
 
 STATES = ("fresh", "frontier", "mastered", "intractable", "degenerate")
@@ -71,7 +71,7 @@ def scored(
     )
 
 
-def played(*standings: Standing) -> RoundSummary:
+def played(*standings: EnvironmentStanding) -> RoundSummary:
     return RoundSummary(
         round=1,
         environments=1,
@@ -88,10 +88,10 @@ def played(*standings: Standing) -> RoundSummary:
     )
 
 
-def standing(number: int, state: Any, *, program: int | None = None, **fields: Any) -> Standing:
+def standing(number: int, state: Any, *, program: int | None = None, **fields: Any) -> EnvironmentStanding:
     environment = f"e{number if program is None else program}"
     values = {"plays": 4, "win": 0.5, "win_low": 0.2, "win_high": 0.8, **fields}
-    return Standing(design=f"d{number}", environment=environment, state=state, **values)
+    return EnvironmentStanding(design=f"d{number}", environment=environment, state=state, **values)
 
 
 @pytest.mark.parametrize("state", ["mastered", "intractable"])

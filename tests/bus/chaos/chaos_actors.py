@@ -40,7 +40,7 @@ _IDLE_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor lives: ``seed`` of the test, the file of its memory."""
+    """The place of an actor: ``seed`` of the test, the file of its memory."""
 
     instance: str
     directory: Path

@@ -100,7 +100,7 @@ def sample(result: EpisodeFinished) -> SampleReady:
 
 @dataclass
 class Ledger:
-    """Which numbers of each producer had their effect: all below ``upto``, and those ``above``."""
+    """The numbers of each producer that had their effect: all below ``upto``, and those ``above``."""
 
     upto: dict[str, int] = field(default_factory=dict)
     above: dict[str, set[int]] = field(default_factory=dict)

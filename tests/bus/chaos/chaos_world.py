@@ -124,7 +124,7 @@ class Crew:
 
 @dataclass
 class Figures:
-    """What was seen. ``recovery`` lists seconds from a kill of the server to what came first after it:
+    """Figures of a fight. ``recovery`` lists seconds from a kill of the server to the first success after it:
     an acknowledged ``publish``, a ``delivery``, and a result of the ``work`` of others (who may have been
     killed, too). ``busy`` is how many processes wanted each core at the worst of these times.
     """
@@ -249,7 +249,7 @@ async def fire(plan: list[Kill], crew: Crew, handle: ServerHandle, probe: Probe,
 
 @dataclass
 class Outcome:
-    """What is left when all has been worked off: ``events`` are sequence and id of all of EVENT."""
+    """The end of a fight: ``events`` are sequence and id of all of EVENT."""
 
     pieces: dict[str, int]
     scorer: dict[str, Any]
