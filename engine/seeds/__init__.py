@@ -103,11 +103,11 @@ def classify(source: str, names: Sequence[str] = ()) -> tuple[str, int] | None:
 
 
 def recognise(source: str, names: Sequence[str] = ()) -> tuple[Family, bool] | None:
-    """Return the family that a program has the form of, and whether its text and code agree, else None."""
+    """Return the family of a program, and whether its text and its code agree; None when it is of none."""
     for family in families(names):
-        if (read := family.read(source)) is not None:
-            return family, read[2]
-    return None
+        if family.parse(source) is not None:
+            return family, True
+    return next(((family, False) for family in families(names) if family.resembles(source)), None)
 
 
 def held_out(suite: str, episodes: int, seed: int, names: Sequence[str] = ()) -> list[HeldOut]:

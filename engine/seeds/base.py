@@ -24,6 +24,8 @@ MAX_TURNS = 6
 # How often a player that does not think says again what it said before.
 _STUBBORN = 0.7
 
+# A number, or an expression in its place.
+_NUMBER = re.compile(r"\{[^{}]*\}|\b[A-Z]\b|\d+")
 _SLOT = re.compile(r"\$([a-z]+)")
 
 
@@ -129,11 +131,6 @@ class Family(ABC):
 
         A program whose text and code disagree is not a member.
         """
-        found = self.read(source)
-        return found[:2] if found and found[2] else None
-
-    def read(self, source: str) -> tuple[Parameters, str, bool] | None:
-        """Return (parameters, noun, whether text and code agree) of a program of this form, else None."""
         found = self._pattern.fullmatch(source.strip())
         if found is None:
             return None
@@ -143,8 +140,17 @@ class Family(ABC):
         try:
             same = self.program(read, found["noun"]) == source.strip()
         except (ArithmeticError, LookupError, ValueError):
-            same = False
-        return read, found["noun"], same
+            return None
+        return (read, found["noun"]) if same else None
+
+    def resembles(self, source: str) -> bool:
+        """Return whether a program is a member but for numbers: those of its text, its code, its slots."""
+        return self._form.fullmatch(_NUMBER.sub("#", source.strip())) is not None
+
+    @cached_property
+    def _form(self) -> re.Pattern[str]:
+        pieces = _SLOT.split(self.template.strip("\n"))
+        return re.compile("[#\\w ]+".join(re.escape(_NUMBER.sub("#", piece)) for piece in pieces[::2]))
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
