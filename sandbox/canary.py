@@ -1,4 +1,4 @@
-"""What a confined child really cannot do: tried, not inferred. Stdlib only; runs under the zygote.
+"""Forbidden things that a confined child tries, so that walls are proved. Stdlib only; runs in a child.
 
 Each attempt is harmless where it succeeds. Results are ``denied:ERRNO`` or ``open``.
 """
@@ -36,12 +36,12 @@ def attempts(parent: int, budget: int) -> dict[str, Callable[[], None]]:
 
 
 def run(parent: int, budget: int) -> dict[str, str]:
-    """Try everything and return the results."""
+    """Make all attempts and return the results."""
     return {name: _outcome(attempt) for name, attempt in attempts(parent, budget).items()}
 
 
 def trace() -> None:
-    """Ask to be traced: the filter kills us for any ptrace. Returns when it does not."""
+    """Ask to be traced, for which the filter kills this process. Returns when it does not."""
     try:
         kernel.syscall("ptrace", _PTRACE_TRACEME, 0, 0, 0)
     except OSError:

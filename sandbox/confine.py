@@ -1,4 +1,4 @@
-"""The walls: first around the zygote, then around each child it forks (reference spec sandbox 6.2, 6.3).
+"""The walls: first around the zygote, then around each child that it forks.
 
 Each wall is tried and recorded, never inferred. A child that cannot take a wall which its zygote reported
 as ``on`` ends with :data:`UNCONFINED` before any program runs.
@@ -32,7 +32,7 @@ _NAMESPACES = {
 
 @dataclass
 class ChildLimits:
-    """What a child may use. ``address_space`` and the rest in bytes, ``cpu`` in seconds."""
+    """Resource limits of a child. ``memory`` and ``address_space`` in bytes, ``cpu`` in seconds."""
 
     memory: int
     cpu: int
@@ -42,7 +42,7 @@ class ChildLimits:
 
 @dataclass
 class Walls:
-    """What stands. ``state`` maps a wall to ``on`` or ``failed:ERRNO`` or ``n/a``.
+    """The walls that could be taken. ``state`` maps a wall to ``on``, ``failed:ERRNO`` or ``n/a``.
 
     ``uid_base`` is the first of the ``uid_count`` uids given to children, 0 where they share the zygote's.
     """
@@ -71,7 +71,7 @@ class Walls:
 
 
 def enter_user_namespace(walls: Walls) -> None:
-    """Without root: become root of an own user namespace with a single id."""
+    """Become root of a user namespace with a single id, where we are not root."""
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
         walls.state["user_ns"] = "n/a"
@@ -82,13 +82,13 @@ def enter_user_namespace(walls: Walls) -> None:
 
 
 def enter_namespaces(walls: Walls) -> None:
-    """Leave the host's network, IPC, names, control groups and mounts, each where possible."""
+    """Leave the host's network, IPC, names, control groups and mounts, each if possible."""
     for name, flag in _NAMESPACES.items():
         walls.attempt(name, lambda flag=flag: kernel.unshare(flag))  # type: ignore[misc]
 
 
 def choose_uids(walls: Walls, index: int, seed: int) -> None:
-    """As root: pick a block of uids for the children of zygote ``index`` of the pool ``seed``.
+    """Pick a block of uids for the children of zygote ``index`` of the pool ``seed``, as root.
 
     An own uid for each instance separates signals, ptrace and process counts of siblings.
     """
@@ -120,7 +120,7 @@ def close_root(walls: Walls) -> None:
 
 
 def prepare_filters(walls: Walls) -> None:
-    """Make the Landlock ruleset and the seccomp program once; children only enter them."""
+    """Make the Landlock ruleset and the seccomp program once, for all children."""
 
     def ruleset() -> None:
         walls.ruleset = kernel.landlock_ruleset()
@@ -134,7 +134,7 @@ def prepare_filters(walls: Walls) -> None:
 
 
 def _filter_probe(program: bytes) -> None:
-    """Find out in a child whether the filter can be installed. Raises OSError when not."""
+    """Install the filter in a child of its own. Raises OSError when that fails."""
     pid = os.fork()
     if pid == 0:
         code = errno.EFAULT
@@ -152,7 +152,7 @@ def _filter_probe(program: bytes) -> None:
 
 
 def trim_privileges(walls: Walls) -> None:
-    """Let the zygote itself keep only what it needs to place and kill children."""
+    """Drop the zygote's capabilities other than those to place and kill children."""
     walls.attempt("bounding_set", kernel.drop_bounding)
     kept = [kernel.CAP_KILL, kernel.CAP_SETGID, kernel.CAP_SETUID, kernel.CAP_SYS_RESOURCE]
     held = kernel.held_capabilities()
@@ -161,7 +161,7 @@ def trim_privileges(walls: Walls) -> None:
 
 
 def prefer_as_victim(walls: Walls) -> None:
-    """Let the out-of-memory killer take generated programs before the engine."""
+    """Make the out-of-memory killer choose generated programs before the engine."""
 
     def write() -> None:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:

@@ -39,7 +39,7 @@ class _State:
 
 
 def seed(value: int | str, *, numpy: bool = False) -> None:
-    """Start all streams afresh from ``value``; the clock goes back to its epoch.
+    """Restart all streams from ``value`` and the clock from its epoch.
 
     ``numpy`` False leaves numpy's own stream as the zygote left it, which is the same everywhere, and saves
     an instance that does not use it from copying the generator.

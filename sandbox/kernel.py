@@ -1,7 +1,7 @@
-"""The Linux calls that Python does not offer, by ctypes: prctl, seccomp, Landlock, capabilities,
-namespaces, an empty root. Functions raise OSError; the caller records which walls stand.
+"""Linux system calls that Python does not offer, by ctypes.
 
-Used below the zygote only; the engine's process uses :func:`cpu_seconds` and nothing else of it.
+prctl, seccomp, Landlock, capabilities, namespaces, an empty root. Functions raise OSError; the caller
+records which walls stand. The engine's process uses :func:`cpu_seconds` only, the zygote the rest.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def die_with_parent(signal: int = 9) -> None:
 
 
 def undumpable() -> None:
-    """Close ptrace and /proc access by equals; also stops piped core handlers."""
+    """Deny ptrace and /proc access to processes of the same uid; also stops piped core handlers."""
     prctl(_PR_SET_DUMPABLE, 0)
 
 
@@ -148,7 +148,7 @@ def map_own_user(uid: int, gid: int) -> None:
 
 
 def mappable_ids(first: int, count: int) -> bool:
-    """Whether this user namespace has all ids ``first`` .. ``first + count - 1``."""
+    """Return true when this user namespace has all ids ``first`` .. ``first + count - 1``."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         rows = [tuple(map(int, line.split())) for line in file]
     return any(start <= first and first + count <= start + size for start, _, size in rows)

@@ -1,4 +1,4 @@
-"""From walls and canaries to a level, and the refusal below the least level accepted. Pure.
+"""Derive the protection level from walls and canaries; refuse a host below the accepted level. Pure.
 
 ========  ==============================================================================
 level 4   seccomp, limits, own uid or user namespace, empty root, no network, pid namespace
@@ -25,10 +25,10 @@ _NAMESPACES = ("mount_ns", "empty_root", "net_ns", "pid_ns")
 
 
 class ProtectionReport(msgspec.Struct, frozen=True):
-    """What a pool observed of its walls. ``walls`` say what was installed, the canaries what it did.
+    """Protection that a pool observed: ``walls`` were installed, the canaries tried to break them.
 
-    ``base_vm`` is the zygote's address space in bytes, ``reasons`` say what is missing for level 4,
-    ``bounds`` how many live instances each scarce thing allows; ``max_live`` is what came of them.
+    ``base_vm`` is the zygote's address space in bytes; ``reasons`` name what is missing for level 4;
+    ``bounds`` are the live instances that each scarce resource allows, ``max_live`` the least of them.
     """
 
     level: int
@@ -44,7 +44,7 @@ class ProtectionReport(msgspec.Struct, frozen=True):
 
 
 def report(ready: ZygoteReady, max_live: int, bounds: Mapping[str, int] | None = None) -> ProtectionReport:
-    """Judge one zygote's report."""
+    """Return the protection report of one zygote."""
     level, reasons = judge(ready.walls, ready.canary, ready.bare)
     return ProtectionReport(
         level=level,
@@ -63,7 +63,7 @@ def report(ready: ZygoteReady, max_live: int, bounds: Mapping[str, int] | None =
 def judge(
     walls: Mapping[str, str], canary: Mapping[str, str], bare: Mapping[str, str]
 ) -> tuple[int, list[str]]:
-    """Return (level, reasons): the level is what the canaries proved, never what was installed."""
+    """Return (level, reasons); the canaries prove the level, not what is installed."""
     if not _denied(canary, "memory"):
         return 0, [f"memory limit: {canary.get('memory', 'not tried')}"]
     reasons = [
@@ -88,7 +88,7 @@ def judge(
 
 
 def require(found: ProtectionReport, settings: SandboxSettings) -> None:
-    """Raise SandboxUnavailable when ``found`` is below what ``settings`` accept."""
+    """Raise SandboxUnavailable when ``found`` is below the level that ``settings`` accept."""
     if settings.allow_unsafe or found.level >= max(1, settings.min_level):
         return
     raise SandboxUnavailable(
@@ -118,7 +118,7 @@ _UID = "Keep CAP_SETUID and CAP_SETGID, so that each instance gets a uid of its 
 
 
 def advice(found: ProtectionReport) -> tuple[str, ...]:
-    """What to change on the host for a higher level; nothing at level 4."""
+    """Return the changes of the host that give a higher level; none at level 4."""
     walls = found.walls
     if found.level >= 4:
         return ()

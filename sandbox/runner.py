@@ -1,8 +1,8 @@
 """The loop of an instance's process: read a request, run the program, answer. Stdlib only.
 
 Frames are ``u32 little endian length | UTF-8 JSON`` on descriptor 3. Frame 0 of the child says that it is
-confined; every later one answers exactly one request. Nothing here is trusted by the engine: the
-program shares this process and may do with it what it likes.
+confined; every later one answers exactly one request. The engine trusts nothing here: the program shares
+this process and can change all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TRACEBACK_LINES = 12
 
 
 class _Output(io.TextIOBase):
-    """Keeps the first ``limit`` characters printed during a call, drops the rest."""
+    """Text stream that keeps the first ``limit`` characters of a call and drops the rest."""
 
     def __init__(self) -> None:
         self.limit = 0
@@ -62,7 +62,7 @@ class _Fault(Exception):
 
 
 class Runner:
-    """One instance. ``importable`` are the names that the lint lets a program import."""
+    """One instance; the lint lets a program import the modules ``importable``."""
 
     def __init__(self, importable: tuple[str, ...]) -> None:
         self.importable = importable
@@ -118,7 +118,7 @@ class Runner:
         self.output.limit = self.limits["output"]
         source = request["source"]
         self.numpy = "np" in source or "numpy" in source
-        # the same for every seed: what is drawn here stays the same in every episode of one object
+        # not by the seed: a constructor's draws must not tell the first episode of an object from a later one
         determinism.seed("load", numpy=self.numpy)
         cls = self._define(source)
         with _faults("init"):
@@ -187,7 +187,7 @@ class Runner:
             return {"o": state_digest.digest(self.env, request["seed"])}
 
     def _method(self, name: str) -> Callable[..., Any]:
-        """What the engine calls by ``name``: of a tool environment the base class's own."""
+        """Return the method that the engine calls ``name``: of a tool environment the base class's own."""
         method: Callable[..., Any] = self.owned.get(name) or getattr(self.env, name)
         return method
 
@@ -202,7 +202,7 @@ class Runner:
 
 @contextlib.contextmanager
 def _faults(phase: str) -> Iterator[None]:
-    """Turn whatever the program raises into a fault of ``phase``."""
+    """Turn any exception of the program into a fault of ``phase``."""
     try:
         yield
     except _Fault:
@@ -212,7 +212,7 @@ def _faults(phase: str) -> Iterator[None]:
 
 
 def _describe(phase: str, error: BaseException) -> _Fault:
-    """Name the error; its own ``__str__`` may raise, loop or lie."""
+    """Return the fault of an error, whose own ``__str__`` may raise or lie."""
     if isinstance(error, MemoryError):
         return _Fault(phase, "MemoryError", "")
     kind = "ContractError" if isinstance(error, contract.ContractError) else type(error).__name__

@@ -1,7 +1,7 @@
-"""The system-call allow-list as a BPF program (reference spec sandbox 6.5). Pure; x86_64 and aarch64.
+"""The system-call allow-list as a BPF program. Pure; x86_64 and aarch64.
 
-A program gets an errno for what an honest but clumsy program may try (open, socket, fork, threads) and
-is killed for what only an attack does (ptrace, bpf, mount, a foreign architecture).
+A program gets an errno for the calls that an honest but clumsy program may try (open, socket, fork, threads),
+and is killed for those that only an attack makes (ptrace, bpf, mount, a foreign architecture).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _any_of(values: Iterable[int]) -> list[Insn]:
 def _conditions() -> dict[str, list[Insn]]:
     """Bodies, by call, that look at arguments; each ends in a return on every path."""
     denied, allowed = _ret(refuse(errno.EACCES)), _ret(ALLOW)
-    # what would count or watch other processes is asked of oneself only
+    # these could count or watch other processes: allowed about the caller itself only
     clock = [_load(_low(0)), _jump(_JGE, _CLOCKS, 0, 1), _ret(refuse(errno.EPERM)), allowed]
     return {
         **dict.fromkeys(("clock_gettime", "clock_nanosleep", "clock_getres"), clock),
@@ -183,8 +183,8 @@ def _header(arch: Arch) -> list[Insn]:
 def policy(machine: str) -> bytes:
     """Return the filter for an instance as raw ``sock_filter`` records (8 bytes each).
 
-    Calls whose arguments count come first; the rest is a search tree over numbers, because the kernel runs
-    the filter for every number once when it is installed, which is at every spawn.
+    Calls whose arguments count come first. The rest is a search tree over numbers, because at each
+    installation, which means at each spawn, the kernel runs the filter for every number once.
     """
     arch, table, conditions = ARCHES[machine], numbers(machine), _conditions()
     insns = _header(arch)
@@ -195,7 +195,7 @@ def policy(machine: str) -> bytes:
 
 
 def _actions(table: dict[str, int]) -> dict[int, int]:
-    """Return what happens to a call, by number; all others are refused with EPERM."""
+    """Return the filter action of each named call by number; all others are refused with EPERM."""
     named = dict.fromkeys(_PLAIN, ALLOW)
     named |= dict.fromkeys(_HONEST, refuse(errno.EACCES))
     named |= dict.fromkeys(_HOSTILE, KILL_PROCESS)

@@ -1,7 +1,7 @@
-"""What an environment keeps, as a digest, to compare instances. Stdlib only: runs beside the program.
+"""A digest of an environment's state, to compare instances. Stdlib only: runs beside the program.
 
-Only plain values are looked at, so that no code of the program runs; the seed itself and generators that were
-merely made of it do not count, for a program that keeps them without using them is the same game every time.
+Only plain values are read, so that no code of the program runs. The seed and generators derived from it are
+ignored: storing the seed doesn't make two games different.
 """
 
 from __future__ import annotations
@@ -58,5 +58,5 @@ def _parts(kind: type, value: Any) -> Any:
 
 
 def _own(kind: type) -> bool:
-    """Whether the class is one of the program's."""
+    """Return true when the class is one of the program's."""
     return bool(type.__getattribute__(kind, "__module__") == MODULE)

@@ -1,7 +1,7 @@
-"""Tool calls and final answers in an action's text. Pure, stdlib only.
+"""Read tool calls and final answers in an action's text. Pure, stdlib only.
 
 An action is one JSON object ``{"name": ..., "arguments": {...}}``, a list of such objects, or a text with
-``<tool_call>`` blocks that hold them (the form in which Qwen and Hermes models write). The final answer is
+``<tool_call>`` blocks that hold them (the form of Qwen and Hermes models). The final answer is
 ``{"answer": ...}`` or ``<answer>...</answer>``; it may follow calls in the same action.
 """
 
@@ -22,25 +22,27 @@ _CALL_KEYS = frozenset(("name", "arguments", "parameters", "id", "type"))
 
 
 class Unreadable(ValueError):
-    """An action that is neither a tool call nor a final answer; the message says what one looks like."""
+    """An action that is neither a tool call nor a final answer; the message shows the right form."""
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
+    """One call of a tool by its name."""
+
     name: str
     arguments: dict[str, Any]
 
 
-class Turn(NamedTuple):
-    """The content of one turn: ``calls`` in order, then perhaps the final ``answer``."""
+class ToolAction(NamedTuple):
+    """The content of one action: ``calls`` in order, then perhaps the final ``answer``."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     answer: str | None
 
 
-def parse(action: str) -> Turn:
-    """Read ``action``. Raises Unreadable; then nothing of it is to be carried out."""
+def parse(action: str) -> ToolAction:
+    """Read ``action``. Raises Unreadable; then no part of it is to be carried out."""
     text = action.strip()
-    # looked for only where an end follows: a player that opens thousands must not use up the program's time
+    # searched only where an end follows: thousands of openings must not use up the program's time
     if text.rfind("<tool_call>") > text.rfind("</tool_call>"):
         raise Unreadable("A <tool_call> is not closed by </tool_call>. " + HOW)
     blocks, rest = _BLOCK.findall(text), _BLOCK.sub("", text)
@@ -51,7 +53,7 @@ def parse(action: str) -> Turn:
         blocks = [_unfenced(text)]
         if not blocks[0].startswith(("{", "[")):
             raise Unreadable("This is neither a tool call nor a final answer. " + HOW)
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     answer = answers[-1].strip() if answers else None
     for block in blocks:
         for item in _items(block):
@@ -61,7 +63,7 @@ def parse(action: str) -> Turn:
                 calls.append(_call(item))
     if len(calls) > MAX_CALLS:
         raise Unreadable(f"{len(calls)} calls in one turn, at most {MAX_CALLS} are carried out.")
-    return Turn(tuple(calls), answer)
+    return ToolAction(tuple(calls), answer)
 
 
 def _unfenced(text: str) -> str:
@@ -91,7 +93,7 @@ def _items(block: str) -> list[Any]:
     return items
 
 
-def _call(item: Any) -> Call:
+def _call(item: Any) -> ToolCall:
     if isinstance(item, dict) and isinstance(item.get("function"), dict):
         item = item["function"]
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
@@ -104,7 +106,7 @@ def _call(item: Any) -> Call:
         arguments = load(arguments)
     if not isinstance(arguments, dict):
         raise Unreadable('"arguments" must be an object. ' + HOW)
-    return Call(item["name"], arguments)
+    return ToolCall(item["name"], arguments)
 
 
 def _answer(value: Any) -> str:

@@ -165,7 +165,7 @@ class ToolEnv:
 
     def execute_tool(self, name: str, arguments: dict[str, Any] | None = None) -> str:
         """Carry out one call and return its text. Counts no turn and never ends the episode."""
-        return self.__run(tool_calls.Call(name, {} if arguments is None else arguments))
+        return self.__run(tool_calls.ToolCall(name, {} if arguments is None else arguments))
 
     def criteria_met(self) -> list[bool]:
         """Evaluate every predicate on the present state, in order."""
@@ -204,7 +204,7 @@ class ToolEnv:
             raise ContractError(f"{len(found)} methods {PREFIX}*; a tool environment has 1 to {MAX_TOOLS}")
         return found
 
-    def __run(self, call: tool_calls.Call) -> str:
+    def __run(self, call: tool_calls.ToolCall) -> str:
         tools = self.__tools or {}
         tool = tools.get(call.name)
         if tool is None:
