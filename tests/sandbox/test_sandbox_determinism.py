@@ -1,4 +1,4 @@
-"""Same program, seed and actions, same bytes (reference spec sandbox, section 7, cases 26, 28)."""
+"""Same program, seed and actions, same bytes (docs/sandbox.md, cases 26, 28)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancellation and the death of a zygote at every place where somebody waits (case 25 of the reference)."""
+"""Cancellation and the death of a zygote at every place where somebody waits (docs/sandbox.md, case 25)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines, crashes, recursion, floods (reference spec sandbox, section 7, cases 13-19)."""
+"""Deadlines, crashes, recursion, floods (docs/sandbox.md, cases 13-19)."""
 
 from __future__ import annotations
 
@@ -124,43 +124,6 @@ async def test_crashes_are_named(pool: SandboxPool, body: str, code: int, number
         await instance.step("go")
     assert (caught.value.code, caught.value.signal) == (code, number)
     await instance.close()
-
-
-@pytest.mark.parametrize(
-    "body", ["sys.exit(3)", "raise KeyboardInterrupt", "return self.attack(action)", "raise GeneratorExit"]
-)
-async def test_exceptions_leave_the_instance_alive(pool: SandboxPool, body: str) -> None:
-    async with await spawn(pool, f'if action == "go":\n    {body}\nreturn "alive"') as instance:
-        with pytest.raises(EnvError):
-            await instance.step("go")
-        assert (await instance.step("on")).observation == "alive"
-
-
-async def test_deep_recursion_is_contained(pool: SandboxPool) -> None:
-    body = "sys.setrecursionlimit(10**9)\nf = lambda n: f(n + 1)\nreturn f(0)"
-    async with await spawn(pool, body) as instance:
-        with pytest.raises(EnvFailure):
-            await instance.step("go")
-
-
-@pytest.mark.parametrize(
-    ("source", "failure"),
-    [
-        ("import os\nos._exit(5)", EnvCrashed),
-        (
-            ECHO.replace("def reset", "def __init__(self): raise SystemExit\n    def reset"),
-            EnvError,
-        ),
-        ("x = " + "(" * 5000 + ")" * 5000, EnvError),
-        ("x = " + "-" * 60000 + "1", EnvFailure),
-        ("while True: pass", EnvTimeout),
-        ("raise MemoryError", EnvFailure),
-    ],
-)
-async def test_loading_cannot_hurt(pool: SandboxPool, source: str, failure: type[EnvFailure]) -> None:
-    with pytest.raises(failure):
-        await pool.spawn(source)
-    assert pool.statistics()["live"] == 0
 
 
 async def test_floods_are_cut(pool: SandboxPool) -> None:

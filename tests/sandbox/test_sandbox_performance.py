@@ -1,4 +1,4 @@
-"""Loose gates against regressions by a factor (reference spec sandbox, section 7, case 30)."""
+"""Loose gates against regressions by a factor (docs/sandbox.md, case 30)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""Frames, forged answers, hostile values (reference spec sandbox, section 7, cases 20-23)."""
+"""Frames, forged answers, hostile values (docs/sandbox.md, cases 20-23)."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenes.programs import ECHO, attack
 
-from sandbox import EnvError, EnvFailure, EnvProtocolError, SandboxPool
+from sandbox import EnvError, SandboxPool
 from sandbox.frames import Bounds, Malformed, RunnerReply, cut, pack, read_reply
 
 BOUNDS = Bounds(reply=1000, observation=100, output=50)
@@ -80,96 +77,6 @@ def test_length_beyond_the_limit_is_refused_before_the_body() -> None:
         cut(bytearray((2 << 30).to_bytes(4, "little")), 1000)
 
 
-FORGED = {
-    "garbage": 'os.write(3, b"\\xff" * 100)',
-    "huge length": 'os.write(3, (2 << 30).to_bytes(4, "little"))',
-    "wrong number": "os.write(3, frame(b'{\"i\": 77}'))",
-    "two answers": "os.write(3, frame(b'{\"i\": 2}') + frame(b'{\"i\": 3}'))",
-    "pickle": "os.write(3, frame(b\"cos\\nsystem\\n(S'touch MARKER'\\ntR.\"))",
-    "not a number": 'os.write(3, frame(b\'{"i": 2, "r": NaN}\'))',
-    "surrogate": 'os.write(3, frame(b\'{"i": 2, "o": "\\\\ud800"}\'))',
-}
-
-
-@pytest.mark.asyncio(loop_scope="module")
-class TestForgery:
-    @pytest.mark.parametrize("name", FORGED)
-    async def test_forged_frames_end_the_instance(self, pool: SandboxPool, tmp_path: Path, name: str) -> None:
-        marker = tmp_path / "marker"
-        body = "frame = lambda b: len(b).to_bytes(4, 'little') + b\n" + FORGED[name].replace(
-            "MARKER", str(marker)
-        )
-        instance = await pool.spawn(attack(body + "\nwhile True: pass"))
-        try:
-            # the first of two answers is a well-formed one; what follows it is not
-            await instance.step("go")
-            with pytest.raises(EnvProtocolError):
-                await instance.step("again")
-        except EnvProtocolError:
-            pass
-        assert isinstance(instance.error, EnvProtocolError)
-        await instance.close()
-        assert not marker.exists()
-
-    async def test_partial_frame_then_silence_runs_into_the_deadline(self, pool: SandboxPool) -> None:
-        body = 'os.write(3, b"\\x10\\0\\0\\0{")\nwhile True: pass'
-        async with await pool.spawn(attack(body)) as instance:
-            with pytest.raises(EnvFailure):
-                await instance.step("go")
-
-    async def test_flood_while_idle_is_dropped(self, pool: SandboxPool) -> None:
-        body = """
-        data = b'{"i":2,"o":"early"}'
-        os.write(3, len(data).to_bytes(4, "little") + data + b"flood" * 100)
-        while True: os.write(3, b"flood" * 1000)
-        """
-        instance = await pool.spawn(attack(body))
-        # the forged answer may come through; the flood behind it ends the instance
-        with contextlib.suppress(EnvProtocolError):
-            await instance.step("go")
-        await asyncio.wait_for(instance.gone.wait(), 5)
-        assert isinstance(instance.error, EnvProtocolError)
-
-    async def test_answer_before_its_time(self, pool: SandboxPool) -> None:
-        early = """
-        data = b'{"i":1,"o":"forged","m":{"cls":"E","turns":null,"calls":[]}}'
-        os.write(3, len(data).to_bytes(4, "little") + data)
-        """
-        source = attack(early + "\n        return 'x'")
-        source = source.replace('return "ready"', 'return self.attack("")')
-
-        # whether the forged or the true answer is read first, two are one too many
-        async def meet() -> None:
-            instance = await pool.spawn(source)
-            await instance.step("go")
-
-        with pytest.raises(EnvProtocolError):
-            await meet()
-
-    async def test_closed_channel(self, pool: SandboxPool) -> None:
-        instance = await pool.spawn(attack("os.close(3)\nwhile True: pass"))
-        with pytest.raises(EnvFailure):
-            await instance.step("go")
-        await asyncio.wait_for(instance.gone.wait(), 5)
-
-    @pytest.mark.parametrize(
-        "body",
-        [
-            'import sys; r = sys.modules["sandbox.runner"]; r._encode = None; return "x"',
-            'import sys; r = sys.modules["sandbox.runner"]; r._write = lambda d: None; return "x"',
-            'sys.settrace(lambda *a: 1 / 0); return "x"',
-            'sys.setprofile(lambda *a: 1 / 0); return "x"',
-            "import json; json.JSONEncoder.encode = None; return os.read(3, 4)",
-            "import gc; gc.unfreeze(); gc.collect(); return 'x'",
-        ],
-    )
-    async def test_sabotage_hurts_nobody_else(self, pool: SandboxPool, body: str) -> None:
-        async with await pool.spawn(ECHO) as neighbour, await pool.spawn(attack(body)) as instance:
-            with contextlib.suppress(EnvFailure):
-                await asyncio.wait_for(instance.step("go"), 10)
-            assert (await neighbour.step("on")).observation == "1 on"
-
-
 HOSTILE = {
     "float('nan')": False,
     "float('inf')": False,
@@ -226,11 +133,6 @@ class TestValues:
             step = await instance.step("go")
         assert (step.observation, step.reward, step.terminated, step.truncated) == ("", 1.0, True, False)
         assert step.info == {"a": 3, "b": "nan", "4": "b'x'", "d": "{}"}
-
-    async def test_recursive_info(self, pool: SandboxPool) -> None:
-        source = ECHO.replace("self.t += 1", "self.t += 1; d = {}; d['d'] = d").replace("{}\n", "d\n")
-        async with await pool.spawn(source.replace("False, {}", "False, d")) as instance:
-            assert (await instance.step("go")).info == {"d": "{'d': {...}}"}
 
     async def test_lone_surrogates_are_replaced(self, pool: SandboxPool) -> None:
         async with await pool.spawn(ECHO.replace("{a}", "\\ud800")) as instance:

@@ -1,4 +1,4 @@
-"""Programs that attack: each with its case of the reference (spec sandbox, section 7) and what must come of it.
+"""Programs that attack: each with its case of docs/sandbox.md and what must come of it.
 
 ``expect`` names outcomes, of which one must come:
 

@@ -8,6 +8,9 @@ SABOTAGE = {
     "encoder": Attack(
         23, "crash|error|harmless", 'r = sys.modules["sandbox.runner"]; r._encode = None\nreturn "harmless"'
     ),
+    "encoder of json, and a read": Attack(
+        23, "timeout", "import json\njson.JSONEncoder.encode = None\nreturn os.read(3, 4)"
+    ),
     "writer that is silent": Attack(
         23, "timeout", 'r = sys.modules["sandbox.runner"]; r._write = lambda d: None\nreturn "harmless"'
     ),

@@ -69,6 +69,11 @@ CODE = {
         "denied",
         f"p = {call('mmap', '0', '4096', '3', '0x22', '-1', '0')}\nreturn tried(lambda: {call('mprotect', 'p', '4096', '5')})",
     ),
+    "memory made writable and executable": Attack(
+        12,
+        "denied",
+        f"p = {call('mmap', '0', '4096', '3', '0x22', '-1', '0')}\nreturn tried(lambda: {call('mprotect', 'p', '4096', '7')})",
+    ),
     "executable by key": Attack(
         12,
         "denied",

@@ -8,6 +8,8 @@ _PARENT = call("getppid")
 
 FILES = {
     "open passwd": Attack(1, "denied", 'return tried(lambda: open("/etc/passwd").read(10))'),
+    "open by os": Attack(1, "denied", 'return tried(lambda: os.open("/etc/passwd", os.O_RDONLY))'),
+    "environment by proc": Attack(1, "denied", 'return tried(lambda: open("/proc/self/environ").read())'),
     "openat by number": Attack(1, "denied", tried("openat", "-100", 'b"/etc/passwd"', "0", "0")),
     "openat2 by number": Attack(1, "denied", tried("openat2", "-100", 'b"/etc/passwd"', 'b"\\0" * 24', "24")),
     "open with O_PATH": Attack(1, "denied", tried("openat", "-100", 'b"/"', "0o10000000", "0")),

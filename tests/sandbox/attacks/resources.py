@@ -291,6 +291,7 @@ EXITS = {
     "memory at load": Attack(
         16, "memory|timeout", "x = []\nwhile True: x.append(bytearray(1 << 22))", whole=True
     ),
+    "memory error at load": Attack(16, "memory", "raise MemoryError", whole=True),
     "recursion": Attack(17, "error", "return self.attack(action)"),
     "recursion without a limit": Attack(
         17,
