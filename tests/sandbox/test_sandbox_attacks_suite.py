@@ -1,4 +1,4 @@
-"""The whole attack suite, on this host and on poorer ones (reference spec sandbox, section 7)."""
+"""The whole attack suite, on this host and on poorer ones."""
 
 from __future__ import annotations
 
