@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -17,10 +16,9 @@ import anyio
 import pytest
 from sandbox_siege import family, until_dead
 from scenes.programs import ECHO, PEAK
-from scenes.sandboxes import alive, held_pool
+from scenes.sandboxes import alive
 
 from sandbox import (
-    EnvCrashed,
     EnvQuarantined,
     EnvTimeout,
     InfraFailure,
@@ -32,7 +30,6 @@ from sandbox import (
     SandboxUnavailable,
     SpawnRefused,
     host,
-    kernel,
 )
 
 pytestmark = pytest.mark.slow
@@ -61,16 +58,6 @@ async def test_pool_leaves_nothing(open_files: Callable[[], int]) -> None:
         await instances[1].step("1")
     with pytest.raises(SandboxUnavailable):
         await pool.spawn(PEAK)
-
-
-async def test_error_in_the_body_passes_through() -> None:
-    async def body() -> None:
-        async with SandboxPool() as pool:
-            await pool.spawn(PEAK)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await body()
 
 
 async def test_a_task_group_that_failed_in_the_body_passes_through() -> None:
@@ -193,21 +180,6 @@ asyncio.run(main())
     assert not any(map(alive, pids))
 
 
-async def test_the_clocks_of_a_dead_process_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number may have gone to a busy process, and its end may be nobody's fault."""
-    async with SandboxPool(SandboxSettings(strikes=1)) as pool:
-        instance = await pool.spawn(SPIN)
-        task = asyncio.create_task(instance.step("x"))
-        await begun(task, instance)
-        monkeypatch.setattr(kernel, "cpu_seconds", lambda pid: 1e6)
-        os.kill(instance.pid, signal.SIGKILL)
-        assert select.select([instance._pidfd], [], [], 5)[0]
-        instance._look()
-        assert instance.error is None
-        with pytest.raises(InstanceClosed, match="outside"):
-            await task
-
-
 async def test_the_kernels_kill_for_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async with SandboxPool() as pool:
         idle = await pool.spawn(ECHO)
@@ -217,48 +189,6 @@ async def test_the_kernels_kill_for_memory_is_told(monkeypatch: pytest.MonkeyPat
         with pytest.raises(InstanceClosed, match="ran out of memory"):
             await idle.step("x")
         assert pool.statistics()["oom_kills"] == 1
-
-
-async def test_a_program_that_closes_its_channel_and_lives_on_is_ended() -> None:
-    closing = ECHO.replace("self.t += 1", "import os; os.close(3)\n        while True: pass")
-    async with SandboxPool() as pool:
-        instance = await pool.spawn(closing)
-        with pytest.raises(EnvCrashed):
-            await instance.step("x")
-        await asyncio.wait_for(instance.gone.wait(), 5)
-
-
-async def test_one_that_answers_before_it_closes_its_channel_is_ended_too() -> None:
-    answer = """
-        body = b'{"i":2,"o":"bye"}'
-        os.write(3, len(body).to_bytes(4, "little") + body)
-        os.close(3)
-        while True: pass
-"""
-    async with SandboxPool() as pool:
-        instance = await pool.spawn("import os\n" + ECHO.replace("        self.t += 1\n", answer))
-        pid = instance.pid
-        assert (await instance.step("x")).observation == "bye"
-        # nobody calls it again: it must not use up its life in the dark
-        await asyncio.wait_for(instance.gone.wait(), 5)
-        assert isinstance(instance.error, EnvCrashed)
-        assert not alive(pid)
-
-
-async def test_cancelled_step_kills_the_instance() -> None:
-    async with SandboxPool() as pool:
-        instance = await pool.spawn(SPIN)
-        pid = instance.pid
-        task = asyncio.create_task(instance.step("x"))
-        await begun(task, instance)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.wait_for(instance.gone.wait(), 5)
-        assert not alive(pid)
-        with pytest.raises(InstanceClosed):
-            await instance.step("x")
-        assert "InstanceClosed" not in pool.statistics()
 
 
 async def test_one_call_at_a_time() -> None:
@@ -443,12 +373,6 @@ async def test_silent_zygote_is_given_up() -> None:
         ):
             pass
     assert time.monotonic() - began < 5
-
-
-async def test_held_pool_reports_failures() -> None:
-    with pytest.raises(SandboxUnavailable):
-        async with held_pool(SandboxSettings(min_level=5)):
-            pass
 
 
 def test_another_event_loop() -> None:
