@@ -21,8 +21,6 @@ LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "triton", "llm", "llama-c
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The setup script, pointed at an empty project."""
     spec = importlib.util.spec_from_file_location("install", ROOT / "requirements" / "install.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "ROOT", tmp_path)
@@ -88,10 +86,8 @@ def test_the_lock_holds_all_that_the_project_and_its_packages_need() -> None:
                 continue
             found = canonical(need.name)
             if found in locked:
-                assert need.specifier.contains(str(locked[found].specifier)[2:], prereleases=True), (
-                    name,
-                    text,
-                )
+                pin = str(locked[found].specifier)[2:]
+                assert need.specifier.contains(pin, prereleases=True), (name, text)
             elif found != "torch":
                 missing.add(found)
     assert missing <= LEFT_OUT
@@ -126,32 +122,21 @@ def test_a_named_index_is_asked_for_torch_alone(installed: ModuleType) -> None:
     assert all("--index-url" not in asked for asked in Installer.asked[1:])
 
 
-def test_nothing_is_done_twice(installed: ModuleType) -> None:
-    installed.setup(uv=False, torch_index="")
-    assert [asked[0] for asked in Installer.asked] == [
-        installed.TORCH,
-        "--requirement",
-        "--no-build-isolation",
-    ]
-    Installer.asked.clear()
-    installed.setup(uv=False, torch_index="")
-    assert Installer.asked == []
+def test_setup_repeats_only_what_has_changed(installed: ModuleType) -> None:
+    def asked() -> list[str]:
+        Installer.asked.clear()
+        installed.setup(uv=False, torch_index="")
+        return [words[0] for words in Installer.asked]
 
-
-def test_a_changed_lock_installs_the_lock_and_changed_metadata_the_project(installed: ModuleType) -> None:
-    installed.setup(uv=False, torch_index="")
-    Installer.asked.clear()
+    assert asked() == [installed.TORCH, "--requirement", "--no-build-isolation"]
+    assert asked() == []
     installed.LOCK.write_text("a==2\n")
-    installed.setup(uv=False, torch_index="")
-    assert [asked[0] for asked in Installer.asked] == ["--requirement", "--no-build-isolation"]
-    Installer.asked.clear()
+    assert asked() == ["--requirement", "--no-build-isolation"]
     project = installed.ROOT / "pyproject.toml"
     project.write_text(project.read_text().replace("100", "110"))
-    installed.setup(uv=False, torch_index="")
-    assert Installer.asked == []
+    assert asked() == []
     project.write_text(project.read_text().replace("'x'", "'y'"))
-    installed.setup(uv=False, torch_index="")
-    assert [asked[0] for asked in Installer.asked] == ["--no-build-isolation"]
+    assert asked() == ["--no-build-isolation"]
 
 
 def test_what_was_interrupted_is_done_again(installed: ModuleType) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
+from bus.messages import PolicyPublished
+from engine.lineage import Version
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -35,6 +40,17 @@ def tiny(directory: Path, *, tied: bool = False) -> transformers.LlamaForCausalL
     model = transformers.LlamaForCausalLM(config).eval()
     model.save_pretrained(directory)
     return model
+
+
+def announcement(
+    model: transformers.PreTrainedModel, version: Version, release: Any, canary: Sequence[int], **fields: Any
+) -> PolicyPublished:
+    """Return the fact that ``release`` holds ``version``, whose weights ``model`` has."""
+    return PolicyPublished(
+        version=version.pack(), step=version.step, uri=release.uri, sha256=release.sha256, size=release.size,
+        canary_tokens=np.asarray(canary, "<i4").tobytes(),
+        canary_logprobs=logprobs(model, list(canary)).astype("<f4").tobytes(), **fields,
+    )  # fmt: skip
 
 
 def logprobs(model: transformers.PreTrainedModel, tokens: list[int]) -> np.ndarray:

@@ -85,9 +85,6 @@ def test_export_says_how_many(envs: Spade) -> None:
     ("arguments", "parts"),
     [
         (("show", "zzz"), ("no environment 'zzz'", "spade envs list")),
-        (("show", "design"), ("beginning of 3 environments", "Give more characters")),
-        (("list", "--state", "won"), ("no state 'won'", "mastered")),
-        (("list", "--sort", "luck"), ("'luck'", "regret")),
         (("list", "--run", "other"), ("no run other", "toy")),
         (("list", "--directory", "none"), ("no run in none",)),
         (("export", "--to", "pool", "--state", "degenerate"), ("has no such environment",)),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenes import small_run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bus.messages import DesignTicket
@@ -58,18 +59,7 @@ def corpus(*shelves: tuple[Document, ...], weights: Sequence[float] = (), **sett
 
 
 def ticket(skill: str = "Logic", number: int = 0, turn: int = 0) -> DesignTicket:
-    return DesignTicket(
-        design=f"d{number}",
-        cohort=0,
-        slot=0,
-        skill=skill,
-        seed=1,
-        attempts=3,
-        target=0.5,
-        round=0,
-        number=number,
-        turn=turn,
-    )
+    return small_run.ticket(f"d{number}", skill=skill, number=number, turn=turn)
 
 
 Draw = tuple[DesignTicket, int]

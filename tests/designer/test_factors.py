@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 from prompt_cases import Letters
+from scenes import small_run
 
-from bus.messages import (
-    DesignTicket,
-    EnvironmentReady,
-    EnvironmentScored,
-    PolicyPublished,
-    ServerServing,
-    stable_id,
-)
+from bus.messages import DesignTicket, stable_id
 from engine import ablations, recipe
 from engine.config import Config
-from engine.lineage import Version
 from roles.designer.attempt import Workshop
 from roles.designer.corpus import Corpus
 from roles.designer.memory import Memory
@@ -69,49 +63,16 @@ def toml(tmp_path: Path) -> Path:
 
 
 def remembered() -> Memory:
-    """A memory with a game at the frontier and a mastered one for every skill."""
+    """Return a memory with a game at the frontier and a mastered one for every skill."""
     memory = Memory(200)
     for skill in ablations.GAMES:
         for state, win in (("frontier", 0.5), ("mastered", 1.0)):
             name = f"{state} {skill}"
-            shared: dict[str, Any] = {
-                "design": name,
-                "cohort": 0,
-                "environment": stable_id(name),
-                "skill": skill,
-                "document": "",
-            }
-            memory.ready(
-                EnvironmentReady(
-                    **shared,
-                    slot=0,
-                    attempt=0,
-                    source=f"class {state.title()}Env: ...  # {skill}",
-                    hint="h",
-                    title=name,
-                    trivial_win_rate=0.0,
-                    degenerate=False,
-                )
-            )
-            memory.scored(
-                EnvironmentScored(
-                    **shared,
-                    round=0,
-                    plays=8,
-                    hinted_plays=8,
-                    win=win,
-                    win_low=win - 0.1,
-                    win_high=win,
-                    hinted=win,
-                    regret=0.0,
-                    regret_low=0.0,
-                    regret_high=0.0,
-                    plateau=1.0,
-                    reward=1.0,
-                    advantage=0.0,
-                    state=state,
-                )
-            )
+            shared = {"environment": stable_id(name), "skill": skill, "document": ""}
+            source = f"class {state.title()}Env: ...  # {skill}"
+            memory.ready(small_run.ready(name, source=source, title=name, **shared))
+            bounds = {"win": win, "win_low": win - 0.1, "win_high": win, "hinted": win, "regret": 0.0}
+            memory.scored(small_run.scored(name, state=state, **shared, **bounds))
     return memory
 
 
@@ -137,12 +98,7 @@ def first_tickets(config: Config) -> list[DesignTicket]:
     """What the curriculum asks for once the first weights are served."""
     machine = Curriculum(config)
     commands = machine.start()
-    version = Version(0, 0).pack()
-    weights = PolicyPublished(
-        version=version, step=0, uri="", sha256="", size=0, canary_tokens=b"", canary_logprobs=b""
-    )
-    server = ServerServing(server="s", epoch="e", url="", version=version, canary_error=0.0, seconds=0.0)
-    commands += [*machine.apply(1, weights), *machine.apply(2, server)]
+    commands += [*machine.apply(1, small_run.policy(0)), *machine.apply(2, small_run.serving(0))]
     published = [command.message for command in commands if isinstance(command, Publish)]
     return [message for message in published if isinstance(message, DesignTicket)]
 
@@ -183,21 +139,22 @@ def differing(one: Attempt, other: Attempt) -> set[str]:
     return {head for head in heads if one.sections.get(head) != other.sections.get(head)}
 
 
-async def test_without_a_corpus_only_the_material_is_gone(toml: Path) -> None:
-    for on, off in await both(toml, "corpus=off"):
+@pytest.mark.parametrize(
+    ("switch", "section", "told"),
+    [
+        ("corpus=off", "Material", lambda attempt: "about doors"),
+        ("memory=off", "Earlier environments", lambda attempt: f"# {attempt.ticket.skill}"),
+    ],
+)
+async def test_a_switch_removes_its_section_and_nothing_else(
+    toml: Path, switch: str, section: str, told: Callable[[Attempt], str]
+) -> None:
+    for on, off in await both(toml, switch):
         assert (on.ticket, on.seed) == (off.ticket, off.seed)
-        assert differing(on, off) == {"Material"}
-        assert "about doors" in on.sections["Material"]
-        assert "Material" not in off.sections
-        assert off.document == ""
-
-
-async def test_without_memory_only_the_examples_are_gone(toml: Path) -> None:
-    for on, off in await both(toml, "memory=off"):
-        assert (on.ticket, on.seed, on.document) == (off.ticket, off.seed, off.document)
-        assert differing(on, off) == {"Earlier environments"}
-        assert f"# {on.ticket.skill}" in on.sections["Earlier environments"]
-        assert "Earlier environments" not in off.sections
+        assert differing(on, off) == {section}
+        assert told(on) in on.sections[section]
+        assert section not in off.sections
+        assert off.document == ("" if section == "Material" else on.document)
 
 
 async def test_a_frozen_designer_is_asked_the_same(toml: Path) -> None:

@@ -31,11 +31,7 @@ from roles.text_normalise import plain
         ("```python\nclass AEnv: ...\n```", "stop", None),
         ("look \0 left", "stop", None),
         ("look \x1b[2J left", "stop", None),
-        (
-            "\u201equote\u201c \u2013 caf\u00e9 \u6c34 \u2600",
-            "stop",
-            "\u201equote\u201c \u2013 caf\u00e9 \u6c34 \u2600",
-        ),
+        ("\u201eq\u201c caf\u00e9 \u6c34 \u2600", "stop", "\u201eq\u201c caf\u00e9 \u6c34 \u2600"),
         ("cut in the middle", "length", None),
         ("play \\boxed{5}", "stop", None),
         ("<think>\\boxed{5}</think>play low", "stop", "play low"),

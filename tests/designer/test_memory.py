@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scenes import small_run
 
 from bus.messages import EnvironmentReady, EnvironmentScored, EnvironmentStanding, Message, RoundSummary
 from roles.designer.memory import Memory
@@ -16,76 +18,26 @@ from roles.designer.memory import Memory
 STATES = ("fresh", "frontier", "mastered", "intractable", "degenerate")
 
 
-def ready(
-    number: int, *, skill: str = "Logic", source: str | None = None, program: int | None = None, **fields: Any
-) -> EnvironmentReady:
+def ready(number: int, *, program: int | None = None, **fields: Any) -> EnvironmentReady:
     program = number if program is None else program
-    return EnvironmentReady(
-        design=f"d{number}",
-        cohort=0,
-        slot=number,
-        attempt=0,
-        skill=skill,
-        environment=f"e{program}",
-        source=source if source is not None else f"class Game{program}Env: ...",
-        hint=None,
-        document=f"doc{number}",
-        title=f"Game {number}",
-        **{"trivial_win_rate": 0.0, "degenerate": False, **fields},
-    )
+    values = {
+        "skill": "Logic", "environment": f"e{program}", "source": f"class Game{program}Env: ...",
+        "hint": None, "document": f"doc{number}", "title": f"Game {number}", "trivial_win_rate": 0.0,
+    }  # fmt: skip
+    return small_run.ready(f"d{number}", slot=number, **(values | fields))
 
 
-def scored(
-    number: int,
-    *,
-    skill: str = "Logic",
-    state: Any = "frontier",
-    regret: float | None = 0.2,
-    win: float = 0.5,
-    program: int | None = None,
-    **fields: Any,
-) -> EnvironmentScored:
-    return EnvironmentScored(
-        design=f"d{number}",
-        cohort=0,
-        environment=f"e{number if program is None else program}",
-        skill=skill,
-        document=f"doc{number}",
-        round=4,
-        **{
-            "plays": 8,
-            "hinted_plays": 8,
-            "win": win,
-            "win_low": 0.0,
-            "win_high": 1.0,
-            "hinted": None,
-            "regret": regret,
-            "regret_low": None,
-            "regret_high": None,
-            "plateau": 1.0,
-            "reward": 0.5,
-            "advantage": 0.0,
-            "state": state,
-            **fields,
-        },
-    )
+def scored(number: int, *, program: int | None = None, **fields: Any) -> EnvironmentScored:
+    values = {
+        "skill": "Logic", "environment": f"e{number if program is None else program}", "plays": 8,
+        "document": f"doc{number}", "hinted_plays": 8, "win_low": 0.0, "win_high": 1.0, "hinted": None,
+        "regret": 0.2, "regret_low": None, "regret_high": None, "noise_floor": None,
+    }  # fmt: skip
+    return small_run.scored(f"d{number}", 4, **(values | fields))
 
 
 def played(*standings: EnvironmentStanding) -> RoundSummary:
-    return RoundSummary(
-        round=1,
-        environments=1,
-        accepted=1,
-        rejected=0,
-        plain=None,
-        hinted=None,
-        in_band=None,
-        gradient_share=None,
-        difficulty=None,
-        failures={},
-        win_histogram=(),
-        standings=standings,
-    )
+    return small_run.summary(1, standings=standings)
 
 
 def standing(number: int, state: Any, *, program: int | None = None, **fields: Any) -> EnvironmentStanding:
@@ -103,10 +55,9 @@ def test_an_interval_without_width_decides_nothing(state: Any) -> None:
     assert memory.states() == {"fresh": 1}
     remember(memory, 1, state=state, win=1.0, win_low=1.0, win_high=1.0)
     assert memory.states() == {"fresh": 1}
-    shown = memory.examples("Logic", positive=3, negative=3, rng=random.Random(1))
-    assert shown == []
+    assert examples(memory) == []
     remember(memory, 2, state=state, win=1.0, win_low=0.7, win_high=1.0)
-    (negative,) = memory.examples("Logic", positive=3, negative=3, rng=random.Random(1))
+    (negative,) = examples(memory)
     assert negative["state"] == state
     assert "(95 % interval 70-100 %)" in negative["why"]
 
@@ -114,7 +65,7 @@ def test_an_interval_without_width_decides_nothing(state: Any) -> None:
 def test_no_interval_is_told_where_there_is_none() -> None:
     memory = Memory(10)
     remember(memory, 1, win=1.0, win_low=1.0, win_high=1.0)
-    (view,) = memory.examples("Logic", positive=1, negative=0, rng=random.Random(1))
+    (view,) = examples(memory)
     assert "interval" not in view["why"]
     assert "100 % of 8 plays" in view["why"]
 
@@ -145,10 +96,7 @@ def examples(memory: Memory, *, seed: int = 0, **options: Any) -> list[dict[str,
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Message]:
-    """Facts in any order: programs come back under other designs, windows close twice, in any state.
-
-    Whole lives of designs are among them, or a program would hardly ever come back and be played.
-    """
+    """Draw facts in any order: programs return under other designs, windows close twice, in any state."""
     numbers, programs, states = st.integers(0, 12), st.integers(0, 2), st.sampled_from(STATES)
     told = st.sampled_from(("frontier", "mastered", *STATES))
     fact = st.one_of(
@@ -188,9 +136,7 @@ def test_positives_come_from_the_best_by_regret() -> None:
     memory = Memory(50)
     for number in range(30):
         remember(memory, number, regret=number / 30)
-    drawn = {
-        view["title"] for seed in range(200) for view in examples(memory, seed=seed, positive=2, negative=0)
-    }
+    drawn = {view["title"] for seed in range(200) for view in examples(memory, seed=seed, positive=2)}
     assert drawn == {f"Game {number}" for number in range(20, 30)}
 
 
@@ -370,46 +316,30 @@ def test_programs_that_fit_come_before_the_beginning_of_one_that_does_not() -> N
         (
             {"state": "mastered", "win": 0.97, "win_low": 0.84, "plays": 32, "turns": 2.04, "hinted": 1.0},
             {"hint": "h"},
-            "Too easy: players won 97 % of 32 plays (95 % interval 84-100 %), in 2.0 turns on average. "
-            "A hint made no difference (100 %).",
+            "Too easy: .*97 % of 32 plays .*84-100 %.*2.0 turns.*A hint made no difference",
         ),
         (
             {"state": "intractable", "win": 0.0, "win_high": 0.11, "plays": 32, "hinted": 0.03},
             {"hint": "h"},
-            "Too hard: players won 0 % of 32 plays (95 % interval 0-11 %). A hint did not help (3 %): "
-            "the text may be unclear, or the goal out of reach.",
+            "Too hard: .*0 % of 32 plays .*0-11 %.*A hint did not help",
         ),
         (
             {"state": "intractable", "win": 0.1, "win_high": 0.3, "hinted": 0.8},
             {"hint": "h"},
-            "Too hard: players won 10 % of 8 plays (95 % interval 0-30 %). With a hint they won 80 %: "
-            "what it tells cannot be found by playing.",
+            "Too hard: .*With a hint they won 80 %",
         ),
-        (
-            {"state": "mastered", "win": 1.0},
-            {},
-            "Too easy: players won 100 % of 8 plays (95 % interval 0-100 %). There was no hint to it.",
-        ),
+        ({"state": "mastered", "win": 1.0}, {}, "Too easy: .*no hint"),
         (
             {"state": "degenerate", "win": 0.9},
             {"degenerate": True, "trivial_win_rate": 0.95},
-            "It can be won without looking: blind play won 95 %.",
+            "without looking: blind play won 95 %",
         ),
-        (
-            {"state": "degenerate", "win": 0.0},
-            {},
-            "It paid without being played, or broke in most plays "
-            "(players won 0 % of 8 plays (95 % interval 0-100 %)).",
-        ),
-        (
-            {"state": "degenerate", "leak": True, "hinted": 1.0},
-            {"hint": "it is 7"},
-            "Its hint gave the answer away: with it they won 100 % at once.",
-        ),
+        ({"state": "degenerate", "win": 0.0}, {}, "paid without being played, or broke"),
+        ({"state": "degenerate", "leak": True, "hinted": 1.0}, {"hint": "it is 7"}, "gave the answer away"),
         (
             {"state": "degenerate"},
-            {"flag": "off_ticket", "flag_reason": "it is a game of Logic"},
-            "It did not count: it is a game of Logic.",
+            {"flag": "off_ticket", "flag_reason": "a game of Logic"},
+            "a game of Logic",
         ),
     ],
 )
@@ -417,15 +347,14 @@ def test_a_negative_says_in_words_why_it_missed(
     score: dict[str, Any], made: dict[str, Any], said: str
 ) -> None:
     memory = Memory(5)
-    memory.ready(msgspec.structs.replace(ready(1), **made))
+    memory.ready(ready(1, **made))
     memory.scored(scored(1, **score))
     (view,) = examples(memory)
-    assert view["why"] == said
+    assert re.search(said, view["why"])
 
 
-@pytest.mark.parametrize("skill", ["Logic", "Nothing"])
-def test_an_empty_memory_has_no_examples(skill: str) -> None:
-    assert Memory(3).examples(skill, positive=2, negative=1, rng=random.Random(0)) == []
+def test_an_empty_memory_has_no_examples() -> None:
+    assert examples(Memory(3)) == []
 
 
 def test_a_design_that_is_told_of_again_makes_no_second_record() -> None:
@@ -448,14 +377,9 @@ def test_a_hint_that_holds_the_answer_makes_no_best_example() -> None:
     for number in range(12):
         memory.ready(ready(number))
         memory.scored(scored(number, regret=0.1 + number / 100, leak=number == 11, noise_floor=0.2))
-    views = memory.examples("Logic", positive=3, negative=0, rng=random.Random(1))
-    assert all(view["noise_floor"] == 0.2 for view in views)
-    drawn = {
-        view["environment"]
-        for seed in range(40)
-        for view in memory.examples("Logic", positive=3, negative=0, rng=random.Random(seed))
-    }
-    assert drawn == {f"e{number}" for number in range(1, 11)}
+    drawn = [view for seed in range(40) for view in examples(memory, seed=seed, positive=3)]
+    assert all(view["noise_floor"] == 0.2 for view in drawn)
+    assert {view["environment"] for view in drawn} == {f"e{number}" for number in range(1, 11)}
 
 
 def test_what_was_flagged_is_no_example_to_follow() -> None:
@@ -463,5 +387,4 @@ def test_what_was_flagged_is_no_example_to_follow() -> None:
     for number, flag in ((1, ""), (2, "off_ticket"), (3, "incoherent")):
         memory.ready(ready(number, flag=flag))
         memory.scored(scored(number))
-    views = memory.examples("Logic", positive=3, negative=3, rng=random.Random(1))
-    assert [view["environment"] for view in views] == ["e1"]
+    assert [view["environment"] for view in examples(memory)] == ["e1"]

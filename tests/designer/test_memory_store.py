@@ -17,9 +17,10 @@ import anyio.lowlevel
 import msgspec
 import pytest
 from scenes.memory_bus import MemoryBus
+from scenes.small_run import failed, rejected
 from test_memory import played, ready, scored, standing
 
-from bus.messages import DesignRejected, EnvironmentReady, EpisodeFailed, Message
+from bus.messages import EnvironmentReady, Message
 from engine.errors import SpadeError
 from engine.records.archive import ProgramArchive
 from roles.designer import memory_store
@@ -32,8 +33,7 @@ def digest(source: str) -> str:
 
 
 def made(number: int) -> EnvironmentReady:
-    fact = ready(number)
-    return msgspec.structs.replace(fact, environment=digest(fact.source))
+    return ready(number, environment=digest(ready(number).source))
 
 
 def facts(count: int, *, seed: int = 1) -> list[Message]:
@@ -43,23 +43,12 @@ def facts(count: int, *, seed: int = 1) -> list[Message]:
         fact = made(number)
         result.append(fact)
         if rng.random() < 0.3:
-            result.append(
-                DesignRejected(
-                    design=fact.design,
-                    cohort=0,
-                    attempt=0,
-                    skill="Logic",
-                    rung="parse",
-                    reason="",
-                    source="",
-                    document=f"doc{rng.randrange(4)}",
-                )
-            )
+            result.append(rejected(fact.design, document=f"doc{rng.randrange(4)}"))
         for old in range(max(0, number - 3), number + 1):
             state: Any = rng.choice(["frontier", "mastered", "intractable"])
             if old == number - 3 and rng.random() < 0.8:
-                score = scored(old, state=state, regret=rng.random())
-                result.append(msgspec.structs.replace(score, environment=made(old).environment))
+                verdict = {"regret": rng.random(), "environment": made(old).environment}
+                result.append(scored(old, state=state, **verdict))
             else:
                 result.append(played(msgspec.structs.replace(standing(old, state), environment="")))
     rounds = iter(range(len(result)))
@@ -79,13 +68,14 @@ class Life:
     """One life of a designer's memory."""
 
     def __init__(self, bus: MemoryBus, directory: Path, **options: Any) -> None:
+        directory.mkdir(exist_ok=True)
         self.memory, self.used = Memory(10, open_windows=6), list[str]()
         self.store = MemoryStore(bus, directory, self.memory, self.used.append, **options)
 
 
-async def golden(bus: MemoryBus, directory: Path) -> Life:
-    """What a replay from the beginning gives."""
-    life = Life(bus, directory)
+async def begun(bus: MemoryBus, directory: Path, **options: Any) -> Life:
+    """Return a life that has read its snapshot and the stream."""
+    life = Life(bus, directory, **options)
     await life.store.read_back()
     return life
 
@@ -93,24 +83,16 @@ async def golden(bus: MemoryBus, directory: Path) -> Life:
 async def test_a_restart_replays_only_what_came_since(tmp_path: Path) -> None:
     history = facts(30)
     bus = await bus_with(history[:90])
-    first = Life(bus, tmp_path / "a")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    await first.store.read_back()
+    first = await begun(bus, tmp_path / "a")
     assert first.store.replayed == 90
     await bus.publish_all(history[90:])
-    second = Life(bus, tmp_path / "a")
-    await second.store.read_back()
+    second = await begun(bus, tmp_path / "a")
     assert second.store.replayed == len(history) - 90
-    whole = await golden(bus, tmp_path / "b")
+    whole = await begun(bus, tmp_path / "b")
     assert whole.store.replayed == len(history)
     assert second.memory == whole.memory
     assert sorted(second.used) == sorted(whole.used)
     assert len(second.memory) == 10
-
-
-def cut_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-9])
 
 
 def flip(path: Path) -> None:
@@ -119,59 +101,46 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-def rename(path: Path) -> None:
-    snapshot = read(path.parent)
-    assert snapshot is not None
-    memory_store.write(path.parent, msgspec.structs.replace(snapshot, run="another"))
-
-
-def foreign(path: Path) -> None:
-    snapshot = read(path.parent)
-    assert snapshot is not None
-    memory_store.write(path.parent, msgspec.structs.replace(snapshot, key="of another stream"))
-
-
-def ahead(path: Path) -> None:
-    snapshot = read(path.parent)
-    assert snapshot is not None
-    memory_store.write(path.parent, msgspec.structs.replace(snapshot, position=10_000))
+def rewritten(**fields: Any) -> Callable[[Path], Any]:
+    """Return what writes a snapshot with other ``fields`` in the place of the one that is there."""
+    return lambda path: memory_store.write(path.parent, msgspec.structs.replace(read(path.parent), **fields))
 
 
 def lose_a_program(path: Path) -> None:
-    snapshot = read(path.parent)
-    assert snapshot is not None
-    ProgramArchive(path.parent).path(snapshot.memory.closed[0].environment).unlink()
+    ProgramArchive(path.parent).path(read(path.parent).memory.closed[0].environment).unlink()
 
 
 def spoil_a_program(path: Path) -> None:
-    snapshot = read(path.parent)
-    assert snapshot is not None
-    ProgramArchive(path.parent).path(snapshot.memory.open[0].environment).write_text("import os")
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
+    ProgramArchive(path.parent).path(read(path.parent).memory.open[0].environment).write_text("import os")
 
 
 @pytest.mark.parametrize(
     "harm",
-    [Path.unlink, empty, cut_off, flip, rename, foreign, ahead, lose_a_program, spoil_a_program],
+    [
+        Path.unlink,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        flip,
+        rewritten(run="another"),
+        rewritten(key="of another stream"),
+        rewritten(position=10_000),
+        lose_a_program,
+        spoil_a_program,
+    ],
 )
 async def test_a_snapshot_that_cannot_be_trusted_is_not_used(
     tmp_path: Path, harm: Callable[[Path], Any]
 ) -> None:
     history = facts(20)
     bus = await bus_with(history)
-    before = await golden(bus, tmp_path)
+    before = await begun(bus, tmp_path)
     harm(tmp_path / FILE)
-    after = Life(bus, tmp_path)
-    await after.store.read_back()
+    after = await begun(bus, tmp_path)
     assert after.store.replayed == len(history)
     assert after.memory == before.memory
     assert sorted(after.used) == sorted(before.used)
     # and it has been repaired
-    again = Life(bus, tmp_path)
-    await again.store.read_back()
+    again = await begun(bus, tmp_path)
     assert again.store.replayed == 0
     assert again.memory == before.memory
 
@@ -190,19 +159,17 @@ async def test_what_the_stream_forgot_before_memory_knew_is_counted_and_said(tmp
     """A stream of bounded size drops its oldest facts: a memory that lacks them must not look whole."""
     history = facts(30)
     bus = await bus_with(history[:40])
-    await golden(bus, tmp_path)
+    await begun(bus, tmp_path)
     await bus.publish_all(history[40:])
     await bus.purge("EVENT", below=61)
     log: Any = Told()
-    life = Life(bus, tmp_path, log=log)
-    await life.store.read_back()
+    life = await begun(bus, tmp_path, log=log)
     assert life.store.statistics()["memory_missed"] == 20
     (warning,) = log.warnings
     assert (warning["missed"], warning["known"], warning["first"]) == (20, 40, 61)
     assert "bus.store_gb" in warning["remedy"]
     # the same gap is not counted again, and not forgotten either
-    again = Life(bus, tmp_path, log=log)
-    await again.store.read_back()
+    again = await begun(bus, tmp_path, log=log)
     assert again.store.statistics()["memory_missed"] == 20
     assert len(log.warnings) == 1
 
@@ -211,13 +178,11 @@ async def test_what_a_snapshot_holds_may_be_forgotten(tmp_path: Path) -> None:
     """Also where other messages lie behind the last fact that concerns the memory."""
     history = facts(30)
     bus = await bus_with(history)
-    other = EpisodeFailed(episode="e", design="d", arm="plain", round=0, index=0, failure="infra", reason="")
-    await bus.publish_all([msgspec.structs.replace(other, episode=f"e{number}") for number in range(9)])
-    whole = await golden(bus, tmp_path)
+    await bus.publish_all([failed(f"e{number}") for number in range(9)])
+    whole = await begun(bus, tmp_path)
     await bus.purge("EVENT", below=len(history) + 10)
     log: Any = Told()
-    life = Life(bus, tmp_path, log=log)
-    await life.store.read_back()
+    life = await begun(bus, tmp_path, log=log)
     assert (life.memory, log.warnings) == (whole.memory, [])
     assert life.store.statistics()["memory_missed"] == 0
 
@@ -226,8 +191,7 @@ async def test_a_memory_without_a_snapshot_says_what_it_cannot_know(tmp_path: Pa
     bus = await bus_with(facts(30))
     await bus.purge("EVENT", below=11)
     log: Any = Told()
-    life = Life(bus, tmp_path, log=log)
-    await life.store.read_back()
+    life = await begun(bus, tmp_path, log=log)
     assert life.store.statistics()["memory_missed"] == 10
     assert len(log.warnings) == 1
 
@@ -235,8 +199,7 @@ async def test_a_memory_without_a_snapshot_says_what_it_cannot_know(tmp_path: Pa
 async def test_following_learns_and_saves(tmp_path: Path) -> None:
     history = facts(12)
     bus = await bus_with(history[:20])
-    life = Life(bus, tmp_path, seconds=0.0)
-    await life.store.read_back()
+    life = await begun(bus, tmp_path, seconds=0.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(life.store.follow)
         await bus.publish_all(history[20:])
@@ -244,10 +207,8 @@ async def test_following_learns_and_saves(tmp_path: Path) -> None:
             while life.store.position < len(history) or life.store.statistics()["memory_unsaved"]:
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
-    (tmp_path / "b").mkdir()
-    assert life.memory == (await golden(bus, tmp_path / "b")).memory
+    assert life.memory == (await begun(bus, tmp_path / "b")).memory
     snapshot = read(tmp_path)
-    assert snapshot is not None
     assert snapshot.position == len(history)
     assert set(ProgramArchive(tmp_path)) == {
         fact.environment for fact in history if isinstance(fact, EnvironmentReady)
@@ -257,13 +218,12 @@ async def test_following_learns_and_saves(tmp_path: Path) -> None:
 CHILD = """
 import sys, anyio
 from pathlib import Path
-from test_memory_store import Life, bus_with, facts
+from test_memory_store import begun, bus_with, facts
 
 async def main(directory):
     history = facts(60)
     bus = await bus_with(history[:1])
-    life = Life(bus, directory, seconds=0.0)
-    await life.store.read_back()
+    life = await begun(bus, directory, seconds=0.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(life.store.follow)
         for fact in history[1:]:
@@ -285,7 +245,6 @@ def killed(directory: Path, at: int) -> None:
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     )
-    assert child.stdout is not None
     with child:
         try:
             for line in child.stdout:
@@ -299,17 +258,13 @@ def killed(directory: Path, at: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [7, 60])
 async def test_memory_after_a_kill_equals_memory_before(tmp_path: Path, at: int) -> None:
-    """Golden: a designer that saves after every fact is killed while it does; the next life's memory is what
-    a replay from the beginning gives, and it begins where the last whole snapshot ends.
-    """
+    """A designer that saves after every fact is killed; the next life continues from the last snapshot."""
     killed(tmp_path, at)
     history = facts(60)
     bus = await bus_with(history)
-    life = Life(bus, tmp_path)
-    await life.store.read_back()
+    life = await begun(bus, tmp_path)
     assert 0 < life.store.replayed <= len(history) - at + 2
-    (tmp_path / "b").mkdir()
-    whole = await golden(bus, tmp_path / "b")
+    whole = await begun(bus, tmp_path / "b")
     assert life.memory == whole.memory
     assert sorted(life.used) == sorted(whole.used)
     views = [
@@ -325,7 +280,7 @@ async def test_a_disk_that_takes_no_more_is_said(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(memory_store, "write", full)
     bus = await bus_with(facts(3))
     with pytest.raises(SpadeError, match=r"No space left.*Make room"):
-        await Life(bus, tmp_path).store.read_back()
+        await begun(bus, tmp_path)
 
 
 def test_the_archive_holds_what_was_put(tmp_path: Path) -> None:

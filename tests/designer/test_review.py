@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scenes.judged_programs import judged
+from scenes.small_run import ticket
 from test_memory import ready
 
-from bus.messages import DesignTicket
 from engine import seeds
 from engine.config import Config, DesignerConfig, ModelConfig, RunConfig
 from roles.designer.dead_code import dead_share
@@ -68,11 +68,8 @@ async def climb(
     declared: str | None = None,
 ) -> Verdict:
     """The verdict after the rungs of the review; a rejection names its rung."""
-    ticket = DesignTicket(
-        design=design, cohort=0, slot=0, skill=skill, seed=1, attempts=1, target=0.5, round=0
-    )
     verdict = Verdict(ok=True, rung="accepted", metadata=Metadata(skill=declared) if declared else None)
-    program = Program(source, ast.parse(source), Commission(ticket, document))
+    program = Program(source, ast.parse(source), Commission(ticket(design, skill=skill), document))
     try:
         for check in reviewed.checks:
             verdict = await check(program, verdict)

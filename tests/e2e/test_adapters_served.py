@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import structlog
 from scenes.memory_bus import MemoryBus
-from tiny_llama import VOCABULARY, logprobs, tiny, torch
+from tiny_llama import VOCABULARY, announcement, logprobs, tiny, torch
 
 from bus.messages import PolicyPublished, ServerServing
 from engine.config import (
@@ -70,16 +70,7 @@ class Trained:
         release = self.publisher.release(version, tensors)
         self.history[version.pack()] = peft.get_peft_model_state_dict(self.model)
         self.history[version.pack()] = {k: v.clone() for k, v in self.history[version.pack()].items()}
-        return PolicyPublished(
-            version=version.pack(),
-            step=step,
-            uri=release.uri,
-            sha256=release.sha256,
-            size=release.size,
-            canary_tokens=np.asarray(CANARY, "<i4").tobytes(),
-            canary_logprobs=logprobs(self.model, list(CANARY)).astype("<f4").tobytes(),
-            vocabulary=VOCABULARY,
-        )
+        return announcement(self.model, version, release, CANARY, vocabulary=VOCABULARY)
 
     def error(self, version: int, prompt: list[int], completion: Completion) -> float:
         """The largest distance of a completion's log-probs from those of ``version``."""

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import structlog
-from tiny_llama import logprobs
+from tiny_llama import announcement, logprobs
 
 from bus import Bus, connect, provision, serve
 from bus.messages import (
@@ -145,19 +145,8 @@ class Learner:
         markov_policy.perturb(self._model, step)
         version = Version(0, step)
         release = await anyio.to_thread.run_sync(self._publisher.release, version, self._model.state_dict())
-        canary = list(range(3, 67))
         self.weights[version.pack()] = {name: one.clone() for name, one in self._model.state_dict().items()}
-        await self._bus.publish(
-            PolicyPublished(
-                version=version.pack(),
-                step=step,
-                uri=release.uri,
-                sha256=release.sha256,
-                size=release.size,
-                canary_tokens=np.asarray(canary, "<i4").tobytes(),
-                canary_logprobs=logprobs(self._model, canary).astype("<f4").tobytes(),
-            )
-        )
+        await self._bus.publish(announcement(self._model, version, release, range(3, 67)))
         return version.pack()
 
     def error(self, segment: Segment) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
-from tiny_llama import VOCABULARY, logprobs, tiny, torch, transformers
+from tiny_llama import VOCABULARY, announcement, logprobs, tiny, torch, transformers
 
 from bus.messages import PolicyPublished
 from engine.config import Config, ModelConfig, RunConfig, SamplingConfig
@@ -56,15 +56,7 @@ class World:
         version = Version(0, self.step)
         published = store.publish(self.directory / "weights", version, self.model.state_dict())
         self.history[version.pack()] = {k: v.clone() for k, v in self.model.state_dict().items()}
-        return PolicyPublished(
-            version=version.pack(),
-            step=self.step,
-            uri=published.uri,
-            sha256=published.sha256,
-            size=published.size,
-            canary_tokens=np.asarray(CANARY, "<i4").tobytes(),
-            canary_logprobs=logprobs(self.model, list(CANARY)).astype("<f4").tobytes(),
-        )
+        return announcement(self.model, version, published, CANARY)
 
     async def push(self, policy: PolicyPublished, cache: str = "recompute"):
         return await update(self.client, policy, cache=cache, tolerance=TOLERANCE, load_seconds=60.0)

@@ -13,6 +13,10 @@ from engine.config import Config
 EXTERNAL = {"base_url": "https://host/v1", "model": "m"}
 
 
+def external(**fields: Any) -> dict[str, Any]:
+    return {"kind": "external", "external": EXTERNAL | fields}
+
+
 def recipe(designer: dict[str, Any], **tables: Any) -> Config:
     return msgspec.convert(
         {
@@ -56,34 +60,22 @@ def test_these_can_run(designer: dict[str, Any]) -> None:
         ({"sampling": {"temperature": 0.6}}, "designer.sampling.temperature"),
         ({"kind": "frozen", "sampling": {"max_tokens": 16000}}, "designer.sampling.max_tokens"),
         ({"kind": "external"}, "designer.external.base_url"),
-        ({"kind": "external", "external": EXTERNAL | {"base_url": "http://"}}, "designer.external.base_url"),
-        (
-            {"kind": "external", "external": EXTERNAL | {"base_url": "http://x:port/v1"}},
-            "designer.external.base_url",
-        ),
+        (external(base_url="http://"), "designer.external.base_url"),
+        (external(base_url="http://x:port/v1"), "designer.external.base_url"),
         ({"kind": "external", "external": EXTERNAL, "prompt": "nano"}, "designer.prompt"),
         ({"skills": ["Optimisation"], "skills_per_cohort": 0}, "designer.skills"),
         ({"skills": ["optimization"], "skills_per_cohort": 0}, "designer.skills"),
         ({"skills": ["Multi Step Workflows"], "skills_per_cohort": 0}, "designer.skills"),
         ({"kind": "external", "external": {"base_url": "https://x"}}, "designer.external.model"),
-        ({"kind": "external", "external": EXTERNAL | {"tries": 0}}, "designer.external.tries"),
+        (external(tries=0), "designer.external.tries"),
+        (external(request_seconds=0), "designer.external.request_seconds"),
+        (external(context_tokens=99), "designer.external.context_tokens"),
+        (external(price_in=-1), "designer.external.price_in"),
+        (external(max_cost=-1), "designer.external.max_cost"),
+        (external(max_cost=5), "designer.external.max_cost"),
         (
-            {"kind": "external", "external": EXTERNAL | {"request_seconds": 0}},
-            "designer.external.request_seconds",
-        ),
-        (
-            {"kind": "external", "external": EXTERNAL | {"context_tokens": 99}},
-            "designer.external.context_tokens",
-        ),
-        ({"kind": "external", "external": EXTERNAL | {"price_in": -1}}, "designer.external.price_in"),
-        ({"kind": "external", "external": EXTERNAL | {"max_cost": -1}}, "designer.external.max_cost"),
-        ({"kind": "external", "external": EXTERNAL | {"max_cost": 5}}, "designer.external.max_cost"),
-        (
-            {
-                "hint_writer": "external",
-                "external": EXTERNAL | {"context_tokens": 500},
-                "hint_sampling": {"max_tokens": 450},
-            },
+            external(context_tokens=500)
+            | {"kind": "policy", "hint_writer": "external", "hint_sampling": {"max_tokens": 450}},
             "designer.external.context_tokens",
         ),
         ({"hint_writer": "external"}, "designer.external.base_url"),

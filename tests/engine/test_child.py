@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -51,25 +52,24 @@ def test_progress_is_forgiven() -> None:
     assert budget.crashed(9000, 1) is None
 
 
+async def run(text: str, directory: Path, *, draining: anyio.Event | None = None, **options: Any) -> None:
+    """Keep a child running that executes ``text``; its output goes to ``directory``/out."""
+    draining = draining or anyio.Event()
+    with anyio.fail_after(20):
+        log = directory / "out"
+        await keep_running("learner", python(text), log=log, logger=LOG, draining=draining, **options)
+
+
 async def test_a_child_that_fails_at_the_same_round_is_reported_with_it(tmp_path: Path) -> None:
-    """Each attempt may take as long as it likes: here no crash counts as recent."""
+    """Each attempt may take any time: here no crash counts as recent."""
 
     async def trained() -> int:
         return 7
 
+    text = "print('The gradient of step 9 is not finite'); raise SystemExit(1)"
     with pytest.raises(SpadeError) as caught:
-        await keep_running(
-            "learner",
-            python("print('The gradient of step 9 is not finite'); raise SystemExit(1)"),
-            log=tmp_path / "out",
-            logger=LOG,
-            draining=anyio.Event(),
-            budget=Budget(crashes=1, seconds=0.0),
-            progress=trained,
-        )
-    assert "ended with status 1, 2 times in a row after round 7, and is not started again" in str(
-        caught.value
-    )
+        await run(text, tmp_path, budget=Budget(crashes=1, seconds=0.0), progress=trained)
+    assert "status 1, 2 times in a row after round 7, and is not started again" in str(caught.value)
     assert "The gradient of step 9 is not finite" in str(caught.value)
 
 
@@ -77,7 +77,6 @@ async def test_the_end_of_the_context_is_the_end_of_the_child(tmp_path: Path) ->
     log = tmp_path / "child.out"
     command = python("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
     async with guarded(command, log=log, piped=True) as process:
-        assert process.stdout is not None
         pid = int(await process.stdout.receive())
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
@@ -88,22 +87,14 @@ async def test_the_end_of_the_context_is_the_end_of_the_child(tmp_path: Path) ->
 async def test_a_crashed_child_is_started_again(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     text = f"import os, sys; p = {str(mark)!r}; n = os.path.exists(p); open(p, 'w'); sys.exit(0 if n else 7)"
-    with anyio.fail_after(20):
-        await keep_running("learner", python(text), log=tmp_path / "out", logger=LOG, draining=anyio.Event())
+    await run(text, tmp_path)
     assert mark.exists()
 
 
 async def test_a_child_that_keeps_crashing_is_reported_with_its_last_words(tmp_path: Path) -> None:
     text = "import os, signal; print('no memory left', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     with pytest.raises(SpadeError) as caught:
-        await keep_running(
-            "learner",
-            python(text),
-            log=tmp_path / "out",
-            logger=LOG,
-            draining=anyio.Event(),
-            budget=Budget(crashes=0),
-        )
+        await run(text, tmp_path, budget=Budget(crashes=0))
     assert "learner was ended by signal 9" in str(caught.value)
     assert "no memory left" in str(caught.value)
     assert caught.value.exit_code == 1
@@ -111,13 +102,7 @@ async def test_a_child_that_keeps_crashing_is_reported_with_its_last_words(tmp_p
 
 async def test_bad_input_is_not_tried_twice(tmp_path: Path) -> None:
     with pytest.raises(SpadeError) as caught:
-        await keep_running(
-            "learner",
-            python("print('once'); raise SystemExit(2)"),
-            log=tmp_path / "out",
-            logger=LOG,
-            draining=anyio.Event(),
-        )
+        await run("print('once'); raise SystemExit(2)", tmp_path)
     assert caught.value.exit_code == 2
     assert tail(tmp_path / "out") == "  once"
 
@@ -125,10 +110,7 @@ async def test_bad_input_is_not_tried_twice(tmp_path: Path) -> None:
 async def test_a_child_that_ends_while_draining_is_not_started_again(tmp_path: Path) -> None:
     draining = anyio.Event()
     draining.set()
-    with anyio.fail_after(10):
-        await keep_running(
-            "learner", python("raise SystemExit(5)"), log=tmp_path / "out", logger=LOG, draining=draining
-        )
+    await run("raise SystemExit(5)", tmp_path, draining=draining)
 
 
 async def test_the_child_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
@@ -144,7 +126,6 @@ async def test_the_child_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     )
     command = [*python(owner), str(tmp_path / "out")]
     async with await anyio.open_process(command) as process:
-        assert process.stdout is not None
         pid = int(await process.stdout.receive())
         ended = os.pidfd_open(pid)
         process.send_signal(signal.SIGKILL)

@@ -7,6 +7,7 @@ import sqlite3
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
@@ -42,27 +43,20 @@ def unit(rows: Sequence[Sequence[float]]) -> Vectors:
 
 
 class TestVendi:
-    def test_what_is_all_the_same_counts_once(self) -> None:
-        assert vendi(unit([[3.0, 4.0]] * 7)) == pytest.approx(1.0, abs=1e-6)
-
-    @pytest.mark.parametrize("count", [1, 2, 17])
-    def test_what_has_nothing_in_common_counts_each(self, count: int) -> None:
-        assert vendi(np.eye(count, 20, dtype=np.float32)) == pytest.approx(count, abs=1e-5)
-
-    def test_groups_count_as_groups(self) -> None:
-        rows = np.eye(3, 8, dtype=np.float32)[[0] * 5 + [1] * 5 + [2] * 5]
-        assert vendi(rows) == pytest.approx(3.0, abs=1e-5)
-
-    def test_two_items_follow_the_formula(self) -> None:
-        cosine = 0.6
-        shares = [(1 + cosine) / 2, (1 - cosine) / 2]
-        expected = math.exp(-sum(share * math.log(share) for share in shares))
-        assert vendi(unit([[1, 0], [0.6, 0.8]])) == pytest.approx(expected, abs=1e-6)
-
-    def test_groups_of_other_sizes_count_less(self) -> None:
-        rows = np.eye(2, 4, dtype=np.float32)[[0] * 9 + [1]]
-        expected = math.exp(-(0.9 * math.log(0.9) + 0.1 * math.log(0.1)))
-        assert vendi(rows) == pytest.approx(expected, abs=1e-6)
+    @pytest.mark.parametrize(
+        ("rows", "expected"),
+        [
+            ([[3.0, 4.0]] * 7, 1.0),
+            (np.eye(1, 20), 1.0),
+            (np.eye(17, 20), 17.0),
+            (np.eye(3, 8)[[0] * 5 + [1] * 5 + [2] * 5], 3.0),
+            (np.eye(2, 4)[[0] * 9 + [1]], math.exp(-(0.9 * math.log(0.9) + 0.1 * math.log(0.1)))),
+            ([[1, 0], [0.6, 0.8]], math.exp(-(0.8 * math.log(0.8) + 0.2 * math.log(0.2)))),
+        ],
+        ids=["all the same", "one", "nothing in common", "groups", "groups of other sizes", "two by formula"],
+    )
+    def test_it_is_the_exponential_of_the_kernels_entropy(self, rows: Any, expected: float) -> None:
+        assert vendi(unit(rows)) == pytest.approx(expected, abs=1e-5)
 
     def test_nothing_has_no_diversity_and_empty_texts_are_alike(self) -> None:
         assert vendi(np.zeros((0, 4), np.float32)) == 0.0

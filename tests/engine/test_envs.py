@@ -27,6 +27,7 @@ from roles.designer.environment_pool import Programs
 from roles.evaluator.suites import load_suite
 
 SKILLS = ("Logical Deduction", "Optimization")
+STATES = ("frontier", "mastered")
 
 
 def story() -> list[Message]:
@@ -38,12 +39,7 @@ def story() -> list[Message]:
     again = written("design-again", source(GAMES[0], 0), cohort=3, skill=SKILLS[0])
     facts.append(again)
     verdicts = [
-        judged(
-            fact,
-            win=at / 10,
-            regret=None if at == 3 else 0.1 * at,
-            state="mastered" if at > 3 else "frontier",
-        )
+        judged(fact, win=at / 10, regret=None if at == 3 else 0.1 * at, state=STATES[at > 3])
         for at, fact in enumerate(facts[:6])
     ]
     designs = [fact.design for fact in facts]
@@ -235,13 +231,8 @@ class TestReport:
         run = run_with(tmp_path, story())
         page = report.write(run).read_text()
         section = page.partition("<h2>Diversity</h2>")[2].partition("<h2>Best environments</h2>")[0]
-        for text in (
-            "Effective number",
-            "Repeated programs",
-            "Novelty",
-            "Documents",
-            "t-SNE of their programs",
-        ):
+        parts = ("Effective number", "Repeated programs", "Novelty", "Documents", "t-SNE of their programs")
+        for text in parts:
             assert text in section
         assert "<td>Optimization</td><td>4</td><td>44 %</td><td>4</td>" in section
         assert "win rate 0.20, regret 0.20" in section

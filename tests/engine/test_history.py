@@ -10,55 +10,18 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scenes.small_run import (
-    batch,
-    evaluation,
-    events,
-    failed,
-    finished,
-    policy,
-    ready,
-    scored,
-    serving,
-    summary,
-)
+from scenes import small_run
+from scenes.small_run import batch, evaluation, events, failed, finished, policy, ready, scored, serving
 
-from bus.messages import DesignRejected, Message, ServerLost
+from bus.messages import Message, ServerLost
 from engine.lineage import Version
 from engine.records import history
 from engine.records import status as standing
 
-
-def rejected(design: str, attempt: int = 0) -> DesignRejected:
-    return DesignRejected(
-        design=design,
-        cohort=0,
-        attempt=attempt,
-        skill="s",
-        rung="parse",
-        reason="no class",
-        source="",
-        document="",
-    )
-
-
 STORY: list[Message] = [
-    policy(0),
-    serving(0),
-    ready("d1"),
-    rejected("d2"),
-    ready("d2"),
-    finished("e1"),
-    finished("e2", returned=-1.0),
-    finished("e1"),
-    failed("e3"),
-    failed("e4", "quarantined"),
-    summary(0),
-    scored("d1"),
-    policy(1),
-    batch(0, 1, age=2),
-    serving(1),
-    evaluation(1),
+    *(policy(0), serving(0), ready("d1"), small_run.rejected("d2"), ready("d2"), finished("e1")),
+    *(finished("e2", returned=-1.0), finished("e1"), failed("e3"), failed("e4", "quarantined")),
+    *(small_run.summary(0), scored("d1"), policy(1), batch(0, 1, age=2), serving(1), evaluation(1)),
 ]
 
 
@@ -144,10 +107,8 @@ def test_what_a_dead_learner_s_weights_answered_does_not_stand_for_the_surviving
 ) -> None:
     first_life = [policy(0), evaluation(0), evaluation(10), evaluation(30), evaluation(30, suite="hard")]
     history.apply(database, events(first_life))
-    assert [(item.suite, item.step) for item in standing.read(database).evaluations] == [
-        ("hard", 30),
-        ("mid", 30),
-    ]
+    found = standing.read(database).evaluations
+    assert [(item.suite, item.step) for item in found] == [("hard", 30), ("mid", 30)]
     history.apply(database, events([policy(16, fence=1)], start=10))
     assert [(item.suite, item.step) for item in standing.read(database).evaluations] == [("mid", 10)]
     again = msgspec.structs.replace(evaluation(30, fence=1), win=0.1)
@@ -165,16 +126,6 @@ def test_an_answer_of_an_abandoned_branch_does_not_end_the_run(database: sqlite3
     assert not standing.complete(standing.read(database), ["mid"], steps=1, servers=True)
     history.apply(database, events([evaluation(2, fence=1)], start=20))
     assert standing.complete(standing.read(database), ["mid"], steps=1, servers=True)
-
-
-def test_evaluations_are_kept_under_the_ids_that_older_builds_gave_them(
-    database: sqlite3.Connection,
-) -> None:
-    facts = [evaluation(30), evaluation(30, fence=1)]
-    history.apply(database, events([*facts, *facts]))
-    ids = [row[0] for row in database.execute("SELECT id FROM evaluations ORDER BY sequence")]
-    assert ids == ["evaluation:mid:30:30", f"evaluation:mid:30:{(1 << 32) + 30}"]
-    assert [fact.key for fact in facts] == ["evaluation:mid:30", "evaluation:mid:30@1"]
 
 
 def test_a_lost_server_does_not_serve(database: sqlite3.Connection) -> None:

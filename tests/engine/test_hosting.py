@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 
 import anyio
 import pytest
 import structlog
+from scenes import plugins
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import FakeRole, config
 
@@ -60,11 +60,14 @@ async def test_a_need_that_nobody_offers_is_refused() -> None:
                 pass
 
 
-async def test_a_host_beats_with_the_roles_state_and_gauges(tmp_path: Path) -> None:
+def hosted(directory: Path) -> tuple[MemoryBus, RoleContext]:
+    """Return a bus and the context of a role on it."""
     bus = MemoryBus(run="toy", role="fake", instance="fake-0")
-    context = RoleContext(
-        config=config(), bus=bus, directory=tmp_path, instance="fake-0", log=structlog.stdlib.get_logger()
-    )
+    return bus, RoleContext(config(), bus, directory, "fake-0", structlog.stdlib.get_logger())
+
+
+async def test_a_host_beats_with_the_roles_state_and_gauges(tmp_path: Path) -> None:
+    bus, context = hosted(tmp_path)
     beats: list[Heartbeat] = []
     async with bus.peer("supervisor", "s").listen("hb.>") as messages, anyio.create_task_group() as tasks:
         tasks.start_soon(Host(FakeRole(context), context).run)
@@ -87,12 +90,8 @@ def test_the_prepared_model_takes_the_place_of_its_source_where_it_exists(tmp_pa
 
 async def test_a_strangers_role_joins_a_run_alone(tmp_path: Path) -> None:
     """Registered as another package would, started by its name and the URL of the bus alone."""
-    plugins = tmp_path / "plugins"
-    information = plugins / "stranger-1.0.dist-info"
-    information.mkdir(parents=True)
-    (plugins / "stranger_role.py").write_text(STRANGER)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[spade.roles]\nstranger = stranger_role:Stranger\n")
+    points = {"spade.roles/stranger": "role:Stranger"}
+    installed = plugins.install(tmp_path / "plugins", "stranger", {"role": STRANGER}, points)
     recipe = config(tmp_path)
     async with serve(tmp_path / "bus", run="toy") as server:
         await provision(server.url, run="toy", token=server.token)
@@ -101,7 +100,7 @@ async def test_a_strangers_role_joins_a_run_alone(tmp_path: Path) -> None:
             command = [sys.executable, "-m", "engine.cli", "role", "stranger", "--connect", server.url]
             environment = {
                 **os.environ,
-                "PYTHONPATH": str(plugins),
+                "PYTHONPATH": str(installed),
                 "SPADE_BUS_TOKEN": server.token,
                 "XDG_CACHE_HOME": str(tmp_path / "cache"),
             }
@@ -127,14 +126,3 @@ async def test_a_role_without_a_run_says_so(tmp_path: Path) -> None:
         result = await anyio.run_process(command, env=environment, check=False)
     assert result.returncode == 2
     assert b"carries 0 runs" in result.stderr
-
-
-async def test_a_signal_ends_a_role_that_runs_alone(tmp_path: Path) -> None:
-    draining = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(role_host._drain_on_signal, draining)
-        await anyio.wait_all_tasks_blocked()
-        os.kill(os.getpid(), signal.SIGTERM)
-        with anyio.fail_after(5):
-            await draining.wait()
-        tasks.cancel_scope.cancel()

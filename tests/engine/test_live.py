@@ -8,18 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from rich.console import Console
-from scenes.small_run import (
-    batch,
-    config,
-    evaluation,
-    events,
-    finished,
-    policy,
-    ready,
-    scored,
-    serving,
-    summary,
-)
+from scenes import small_run
+from scenes.small_run import batch, config, evaluation, finished, policy, ready, scored, serving, summary
 
 from bus.messages import Heartbeat
 from engine.config import UiConfig
@@ -33,7 +23,7 @@ from engine.views import live
 def status() -> RunStatus:
     connection = history.create(Path(":memory:"))
     messages = [policy(0), ready("d1"), ready("d2"), scored("d1"), finished("e1"), summary(0), policy(1)]
-    history.apply(connection, events([*messages, batch(0, 1), serving(1), evaluation(1)]))
+    history.apply(connection, small_run.events([*messages, batch(0, 1), serving(1), evaluation(1)]))
     beat = Heartbeat(
         role="agent", instance="agent-0", state="running", statistics={"waiting": 7.0, "won": 1.0}
     )

@@ -51,23 +51,25 @@ def test_each_fault_names_the_key_and_a_remedy(model: Path, tmp_path: Path, spoi
     assert caught.value.remedy
 
 
-def test_a_missing_directory_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a directory") as caught:
-        models.resolve(config("nowhere/at/all"), tmp_path)
-    assert "warmstart:" in caught.value.remedy
+@pytest.mark.parametrize(
+    ("path", "says", "remedy"),
+    [
+        ("nowhere/at/all", "is not a directory", "warmstart:"),
+        ("package:no-such-package-of-spade", "not installed", "pip install"),
+        ("package:msgspec", "0 GGUF files", ""),
+    ],
+)
+def test_a_model_that_is_missing_is_refused_with_a_remedy(
+    tmp_path: Path, path: str, says: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        models.resolve(config(path), tmp_path)
+    assert remedy in caught.value.remedy
 
 
-def test_a_context_beyond_the_models_is_told(model: Path, tmp_path: Path) -> None:
+def test_a_context_longer_than_the_models_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"max_model_len = 4096 is beyond the model's 2048"):
         models.resolve(config(str(model), max_model_len=4096), tmp_path)
-
-
-def test_a_missing_package_is_told_how_to_get(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not installed") as caught:
-        models.resolve(config("package:no-such-package-of-spade"), tmp_path)
-    assert "pip install" in caught.value.remedy
-    with pytest.raises(ConfigError, match="0 GGUF files"):
-        models.resolve(config("package:msgspec"), tmp_path)
 
 
 def test_warmstart_is_asked_for(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import anyio
 import pytest
+from designer_stage import GOOD, FakeValidator, Policy, Stage
 from role_fakes import FakePool, make_config
 from scenes.endpoint_fake import Behaviour, FakeEndpoint, Raw, Say, fake_endpoint
 from scenes.memory_bus import MemoryBus
-from test_designer import GOOD, FakeValidator, Policy, Stage, make_ticket
+from scenes.small_run import ticket
 
 from bus.access import ROLES
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady
@@ -66,12 +67,10 @@ async def test_a_refusal_is_a_rejected_attempt_with_its_reason(
 ) -> None:
     async with fake_endpoint(one_after_the_other(refusal, Say(GOOD))) as fake:
         stage = Stage(tmp_path, Policy(GOOD), **external(fake))
-        rejected, ready = await stage.answer(2)
-    assert isinstance(rejected, DesignRejected)
+        rejected, ready = await stage.answers(DesignRejected, EnvironmentReady)
     assert (rejected.rung, rejected.attempt, rejected.source) == ("refused", 0, "")
     assert re.search(reason, rejected.reason)
     assert rejected.prompt.startswith("design_full")
-    assert isinstance(ready, EnvironmentReady)
     assert ready.attempt == 1
     statistics = stage.designer.statistics()
     assert (statistics["rejected_refused"], statistics.get("handed_back", 0)) == (1, 0)
@@ -81,9 +80,7 @@ async def test_a_refusal_is_a_rejected_attempt_with_its_reason(
 async def test_a_ticket_that_is_refused_to_the_end_has_failed_and_is_not_repaired(tmp_path: Path) -> None:
     async with fake_endpoint(lambda _: Raw(b"filtered", 400)) as fake:
         stage = Stage(tmp_path, Policy(GOOD), repair=True, **external(fake))
-        facts = await stage.answer(4, make_ticket(attempts=3))
-        assert [type(fact) for fact in facts] == [DesignRejected] * 3 + [DesignFailed]
-        assert isinstance(facts[-1], DesignFailed)
+        facts = await stage.answers(*[DesignRejected] * 3, DesignFailed, to=[ticket(attempts=3)])
         assert facts[-1].failure == "policy"
         assert all(len(body["messages"]) == 1 for body in fake.bodies), "there is nothing to mend"
 
@@ -104,8 +101,7 @@ async def test_what_passes_is_infrastructure(status: int, tmp_path: Path) -> Non
     busy = Raw(b"busy", status, {"Retry-After": "0.01"})
     async with fake_endpoint(one_after_the_other(busy, busy, busy, Say(GOOD))) as fake:
         stage = Stage(tmp_path, Policy(GOOD), **external(fake))
-        (ready,) = await stage.answer(1)
-    assert isinstance(ready, EnvironmentReady)
+        ready = await stage.ready()
     assert ready.attempt == 0
     statistics = stage.designer.statistics()
     assert (statistics["handed_back"], statistics[f"external_http_{status}"]) == (1, 3)
@@ -125,7 +121,7 @@ async def test_the_run_ends_when_its_money_is_spent_and_goes_on_with_more(tmp_pa
         for _ in range(2):
             stage = Stage(tmp_path, Policy("never asked"), bus=wire, **poor)
             with pytest.raises(ExceptionGroup) as caught:
-                await stage.answer(99, *(make_ticket(f"d{number}") for number in range(99)))
+                await stage.answer(99, *(ticket(f"d{number}") for number in range(99)))
             error = innermost(caught.value)
             assert isinstance(error, EndpointSpent)
             assert "max_cost" in str(error)
@@ -140,10 +136,8 @@ async def test_the_run_ends_when_its_money_is_spent_and_goes_on_with_more(tmp_pa
         async with stage.at_work(), wire.follow("EVENT", tails=("event.designer.ready",)) as facts:
             answered = set()
             with anyio.fail_after(20):
-                async for record in facts:
-                    answered.add(record.message.design)  # type: ignore[attr-defined]
-                    if len(answered) == 99:
-                        break
+                while len(answered) < 99:
+                    answered.add((await anext(facts)).message.design)
         lives, at_once = 2, 4
         assert len(fake.bodies) <= 2 * 99 + lives * at_once, "but for what was on its way at an end"
 

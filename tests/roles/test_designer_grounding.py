@@ -9,8 +9,10 @@ from typing import Any
 
 import anyio
 import pytest
-from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config, make_context
+from designer_stage import BAD, GOOD, FakeValidator
+from role_fakes import FakeChat, FakePool, FakeSandbox, make_config, make_context
 from scenes.memory_bus import MemoryBus
+from scenes.small_run import ticket
 
 from bus.messages import DesignRejected, DesignTicket, EnvironmentReady, HeldDesign
 from engine import prompts
@@ -19,32 +21,14 @@ from engine.config import SamplingConfig
 from engine.errors import ConfigError
 from roles.designer import role as designer_role
 from roles.designer.role import DesignerRole
-from sandbox import Verdict
 
-GOOD = f"```python\n{COUNTER}```\n"
-BAD = "```python\nclass Nothing: pass\n```"
 TICKETS = 5
 ATTEMPTS = 3
 
 
-class Refuses:
-    """Accepts programs with an Env class."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    async def validate(self, source: str, **_: Any) -> Verdict:
-        await anyio.lowlevel.checkpoint()
-        return (
-            Verdict(ok=True, rung="accepted")
-            if "Env:" in source
-            else Verdict(ok=False, rung="load", reason="no")
-        )
-
-
 @pytest.fixture(autouse=True)
 def validator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(designer_role, "Validator", Refuses)
+    monkeypatch.setattr(designer_role, "Validator", FakeValidator)
 
 
 @pytest.fixture
@@ -64,48 +48,34 @@ def policy(text: str, _: int) -> str:
     return GOOD if number % 3 else BAD
 
 
-def ticket(number: int) -> DesignTicket:
-    return DesignTicket(
-        design=f"d{number}",
-        cohort=number // 4,
-        slot=number % 4,
-        skill="Logic",
-        seed=11,
-        attempts=ATTEMPTS,
-        target=0.5,
-        round=0,
-        number=number,
-        turn=number,
-    )
+def role_at(bus: MemoryBus, directory: Path, documents: Path, **designer: Any) -> DesignerRole:
+    settings = {"corpus": f"dir:{documents}", "sampling": SamplingConfig(max_tokens=2000), **designer}
+    config = make_config(designer=DesignerConfig(**settings))
+    peer = bus.peer("designer", "x")
+    return DesignerRole(make_context(peer, config, directory, pool=FakePool(policy), sandbox=FakeSandbox()))
 
 
-async def live(
-    tmp_path: Path, bus: MemoryBus, documents: Path, numbers: list[int], *, concurrency: int
-) -> DesignerRole:
-    """One life of the role: it answers these tickets and is drained."""
-    config = make_config(
-        designer=DesignerConfig(
-            skills=("Logic",),
-            attempts=ATTEMPTS,
-            concurrency=concurrency,
-            sampling=SamplingConfig(max_tokens=2000),
-            corpus=f"dir:{documents}",
-            memory=False,
-        )
-    )
-    context = make_context(
-        bus.peer("designer", "x"), config, tmp_path, pool=FakePool(policy), sandbox=FakeSandbox()
-    )
-    role = DesignerRole(context)
+async def work(role: DesignerRole, bus: MemoryBus, *tickets: DesignTicket) -> None:
+    """Let the role answer these tickets and drain it."""
     ended = ("event.designer.ready", "event.designer.failed")
     start = (await bus.stream_info("EVENT")).last + 1
-    await bus.publish_all([ticket(number) for number in numbers])
+    await bus.publish_all(tickets)
     async with anyio.create_task_group() as tasks, bus.follow("EVENT", start=start, tails=ended) as facts:
         tasks.start_soon(role.run)
         with anyio.fail_after(20):
-            for _ in numbers:
+            for _ in tickets:
                 await anext(facts)
-        context.draining.set()
+        role.context.draining.set()
+
+
+async def live(
+    directory: Path, bus: MemoryBus, documents: Path, numbers: list[int], *, concurrency: int
+) -> DesignerRole:
+    """Return a role that has answered these tickets."""
+    settings = {"skills": ("Logic",), "attempts": ATTEMPTS, "concurrency": concurrency, "memory": False}
+    role = role_at(bus, directory, documents, **settings)
+    same = {"attempts": ATTEMPTS, "cohort": 0}
+    await work(role, bus, *(ticket(f"d{n}", slot=n, number=n, turn=n, **same) for n in numbers))
     return role
 
 
@@ -169,27 +139,10 @@ async def test_a_long_prompt_holds_up_nobody_else(documents: Path, tmp_path: Pat
             threads.add(threading.get_ident())
         return encode(text)
 
-    chat.encode = slow  # type: ignore[method-assign]
-    bus = MemoryBus(run="test", role="scorer", instance="s0")
-    config = make_config(
-        designer=DesignerConfig(corpus=f"dir:{documents}", sampling=SamplingConfig(max_tokens=2000))
-    )
-    context = make_context(
-        bus.peer("designer", "x"), config, tmp_path, pool=FakePool(policy), sandbox=FakeSandbox()
-    )
-    context.shared["chat"] = chat  # type: ignore[index]
-    designer = DesignerRole(context)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(designer.run)
-        async with bus.follow("EVENT", tails=("event.designer.ready",)) as facts:
-            await bus.publish(
-                DesignTicket(
-                    design="d", cohort=0, slot=0, skill="Logic", seed=1, attempts=3, target=0.5, round=0
-                )
-            )
-            with anyio.fail_after(10):
-                async for _ in facts:
-                    break
-        context.draining.set()
+    chat.encode = slow
+    bus = new_bus()
+    designer = role_at(bus, tmp_path, documents)
+    designer.context.shared["chat"] = chat
+    await work(designer, bus, ticket(attempts=3))
     assert threads
     assert threading.get_ident() not in threads

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from designer_stage import BAD, GOOD, FakeValidator, Policy, Stage, verdict
 from role_fakes import COUNTER
-from test_designer import BAD, GOOD, FakeValidator, Policy, Stage, make_ticket, verdict
+from scenes.small_run import ticket
 
-from bus.messages import DesignRejected, EnvironmentReady, Finding, HeldDesign, Message
+from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, HeldDesign, Message
 from engine.inference.completion import InferenceUnavailable
 from roles import work_loop
 from roles.designer import role as designer_role
@@ -42,7 +43,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 async def handed_down(tmp_path: Path, policy: Policy, **designer: Any) -> tuple[list[Message], Stage]:
     """What a life that ended before its ticket was acknowledged has published, and the next life."""
     first = Stage(tmp_path, policy, **designer)
-    await first.answer(1, make_ticket(attempts=1))
+    await first.answer(1, ticket(attempts=1))
     later = Stage(tmp_path, Policy(InferenceUnavailable("must not be asked"), hints=("look up",)), **designer)
     held = await first.held()
     await later.bus.publish_all(held)
@@ -54,10 +55,7 @@ async def test_a_held_design_is_told_of_as_it_was_found(mood: str, tmp_path: Pat
     """Also where probes come out otherwise now, or the pool is a slower one."""
     (held,), later = await handed_down(tmp_path, Policy(GOOD))
     Moods.mood, Moods.looked = mood, 0
-    (ready,) = await later.answer(1, make_ticket(attempts=1))
-    assert isinstance(ready, EnvironmentReady)
-    assert isinstance(held, HeldDesign)
-    assert held.finding is not None
+    ready = await later.ready(ticket(attempts=1))
     assert ready.source == held.finding.source
     assert ready.source.strip() == COUNTER.strip()
     assert (ready.title, ready.trivial_win_rate, ready.hint) == ("count from 2", 0.25, "look up")
@@ -68,11 +66,9 @@ async def test_a_held_design_is_told_of_as_it_was_found(mood: str, tmp_path: Pat
 async def test_a_memory_that_has_grown_rejects_no_held_design(tmp_path: Path) -> None:
     (held,), later = await handed_down(tmp_path, Policy(GOOD), duplicates="reject")
     before = Stage(tmp_path, Policy(GOOD), bus=later.bus, duplicates="reject")
-    (twin,) = await before.answer(1, make_ticket("other", attempts=1))
-    assert isinstance(twin, EnvironmentReady)
+    twin = await before.ready(ticket("other", attempts=1))
     again = Stage(tmp_path, later.policy, bus=later.bus, duplicates="reject")
-    _, ready = await again.answer(2, make_ticket(attempts=1))
-    assert isinstance(ready, EnvironmentReady)
+    _, ready = await again.answers(DesignRejected, EnvironmentReady, to=[ticket(attempts=1)])
     assert (ready.design, ready.environment) == ("d1", twin.environment)
     assert [one.design for one in await later.held()] == [getattr(held, "design", ""), "other"]
 
@@ -81,63 +77,54 @@ async def test_a_held_rejection_stays_one_with_its_reason(tmp_path: Path) -> Non
     Moods.mood = "replay"
     held, later = await handed_down(tmp_path, Policy(GOOD))
     Moods.mood, Moods.looked = "", 0
-    rejected, _ = await later.answer(2, make_ticket(attempts=1))
-    assert isinstance(rejected, DesignRejected)
+    rejected, _ = await later.answers(DesignRejected, DesignFailed, to=[ticket(attempts=1)])
     assert (rejected.rung, rejected.reason) == ("replay", "a slow day")
     assert rejected.source.strip() == COUNTER.strip()
     assert Moods.looked == 0
     assert [getattr(one, "valid", None) for one in held] == [False]
 
 
-async def test_of_two_lives_at_once_the_first_to_publish_counts(tmp_path: Path) -> None:
-    """A life that was thought dead writes on; tokens and fact belong together all the same."""
-    other = COUNTER.replace("count from", "begin with")
-    slow = Stage(tmp_path, Policy(f"```python\n{other}```"))
-    fast = Stage(tmp_path, Policy(GOOD))
-    await fast.answer(1, make_ticket(attempts=1))
-    (theirs,) = await fast.held()
+def interrupted(slow: Stage, theirs: HeldDesign) -> None:
+    """Let ``theirs``, of another life, be published just before the same part of ``slow``."""
     publish, wire = slow.context.bus.publish, slow.bus
 
     async def late(message: Message) -> int:
-        if isinstance(message, HeldDesign):
+        if isinstance(message, HeldDesign) and message.part == theirs.part:
             await wire.publish(theirs)
         return await publish(message)
 
-    slow.context.bus.publish = late  # type: ignore[method-assign]
-    (ready,) = await slow.answer(1, make_ticket(attempts=1))
-    assert isinstance(ready, EnvironmentReady)
+    slow.context.bus.publish = late
+
+
+async def test_of_two_lives_at_once_the_first_to_publish_counts(tmp_path: Path) -> None:
+    """A life that was thought dead writes on; tokens and fact belong together all the same."""
+    slow = Stage(tmp_path, Policy(f"```python\n{COUNTER.replace('count from', 'begin with')}```"))
+    fast = Stage(tmp_path, Policy(GOOD))
+    await fast.answer(1, ticket(attempts=1))
+    (theirs,) = await fast.held()
+    interrupted(slow, theirs)
+    ready = await slow.ready(ticket(attempts=1))
     assert await slow.held() == [theirs]
-    assert theirs.finding is not None
     assert ready.source == theirs.finding.source
 
 
 async def test_of_two_hints_at_once_the_first_to_be_published_counts(tmp_path: Path) -> None:
     slow = Stage(tmp_path, Policy(GOOD, hints=("look down",)), hint_train=True)
     fast = Stage(tmp_path, Policy(GOOD, hints=("look up",)), hint_train=True)
-    await fast.answer(1, make_ticket(attempts=1))
+    await fast.answer(1, ticket(attempts=1))
     _, theirs = await fast.held()
-    assert theirs.part == "hint"
-    publish, wire = slow.context.bus.publish, slow.bus
-
-    async def late(message: Message) -> int:
-        if isinstance(message, HeldDesign) and message.part:
-            await wire.publish(theirs)
-        return await publish(message)
-
-    slow.context.bus.publish = late  # type: ignore[method-assign]
-    (ready,) = await slow.answer(1, make_ticket(attempts=1))
-    assert isinstance(ready, EnvironmentReady)
-    assert (ready.hint, ready.hint_held) == ("look up", True)
+    interrupted(slow, theirs)
+    ready = await slow.ready(ticket(attempts=1))
+    assert (theirs.part, ready.hint, ready.hint_held) == ("hint", "look up", True)
     assert (await slow.held())[-1] == theirs
 
 
 async def test_a_repair_after_a_held_attempt_mends_what_was_held(tmp_path: Path) -> None:
     first = Stage(tmp_path, Policy(BAD), repair=True)
-    await first.answer(2, make_ticket(attempts=1))
+    await first.answer(2, ticket(attempts=1))
     later = Stage(tmp_path, Policy(GOOD), repair=True)
     await later.bus.publish_all(await first.held())
-    *_, ready = await later.answer(2, make_ticket(attempts=2))
-    assert isinstance(ready, EnvironmentReady)
+    *_, ready = await later.answers(DesignRejected, EnvironmentReady, to=[ticket(attempts=2)])
     assert ready.prompt.startswith("repair_full")
     assert "class Nothing" in later.policy.design_prompts[0]
 
@@ -145,15 +132,10 @@ async def test_a_repair_after_a_held_attempt_mends_what_was_held(tmp_path: Path)
 async def test_an_attempt_that_comes_again_is_counted_once(tmp_path: Path) -> None:
     policy = Policy(BAD, InferenceUnavailable("gone"), InferenceUnavailable("gone"), GOOD)
     stage = Stage(tmp_path, policy)
-    facts = await stage.answer(2)
-    assert [type(fact) for fact in facts] == [DesignRejected, EnvironmentReady]
+    await stage.answers(DesignRejected, EnvironmentReady)
     found = stage.designer.statistics()
-    assert (found["handed_back"], found["attempts"], found["rejected_load"], found["accepted"]) == (
-        2,
-        2,
-        1,
-        1,
-    )
+    names = ("handed_back", "attempts", "rejected_load", "accepted")
+    assert [found[name] for name in names] == [2, 2, 1, 1]
 
 
 def test_what_is_kept_for_the_checks_of_a_hint_is_bounded() -> None:
@@ -169,7 +151,6 @@ def test_what_is_kept_for_the_checks_of_a_hint_is_bounded() -> None:
     found = published(
         "s", Verdict(ok=True, rung="accepted", episodes=(*long, *plans, episode(99, "last action", "7")))
     )
-    assert isinstance(found, Finding)
     assert len(found.actions) == 512
     assert max(map(len, found.actions)) < 10
     assert len(found.plans) == 16

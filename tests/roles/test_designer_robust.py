@@ -19,16 +19,9 @@ from role_fakes import FakeChat, FakePool, make_config, make_context
 from scenes.endpoint_fake import Behaviour, Drop, Hang, Raw, Say, Script, fake_endpoint, talking_vllm
 from scenes.memory_bus import MemoryBus
 from scenes.sandboxes import held_pool
-from test_designer import make_ticket
+from scenes.small_run import serving, ticket
 
-from bus.messages import (
-    DesignFailed,
-    DesignRejected,
-    DesignTicket,
-    EnvironmentReady,
-    Message,
-    ServerServing,
-)
+from bus.messages import DesignFailed, DesignRejected, DesignTicket, EnvironmentReady, Message
 from engine import seeds
 from engine.config import DesignerConfig as DesignerConfig
 from engine.config import EndpointConfig, FrozenConfig, SamplingConfig
@@ -154,32 +147,24 @@ async def at_work(
                 frozen=FrozenConfig(url=fake.url),
             )
         )
-        config = replaced(config, seconds)
+        replace = msgspec.structs.replace
+        config = replace(
+            config,
+            model=replace(config.model, max_model_len=500_000),
+            server=replace(config.server, request_seconds=seconds),
+        )
         pool: Any = inference if kind == "policy" else FakePool(lambda *_: HINT)
         context = make_context(bus.peer("designer", "x"), config, tmp_path, pool=pool, sandbox=sandbox)
         designer = DesignerRole(context)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(inference.watch, bus)
             if kind == "policy":
-                await bus.publish(
-                    ServerServing(
-                        server="s", epoch="e", url=fake.url, version=1, canary_error=0.0, seconds=0.0
-                    )
-                )
+                await bus.publish(msgspec.structs.replace(serving(1), url=fake.url))
             async with anyio.create_task_group() as roles:
                 roles.start_soon(designer.run)
                 yield World(bus, designer)
                 context.draining.set()
             tasks.cancel_scope.cancel()
-
-
-def replaced(config: Any, seconds: float) -> Any:
-    replace = msgspec.structs.replace
-    return replace(
-        config,
-        model=replace(config.model, max_model_len=500_000),
-        server=replace(config.server, request_seconds=seconds),
-    )
 
 
 def first(behaviour: Behaviour, times: int) -> Callable[[str], Behaviour]:
@@ -195,7 +180,7 @@ async def test_every_reply_is_named_and_the_next_ticket_answered(
     replies = [reply for reply, _, _ in REPLIES.values()]
     script = iter(replies)
     async with at_work(kind, lambda _: next(script, Say(GOOD)), sandbox, tmp_path) as world:
-        facts = await world.facts(make_ticket("bad", attempts=len(replies)), make_ticket("good", attempts=1))
+        facts = await world.facts(ticket("bad", attempts=len(replies)), ticket("good", attempts=1))
     rejected, (failed, ready) = facts[: len(replies)], facts[len(replies) :]
     for name, fact in zip(REPLIES, rejected, strict=True):
         _, rung, reason = REPLIES[name]
@@ -209,14 +194,10 @@ async def test_every_reply_is_named_and_the_next_ticket_answered(
     assert world.designer.statistics()["attempts"] == len(replies) + 1
 
 
-@pytest.mark.parametrize("kind", AUTHORS)
-async def test_a_fence_inside_a_thought_is_no_program(
-    kind: str, sandbox: SandboxPool, tmp_path: Path
-) -> None:
+async def test_a_fence_inside_a_thought_is_no_program(sandbox: SandboxPool, tmp_path: Path) -> None:
     thought = f"<think>Perhaps\n{fenced(SIMPLE)}\nor better</think>\n{GOOD}"
-    async with at_work(kind, lambda _: Say(thought), sandbox, tmp_path) as world:
-        (ready,) = await world.facts(make_ticket(attempts=1))
-    assert isinstance(ready, EnvironmentReady), ready
+    async with at_work("policy", lambda _: Say(thought), sandbox, tmp_path) as world:
+        (ready,) = await world.facts(ticket(attempts=1))
     assert "TwoEnv" not in ready.source
 
 
@@ -224,7 +205,7 @@ async def test_a_fence_inside_a_thought_is_no_program(
 async def test_a_reply_that_was_cut_is_no_program(kind: str, sandbox: SandboxPool, tmp_path: Path) -> None:
     endless = Say("```python\nclass CutEnv:\n" + "    # more\n" * 100, "length")
     async with at_work(kind, lambda _: endless, sandbox, tmp_path, max_tokens=500) as world:
-        rejected, _ = await world.facts(make_ticket(attempts=1))
+        rejected, _ = await world.facts(ticket(attempts=1))
     assert isinstance(rejected, DesignRejected)
     assert (rejected.rung, "cut" in rejected.reason) == ("extract", True)
 
@@ -236,7 +217,7 @@ async def test_a_passing_fault_costs_nothing_but_time(
 ) -> None:
     seconds = 0.2 if isinstance(fault, Hang) else 10.0
     async with at_work(kind, first(fault, 2), sandbox, tmp_path, seconds=seconds) as world:
-        (ready,) = await world.facts(make_ticket(attempts=1))
+        (ready,) = await world.facts(ticket(attempts=1))
     assert isinstance(ready, EnvironmentReady), ready
     assert ready.attempt == 0, "a fault is no attempt"
 
@@ -248,8 +229,8 @@ async def test_a_lasting_fault_is_infrastructure_and_the_run_goes_on(
     seconds = 0.05 if isinstance(fault, Hang) else 10.0
     script = first(fault, 2 * work_loop.ATTEMPTS)
     async with at_work("external", script, sandbox, tmp_path, seconds=seconds) as world:
-        (failed,) = await world.facts(make_ticket("d1", attempts=1))
-        (ready,) = await world.facts(make_ticket("d2", attempts=1))
+        (failed,) = await world.facts(ticket("d1", attempts=1))
+        (ready,) = await world.facts(ticket("d2", attempts=1))
     assert isinstance(failed, DesignFailed)
     assert failed.failure == "infra"
     assert "2 requests failed" in failed.reason

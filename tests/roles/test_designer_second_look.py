@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
+from designer_stage import GOOD, Policy, Stage, tokens, verdict_on
 from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config
 from scenes.endpoint_fake import Say, fake_endpoint
 from scenes.judged_programs import judged
-from test_designer import GOOD, Policy, Stage, make_ticket, scored
+from scenes.small_run import ticket
 
-from bus.messages import DesignRejected, EnvironmentReady, HeldDesign
+from bus.messages import DesignRejected, EnvironmentReady
 from engine.config import DesignerConfig as DesignerConfig
 from engine.config import EndpointConfig, SamplingConfig
 from engine.errors import ConfigError
@@ -65,23 +65,19 @@ def test_a_sentence_model_that_is_not_there_is_said_before_the_start() -> None:
 
 async def test_what_the_program_declares_is_told(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(LOGIC))
-    (ready,) = await stage.answer(1)
-    assert isinstance(ready, EnvironmentReady)
+    ready = await stage.ready()
     assert ready.summary == "Counting; count; three in order"
     assert (ready.flag, ready.flag_reason, ready.near, ready.similarity) == ("", "", "", None)
     assert ProgramArchive(tmp_path).get(ready.environment) == ready.source
 
 
 async def test_a_flag_is_part_of_the_fact_or_a_rejection(tmp_path: Path) -> None:
-    (ready,) = await Stage(tmp_path, Policy(OTHER)).answer(1)
-    assert isinstance(ready, EnvironmentReady)
+    ready = await Stage(tmp_path, Policy(OTHER)).ready()
     assert ready.flag == "off_ticket"
     assert "Optimization" in ready.flag_reason
     stage = Stage(tmp_path, Policy(OTHER, LOGIC), conformity="reject")
-    rejected, ready = await stage.answer(2)
-    assert isinstance(rejected, DesignRejected)
+    rejected, _ = await stage.answers(DesignRejected, EnvironmentReady)
     assert (rejected.rung, rejected.source.strip()) == ("off_ticket", DECLARED.strip())
-    assert isinstance(ready, EnvironmentReady)
     assert [(held.attempt, held.valid) for held in await stage.held()] == [(0, False), (1, True)]
     statistics = stage.designer.statistics()
     assert (statistics["rejected_off_ticket"], statistics["conformity_off_ticket"]) == (1, 1)
@@ -89,43 +85,31 @@ async def test_a_flag_is_part_of_the_fact_or_a_rejection(tmp_path: Path) -> None
 
 async def test_a_near_copy_of_a_remembered_program(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(LOGIC))
-    (first,) = await stage.answer(1)
-    assert isinstance(first, EnvironmentReady)
+    first = await stage.ready()
     again = Stage(tmp_path, Policy(LOGIC), bus=stage.bus)
-    *_, second = await again.answer(2, make_ticket("d2"))
-    assert isinstance(second, EnvironmentReady)
+    _, second = await again.answers(EnvironmentReady, EnvironmentReady, to=[ticket("d2")])
     assert second.near == first.environment
     assert second.similarity == pytest.approx(1.0)
     assert again.designer.statistics()["near_duplicates"] == 1
-    await stage.bus.publish(scored(first))
+    await stage.bus.publish(verdict_on(first))
     strict = Stage(tmp_path, Policy(LOGIC, GOOD), bus=stage.bus, duplicates="reject", memory_duplicate=0.99)
-    *_, rejected, third = await strict.answer(4, make_ticket("d3"))
-    assert isinstance(rejected, DesignRejected)
+    kinds = (EnvironmentReady, EnvironmentReady, DesignRejected, EnvironmentReady)
+    *_, rejected, _ = await strict.answers(*kinds, to=[ticket("d3")])
     assert rejected.rung == "duplicate"
-    assert isinstance(third, EnvironmentReady)
-
-
-def reply(held: HeldDesign) -> str:
-    (segment,) = held.segments
-    mask = np.frombuffer(segment.mask, np.uint8).astype(bool)
-    return FakeChat().decode(np.frombuffer(segment.tokens, "<i4")[mask].tolist())
 
 
 async def test_a_trained_hint_is_held_with_its_tokens(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(LOGIC, hints=("count upwards",)), hint_train=True)
-    (ready,) = await stage.answer(1)
-    assert isinstance(ready, EnvironmentReady)
+    ready = await stage.ready()
     assert (ready.hint, ready.hint_held) == ("count upwards", True)
     program, hint = await stage.held()
     assert (program.part, hint.part, hint.valid, hint.attempt) == ("", "hint", True, ready.attempt)
-    assert reply(hint) == "count upwards"
+    assert FakeChat().decode(tokens(hint.segments[0], trained=True)) == "count upwards"
     assert hint.tail == f"{program.tail}-hint"
 
-    later = Stage(
-        tmp_path, Policy(LOGIC, hints=(InferenceUnavailable("must not be asked"),)), hint_train=True
-    )
-    for held in (program, hint):
-        await later.bus.publish(held)
+    never = Policy(LOGIC, hints=(InferenceUnavailable("must not be asked"),))
+    later = Stage(tmp_path, never, hint_train=True)
+    await later.bus.publish_all([program, hint])
     (told,) = await later.answer(1)
     assert told == ready
     assert later.pool.calls == []
@@ -133,8 +117,7 @@ async def test_a_trained_hint_is_held_with_its_tokens(tmp_path: Path) -> None:
 
 async def test_hints_of_a_policy_that_is_not_asked_to_are_not_held(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(LOGIC))
-    (ready,) = await stage.answer(1)
-    assert isinstance(ready, EnvironmentReady)
+    ready = await stage.ready()
     assert (ready.hint, ready.hint_held) == ("count upwards", False)
     assert [held.part for held in await stage.held()] == [""]
 
@@ -143,8 +126,7 @@ async def test_another_model_may_write_the_hints(tmp_path: Path) -> None:
     async with fake_endpoint(lambda _: Say("from the start upwards")) as endpoint:
         settings = EndpointConfig(base_url=endpoint.url, model="m", key_env="")
         stage = Stage(tmp_path, Policy(LOGIC), hint_writer="external", external=settings)
-        (ready,) = await stage.answer(1)
-    assert isinstance(ready, EnvironmentReady)
+        ready = await stage.ready()
     assert ready.hint == "from the start upwards"
     assert stage.policy.hint_prompts == []
 
@@ -176,7 +158,6 @@ async def test_refused_hints_are_asked_for_again_and_counted() -> None:
     hint = await hints.write(
         "class A: ...", design="d", attempt=0, answers=answers, firsts=["A number from 1 to 99."]
     )
-    assert isinstance(hint, Hint)
     assert hint.text == "Halve what is left."
     assert len(hint.segments) == 1
     assert hints.statistics() == {"hint_gives_away": 1, "hint_adds_nothing": 1}

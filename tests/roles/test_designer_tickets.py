@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from designer_stage import BAD, GOOD, FakeValidator, Policy, Stage, tokens
 from role_fakes import COUNTER, STOP, USER, FakeChat
 from scenes.endpoint_fake import Say, fake_endpoint, talking_vllm
-from test_designer import BAD, GOOD, FakeValidator, Policy, Stage, make_ticket
+from scenes.small_run import ticket
 
-from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, HeldDesign, Segment
+from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, HeldDesign
 from engine.config import EndpointConfig, FrozenConfig, PoolConfig, SamplingConfig
 from engine.inference.completion import InferenceUnavailable
 from roles import work_loop
@@ -31,14 +31,9 @@ def numbered(number: int) -> str:
     return f"```python\n{COUNTER.replace('count from', f'count {number} from')}```"
 
 
-def trained(segment: Segment) -> list[int]:
-    mask = np.frombuffer(segment.mask, np.uint8).astype(bool)
-    return np.frombuffer(segment.tokens, "<i4")[mask].tolist()  # type: ignore[no-any-return]
-
-
-def context(segment: Segment) -> list[int]:
-    mask = np.frombuffer(segment.mask, np.uint8).astype(bool)
-    return np.frombuffer(segment.tokens, "<i4")[~mask].tolist()  # type: ignore[no-any-return]
+def prompts(held: list[HeldDesign]) -> set[tuple[int, ...]]:
+    """Return the distinct prompts that the held designs answer."""
+    return {tuple(tokens(one.segments[0], trained=False)) for one in held}
 
 
 # Repair
@@ -46,9 +41,7 @@ def context(segment: Segment) -> list[int]:
 
 async def test_a_repair_goes_on_in_the_same_conversation(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(BAD, GOOD), repair=True)
-    rejected, ready = await stage.answer(2)
-    assert isinstance(rejected, DesignRejected)
-    assert isinstance(ready, EnvironmentReady)
+    rejected, ready = await stage.answers(DesignRejected, EnvironmentReady)
     assert (rejected.attempt, ready.attempt) == (0, 1)
     assert ready.prompt == "repair_full/1"
     assert ready.document == rejected.document
@@ -70,16 +63,15 @@ async def test_each_turn_of_a_repair_is_trained_with_its_own_credit(tmp_path: Pa
     first, second = await stage.held()
     assert [(held.attempt, held.valid) for held in (first, second)] == [(0, False), (1, True)]
     chat = FakeChat()
-    assert trained(first.segments[0]) == [*chat.encode(BAD), STOP]
+    assert tokens(first.segments[0], trained=True) == [*chat.encode(BAD), STOP]
     (segment,) = second.segments
-    assert trained(segment) == [*chat.encode(GOOD), STOP]
-    assert context(segment) == stage.pool.calls[1]["prompt"], "what it answers carries no loss"
+    assert tokens(segment, trained=True) == [*chat.encode(GOOD), STOP]
+    assert tokens(segment, trained=False) == stage.pool.calls[1]["prompt"], "what it answers carries no loss"
 
 
 async def test_after_a_failed_repair_comes_a_fresh_attempt(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(BAD, BAD, GOOD), repair=True)
-    facts = await stage.answer(3, make_ticket(attempts=5))
-    assert [type(fact) for fact in facts] == [DesignRejected, DesignRejected, EnvironmentReady]
+    await stage.answers(DesignRejected, DesignRejected, EnvironmentReady, to=[ticket(attempts=5)])
     lengths = [len(call["prompt"]) for call in stage.pool.calls[:3]]
     assert lengths[1] > lengths[0] == lengths[2]
 
@@ -87,8 +79,7 @@ async def test_after_a_failed_repair_comes_a_fresh_attempt(tmp_path: Path) -> No
 async def test_a_repair_without_room_is_a_fresh_attempt(tmp_path: Path) -> None:
     long = f"```python\nclass Nothing: pass\n{'#' * 9000}\n```"
     stage = Stage(tmp_path, Policy(long, GOOD), repair=True, sampling=SamplingConfig(max_tokens=9500))
-    _, ready = await stage.answer(2)
-    assert isinstance(ready, EnvironmentReady)
+    _, ready = await stage.answers(DesignRejected, EnvironmentReady)
     assert ready.prompt.startswith("design_full")
     assert len(stage.pool.calls[0]["prompt"]) == len(stage.pool.calls[1]["prompt"])
 
@@ -97,8 +88,7 @@ async def test_where_the_template_rewrites_history_a_repair_stands_alone(tmp_pat
     stage = Stage(tmp_path, Policy(BAD, GOOD), repair=True)
     chat = FakeChat(rewrites=True)
     stage.context.shared["chat"] = chat  # type: ignore[index]
-    _, ready = await stage.answer(2)
-    assert isinstance(ready, EnvironmentReady)
+    await stage.answers(DesignRejected, EnvironmentReady)
     asked = chat.decode(stage.pool.calls[1]["prompt"])
     assert "class Nothing" in asked
     assert "# Interface" not in asked
@@ -107,8 +97,7 @@ async def test_where_the_template_rewrites_history_a_repair_stands_alone(tmp_pat
 async def test_a_redelivered_repair_continues_from_its_published_turn(tmp_path: Path) -> None:
     policy = Policy(BAD, InferenceUnavailable("gone"), GOOD)
     stage = Stage(tmp_path, policy, repair=True)
-    _, ready = await stage.answer(2)
-    assert isinstance(ready, EnvironmentReady)
+    await stage.answers(DesignRejected, EnvironmentReady)
     prompts = [call["prompt"] for call in stage.pool.calls[:3]]
     assert prompts[1] == prompts[2], "the same conversation, from the tokens that are held"
 
@@ -119,15 +108,11 @@ async def test_a_redelivered_repair_continues_from_its_published_turn(tmp_path: 
 async def test_the_designs_of_a_group_answer_one_prompt(tmp_path: Path) -> None:
     policy = Policy(*(numbered(n) for n in range(3)))
     stage = Stage(tmp_path, policy, designs_per_ticket=3)
-    facts = await stage.answer(3, make_ticket(slot=6, designs=DESIGNS))
-    assert {(fact.design, fact.slot) for fact in facts if isinstance(fact, EnvironmentReady)} == {
-        ("d1", 6),
-        ("d2", 7),
-        ("d3", 8),
-    }
-    assert len({fact.environment for fact in facts if isinstance(fact, EnvironmentReady)}) == 3
+    facts = await stage.answers(*[EnvironmentReady] * 3, to=[ticket(slot=6, designs=DESIGNS)])
+    assert {(fact.design, fact.slot) for fact in facts} == {("d1", 6), ("d2", 7), ("d3", 8)}
+    assert len({fact.environment for fact in facts}) == 3
     held = await stage.held()
-    assert len({tuple(context(one.segments[0])) for one in held}) == 1
+    assert len(prompts(held)) == 1
     assert len({one.document for one in held}) == 1
     designs = [call for call in stage.pool.calls if "<program>" not in FakeChat().decode(call["prompt"])]
     assert len({call["seed"] for call in designs}) == 3
@@ -137,21 +122,21 @@ async def test_the_designs_of_a_group_answer_one_prompt(tmp_path: Path) -> None:
 
 async def test_further_attempts_of_a_group_answer_the_same_prompt(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(BAD, BAD, BAD, GOOD), designs_per_ticket=3)
-    await stage.answer(6, make_ticket(designs=DESIGNS))
+    await stage.answer(6, ticket(designs=DESIGNS))
     held = await stage.held()
     assert sorted(one.attempt for one in held) == [0, 0, 0, 1, 1, 1]
-    assert len({tuple(context(one.segments[0])) for one in held}) == 1
+    assert len(prompts(held)) == 1
 
 
 async def test_a_fault_of_one_design_does_not_cost_the_others(tmp_path: Path) -> None:
     """The group comes back, what is published is not written anew, and the prompt is that of the group."""
     policy = Policy(GOOD, InferenceUnavailable("gone"), GOOD)
     stage = Stage(tmp_path, policy, designs_per_ticket=3)
-    facts = await stage.answer(3, make_ticket(designs=DESIGNS))
+    facts = await stage.answer(3, ticket(designs=DESIGNS))
     assert {fact.design for fact in facts} == set(DESIGNS)
     held = await stage.held()
     assert len(held) == 3
-    assert len({tuple(context(one.segments[0])) for one in held}) == 1
+    assert len(prompts(held)) == 1
     assert len(policy.design_prompts) == 4
     assert stage.designer.statistics()["handed_back"] == 1
 
@@ -159,7 +144,7 @@ async def test_a_fault_of_one_design_does_not_cost_the_others(tmp_path: Path) ->
 async def test_a_lasting_fault_fails_what_is_not_answered(tmp_path: Path) -> None:
     down = InferenceUnavailable("no server")
     stage = Stage(tmp_path, Policy(GOOD, down), designs_per_ticket=2)
-    facts = await stage.answer(2, make_ticket(designs=("d1", "d2"), issue=1))
+    facts = await stage.answer(2, ticket(designs=("d1", "d2"), issue=1))
     failed = [fact for fact in facts if isinstance(fact, DesignFailed)]
     assert [(fact.failure, fact.issue) for fact in failed] == [("infra", 1)]
     ready = {fact.design for fact in facts if isinstance(fact, EnvironmentReady)}
@@ -168,27 +153,25 @@ async def test_a_lasting_fault_fails_what_is_not_answered(tmp_path: Path) -> Non
 
 async def test_a_group_takes_up_the_prompt_of_its_published_tokens(tmp_path: Path) -> None:
     first = Stage(tmp_path, Policy(numbered(1)), designs_per_ticket=2)
-    await first.answer(2, make_ticket(designs=("d1", "d2")))
+    await first.answer(2, ticket(designs=("d1", "d2")))
     one, *_ = await first.held()
     second = Stage(tmp_path, Policy(numbered(2)), designs_per_ticket=2, target=0.9)
     await second.bus.publish(one)
-    await second.answer(2, make_ticket(designs=("d1", "d2"), target=0.9))
+    await second.answer(2, ticket(designs=("d1", "d2"), target=0.9))
     assert len(second.policy.design_prompts) == 1
-    assert {tuple(context(held.segments[0])) for held in await second.held()} == {
-        tuple(context(one.segments[0]))
-    }
+    assert prompts(await second.held()) == prompts([one])
 
 
 async def test_a_repair_is_no_prompt_of_a_group(tmp_path: Path) -> None:
     """Where invalid attempts are dropped, the mended one is the first that is held."""
     settings: dict[str, Any] = {"repair": True, "invalid": "drop"}
     first = Stage(tmp_path, Policy(BAD, GOOD), **settings)
-    await first.answer(2, make_ticket("d1"))
+    await first.answer(2, ticket("d1"))
     (mended,) = await first.held()
     assert mended.prompt == "repair_full/1"
     second = Stage(tmp_path, Policy(GOOD), designs_per_ticket=2, **settings)
     await second.bus.publish(mended)
-    await second.answer(2, make_ticket(designs=("d1", "d2")))
+    await second.answer(2, ticket(designs=("d1", "d2")))
     one, other = second.policy.design_prompts
     assert one == other
     assert "was not accepted" not in one
@@ -202,15 +185,9 @@ async def test_an_endpoint_designs_with_corpus_and_memory(tmp_path: Path) -> Non
     (tmp_path / "corpus" / "a.txt").write_text("all about tides")
     async with fake_endpoint(lambda _: Say(GOOD)) as fake:
         external = EndpointConfig(base_url=fake.url, model="frontier", context_tokens=60_000)
-        stage = Stage(
-            tmp_path,
-            Policy(GOOD),
-            kind="external",
-            external=external,
-            corpus=f"dir:{tmp_path / 'corpus'}",
-        )
-        (ready,) = await stage.answer(1)
-    assert isinstance(ready, EnvironmentReady)
+        corpus = f"dir:{tmp_path / 'corpus'}"
+        stage = Stage(tmp_path, Policy(GOOD), kind="external", external=external, corpus=corpus)
+        ready = await stage.ready()
     assert ready.document == "a.txt"
     assert ready.hint == "count upwards", "hints are the policy's, whoever designs"
     (body,) = fake.bodies
@@ -229,8 +206,7 @@ async def test_an_endpoint_is_not_paid_twice_for_a_design(tmp_path: Path) -> Non
         policy = Policy(GOOD, hints=(InferenceUnavailable("gone"), "count upwards"))
         external = EndpointConfig(base_url=fake.url, model="m", context_tokens=60_000)
         stage = Stage(tmp_path, policy, kind="external", external=external)
-        (ready,) = await stage.answer(1)
-    assert isinstance(ready, EnvironmentReady)
+        ready = await stage.ready()
     assert ready.hint == "count upwards"
     assert len(fake.bodies) == 1
 
@@ -240,8 +216,7 @@ async def test_an_endpoint_mends_in_the_same_conversation(tmp_path: Path) -> Non
     async with fake_endpoint(lambda _: Say(replies.pop(0))) as fake:
         external = EndpointConfig(base_url=fake.url, model="m", context_tokens=60_000)
         stage = Stage(tmp_path, Policy(GOOD), kind="external", external=external, repair=True)
-        _, ready = await stage.answer(2)
-    assert isinstance(ready, EnvironmentReady)
+        await stage.answers(DesignRejected, EnvironmentReady)
     asked = fake.bodies[1]["messages"]
     assert [message["role"] for message in asked] == ["user", "assistant", "user"]
     assert asked[1]["content"] == BAD
@@ -251,8 +226,7 @@ async def test_an_endpoint_mends_in_the_same_conversation(tmp_path: Path) -> Non
 async def test_a_frozen_designer_designs_and_is_not_trained(tmp_path: Path) -> None:
     async with talking_vllm(lambda _: Say(GOOD), FakeChat()) as fake:
         stage = Stage(tmp_path, Policy("never asked"), kind="frozen", frozen=FrozenConfig(url=fake.url))
-        (ready,) = await stage.answer(1)
-    assert isinstance(ready, EnvironmentReady)
+        ready = await stage.ready()
     assert ready.source.strip() == COUNTER.strip()
     assert stage.policy.design_prompts == []
     (held,) = await stage.held()
@@ -266,14 +240,9 @@ async def test_a_pool_deals_its_programs_in_turn(tmp_path: Path) -> None:
     for number in range(3):
         (library / f"p{number}.py").write_text(COUNTER.replace("count from", f"count {number} from"))
     (library / "broken.py").write_text("class Nothing: pass")
-    stage = Stage(
-        tmp_path,
-        Policy("never asked"),
-        kind="pool",
-        pool=PoolConfig(source=f"dir:{library}"),
-        concurrency=1,
-    )
-    tickets = [make_ticket(f"d{number}", number=number, attempts=3) for number in range(4)]
+    pool = PoolConfig(source=f"dir:{library}")
+    stage = Stage(tmp_path, Policy("never asked"), kind="pool", pool=pool, concurrency=1)
+    tickets = [ticket(f"d{number}", number=number, attempts=3) for number in range(4)]
     facts = await stage.answer(5, *tickets)
     firsts = [fact.document for fact in facts if getattr(fact, "attempt", -1) == 0]
     assert sorted(firsts) == ["broken.py", "p0.py", "p1.py", "p2.py"], "each once in a pass"
@@ -283,8 +252,3 @@ async def test_a_pool_deals_its_programs_in_turn(tmp_path: Path) -> None:
     assert stage.policy.design_prompts == []
     statistics = stage.designer.statistics()
     assert (statistics["pool_programs"], statistics["pool_passes"], statistics["pool_spares"]) == (4, 1, 1)
-
-
-def test_held_text_is_not_part_of_trained_designs() -> None:
-    fields: dict[str, Any] = {"design": "d", "cohort": 0, "attempt": 0, "skill": "s", "valid": True}
-    assert HeldDesign(segments=(), **fields).text == ""

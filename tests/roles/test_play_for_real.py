@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from role_fakes import FakeChat, FakePool, make_config, make_context
 from scenes.memory_bus import MemoryBus
-from test_designer import make_ticket
+from scenes.small_run import ticket as make_ticket
 from test_episode import make_request
 
 from bus import codec

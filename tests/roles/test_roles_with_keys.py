@@ -11,6 +11,7 @@ import anyio
 import pytest
 import structlog
 from brokers import Broker, broker
+from designer_stage import GOOD, FakeValidator, Policy
 from role_fakes import FakePool, FakeSandbox, make_config, make_context
 from scenes.small_run import (
     FakeEvaluator,
@@ -23,7 +24,6 @@ from scenes.small_run import (
     serving,
     with_roles,
 )
-from test_designer import GOOD, FakeValidator, Policy
 
 from bus import NatsBus, connect, provision
 from bus.access import ADMIN

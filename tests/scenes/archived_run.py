@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from bus.messages import EnvironmentReady, EnvironmentScored, Message
 from engine import recipe
 from engine.records import history
@@ -33,21 +31,14 @@ def written(
     design: str, text: str, *, cohort: int = 0, skill: str = "Logical Deduction", document: str = ""
 ) -> EnvironmentReady:
     """The fact that ``design`` is the program ``text``."""
-    return msgspec.structs.replace(
-        ready(design, cohort),
-        source=text,
-        environment=hashlib.sha256(text.encode()).hexdigest(),
-        skill=skill,
-        document=document,
-    )
+    name = hashlib.sha256(text.encode()).hexdigest()
+    return ready(design, cohort, source=text, environment=name, skill=skill, document=document)
 
 
 def judged(fact: EnvironmentReady, **fields: object) -> EnvironmentScored:
     """The fact that the window of a design closed."""
     known = {"environment": fact.environment, "skill": fact.skill, "document": fact.document}
-    return msgspec.structs.replace(
-        scored(fact.design), cohort=fact.cohort, round=fact.cohort, **known, **fields
-    )
+    return scored(fact.design, fact.cohort, **({"cohort": fact.cohort} | known | fields))
 
 
 def played(round_: int, designs: Sequence[str]) -> list[Message]:

@@ -1,17 +1,18 @@
-"""A small run: its messages, a view that remembers, roles that do little."""
+"""A small run: its recipe, messages with defaults, a view that remembers, roles that do little."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import anyio
 import msgspec
 
 from bus.messages import (
     BatchTrained,
+    DesignRejected,
+    DesignTicket,
     EnvironmentReady,
     EnvironmentScored,
     EpisodeFailed,
@@ -61,100 +62,65 @@ def config(directory: object = "runs", **tables: object) -> Config:
 
 def policy(step: int, fence: int = 0) -> PolicyPublished:
     return PolicyPublished(
-        version=Version(fence, step).pack(),
-        step=step,
-        uri=f"file:///weights/{fence}-{step}",
-        sha256="0" * 64,
-        size=8,
-        canary_tokens=b"",
-        canary_logprobs=b"",
-    )
+        version=Version(fence, step).pack(), step=step, uri=f"file:///weights/{fence}-{step}",
+        sha256="0" * 64, size=8, canary_tokens=b"", canary_logprobs=b"",
+    )  # fmt: skip
 
 
 def batch(round_: int, step: int, fence: int = 0, *, final: bool = False, age: int = 1) -> BatchTrained:
     return BatchTrained(
-        round=round_,
-        step=step,
-        version=Version(fence, step).pack(),
-        trained=("a", "b", "c"),
-        dropped=(("d", "stale"),),
-        agent_samples=2,
-        designer_samples=1,
-        max_staleness=age,
-        mean_staleness=0.5,
-        metrics={"loss": 0.1, "generated_agent_under_64": 9.0, "trained_agent_under_64": 8.0},
-        seconds=1.0,
+        round=round_, step=step, version=Version(fence, step).pack(), trained=("a", "b", "c"),
+        dropped=(("d", "stale"),), agent_samples=2, designer_samples=1, max_staleness=age, mean_staleness=0.5,
+        metrics={"loss": 0.1, "generated_agent_under_64": 9.0, "trained_agent_under_64": 8.0}, seconds=1.0,
         final=final,
-    )
+    )  # fmt: skip
 
 
 def serving(step: int, fence: int = 0, *, server: str = "server-0", epoch: str = "e1") -> ServerServing:
     return ServerServing(
-        server=server,
-        epoch=epoch,
-        url="http://127.0.0.1:1",
-        version=Version(fence, step).pack(),
-        canary_error=1e-6,
-        seconds=0.1,
-    )
+        server=server, epoch=epoch, url="http://127.0.0.1:1", version=Version(fence, step).pack(),
+        canary_error=1e-6, seconds=0.1,
+    )  # fmt: skip
 
 
 def evaluation(step: int, fence: int = 0, suite: str = "mid") -> EvaluationFinished:
     version = Version(fence, step).pack()
     return EvaluationFinished(
-        suite=suite,
-        step=step,
-        version=version,
-        version_high=version,
-        episodes=8,
-        win=0.5 + step / 100,
-        stderr=0.02,
-        by_family={"seq": 0.5},
-        seconds=1.0,
-    )
+        suite=suite, step=step, version=version, version_high=version, episodes=8, win=0.5 + step / 100,
+        stderr=0.02, by_family={"seq": 0.5}, seconds=1.0,
+    )  # fmt: skip
 
 
-def ready(design: str, cohort: int = 0, *, source: str = SOURCE) -> EnvironmentReady:
-    return EnvironmentReady(
-        design=design,
-        cohort=cohort,
-        slot=0,
-        attempt=0,
-        skill="Logical Deduction",
-        environment="f" * 64,
-        source=source,
-        hint="Count <i>up</i>.",
-        document="doc",
-        title=f"Counting {design}",
-        trivial_win_rate=0.1,
-        degenerate=False,
-        difficulty=1.0,
-    )
+def ticket(design: str = "d1", **fields: Any) -> DesignTicket:
+    """Return a ticket for two attempts at a design of Logic."""
+    values = {
+        "cohort": 3, "slot": 1, "skill": "Logic", "seed": 11, "attempts": 2, "target": 0.5, "round": 0,
+    }  # fmt: skip
+    return DesignTicket(design=design, **(values | fields))
 
 
-def scored(design: str, round_: int = 0, reward: float = 0.5) -> EnvironmentScored:
-    return EnvironmentScored(
-        design=design,
-        cohort=0,
-        environment="f" * 64,
-        skill="Logical Deduction",
-        document="doc",
-        round=round_,
-        plays=4,
-        hinted_plays=4,
-        win=0.5,
-        win_low=0.2,
-        win_high=0.8,
-        hinted=0.75,
-        regret=0.25,
-        regret_low=0.0,
-        regret_high=0.5,
-        noise_floor=0.2,
-        plateau=1.0,
-        reward=reward,
-        advantage=0.0,
-        state="frontier",
-    )
+def rejected(design: str, attempt: int = 0, **fields: Any) -> DesignRejected:
+    values = {"cohort": 0, "skill": "s", "rung": "parse", "reason": "no class", "source": "", "document": ""}
+    return DesignRejected(design=design, attempt=attempt, **(values | fields))
+
+
+def ready(design: str, cohort: int = 0, **fields: Any) -> EnvironmentReady:
+    values = {
+        "slot": 0, "attempt": 0, "skill": "Logical Deduction", "environment": "f" * 64, "source": SOURCE,
+        "hint": "Count <i>up</i>.", "document": "doc", "title": f"Counting {design}", "trivial_win_rate": 0.1,
+        "degenerate": False, "difficulty": 1.0,
+    }  # fmt: skip
+    return EnvironmentReady(design=design, cohort=cohort, **(values | fields))
+
+
+def scored(design: str, round_: int = 0, reward: float = 0.5, **fields: Any) -> EnvironmentScored:
+    values = {
+        "cohort": 0, "environment": "f" * 64, "skill": "Logical Deduction", "document": "doc", "plays": 4,
+        "hinted_plays": 4, "win": 0.5, "win_low": 0.2, "win_high": 0.8, "hinted": 0.75, "regret": 0.25,
+        "regret_low": 0.0, "regret_high": 0.5, "noise_floor": 0.2, "plateau": 1.0, "advantage": 0.0,
+        "state": "frontier",
+    }  # fmt: skip
+    return EnvironmentScored(design=design, **({"round": round_, "reward": reward} | values | fields))
 
 
 def finished(
@@ -162,52 +128,26 @@ def finished(
 ) -> EpisodeFinished:
     segment = Segment(tokens=b"\0" * 16, mask=b"\0\1\1\1", logprobs=b"\0" * 16, spans=(Span(0, 1, 4),))
     return EpisodeFinished(
-        episode=episode,
-        design=design,
-        environment="f" * 64,
-        skill="Logical Deduction",
-        arm=arm,  # type: ignore[arg-type]
-        round=round_,
-        index=0,
-        seed=1,
-        returned=returned,
-        outcome="terminated",
-        failure=None,
-        reason="",
-        turns=1,
-        segments=(segment,),
-        transcript=(Turn("<count>", "say \\boxed{1}", "1", returned),),
+        episode=episode, design=design, environment="f" * 64, skill="Logical Deduction", arm=arm,
+        round=round_, index=0, seed=1, returned=returned, outcome="terminated", failure=None, reason="",
+        turns=1, segments=(segment,), transcript=(Turn("<count>", "say \\boxed{1}", "1", returned),),
         seconds=0.5,
-    )
+    )  # fmt: skip
 
 
 def failed(episode: str, failure: str = "infra") -> EpisodeFailed:
     return EpisodeFailed(
-        episode=episode,
-        design="d1",
-        arm="plain",
-        round=0,
-        index=0,
-        failure=failure,  # type: ignore[arg-type]
-        reason="gone",
+        episode=episode, design="d1", arm="plain", round=0, index=0, failure=failure, reason="gone"
     )
 
 
-def summary(round_: int) -> RoundSummary:
-    return RoundSummary(
-        round=round_,
-        environments=4,
-        accepted=3,
-        rejected=1,
-        plain=0.4,
-        hinted=0.6,
-        in_band=0.5,
-        gradient_share=0.75,
-        difficulty=1.2,
-        failures={},
-        win_histogram=(1, 0, 2, 1),
-        reward=0.3,
-    )
+def summary(round_: int, **fields: Any) -> RoundSummary:
+    values = {
+        "environments": 4, "accepted": 3, "rejected": 1, "plain": 0.4, "hinted": 0.6, "in_band": 0.5,
+        "gradient_share": 0.75, "difficulty": 1.2, "failures": {}, "win_histogram": (1, 0, 2, 1),
+        "reward": 0.3,
+    }  # fmt: skip
+    return RoundSummary(round=round_, **(values | fields))
 
 
 def events(messages: list[Message], *, start: int = 1, at: float = 1000.0) -> list[Event]:
@@ -321,7 +261,3 @@ class BrokenRole(FakeRole):
 def with_roles(base: Config, *names: str, **run: object) -> Config:
     """``base`` with other roles and other fields of ``[run]``."""
     return msgspec.structs.replace(base, run=msgspec.structs.replace(base.run, roles=names, **run))  # type: ignore[arg-type]
-
-
-def now() -> float:
-    return time.time()

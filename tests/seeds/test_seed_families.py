@@ -16,6 +16,7 @@ from engine.seeds.cycle import Cycle
 from engine.seeds.guess import Guess
 
 FAMILIES = seeds.families()
+GUESS = {"base": 2, "end": 4, "top": 10, "tries": 3}
 CASES = [
     pytest.param(family, level, withheld, id=f"{family.name}-{level}-{'withheld' if withheld else 'seed'}")
     for family in FAMILIES
@@ -168,9 +169,7 @@ def test_a_program_that_contradicts_itself_is_no_member(family: Family) -> None:
 
 
 def test_what_is_hidden_must_lie_within_what_is_shown() -> None:
-    family = Guess()
-    parameters = {"base": 2, "end": 4, "top": 10, "tries": 3}
-    source = family.program(parameters, "kites")
+    source = Guess().program(GUESS, "kites")
     assert seeds.classify(source) == ("guess", 3)
     assert seeds.classify(source.replace("B=4", "B=11")) is None
     assert seeds.classify(source.replace("A=2", "A=5")) is None
@@ -184,11 +183,7 @@ def test_a_colour_that_comes_twice_makes_no_cycle() -> None:
 
 
 def test_more_tries_make_a_program_easier() -> None:
-    family = Guess()
-    parameters = {"base": 2, "end": 4, "top": 10, "tries": 3}
-    assert family.level(parameters) == 3
-    assert family.level({**parameters, "tries": 4}) == 2
-    assert family.level({**parameters, "tries": 2}) == 4
+    assert [Guess().level({**GUESS, "tries": tries}) for tries in (4, 3, 2)] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("suite", seeds.SUITES)
@@ -243,13 +238,12 @@ def test_a_user_adds_a_family_by_an_importable_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["nothing.here:Family", "engine.seeds.guess:Nothing", "engine.errors:SpadeError", "nobody", ""]
+    "names",
+    [
+        *(["nothing.here:Family"], ["engine.seeds.guess:Nothing"], ["engine.errors:SpadeError"], ["nobody"]),
+        *([""], ["guess", "engine.seeds.guess:Guess"]),
+    ],
 )
-def test_a_family_that_cannot_be_imported_is_a_config_error(name: str) -> None:
+def test_a_family_that_is_missing_or_named_twice_is_refused(names: list[str]) -> None:
     with pytest.raises(ConfigError):
-        seeds.families((name,))
-
-
-def test_two_families_of_one_name_are_refused() -> None:
-    with pytest.raises(ConfigError, match="guess"):
-        seeds.families(("guess", "engine.seeds.guess:Guess"))
+        seeds.families(names)
