@@ -211,16 +211,6 @@ def test_the_empty_corpus_gives_no_document() -> None:
     assert corpus().statistics() == {"documents": 0}
 
 
-@given(st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=30), st.integers(0, 40))
-def test_cutting_keeps_a_prefix_within_the_limit(words: list[str], limit: int) -> None:
-    text, tokens = " ".join(words), Words()
-    short = cut(text, limit, tokens)
-    assert text.startswith(short)
-    assert len(tokens.encode(short)) <= limit
-    if len(words) <= limit:
-        assert short == text
-
-
 class Bytes:
     """A byte-level BPE of a few merges, which splits characters and joins words across cuts."""
 

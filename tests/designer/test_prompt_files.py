@@ -37,19 +37,6 @@ def test_versions() -> None:
     assert not any(name.startswith("_") for name in prompts.names())
 
 
-def test_the_nano_prompts_are_the_ones_the_nano_policy_was_warmed_on() -> None:
-    assert render("design_nano") == "Design Logical Deduction, win 40%. A text on doors."
-    assert render("hint_nano") == "Hint:\nclass DoorsEnv: ..."
-    assert render("play_nano") == "Three doors.\nHINT: the left one"
-    assert render("play_nano", hint=None) == "Three doors."
-
-
-@pytest.mark.parametrize("name", prompts.names())
-def test_nothing_of_the_template_language_is_left(name: str) -> None:
-    assert not re.search(r"\{\{|\}\}|\{%|%\}|\{#|#\}", render(name))
-    assert "\n\n\n\n" not in render(name)
-
-
 @pytest.mark.parametrize("name", prompts.names())
 def test_a_variable_that_is_missing_is_named(name: str) -> None:
     needed = {"design": "skill", "hint": "source", "play": "observation", "repair": "reason"}
@@ -99,26 +86,3 @@ def test_the_prompt_offers_what_the_sandbox_takes() -> None:
     text = render("design_full", imports=offered)
     assert ", ".join(offered) in text
     assert "asyncio" in text
-
-
-@pytest.mark.parametrize("name", DESIGNS)
-def test_the_design_prompts_say_what_the_contract_is(name: str) -> None:
-    text = render(name)
-    for words in ("class whose name ends in `Env`", "METADATA", "40 %", "exactly one fenced Python block"):
-        assert words in text
-    if name == "design_full":
-        assert r"text inside the last `\boxed{...}`" in text
-        assert "(observation: str, reward: float, terminated: bool, truncated: bool, info: dict)" in text
-    else:
-        assert "`ToolEnv`" in text
-        assert "boxed" not in text
-
-
-def test_tool_prompts_differ_where_they_must_only() -> None:
-    full, tools = (
-        {head: body for head, _, body in (part.partition("\n") for part in render(name).split("\n# "))}
-        for name in DESIGNS
-    )
-    same = {head for head in full.keys() & tools.keys() if full[head] == tools[head]}
-    assert same == {"Skill", "Difficulty", "Earlier environments"}
-    assert tools.keys() - full.keys() == {"Task", next(iter(tools))}

@@ -47,11 +47,6 @@ def test_the_built_in_roles_are_registered_like_any_others() -> None:
     )
 
 
-def test_an_unknown_role_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no role 'juggler'.*agent, designer"):
-        role_host.load("juggler")
-
-
 async def test_a_need_that_nobody_offers_is_refused() -> None:
     bus = MemoryBus(run="toy", role="r", instance="i")
     async with anyio.create_task_group() as tasks:

@@ -52,14 +52,12 @@ async def test_each_event_is_recorded_once_over_two_lives(tmp_path: Path) -> Non
 async def test_the_last_heartbeats_are_kept(tmp_path: Path) -> None:
     bus, path = MemoryBus(run="toy", role="supervisor", instance="s"), tmp_path / "run.db"
     recorder = Recorder(bus, path)
+    beat = Heartbeat(role="agent", instance="agent-0", state="running", statistics={"queue": 2.0})
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
         await bus.publish(policy(0))
         assert await recorder.caught_up(10)
-        peer = bus.peer("agent", "agent-0")
-        await peer.publish(
-            Heartbeat(role="agent", instance="agent-0", state="running", statistics={"queue": 2.0})
-        )
+        await bus.peer("agent", "agent-0").publish(beat)
         await anyio.wait_all_tasks_blocked()
         assert await recorder.caught_up(10)
         tasks.cancel_scope.cancel()

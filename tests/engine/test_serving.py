@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +52,7 @@ def test_a_note_and_the_rest_are_the_whole(messages: list[Message], cut: int) ->
     connection.close()
     assert note.position == len(messages[:cut])
     short, whole = agenda([*note.facts, *messages[note.position :]]), agenda(messages)
-    assert short._serving == whole._serving
+    assert short.serving == whole.serving
 
 
 async def test_the_recorder_writes_it_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +98,3 @@ async def test_the_pool_needs_the_note_and_what_came_after_it() -> None:
             while pool.versions() != {"server-0": 2}:
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
-
-
-def test_a_note_survives_its_encoding() -> None:
-    note = ServedVersions(position=3, facts=(fact(1), fact(2, server="server-1")))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(note), type=ServedVersions) == note

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,6 +28,7 @@ from engine.config import Config
 from engine.errors import SpadeError
 from engine.records import history
 from engine.records import status as standing
+from engine.records.status import RunStatus
 from engine.run import RunDirectory
 from engine.running.role_host import RoleLike
 from engine.running.supervisor import Ending, Supervisor, read_address, stages
@@ -117,52 +118,53 @@ async def test_a_run_ends_by_itself_when_all_have_seen_the_final_weights(tmp_pat
     assert view.seen[0][0] in ("starting", "running")
 
 
+async def interrupted(
+    recipe: Config,
+    view: RememberingView,
+    when: Callable[[RunStatus], bool] = lambda status: bool(status.gauges),
+) -> Ending:
+    """Supervise a run that gets two signals when a status is as wanted."""
+
+    async def interrupt() -> None:
+        await view.when(when)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(interrupt)
+            ending = await supervise(recipe, view)
+            tasks.cancel_scope.cancel()
+    return ending
+
+
 async def test_a_signal_drains_and_a_second_one_is_harmless(tmp_path: Path) -> None:
-    before = children()
-    view = RememberingView()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_interrupt_when_running, view)
-        ending = await supervise(with_roles(config(tmp_path), "fake"), view)
-        tasks.cancel_scope.cancel()
-    assert ending == "stopped"
+    before, view = children(), RememberingView()
+    assert await interrupted(with_roles(config(tmp_path), "fake"), view) == "stopped"
     assert FakeRole.ended == ["fake"]
     assert children() == before
     assert any("Stopping" in text for text in view.said)
 
 
-async def _interrupt_when_running(view: RememberingView) -> None:
-    await view.when(lambda status: bool(status.gauges))
-    os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 async def test_a_role_that_does_not_heed_the_drain_is_cancelled(tmp_path: Path) -> None:
-    view = RememberingView()
     recipe = with_roles(config(tmp_path), "stuck", drain_seconds=0.3)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_interrupt_when_running, view)
-        with anyio.fail_after(20):
-            assert await supervise(recipe, view) == "stopped"
-        tasks.cancel_scope.cancel()
+    assert await interrupted(recipe, RememberingView()) == "stopped"
 
 
 async def test_roles_on_other_hosts_are_drained_although_one_here_is_late(tmp_path: Path) -> None:
-    view = RememberingView()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_interrupt_when_running, view)
-        assert await supervise(with_roles(config(tmp_path), "deaf", drain_seconds=0.3), view) == "stopped"
-        tasks.cancel_scope.cancel()
+    recipe = with_roles(config(tmp_path), "deaf", drain_seconds=0.3)
+    assert await interrupted(recipe, RememberingView()) == "stopped"
     assert DeafRole.heard == [("deaf",), ()]
 
 
-async def test_a_role_that_ends_alone_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_role_that_ends_before_the_drain_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     telemetry.configure(tmp_path, "test")
-    view = RememberingView()
     with caplog.at_level("INFO"):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_interrupt_when_running, view)
-            assert await supervise(with_roles(config(tmp_path), "fake", "hasty"), view) == "stopped"
-            tasks.cancel_scope.cancel()
+        assert (
+            await interrupted(with_roles(config(tmp_path), "fake", "hasty"), RememberingView()) == "stopped"
+        )
     ended = {r.msg["role"]: r.levelname for r in caplog.records if "role.ended" in str(r.msg)}
     assert ended == {"hasty": "WARNING", "fake": "INFO"}
 
@@ -187,24 +189,11 @@ async def test_a_disk_that_fills_up_ends_the_run(tmp_path: Path, monkeypatch: py
 
 
 async def test_a_run_resumes_where_its_history_ends(tmp_path: Path) -> None:
-    view = RememberingView()
-    recipe = with_roles(config(tmp_path), "fake", "learner")
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_interrupt_when_trained, view)
-        await supervise(_unserved(recipe), view)
-        tasks.cancel_scope.cancel()
+    recipe = with_roles(config(tmp_path), "fake", "learner", "evaluator", "stuck", drain_seconds=0.2)
+    await interrupted(recipe, RememberingView(), lambda status: status.final)
     assert await supervise(with_roles(config(tmp_path), "learner", "server", "evaluator")) == "complete"
     state = standing.read(history.open_for_reading(RunDirectory.of(recipe).database))
     assert state.agent_samples_trained == 4
-
-
-def _unserved(recipe: Config) -> Config:
-    return with_roles(recipe, "fake", "learner", "evaluator", "stuck", drain_seconds=0.2)
-
-
-async def _interrupt_when_trained(view: RememberingView) -> None:
-    await view.when(lambda status: status.final)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def test_the_address_of_the_bus_is_private(tmp_path: Path) -> None:

@@ -62,25 +62,23 @@ def test_it_is_what_transformers_chooses(directory: Path, model: dict[str, str] 
     assert ours.model_max_length == theirs.model_max_length
 
 
-@pytest.mark.parametrize("model", ["qwen2", "phi3", "deepseek_v3", "mistral"])
-@pytest.mark.parametrize("name", ["TokenizersBackend", "LlamaTokenizerFast", "Qwen2Tokenizer"])
-def test_where_it_is_not_sure_transformers_chooses(directory: Path, model: str, name: str) -> None:
-    from transformers import AutoTokenizer
-
-    from engine.inference import tokens
-
-    change(directory / "tokenizer_config.json", tokenizer_class=name)
-    (directory / "config.json").write_text(json.dumps({"model_type": model}))
-    assert tokens._class(directory) is AutoTokenizer
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "3", '{"tokenizer_class": ["a"]}'])
-def test_files_that_say_nothing_are_left_to_transformers(directory: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        *((json.dumps({"tokenizer_class": "TokenizersBackend"}), model) for model in ("qwen2", "mistral")),
+        *((json.dumps({"tokenizer_class": name}), "llama") for name in ("LlamaTokenizerFast", ["a"])),
+        *((text, "llama") for text in ("", "[]", "{}", "3")),
+    ],
+)
+def test_where_the_files_do_not_settle_it_transformers_chooses(
+    directory: Path, text: str, model: str
+) -> None:
     from transformers import AutoTokenizer
 
     from engine.inference import tokens
 
     (directory / "tokenizer_config.json").write_text(text)
+    change(directory / "config.json", model_type=model)
     assert tokens._class(directory) is AutoTokenizer
 
 

@@ -91,7 +91,7 @@ class Stage:
         await self.bus.publish_all(tickets or [ticket()])
         found: list[Message] = []
         async with self.at_work(), self.bus.follow("EVENT", tails=("event.designer.>",)) as records:
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 async for record in records:
                     found.append(record.message)
                     if len(found) == count:

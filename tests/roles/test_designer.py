@@ -109,30 +109,16 @@ async def test_a_lasting_infrastructure_fault_fails_the_ticket(tmp_path: Path) -
     assert "no server" in fact.reason
 
 
-async def test_a_redelivered_ticket_resumes_its_published_attempts(tmp_path: Path) -> None:
-    """The first attempt was rejected and published, the second met a fault: the third life goes on there."""
-    policy = Policy(BAD, InferenceUnavailable("gone"), GOOD)
-    stage = Stage(tmp_path, policy)
+async def test_a_redelivered_ticket_resumes_after_its_published_attempts(tmp_path: Path) -> None:
+    """The first attempt was rejected and published, then two lives met a fault; each attempt counts once."""
+    gone = InferenceUnavailable("gone")
+    stage = Stage(tmp_path, Policy(BAD, gone, gone, GOOD))
     await stage.answers(DesignRejected, EnvironmentReady)
-    assert len(policy.design_prompts) == 3
+    assert len(stage.policy.design_prompts) == 4
     assert [(held.attempt, held.valid) for held in await stage.held()] == [(0, False), (1, True)]
-
-
-async def test_tokens_that_are_held_are_not_written_anew(tmp_path: Path) -> None:
-    """Ended between the tokens and the fact: the next life tells of the tokens that are held."""
-    first = Stage(tmp_path, Policy(GOOD, hints=(InferenceUnavailable("gone"),)))
-    (fact,) = await first.answers(DesignFailed)
-    assert fact.failure == "infra"
-    assert len(first.policy.design_prompts) == 1
-    (held,) = await first.held()
-
-    other = COUNTER.replace("count from", "begin with")
-    second = Stage(tmp_path, Policy(f"```python\n{other}```"))
-    await second.bus.publish(held)
-    ready = await second.ready()
-    assert ready.source.strip() == COUNTER.strip()
-    assert second.policy.design_prompts == []
-    assert await second.held() == [held]
+    found = stage.designer.statistics()
+    names = ("handed_back", "attempts", "rejected_load", "accepted")
+    assert [found[name] for name in names] == [2, 2, 1, 1]
 
 
 async def test_documents_and_memory_reach_the_prompt_and_survive_a_restart(tmp_path: Path) -> None:

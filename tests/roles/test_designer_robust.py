@@ -101,7 +101,7 @@ class World:
         await self.bus.publish_all(tickets)
         async with self.bus.follow("EVENT", tails=("event.designer.>",)) as records:
             answered = 0
-            with anyio.fail_after(30):
+            with anyio.fail_after(120):
                 async for record in records:
                     if getattr(record.message, "design", "") not in names:
                         continue

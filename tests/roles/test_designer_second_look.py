@@ -12,13 +12,12 @@ import msgspec
 import pytest
 from designer_stage import GOOD, Policy, Stage, tokens, verdict_on
 from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config
-from scenes.endpoint_fake import Say, fake_endpoint
 from scenes.judged_programs import judged
 from scenes.small_run import ticket
 
 from bus.messages import DesignRejected, EnvironmentReady
 from engine.config import DesignerConfig as DesignerConfig
-from engine.config import EndpointConfig, SamplingConfig
+from engine.config import SamplingConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointRefused
@@ -120,15 +119,6 @@ async def test_hints_of_a_policy_that_is_not_asked_to_are_not_held(tmp_path: Pat
     ready = await stage.ready()
     assert (ready.hint, ready.hint_held) == ("count upwards", False)
     assert [held.part for held in await stage.held()] == [""]
-
-
-async def test_another_model_may_write_the_hints(tmp_path: Path) -> None:
-    async with fake_endpoint(lambda _: Say("from the start upwards")) as endpoint:
-        settings = EndpointConfig(base_url=endpoint.url, model="m", key_env="")
-        stage = Stage(tmp_path, Policy(LOGIC), hint_writer="external", external=settings)
-        ready = await stage.ready()
-    assert ready.hint == "from the start upwards"
-    assert stage.policy.hint_prompts == []
 
 
 class FakeWriter:

@@ -200,17 +200,6 @@ async def test_an_endpoint_designs_with_corpus_and_memory(tmp_path: Path) -> Non
     assert (statistics["external_tokens_in"], statistics["external_tokens_out"]) == (100, 20)
 
 
-async def test_an_endpoint_is_not_paid_twice_for_a_design(tmp_path: Path) -> None:
-    """The hint meets a fault: the next life recalls the text of the accepted design."""
-    async with fake_endpoint(lambda _: Say(GOOD)) as fake:
-        policy = Policy(GOOD, hints=(InferenceUnavailable("gone"), "count upwards"))
-        external = EndpointConfig(base_url=fake.url, model="m", context_tokens=60_000)
-        stage = Stage(tmp_path, policy, kind="external", external=external)
-        ready = await stage.ready()
-    assert ready.hint == "count upwards"
-    assert len(fake.bodies) == 1
-
-
 async def test_an_endpoint_mends_in_the_same_conversation(tmp_path: Path) -> None:
     replies = [BAD, GOOD]
     async with fake_endpoint(lambda _: Say(replies.pop(0))) as fake:

@@ -26,9 +26,7 @@ CASES = [
 ]
 
 
-def wins(
-    family: Family, level: int, *, withheld: bool, thinks: bool, hinted: bool, plays: int = 120
-) -> float:
+def wins(family: Family, level: int, *, withheld: bool, thinks: bool, hinted: bool, plays: int = 80) -> float:
     """Share of plays won by the scripted player, played as the corpus plays them."""
     rng = Random(f"{family.name} {level} {withheld} {thinks} {hinted}")
     won = 0
@@ -114,7 +112,7 @@ def test_players_that_do_not_look_win_clearly_less_than_half(
     rng = Random(11)
     games = [
         (corpus.load(family.program(family.draw(level, rng, withheld=withheld), "kites")), rng.randrange(999))
-        for _ in range(60)
+        for _ in range(40)
     ]
     constants = ["", *map(str, range(30)), "ahead", "left", "red", "yes"]
     policies = [lambda c=c: c for c in constants] + [lambda: str(rng.randint(0, 9))]
