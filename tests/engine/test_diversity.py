@@ -64,7 +64,7 @@ class TestVendi:
         assert vendi(np.array([[0, 0], [0, 0], [1, 0], [1, 0]], np.float32)) == pytest.approx(2.0)
 
     @given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 2**31))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=30)
     def test_its_laws(self, count: int, places: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
         rows = unit(rng.normal(size=(count, places)))
@@ -95,6 +95,7 @@ class TestParts:
         assert novelty(rows, before) == pytest.approx((0 + 1 + 0.4) / 3, abs=1e-6)
         assert novelty(rows, None) is None
 
+    @settings(max_examples=30)
     @given(st.lists(st.text("abcdef", min_size=1, max_size=4), max_size=30), st.randoms())
     def test_a_sketch_holds_the_smallest_names_in_any_order(self, names: list[str], rng: object) -> None:
         shuffled = list(names)
@@ -119,6 +120,7 @@ class TestParts:
         assert whole() is None
         assert sketch.get("b") is not None
 
+    @settings(max_examples=30)
     @given(st.lists(st.text("abc", min_size=1), unique=True, max_size=30), st.randoms())
     def test_a_sample_depends_on_the_names_alone(self, names: list[str], rng: object) -> None:
         shuffled = list(names)

@@ -50,7 +50,7 @@ def test_a_small_run_is_counted(database: sqlite3.Connection) -> None:
 
 
 @given(st.lists(st.integers(min_value=0, max_value=len(STORY)), max_size=6), st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_however_a_stream_is_cut_and_replayed_the_counts_are_the_same(
     cuts: list[int], data: st.DataObject
 ) -> None:
