@@ -22,8 +22,9 @@ _TEMPLATE = (
 
 
 def build(directory: Path, *, letters: float = 40.0, positions: int = 2048) -> Any:
-    """Write tokenizer and model to ``directory``; returns the model. A reply has ``letters`` letters on
-    average, then the move and the stop token.
+    """Write tokenizer and model to ``directory``, and return the model.
+
+    A reply has ``letters`` letters on average, then the move and the stop token.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -11,8 +11,7 @@ import anyio
 import msgspec
 import pytest
 from aiohttp import web
-
-pytest.importorskip("torch")
+from scenes.endpoint_fake import serving
 
 from bus.messages import Span
 from engine.bench import rollout, rollout_sides
@@ -33,15 +32,10 @@ async def server() -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
         tokens = [20] * bodies[-1]["sampling_params"]["max_tokens"]
         return web.json_response({"choices": [{"token_ids": tokens}]})
 
-    app = web.Application()
-    app.add_routes([web.post("/inference/v1/generate", generate)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield "http://{}:{}".format(*runner.addresses[0][:2]), bodies
-    finally:
-        await runner.cleanup()
+    application = web.Application()
+    application.add_routes([web.post("/inference/v1/generate", generate)])
+    async with serving(application) as url:
+        yield url, bodies
 
 
 class Pool:

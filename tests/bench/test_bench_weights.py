@@ -6,8 +6,6 @@ import anyio
 import msgspec
 import pytest
 
-pytest.importorskip("torch")
-
 from engine.bench import weights
 
 SHAPE = {

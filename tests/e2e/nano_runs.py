@@ -106,8 +106,9 @@ def lineage(policies: Iterable[PolicyPublished]) -> Lineage:
 
 
 def surviving(messages: Iterable[Message]) -> list[BatchTrained]:
-    """The batches on the path to the newest weights, in the order of rounds. A learner that goes on from a
-    checkpoint announces its last batch again, under its new fence: the same step of the same round.
+    """Return the batches on the path to the newest weights, in the order of rounds.
+
+    A learner that resumes announces its last batch again under its new fence: the same step and round.
     """
     found = list(messages)
     tree = lineage(one for one in found if isinstance(one, PolicyPublished))

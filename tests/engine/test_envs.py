@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from scenes.archived_run import GAMES, judged, played, run_with, source, written
-from scenes.small_run import config
+from scenes.small_run import config, ready
 
 from bus.messages import Message
 from engine.config import PoolConfig, SuiteConfig
@@ -46,16 +45,17 @@ def story() -> list[Message]:
     return [*facts, *played(0, designs[:4]), *played(1, designs[4:]), *verdicts]
 
 
-@pytest.fixture
-def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    opened = history.open_for_reading(run_with(tmp_path, story()).database)
-    yield opened
-    opened.close()
+@contextmanager
+def catalogue_of(directory: Path, facts: Sequence[Message]) -> Iterator[Catalogue]:
+    """Open the catalogue of a new run with ``facts``."""
+    with closing(history.open_for_reading(run_with(directory, facts).database)) as opened:
+        yield Catalogue(opened)
 
 
 @pytest.fixture
-def catalogue(connection: sqlite3.Connection) -> Catalogue:
-    return Catalogue(connection)
+def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
+    with catalogue_of(tmp_path, story()) as opened:
+        yield opened
 
 
 def designs(entries: list[EnvironmentRecord]) -> list[str]:
@@ -127,19 +127,17 @@ def test_candidates_are_named_without_control_characters(
 
 
 def test_ids_are_long_enough_to_differ(tmp_path: Path) -> None:
-    alike = [
-        msgspec.structs.replace(written(f"d{at}", source("x", at)), environment=environment)
-        for at, environment in enumerate(("a" * 64, "a" * 20 + "b" * 44, "c" * 64))
-    ]
-    with closing(history.open_for_reading(run_with(tmp_path, alike, "alike").database)) as opened:
-        assert [len(entry.id) for entry in Catalogue(opened).entries] == [21, 21, 8]
+    names = ("a" * 64, "a" * 20 + "b" * 44, "c" * 64)
+    alike = [ready(f"d{at}", source=source("x", at), environment=name) for at, name in enumerate(names)]
+    with catalogue_of(tmp_path, alike) as catalogue:
+        assert [len(entry.id) for entry in catalogue.entries] == [21, 21, 8]
 
 
 def test_a_run_without_environments(tmp_path: Path) -> None:
-    with closing(history.open_for_reading(run_with(tmp_path, [], "none").database)) as opened:
-        assert Catalogue(opened).select(skill="x") == []
+    with catalogue_of(tmp_path, []) as catalogue:
+        assert catalogue.select(skill="x") == []
         with pytest.raises(ConfigError) as caught:
-            Catalogue(opened).find("abc")
+            catalogue.find("abc")
     assert "none yet" in caught.value.remedy
 
 
@@ -153,8 +151,7 @@ def test_recorded_episodes_come_best_first(catalogue: Catalogue) -> None:
 def test_neighbours_are_other_programs_nearest_first(tmp_path: Path) -> None:
     facts = [written(f"d{at}", source(game)) for at, game in enumerate(GAMES)]
     facts += [written("like", source(GAMES[2], 7)), written("same", source(GAMES[2]))]
-    with closing(history.open_for_reading(run_with(tmp_path, facts, "near").database)) as opened:
-        catalogue = Catalogue(opened)
+    with catalogue_of(tmp_path, facts) as catalogue:
         near = catalogue.neighbours(catalogue.find("d2"), count=3)
         assert catalogue.find("d2").environment not in {entry.environment for _, entry in near}
     assert near[0][1].design == "like"
@@ -162,9 +159,8 @@ def test_neighbours_are_other_programs_nearest_first(tmp_path: Path) -> None:
 
 
 def test_text_of_a_model_cannot_steer_a_terminal(tmp_path: Path) -> None:
-    evil = msgspec.structs.replace(written("d", "class AEnv: pass\n"), title="\x1b[2Jgone\u202e")
-    with closing(history.open_for_reading(run_with(tmp_path, [evil], "evil").database)) as opened:
-        entries = Catalogue(opened).entries
+    with catalogue_of(tmp_path, [ready("d", title="\x1b[2Jgone\u202e")]) as catalogue:
+        entries = catalogue.entries
     for text in (envs_view.table(entries), envs_view.sheet(entries[0])):
         assert not {"\x1b", "\u202e"} & set(text)
         assert "[2Jgone" in text

@@ -33,16 +33,16 @@ def logprob(token: int, version: str) -> float:
 
 @dataclass
 class FakeVllm:
-    """``hold`` blocks generation while cleared; ``faults`` maps a path to what it does next, in order: an
-    HTTP status, ``drop`` (close the connection; ``late:S`` after S seconds), ``lost`` (do it, then drop),
-    ``hang``, ``stall`` (begin an
-    answer and stop), ``garbage`` (bytes that are no JSON), or ``load:500`` and ``load:hang`` (a half-done
-    load). ``refuse_reason`` refuses to begin an update. ``stale_loads`` is how many loads do nothing but
-    change the label; ``sampled_shift`` falsifies the log-probs of sampled tokens. ``infos`` are the pushes.
-    ``pace`` is the seconds that a token takes: between two of them the server may be paused and loaded; a
-    load takes ``load_seconds``, and scoring a prompt ``score_seconds``. ``journal`` (url, route) may be
-    shared. ``named`` are the names of all adapters that were ever loaded, ``claims`` is the one that answers
-    say, if any.
+    """A server with faults to order; its fields set what it does and record what it was asked.
+
+    ``hold`` blocks generation while it is cleared. ``faults`` maps a path to what it does next, in order: an
+    HTTP status, ``drop`` (closes the connection; ``late:S`` after S seconds), ``lost`` (does it, then drops),
+    ``hang``, ``stall`` (begins an answer and stops), ``garbage`` (bytes that are no JSON), or ``load:500``
+    and ``load:hang`` (a half-done load). ``refuse_reason`` refuses to begin an update. ``stale_loads`` is the
+    number of loads that change only the label. ``infos`` holds the pushes.
+    ``sampled_shift`` falsifies the log-probs of sampled tokens. ``pace`` is the seconds that a token takes:
+    between two tokens the server may be paused and loaded. ``journal`` (url, route) may be shared. ``named``
+    holds all adapters that were ever loaded; ``claims`` is the adapter that answers name, if any.
     """
 
     url: str = ""

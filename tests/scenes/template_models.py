@@ -23,8 +23,10 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Family:
-    """``turns`` is the text of a turn by role, ``trims`` whether contents are trimmed, ``opening`` what
-    stands before the first turn without a system message.
+    """A chat template and, in plain Python, what it renders.
+
+    ``turns`` is the text of a turn by role, ``trims`` whether contents are trimmed, ``opening`` the text
+    before the first turn without a system message.
     """
 
     template: str
