@@ -124,12 +124,12 @@ def _plainly(answers: Answers) -> Answers:
 
 
 def _tells(hint: str, answers: Answers) -> str:
-    wins = Counter(_spelt(action) for action in answers.alone if _words(action))
+    wins = Counter(_words(action) for action in answers.alone if _words(action))
     for action in wins:
         spelt = r"\W*".join(map(re.escape, action))
         if re.search(rf"{_CLAIM}{spelt}(?!\w)", hint, re.IGNORECASE):
             return f"it says that {' '.join(action)!r} is the answer"
-    said = _spelt(hint)
+    said = _words(hint)
     for plan in answers.plans:
         steps = _without_fillers(tuple(word for action in plan for word in _words(action)))
         if len(steps) > 1 and _within(steps, _without_fillers(said)):
@@ -151,7 +151,7 @@ def _named(said: Words, wins: Counter[Words], taken: frozenset[str]) -> list[Wor
     """
     if wins and all(len(action) == 1 and _is_number(action[0]) for action in wins):
         return [(number,) for number in dict.fromkeys(filter(_is_number, said))]
-    known = {*wins, *(_spelt(action) for action in taken if _words(action))}
+    known = {*wins, *(_words(action) for action in taken if _words(action))}
     named = [action for action in sorted(known) if _names(said, action)]
     return [one for one in named if not any(one != other and _within(one, other) for other in named)]
 
@@ -281,16 +281,12 @@ class HintWriter:
         )
 
 
-def _spelt(text: str) -> Words:
-    return tuple(_words(text))
-
-
 def _without_fillers(words: Words) -> Words:
     return tuple(word for word in words if word not in _FILLERS)
 
 
-def _words(text: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(text)]
+def _words(text: str) -> Words:
+    return tuple(word.lower() for word in _WORD.findall(text))
 
 
 def _is_number(word: str) -> bool:
