@@ -36,8 +36,13 @@ def has_scheme(group: str, source: str) -> bool:
 
 def schemes(group: str) -> str:
     """Return the schemes of a group in words, for error texts."""
-    *most, last = (f"{name}:" for name in registered(group))
-    return f"{', '.join(most)} or {last}" if most else last
+    names = [f"{name}:" for name in registered(group)]
+    if not names:
+        raise ConfigError(
+            f"No entry point of the group {group} is installed.",
+            remedy="The installed metadata is older than the project: install it again with `make setup`.",
+        )
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def load(group: str, name: str, *, where: str) -> Any:
