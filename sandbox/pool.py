@@ -66,7 +66,7 @@ class SandboxPool:
         self._hogs: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
         self._waiting = self.max_live = 0
-        self._fault = ""
+        self._fault, self._evicted = "", 0.0
         self._closed = True
         self._spawn_seconds: deque[float] = deque(maxlen=_SAMPLES)
         self._queue_seconds: deque[float] = deque(maxlen=_SAMPLES)
@@ -329,7 +329,8 @@ class SandboxPool:
     def _relieve_memory(self) -> None:
         """Stop admission while memory is short, and end the instances that hold the most of it.
 
-        All that hold many times the usual are ended until enough is free; of usual ones the largest only.
+        All that hold many times the usual are ended until enough is free; of usual ones the largest, once
+        per second, because other processes may be what takes the memory.
         """
         short = host.memory_shortage(self.settings.low_memory_share)
         if short <= 0:
@@ -344,9 +345,10 @@ class SandboxPool:
         }
         freed = 0
         for instance in sorted(held, key=lambda instance: -held[instance]):
-            hog = held[instance] > _HOG * host.instance_bytes()
-            if freed and (freed >= short or not hog):
+            hog, now = held[instance] > _HOG * host.instance_bytes(), time.monotonic()
+            if freed >= short or not (hog or now > self._evicted + _WATCH_SECONDS):
                 break
+            self._evicted = now
             instance.expire(self._eviction(instance, held[instance], hog))
             self._counts["memory_evictions"] += 1
             freed += max(1, held[instance])
