@@ -40,26 +40,25 @@ class Access:
 
 ROLES: Mapping[str, Access] = {
     "designer": Access(
-        publishes=("design.>", "event.designer.*"),
+        publishes=("sample.designer.>", "event.designer.*"),
         follows=("EVENT",),
-        looks=("DESIGN",),
+        looks=("SAMPLE",),
         works=("designer",),
         keys=("designer.spent.*",),
     ),
-    "agent": Access(publishes=("event.agent.*",), follows=("EVENT",), works=("agent",)),
+    "agent": Access(publishes=("sample.agent.>", "event.agent.*"), follows=("EVENT",), works=("agent",)),
     "scorer": Access(
         # It also speaks for those who cannot any more: servers that vanished, work that was given up.
         publishes=(
             "task.>",
-            "sample.>",
+            "sample.credit.>",
             "event.scorer.*",
             "event.server.lost",
             "event.designer.failed",
             "event.agent.failed",
         ),
         follows=("EVENT", "DLQ"),
-        looks=("TASK", "DESIGN"),
-        purges=("DESIGN",),
+        looks=("TASK", "SAMPLE"),
         leases=("leader.scorer",),
         keys=("scorer.flushed", "scorer.snapshot"),
         listens=("hb.>",),

@@ -63,7 +63,6 @@ class Bucket:
 
 
 _TAKEN = "Work comes faster than it is done: this passes by itself while the roles that take it run."
-_CLOSED = "It empties when rounds are closed. One round that does not fit needs a larger bus.store_gb."
 _TRAINED = "It empties at the learner's checkpoints: does it run? One round must fit: raise bus.store_gb."
 _NAMED = "Weights lie there (server.weights): raise bus.store_gb."
 STREAMS: Mapping[str, Stream] = {
@@ -71,8 +70,7 @@ STREAMS: Mapping[str, Stream] = {
     for stream in (
         Stream("TASK", "task", share=0.04, full="wait", work=True, hint=_TAKEN),
         Stream("EVENT", "event", share=0.34, full="forget", compress=True),
-        Stream("DESIGN", "design", share=0.1, full="wait", dedupe_seconds=600.0, per_subject=1, hint=_CLOSED),
-        Stream("SAMPLE", "sample", share=0.36, full="wait", hint=_TRAINED),
+        Stream("SAMPLE", "sample", share=0.46, full="wait", hint=_TRAINED),
         Stream("BLOB", "blob", share=0.1, full="wait", per_subject=1, pieces=True, hint=_NAMED),
         Stream("DLQ", "dlq", share=0.04, full="forget", seconds=30 * DAY, dedupe_seconds=600.0),
     )

@@ -1,14 +1,17 @@
-"""For the learner's tests: a tiny random policy on the disk, and samples as the scorer would send them."""
+"""For the learner's tests: a tiny random policy on the disk, samples, and the credit that closes a round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
-from bus.messages import RoundClosed, SampleReady, Segment, Span
+from bus.messages import Credit, EpisodeSample, HeldDesign, Message, RoundClosed, Segment, Span
 from engine.lineage import Version
+from engine.training.samples import CreditedSample, Sampled
 
 VOCABULARY = 64
 START = Version(0, 0)
@@ -77,28 +80,47 @@ def sample(
     versions: Iterable[Version] = (START,),
     segments: Sequence[Segment] | None = None,
     tokens: int = 4,
-) -> SampleReady:
-    """A sample with one segment a version, or with ``segments``."""
+    reward: float = 0.5,
+    accepted: bool = False,
+) -> CreditedSample:
+    """A sample with its credit, with one segment per version, or with ``segments``."""
     if segments is None:
         segments = [
             segment([1, 2, *range(3, 3 + tokens)], [0, 0] + [1] * tokens, version=version.pack())
             for version in versions
         ]
-    return SampleReady(
-        sample=name,
-        role=role,  # type: ignore[arg-type]
+    credit = Credit(name, role, "g", reward, advantage, accepted=accepted)  # type: ignore[arg-type]
+    return CreditedSample(name, credit.role, round_, credit, tuple(segments))
+
+
+def sampled(one: CreditedSample) -> Sampled:
+    """The message that holds the tokens of ``one``: its round is that of the play, or its cohort."""
+    if one.role == "agent":
+        return EpisodeSample(episode=one.sample, skill="logic", round=one.round, segments=one.segments)
+    return HeldDesign(
+        design=one.sample,
+        cohort=one.round,
+        attempt=0,
         skill="logic",
-        group="g",
-        round=round_,
-        reward=0.5,
-        advantage=advantage,
-        segments=tuple(segments),
+        valid=True,
+        segments=one.segments,
     )
+
+
+def round_of(
+    round_: int, samples: Sequence[CreditedSample], *, settled: int | None = None, **closed: Any
+) -> list[Message]:
+    """The samples as they were stored, and the close of their round that credits them."""
+    messages = [sampled(one) for one in samples]
+    credits = [
+        replace(one.credit, sample=message.sample) for one, message in zip(samples, messages, strict=True)
+    ]
+    return [*messages, round_closed(round_, credits, settled=settled, **closed)]
 
 
 def random_samples(
     count: int, *, seed: int, role: str = "agent", round_: int = 0, version: Version = START
-) -> list[SampleReady]:
+) -> list[CreditedSample]:
     """Samples of random tokens with two turns (a hole in the mask), random advantages and log-probs."""
     chooser = np.random.default_rng(seed)
     result = []
@@ -120,15 +142,24 @@ def random_samples(
 
 
 def round_closed(
-    round_: int, *, plays: int = 8, designs: int = 4, agents: int = 0, designers: int = 0, final: bool = False
+    round_: int,
+    credits: Iterable[Credit] = (),
+    *,
+    plays: int = 8,
+    designs: int = 4,
+    settled: int | None = None,
+    final: bool = False,
+    play_tokens: tuple[int, ...] = (),
 ) -> RoundClosed:
+    """The close of a round; by default the cohorts up to its number are settled."""
     return RoundClosed(
         round=round_,
         plays=plays,
         designs=designs,
-        agent_samples=agents,
-        designer_samples=designers,
+        credits=tuple(credits),
+        settled=round_ + 1 if settled is None else settled,
         zero_variance_groups=0,
         groups=1,
         final=final,
+        play_tokens=play_tokens,
     )

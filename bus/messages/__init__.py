@@ -7,7 +7,16 @@ The wire tag (``kind``) carries the schema version. A role of your own registers
 
 from bus.messages.base import Message, register_message, registered, stable_id, token
 from bus.messages.control import Control, DeadLetter, Heartbeat, RunOrdered
-from bus.messages.parts import EnvironmentStanding, EnvironmentState, Finding, Flag, Segment, Span, Turn
+from bus.messages.parts import (
+    Credit,
+    EnvironmentStanding,
+    EnvironmentState,
+    Finding,
+    Flag,
+    Segment,
+    Span,
+    Turn,
+)
 from bus.messages.policy import EvaluationFinished, PolicyPublished, ServerLost, ServerServing
 from bus.messages.self_play import (
     Arm,
@@ -20,19 +29,20 @@ from bus.messages.self_play import (
     EpisodeFailed,
     EpisodeFinished,
     EpisodeRequest,
+    EpisodeSample,
     FailureKind,
     HeldDesign,
     Outcome,
     Role,
     RoundClosed,
     RoundSummary,
-    SampleReady,
 )
 
 __all__ = [
     "Arm",
     "BatchTrained",
     "Control",
+    "Credit",
     "DeadLetter",
     "DesignFailed",
     "DesignRejected",
@@ -44,6 +54,7 @@ __all__ = [
     "EpisodeFailed",
     "EpisodeFinished",
     "EpisodeRequest",
+    "EpisodeSample",
     "EvaluationFinished",
     "FailureKind",
     "Finding",
@@ -57,7 +68,6 @@ __all__ = [
     "RoundClosed",
     "RoundSummary",
     "RunOrdered",
-    "SampleReady",
     "Segment",
     "ServerLost",
     "ServerServing",

@@ -6,6 +6,7 @@ A policy version on the wire is the packed integer of ``engine.lineage.Version``
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -30,6 +31,33 @@ class Segment(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     mask: bytes
     logprobs: bytes
     spans: tuple[Span, ...]
+
+
+def sample_id(owner: str, segments: tuple[Segment, ...]) -> str:
+    """Return the id of what ``owner`` (an episode, an attempt at a design) sampled: it covers the content.
+
+    A task that is done twice has two samples. The fact names the one that it is about, so credit never goes
+    to tokens of the other.
+    """
+    digest = hashlib.blake2b(owner.encode(), digest_size=12)
+    digest.update(msgspec.msgpack.encode(segments))
+    return f"sample-{digest.hexdigest()}"
+
+
+class Credit(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The credit of one sample: its ``advantage`` among the ``members`` of its ``group``.
+
+    The advantage is normalised and scaled for its role. ``accepted``: the sample is a program that passed the
+    validator.
+    """
+
+    sample: str
+    role: Literal["agent", "designer"]
+    group: str
+    reward: float
+    advantage: float
+    members: int = 0
+    accepted: bool = False
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):

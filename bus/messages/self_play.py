@@ -6,8 +6,17 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from bus.messages.base import Message, register_message, token
-from bus.messages.parts import EnvironmentStanding, EnvironmentState, Finding, Flag, Segment, Turn
+from bus.messages.base import Message, register_message
+from bus.messages.parts import (
+    Credit,
+    EnvironmentStanding,
+    EnvironmentState,
+    Finding,
+    Flag,
+    Segment,
+    Turn,
+    sample_id,
+)
 
 Role = Literal["agent", "designer"]
 Arm = Literal["plain", "hinted"]
@@ -63,14 +72,16 @@ class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
 
 @register_message
 class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
-    """The designer's own tokens of one attempt, waiting for their window to close.
+    """The tokens of one attempt at a design. They wait in the learner's buffer for their credit.
 
-    ``prompt`` names the template and its version that the attempt was asked with; ``part`` says which call
-    the tokens are of, "" being the program's. A designer that is not trained has no tokens: ``text`` is what
-    it wrote then. ``finding`` is the review of the program: later messages about it repeat it.
+    ``prompt`` names the template and its version that the attempt was asked with. ``part`` is the call that
+    the tokens are of: "" for the program, "hint" for its hint. A designer that is not trained has no tokens:
+    ``text`` is its reply then. ``finding`` is the review of the program, so that a ticket which is delivered
+    again is answered in the same way.
     """
 
-    stream: ClassVar[str] = "DESIGN"
+    stream: ClassVar[str] = "SAMPLE"
+    role: ClassVar[Role] = "designer"
     design: str
     cohort: int
     attempt: int
@@ -84,17 +95,29 @@ class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
     finding: Finding | None = None
 
     @property
+    def sample(self) -> str:
+        """The id that the fact about the attempt names, and that its credit goes to."""
+        return sample_id(self._attempt, self.segments)
+
+    @property
+    def _attempt(self) -> str:
+        return f"{self.design}-{self.attempt}{self.part and '-' + self.part}"
+
+    @property
     def key(self) -> str:
-        return f"held:{self.design}:{self.attempt}{self.part and ':' + self.part}"
+        return f"{self._attempt}:{self.sample}"
 
     @property
     def tail(self) -> str:
-        return f"design.{self.cohort}.{self.design}-{self.attempt}{self.part and '-' + self.part}"
+        return f"sample.designer.{self.cohort}.{self._attempt}"
 
 
 @register_message
 class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1"):
-    """One attempt failed the validator: ``rung`` names the step, ``reason`` is for people."""
+    """One attempt failed the validator: ``rung`` names the step, ``reason`` is for people.
+
+    ``sample`` is the id of its tokens, "" where they are not trained.
+    """
 
     design: str
     cohort: int
@@ -105,6 +128,7 @@ class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1
     source: str
     document: str
     prompt: str = ""
+    sample: str = ""
 
     @property
     def key(self) -> str:
@@ -145,7 +169,8 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
     ``difficulty`` is the level a classifier gives the program, None where there is no classifier;
     ``prompt`` names the template and its version that the program was asked for with. ``summary`` says what
     the game is about; ``near`` is the remembered program most like it, ``similarity`` their cosine. A design
-    with a ``flag`` earns the floor, ``flag_reason`` says why; ``hint_held``: the hint's tokens are trained.
+    with a ``flag`` earns the floor, ``flag_reason`` says why. ``sample`` and ``hint_sample`` are the ids of
+    the tokens of program and hint, "" where they are not trained.
     """
 
     design: str
@@ -168,7 +193,8 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
     similarity: float | None = None
     flag: Flag = ""
     flag_reason: str = ""
-    hint_held: bool = False
+    sample: str = ""
+    hint_sample: str = ""
 
     @property
     def key(self) -> str:
@@ -210,7 +236,8 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
     """A play came to its end. ``returned`` is the agent's return in [-1, 1].
 
     ``failure`` is ``env`` or ``policy`` when one of them ended the play, else None. Such a play has
-    its defined value and stays in its group (invariant I5).
+    its defined value and stays in its group (invariant I5). ``tokens`` were sampled, by the policy
+    ``versions`` (oldest, newest); they lie in SAMPLE under ``sample``, "" where they are not trained.
     """
 
     episode: str
@@ -226,9 +253,11 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
     failure: FailureKind | None
     reason: str
     turns: int
-    segments: tuple[Segment, ...]
     transcript: tuple[Turn, ...]
     seconds: float
+    sample: str = ""
+    tokens: int = 0
+    versions: tuple[int, int] | None = None
 
     @property
     def key(self) -> str:
@@ -312,49 +341,60 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
 
 
 @register_message
-class SampleReady(Message, frozen=True, kw_only=True, tag="sample_ready.v1"):
-    """Training data of the learner. ``advantage`` is normalised and scaled for its role, among the
-    ``members`` of its group. ``accepted``: these are the tokens of a program that passed the validator.
-    """
+class EpisodeSample(Message, frozen=True, kw_only=True, tag="episode_sample.v1"):
+    """The tokens of one play, stored once, before the fact about it. Its credit comes with its ``round``."""
 
     stream: ClassVar[str] = "SAMPLE"
-    sample: str
-    role: Role
+    role: ClassVar[Role] = "agent"
+    episode: str
     skill: str
-    group: str
     round: int
-    reward: float
-    advantage: float
     segments: tuple[Segment, ...]
-    members: int = 0
-    accepted: bool = False
+
+    @property
+    def sample(self) -> str:
+        """The id that the fact about the play names, and that its credit goes to."""
+        return sample_id(self.episode, self.segments)
 
     @property
     def key(self) -> str:
-        return f"sample:{self.sample}"
+        return self.sample
 
     @property
     def tail(self) -> str:
-        return f"sample.{self.role}.{token(self.skill)}.{self.sample}"
+        return f"sample.agent.{self.episode}"
 
 
 @register_message
 class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
-    """All samples of ``round`` precede this in the stream: the learner may form its batch.
+    """The credit of a round: the learner may form its batch. All samples of it precede this in the stream.
 
-    ``plays`` and ``designs`` are the denominators of the loss: they count what has no variance too, which is
-    sent only where KL or entropy have a gradient. ``final`` marks the last batch of a run or of a drain.
+    ``plays`` and ``designs`` are the denominators of the loss: they count samples without variance too, which
+    have a credit only where KL or entropy have a gradient. Samples of plays of this round and of cohorts
+    below ``settled`` that have no credit by now never get one. ``play_tokens`` is how many tokens each play
+    sampled, before any was left out. ``final`` marks the last batch of a run.
     """
 
     stream: ClassVar[str] = "SAMPLE"
     round: int
     plays: int
     designs: int
-    agent_samples: int
-    designer_samples: int
+    credits: tuple[Credit, ...]
+    settled: int
     zero_variance_groups: int
     groups: int
     final: bool
+    play_tokens: tuple[int, ...] = ()
+
+    @property
+    def agent_samples(self) -> int:
+        """How many plays have a credit."""
+        return sum(credit.role == "agent" for credit in self.credits)
+
+    @property
+    def designer_samples(self) -> int:
+        """How many designs and hints have a credit."""
+        return sum(credit.role == "designer" for credit in self.credits)
 
     @property
     def key(self) -> str:
@@ -362,7 +402,7 @@ class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
 
     @property
     def tail(self) -> str:
-        return f"sample.round.all.{self.round}"
+        return f"sample.credit.{self.round}"
 
 
 @register_message

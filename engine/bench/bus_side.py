@@ -19,7 +19,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from bus import Bus, Envelope
-    from bus.messages import EpisodeRequest, Message, SampleReady
+    from bus.messages import EpisodeRequest, EpisodeSample, Message
 
 RUN = "bench"
 _CALL, _CALL_BYTES = 4096, 64 << 20
@@ -62,8 +62,8 @@ class SideResult(msgspec.Struct, kw_only=True):
     milliseconds: list[float] = []
 
 
-def _sample(index: int, padding: int, total: int) -> SampleReady:
-    from bus.messages import SampleReady, Segment, Span
+def _sample(index: int, padding: int, total: int) -> EpisodeSample:
+    from bus.messages import EpisodeSample, Segment, Span
 
     tokens = padding // _TOKEN_BYTES
     segment = Segment(
@@ -72,16 +72,7 @@ def _sample(index: int, padding: int, total: int) -> SampleReady:
         logprobs=bytes(4 * tokens),
         spans=(Span(1, 0, tokens),),
     )
-    return SampleReady(
-        sample=f"s{index}",
-        role="agent",
-        skill="bench",
-        group="g",
-        round=index,
-        reward=float(total),
-        advantage=0.5,
-        segments=(segment,),
-    )
+    return EpisodeSample(episode=f"e{index}", skill=str(total), round=index, segments=(segment,))
 
 
 def _task(index: int, padding: int, total: int) -> EpisodeRequest:
@@ -173,10 +164,10 @@ class Sink:
 
 def _position(message: Message) -> tuple[int, int]:
     """Return a message's index and, from the last one, the total count (0 from the others)."""
-    from bus.messages import EpisodeRequest, SampleReady
+    from bus.messages import EpisodeRequest, EpisodeSample
 
-    assert isinstance(message, SampleReady | EpisodeRequest)
-    return message.round, message.index if isinstance(message, EpisodeRequest) else int(message.reward)
+    assert isinstance(message, EpisodeSample | EpisodeRequest)
+    return message.round, message.index if isinstance(message, EpisodeRequest) else int(message.skill)
 
 
 async def _wait_for_start() -> None:

@@ -15,7 +15,7 @@ from bus import BusError, NatsBus, NotFound, codec
 from bus.errors import Undecodable
 from bus.messages import DeadLetter
 from bus.reads import Stored
-from bus.subjects import STREAMS, stream_of
+from bus.subjects import stream_of
 from engine.busview.stored import DecodedMessage, StreamSelection, between, decode
 
 _CUT = re.compile(r"\(cut from \d+ bytes\)$")
@@ -110,13 +110,6 @@ async def replay(bus: NatsBus, one: StoredLetter) -> None:
     """
     letter, key = one.letter, f"retry:{one.letter.source}:{one.letter.sequence}"
     why = one.obstacle()
-    if why is None and STREAMS[letter.source].per_subject > 0:
-        # the stream keeps one message per subject: a letter must not replace a newer one
-        last = (await bus.stream_info(letter.source)).last
-        newer = between(bus, StreamSelection(letter.source, (letter.subject,)), letter.sequence + 1, last)
-        async for stored, _ in newer:
-            if stored.id != key:
-                why = f"message {stored.sequence} has replaced it"
     if why is not None:
         raise BusError(f"letter {one.number} cannot be replayed: {why}", remedy="The letter stays.")
     stream, subject = bus.names.stream(letter.source), bus.names.subject(letter.subject)

@@ -82,7 +82,7 @@ async def tail(
     subjects: Annotated[
         list[str] | None, typer.Argument(help="Subjects after the run; * and > are wildcards.")
     ] = None,
-    stream: Annotated[str, typer.Option(help="EVENT, TASK, DESIGN, SAMPLE or DLQ; default: EVENT.")] = "",
+    stream: Annotated[str, typer.Option(help="EVENT, TASK, SAMPLE or DLQ; default: EVENT.")] = "",
     kind: Annotated[str, typer.Option(help="Only messages of this kind, such as design_rejected.")] = "",
     count: Count = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,

@@ -73,7 +73,7 @@ CREATE TABLE IF NOT EXISTS gauges (role TEXT, instance TEXT, state TEXT, at REAL
 _NEWEST = (
     "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = MAX(value, excluded.value)"
 )
-LABELS = ("prompt", "summary", "near", "similarity", "flag_reason", "hint_held")
+LABELS = ("prompt", "summary", "near", "similarity", "flag_reason", "hint_sample")
 """Fields of a design that ``labels`` keeps beside its flag."""
 LAST_AT = "last_event_at"
 """The counter that holds the time of the newest event."""
@@ -280,15 +280,14 @@ def _design_failed(db: sqlite3.Connection, event: Event, x: m.DesignFailed) -> b
 
 
 def _finished(db: sqlite3.Connection, event: Event, x: m.EpisodeFinished) -> bool:
-    tokens = sum(span.stop - span.start for segment in x.segments for span in segment.spans)
     new = _insert(
         db, "episodes", x.episode, event.sequence, event.at, x.design, x.skill, x.arm, x.round, x.returned,
-        x.outcome, x.failure, x.turns, tokens, x.seconds,
+        x.outcome, x.failure, x.turns, x.tokens, x.seconds,
     )  # fmt: skip
     if not new:
         return False
     _count(db, "episodes_finished")
-    _count(db, "tokens_sampled", tokens)
+    _count(db, "tokens_sampled", x.tokens)
     if x.failure is not None:
         _count(db, f"episodes_ended_by:{x.failure}")
     _insert(

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bus.messages import Role, SampleReady
+from bus.messages import Role
 from engine.config import RoleTraining
-from engine.training.samples import arrays, trained_tokens
+from engine.training.samples import CreditedSample, arrays, trained_tokens
 
 KINDS = ("agent", "designer", "supervised")
 MicroBatch = dict[str, torch.Tensor]
@@ -92,7 +92,7 @@ def share(quota: int, sent: int) -> float:
 
 
 def policy_rows(
-    samples: Sequence[SampleReady], training: Mapping[Role, RoleTraining], size: float
+    samples: Sequence[CreditedSample], training: Mapping[Role, RoleTraining], size: float
 ) -> list[Row]:
     """Return one row a segment with a sampled token.
 
@@ -108,7 +108,7 @@ def policy_rows(
             if mask.any():
                 name = f"{sample.sample}/{index:04d}"
                 kind = KINDS.index(sample.role)
-                rows.append(Row(name, kind, tokens, mask, logprobs, sample.advantage, weight))
+                rows.append(Row(name, kind, tokens, mask, logprobs, sample.credit.advantage, weight))
     return rows
 
 

@@ -69,7 +69,7 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needs(self) -> int:
         """The lowest SAMPLE sequence that a learner which starts from here reads."""
-        return min([self.cursor + 1, *(sequence for sequence, _ in self.buffer.kept)])
+        return min([self.cursor + 1, *(kept.sequence for kept in self.buffer.kept)])
 
 
 class Checkpoint(NamedTuple):

@@ -7,8 +7,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bus.messages import SampleReady, Segment
+from bus.messages import Credit, EpisodeSample, HeldDesign, Role, Segment
 from engine.lineage import Lineage, Version
+
+Sampled = EpisodeSample | HeldDesign
+"""Messages that hold the tokens of a sample."""
+
+
+class CreditedSample(NamedTuple):
+    """A sample with its credit, to be trained in the batch of ``round`` or of a later one."""
+
+    sample: str
+    role: Role
+    round: int
+    credit: Credit
+    segments: tuple[Segment, ...]
 
 
 class Arrays(NamedTuple):
@@ -29,7 +42,7 @@ def arrays(segment: Segment) -> Arrays:
     return Arrays(tokens, mask.astype(np.bool_), logprobs)
 
 
-def versions(sample: SampleReady) -> frozenset[Version]:
+def versions(sample: Sampled | CreditedSample) -> frozenset[Version]:
     """Return every policy version that sampled a token of ``sample`` (invariant I2)."""
     return frozenset(Version.unpack(span.version) for segment in sample.segments for span in segment.spans)
 
@@ -39,20 +52,18 @@ def age(sample_versions: frozenset[Version], current: Version, lineage: Lineage)
     return max((lineage.age(current, version) for version in sample_versions), default=0)
 
 
-def trained_tokens(sample: SampleReady) -> int:
+def trained_tokens(sample: Sampled | CreditedSample) -> int:
     """Return how many tokens of ``sample`` carry a loss."""
     return sum(segment.mask.count(1) for segment in sample.segments)
 
 
-def fault(sample: SampleReady, vocabulary: int) -> str | None:
+def fault(sample: Sampled, vocabulary: int) -> str | None:
     """Return why ``sample`` cannot be trained on, or None.
 
     ``"empty"`` has no sampled token. ``"malformed"`` has arrays of different lengths, a token outside
     ``[0, vocabulary)``, a sampled first token (nothing predicts it), spans that do not cover exactly the
-    mask, or an advantage or log-prob that is not a finite number (log-probs at most 0).
+    mask, or a log-prob that is not a finite number of at most 0.
     """
-    if not np.isfinite(sample.advantage):
-        return "malformed"
     for segment in sample.segments:
         try:
             tokens, mask, logprobs = arrays(segment)

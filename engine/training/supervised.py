@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bus.messages import SampleReady
 from engine.errors import ConfigError
 from engine.training.batch import Example
+from engine.training.samples import CreditedSample
 
 FILE = "supervised.jsonl"
 
@@ -67,12 +67,12 @@ class Archive:
         self._capacity, self._floor = capacity, floor
         self._kept = list(state)[-capacity:]
 
-    def note(self, trained: Iterable[SampleReady]) -> None:
+    def note(self, trained: Iterable[CreditedSample]) -> None:
         """Take in what a batch is made of."""
         self._kept += [
             Accepted(segment.tokens, segment.mask)
             for sample in trained
-            if sample.accepted and sample.reward > self._floor
+            if sample.credit.accepted and sample.credit.reward > self._floor
             for segment in sample.segments
             if segment.mask.count(1)
         ]

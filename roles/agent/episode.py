@@ -38,7 +38,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from bus.messages import EpisodeFinished, EpisodeRequest, FailureKind, Outcome, Segment, Turn
+from bus.messages import EpisodeFinished, EpisodeRequest, EpisodeSample, FailureKind, Outcome, Segment, Turn
 from engine import prompts
 from engine.inference.tokens import SegmentBuilder
 from roles.agent.actions import find_action, find_call
@@ -68,7 +68,7 @@ def _nothing() -> None:
 class Rules:
     """What bounds a play. ``context_tokens`` counts prompt and replies of one context, ``play_tokens`` all
     replies of the play (0: without a bound of its own); ``prompt`` names the template family;
-    ``mask_truncated`` leaves a truncated play out of training.
+    ``mask_truncated`` leaves a truncated play out of training, ``train_hinted`` trains hinted plays too.
     """
 
     sampling: SamplingConfig
@@ -77,6 +77,7 @@ class Rules:
     prompt: str
     mask_truncated: bool = False
     play_tokens: int = 0
+    train_hinted: bool = False
 
     @classmethod
     def of(cls, config: Config, *, sampling: SamplingConfig | None = None) -> Rules:
@@ -89,6 +90,7 @@ class Rules:
             play_tokens=agent.play_tokens or agent.context_tokens,
             prompt=agent.prompt,
             mask_truncated=agent.truncated == "mask",
+            train_hinted=config.learner.train_hinted,
         )
 
 
@@ -115,9 +117,22 @@ class Played:
         seen = [span.version for segment in self.segments for span in segment.spans]
         return (min(seen), max(seen)) if seen else None
 
-    def finished(self, request: EpisodeRequest, *, mask_truncated: bool = False) -> EpisodeFinished:
-        """Return the fact for the bus; a masked play carries no segments, so nothing of it is trained."""
-        masked = mask_truncated and self.ending.outcome == "truncated"
+    @property
+    def tokens(self) -> int:
+        """How many tokens were sampled."""
+        return sum(segment.mask.count(1) for segment in self.segments)
+
+    def sample(self, request: EpisodeRequest, rules: Rules) -> EpisodeSample | None:
+        """Return the tokens for the learner; None where they are not trained."""
+        masked = rules.mask_truncated and self.ending.outcome == "truncated"
+        if masked or not self.tokens or (request.arm == "hinted" and not rules.train_hinted):
+            return None
+        return EpisodeSample(
+            episode=request.episode, skill=request.skill, round=request.round, segments=self.segments
+        )
+
+    def finished(self, request: EpisodeRequest, sample: EpisodeSample | None) -> EpisodeFinished:
+        """Return the fact for the bus; ``sample`` holds the tokens that were published before it."""
         return EpisodeFinished(
             episode=request.episode,
             design=request.design,
@@ -132,9 +147,11 @@ class Played:
             failure=self.ending.failure,
             reason=self.ending.reason,
             turns=len(self.transcript),
-            segments=() if masked else self.segments,
             transcript=self.transcript,
             seconds=self.seconds,
+            sample=sample.sample if sample else "",
+            tokens=self.tokens,
+            versions=self.versions,
         )
 
 

@@ -123,7 +123,10 @@ class AgentRole(Role):
             self._missed += 1
             await self._fail(request, delivery, "infra", f"no reply and no step for {seconds:.0f} s")
             return
-        await self.bus.publish(played.finished(request, mask_truncated=self._player.rules.mask_truncated))
+        sample = played.sample(request, self._player.rules)
+        if sample is not None:
+            await self.bus.publish(sample)
+        await self.bus.publish(played.finished(request, sample))
         await delivery.ack()
         self._turns += len(played.transcript)
         self._counts[played.ending.failure or played.ending.outcome] += 1

@@ -234,16 +234,14 @@ class DesignerRole(Role):
     async def _attempt(
         self, ticket: DesignTicket, attempt: int, *, before: Judged | None, shared: Asked | None
     ) -> Judged:
-        """Write a draft, judge it, and publish it; if another designer was faster, its draft counts."""
+        """Write a draft, judge it, and publish its tokens with the verdict."""
         draft = await self._workshop.write(ticket, attempt, before=before, shared=shared)
         judged = await self._workshop.judge(ticket, draft)
         self._counts["attempts"] += 1
         mine = self._keepsake(ticket, attempt, judged)
-        if mine is None:
-            return judged
-        await self.bus.publish(mine)
-        held = await self._held(ticket, attempt)
-        return judged if held in (None, mine) else self._take_up(ticket, held)
+        if mine is not None:
+            await self.bus.publish(mine)
+        return judged
 
     def _take_up(self, ticket: DesignTicket, held: HeldDesign) -> Judged:
         """Return an attempt that is published already, with the verdict that was published with it."""
@@ -294,11 +292,11 @@ class DesignerRole(Role):
         """Whether a hint is published before the fact about it: it is trained, or was paid for."""
         return self._trains_hints or self.config.designer.hint_writer == "external"
 
-    async def _hint(self, ticket: DesignTicket, attempt: int, found: Finding) -> Hint | None:
-        """Get a hint: the one that is published, else a new one."""
+    async def _hint(self, ticket: DesignTicket, attempt: int, found: Finding) -> tuple[Hint | None, str]:
+        """Return a hint, the one that is published or else a new one, and the id of its tokens."""
         held = await self._held(ticket, attempt, "hint") if self._holds_hints else None
         if held is not None:
-            return self._hints.recall(held)
+            return self._hints.recall(held), _sample(held)
         hint = await self._hints.write(
             found.source,
             design=ticket.design,
@@ -307,7 +305,7 @@ class DesignerRole(Role):
             firsts=found.firsts,
         )
         if hint is None or not self._holds_hints:
-            return hint
+            return hint, ""
         mine = HeldDesign(
             design=ticket.design,
             cohort=ticket.cohort,
@@ -319,12 +317,11 @@ class DesignerRole(Role):
             part="hint",
         )
         await self.bus.publish(mine)
-        held = await self._held(ticket, attempt, "hint")
-        return hint if held in (None, mine) else self._hints.recall(held)
+        return hint, _sample(mine)
 
     async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
         found = judged.finding
-        hint = await self._hint(ticket, attempt, found)
+        hint, hint_sample = await self._hint(ticket, attempt, found)
         environment = digest(found.source)
         family, difficulty = self._classify(found.source)
         await self.bus.publish(
@@ -337,7 +334,8 @@ class DesignerRole(Role):
                 environment=environment,
                 source=found.source,
                 hint=hint.text if hint else None,
-                hint_held=bool(hint and self._trains_hints),
+                sample=_sample(self._keepsake(ticket, attempt, judged)),
+                hint_sample=hint_sample if hint and self._trains_hints else "",
                 document=judged.draft.document,
                 prompt=judged.draft.prompt,
                 title=found.title,
@@ -372,6 +370,7 @@ class DesignerRole(Role):
                 source=judged.finding.source,
                 document=judged.draft.document,
                 prompt=judged.draft.prompt,
+                sample=_sample(self._keepsake(ticket, attempt, judged)),
             )
         )
         if not again:
@@ -432,3 +431,8 @@ def _salt(directory: Path) -> str:
         salt = secrets.token_hex(16)
         replace(path, salt.encode(), durable=True)
         return salt
+
+
+def _sample(held: HeldDesign | None) -> str:
+    """Return the id of the tokens of an attempt, "" without any."""
+    return held.sample if held is not None and any(part.mask.count(1) for part in held.segments) else ""

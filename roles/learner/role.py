@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import msgspec
 
-from bus import Lease, NotFound, Record
+from bus import Lease, Record
 from bus.concurrency import flat_task_group
-from bus.messages import BatchTrained, PolicyPublished, RoundClosed, SampleReady
+from bus.messages import BatchTrained, EpisodeSample, HeldDesign, PolicyPublished, RoundClosed
 from bus.messages import Role as Part
 from engine.checks.learner import require_packages
 from engine.config import Config, RoleTraining
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.training.batch import Batch, Example
-    from engine.training.buffer import Buffer, Selection
+    from engine.training.buffer import Buffer, KeptSample, Selection
     from engine.training.checkpoint import Checkpoint, LearnerState
     from engine.training.command_queue import Feed
     from engine.training.ranks import Ranks
@@ -196,8 +196,7 @@ class LearnerRole(Role):
             path = str(checkpoint.path)
             await self._in_thread(lambda: self._trainer.load(path, step), "checkpoint")
         self._buffer = Buffer(self._training, vocabulary=self._vocabulary_size, state=state.buffer)
-        for sequence, name in state.buffer.kept:
-            self._buffer.restore(sequence, name, await self._sample(sequence))
+        await self._restore(state.buffer.kept)
         self._cursor, self._announced = state.cursor, state.announced
         if self._settings.supervised_mix and self._settings.supervised_source == "accepted":
             self._archive = Archive(
@@ -216,6 +215,16 @@ class LearnerRole(Role):
         if checkpoint is not None:
             await self._purge()
         self.log.info("learner.ready", version=str(self._version), cursor=self._cursor)
+
+    async def _restore(self, kept: Sequence[KeptSample]) -> None:
+        """Read the samples of the checkpoint's buffer from the stream; those that are gone are lost."""
+        wanted = {one.sequence: one for one in kept}
+        if wanted:
+            async for record in self.bus.replay("SAMPLE", start=min(wanted)):
+                if isinstance(record.message, EpisodeSample | HeldDesign) and record.sequence in wanted:
+                    self._buffer.restore(wanted.pop(record.sequence), record.message)
+        for one in wanted.values():
+            self._buffer.restore(one, None)
 
     async def _report_gap(self) -> None:
         """Log samples that are gone after the cursor: a branch without checkpoints has trained them."""
@@ -265,9 +274,9 @@ class LearnerRole(Role):
             reading.cancel_scope.cancel()
 
     async def _take(self, record: Record) -> None:
-        if isinstance(record.message, SampleReady):
+        if isinstance(record.message, EpisodeSample | HeldDesign):
             cause = self._buffer.admit(record.sequence, record.message)
-            if cause not in (None, "duplicate"):
+            if cause == "malformed":
                 self.log.warning("learner.sample_refused", sample=record.message.sample, cause=cause)
         elif isinstance(record.message, RoundClosed):
             await self._close(record.sequence, record.message)
@@ -405,13 +414,6 @@ class LearnerRole(Role):
         )
         if below is not None:
             await self.bus.purge("SAMPLE", below=below)
-
-    async def _sample(self, sequence: int) -> SampleReady | None:
-        try:
-            message = await self.bus.get("SAMPLE", sequence)
-        except NotFound:
-            return None
-        return message if isinstance(message, SampleReady) else None
 
     async def _in_thread(self, function: Callable[[], T], what: str) -> T:
         return await self._session.call(function, seconds=self._settings.step_seconds, what=what)

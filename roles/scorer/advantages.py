@@ -17,7 +17,7 @@ def flat(values: Sequence[float]) -> bool:
 
 
 def idle(advantages: Iterable[float], learner: LearnerConfig) -> bool:
-    """Whether those that were compared leave the weights alone: no advantage, no KL or entropy term."""
+    """Whether samples that were compared have no gradient: no advantage, no KL or entropy term."""
     return not (any(advantages) or learner.kl or learner.entropy)
 
 

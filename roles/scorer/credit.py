@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.messages import Arm, EnvironmentScored, stable_id
+from bus.messages import Arm, Credit, EnvironmentScored, stable_id
 from engine.config import Config, RewardConfig
 from roles.scorer import cohort_plan
 from roles.scorer.advantages import agent_label, designer_labels, idle, normalise
 from roles.scorer.parity import reference_rewards
 from roles.scorer.reports import scored
 from roles.scorer.rewards import Evidence, Reward, Tracker, raw_rewards, regret_credit
-from roles.scorer.state import Cohort, Design, DesignCredit, Graded, Play, PlayStatus, PublishGroup, Tally
+from roles.scorer.state import Cohort, Design, DesignCredit, Play, PlayStatus
 from roles.scorer.window import evidence_of, hint_leaks, measured, paid
 
 FEWEST_COMPARED = 4
@@ -23,13 +23,28 @@ FEWEST_COMPARED = 4
 
 
 class _Entry(NamedTuple):
-    """An attempt at a design and what it earned."""
+    """An attempt at a design and its reward."""
 
     design: str
-    attempt: int
+    sample: str
     skill: str
     valid: bool
     reward: float
+
+
+class RoundCredit(NamedTuple):
+    """The credit of a round's plays. ``plays`` and ``groups`` count all of them that are trained.
+
+    ``flat`` groups have no gradient, ``graded`` plain plays have one; ``tokens`` is how many tokens each play
+    sampled.
+    """
+
+    credits: tuple[Credit, ...] = ()
+    plays: int = 0
+    groups: int = 0
+    flat: int = 0
+    graded: int = 0
+    tokens: tuple[int, ...] = ()
 
 
 def penalises(config: Config) -> bool:
@@ -49,7 +64,7 @@ def settle(
 
     Invalid attempts are part of their skill's (or group's) mean under ``designer.invalid = "penalise"``. A
     design that was never played has no reward and is not trained; those of a designer that is not the policy
-    have a reward and no credit. A hint whose tokens are held earns the regret, among hints. Moves the moving
+    have a reward and no credit. A hint whose tokens are trained earns the regret, among hints. Moves the
     averages of ``tracker``.
     """
     settings = config.reward
@@ -64,12 +79,15 @@ def settle(
         else raw_rewards(proofs, settings, tracker, reward)
     )
     entries = [
-        _Entry(design.design, design.attempt, design.skill, True, value)
+        _Entry(design.design, design.sample, design.skill, True, value)
         for design, value in zip(designs, rewards, strict=True)
         if value is not None
     ]
     if penalises(config):
-        entries += [_Entry(*where, False, settings.invalid_reward) for where in cohort.rejected]
+        entries += [
+            _Entry(one.design, one.sample, one.skill, False, settings.invalid_reward)
+            for one in cohort.rejected
+        ]
     programs = _programs(config, cohort, entries)
     credit = {item.design: item for item in programs if item.valid}
     scores = [
@@ -93,7 +111,7 @@ def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list
     return [
         DesignCredit(
             entry.design,
-            entry.attempt,
+            entry.sample,
             cohort.number,
             entry.skill,
             entry.valid,
@@ -108,13 +126,13 @@ def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list
 
 
 def _hint(cohort: Cohort, design: Design, settings: RewardConfig, proof: Evidence) -> DesignCredit | None:
-    """The tokens of a hint that will be trained, with the regret as their reward."""
-    if not design.hint_held or proof.regret is None:
+    """The credit of a hint whose tokens will be trained, with the regret as its reward."""
+    if not design.hint_sample or proof.regret is None:
         return None
     reward = (
         settings.degenerate_reward if proof.broken else regret_credit(proof.regret, settings.regret_scale)
     )
-    where = (design.design, design.attempt, cohort.number, design.skill)
+    where = (design.design, design.hint_sample, cohort.number, design.skill)
     return DesignCredit(*where, True, reward, 0.0, cohort.due, part="hint")
 
 
@@ -141,11 +159,13 @@ def worth_sending(config: Config, due: Sequence[DesignCredit]) -> list[DesignCre
     compared: dict[tuple[int, str, str, str], list[float]] = {}
     for item in due:
         compared.setdefault(_peers(item, config), []).append(item.advantage)
-    return [
-        item
-        for item in due
-        if not idle(compared[_peers(item, config)], learner) or (archived and item.valid and not item.part)
-    ]
+
+    def pulls(item: DesignCredit) -> bool:
+        return not idle(compared[_peers(item, config)], learner) or (
+            archived and item.valid and not item.part
+        )
+
+    return [item for item in due if item.sample and pulls(item)]
 
 
 def _peers(item: DesignCredit, config: Config) -> tuple[int, str, str, str]:
@@ -174,48 +194,39 @@ def trains(config: Config, group: PlayGroup) -> bool:
     return config.learner.train_hinted and not floored
 
 
-def grade(config: Config, round_: int, groups: Sequence[PlayGroup], tally: Tally) -> list[PublishGroup]:
-    """Return the samples of finished ``groups`` and count them in ``tally``, as far as they are trained.
+def grade(config: Config, round_: int, groups: Sequence[PlayGroup]) -> RoundCredit:
+    """Return the credit of the plays of a round.
 
-    Plays without an outcome have left their group. Groups whose returns do not differ are counted, and sent
-    only where KL or entropy have a gradient. Truncated plays count in their group's mean; with
-    ``agent.truncated = "mask"`` they are not sent.
+    Plays without an outcome have left their group. Groups whose returns do not differ are counted, and have a
+    credit only where KL or entropy have a gradient. A truncated play counts in its group's mean; with
+    ``agent.truncated = "mask"`` it has no tokens to credit.
     """
     settings, run = config.learner.agent, config.run.name
     groups = [group for group in groups if trains(config, group)]
     names = [stable_id("group", run, g.design.design, round_, g.arm) for g in groups]
-    finished = [
-        [(i, play) for i, play in enumerate(g.plays) if play.status is PlayStatus.DONE] for g in groups
-    ]
-    returns = [play.returned for plays in finished for _, play in plays]
+    finished = [[play for play in group.plays if play.status is PlayStatus.DONE] for group in groups]
     labels = [
         agent_label(name, group.design.skill, group.arm, settings)
         for name, group, plays in zip(names, groups, finished, strict=True)
         for _ in plays
     ]
-    advantages = iter(normalise(returns, labels, settings))
-    commands = []
+    every = [play for plays in finished for play in plays]
+    advantages = iter(normalise([play.returned for play in every], labels, settings))
+    credits: list[Credit] = []
+    flat = graded = 0
     for name, group, plays in zip(names, groups, finished, strict=True):
         weight = config.learner.hinted_weight if group.arm == "hinted" else 1.0
         values = [next(advantages) * weight for _ in plays]
-        tally.plays += len(plays)
-        tally.groups += bool(plays)
-        tally.flat += bool(plays) and not any(values)
-        if group.arm == "plain":
-            tally.graded += sum(value != 0.0 for value in values)
-        if plays and not idle(values, config.learner):
-            graded = tuple(
-                Graded(_sample(run, group, round_, index), play.sequence, play.returned, value)
-                for (index, play), value in zip(plays, values, strict=True)
-                if not (play.truncated and config.agent.truncated == "mask")
-            )
-            tally.agent_samples += len(graded)
-            commands.append(PublishGroup(round_, group.design.skill, name, graded, len(plays)))
-    return commands
-
-
-def _sample(run: str, group: PlayGroup, round_: int, index: int) -> str:
-    return stable_id("sample", run, group.design.design, round_, group.arm, index)
+        flat += bool(plays) and not any(values)
+        graded += sum(value != 0.0 for value in values) if group.arm == "plain" else 0
+        if not idle(values, config.learner):
+            credits += [
+                Credit(play.sample, "agent", name, play.returned, value, len(plays))
+                for play, value in zip(plays, values, strict=True)
+                if play.sample
+            ]
+    tokens = tuple(play.tokens for play in every)
+    return RoundCredit(tuple(credits), len(every), sum(map(bool, finished)), flat, graded, tokens)
 
 
 def mean_group_size(config: Config) -> float | None:

@@ -102,7 +102,7 @@ class Curriculum:
         commands: list[Command] = []
         match message:
             case EpisodeFinished():
-                commands = events.play_finished(config, state, sequence, message)
+                commands = events.play_finished(config, state, message)
             case EpisodeFailed():
                 commands = events.play_failed(config, state, message)
             case EnvironmentReady():
@@ -112,7 +112,7 @@ class Curriculum:
             case DesignFailed():
                 commands = events.design_failed(config, state, message)
             case BatchTrained():
-                commands = round_close.purge(state, message.round) if progress.batch_trained(message) else []
+                progress.batch_trained(message)
             case PolicyPublished():
                 progress.published(message)
             case ServerServing():

@@ -7,33 +7,31 @@ import math
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, EpisodeFailed, EpisodeFinished
 from engine.config import Config
 from roles.scorer import scheduling
-from roles.scorer.credit import PlayGroup, grade, penalises
-from roles.scorer.state import Command, CurriculumState, Design, Play, PlayStatus, Publish, PurgeHeld
+from roles.scorer.credit import penalises
+from roles.scorer.state import Command, CurriculumState, Design, Play, PlayStatus, Publish, RejectedAttempt
 from roles.scorer.window import hint_names_action
 
 Outcome = EpisodeFinished | EpisodeFailed
 
 
-def play_finished(
-    config: Config, state: CurriculumState, sequence: int, message: EpisodeFinished
-) -> list[Command]:
-    """A play has a return; its segments are at ``sequence`` of EVENT."""
+def play_finished(config: Config, state: CurriculumState, message: EpisodeFinished) -> list[Command]:
+    """Take in the return of a play; its tokens are in SAMPLE."""
     play = _first(config, state, message)
     if play is None:
         return []
     if not math.isfinite(message.returned):
-        return _lose(config, state, play, message, "quarantined")
-    play.status, play.sequence = PlayStatus.DONE, sequence
+        return _lose(state, play, message, "quarantined")
+    play.status, play.sample = PlayStatus.DONE, message.sample
     play.returned = min(1.0, max(-1.0, message.returned))
-    play.versions = _versions(message)
+    play.versions, play.tokens = message.versions, message.tokens
     hint = state.designs[message.design].hint if message.arm == "hinted" else None
     play.leaked = play.returned > 0 and hint_names_action(hint, message.transcript)
-    play.truncated = message.outcome == "truncated"
     play.env_failed = message.failure == "env"
     play.turns = message.turns
     if message.failure:
         _count(state, message.round, message.failure)
-    return _ended(config, state, message)
+    state.tallies[message.round].pending -= 1
+    return []
 
 
 def play_failed(config: Config, state: CurriculumState, message: EpisodeFailed) -> list[Command]:
@@ -42,7 +40,7 @@ def play_failed(config: Config, state: CurriculumState, message: EpisodeFailed) 
     if play is None:
         return []
     if message.failure != "infra" or play.attempt >= config.curriculum.reissues:
-        return _lose(config, state, play, message, message.failure)
+        return _lose(state, play, message, message.failure)
     _count(state, message.round, message.failure)
     play.attempt += 1
     state.reissued += 1
@@ -66,11 +64,12 @@ def _first(config: Config, state: CurriculumState, message: Outcome) -> Play | N
     return None
 
 
-def _lose(config: Config, state: CurriculumState, play: Play, message: Outcome, kind: str) -> list[Command]:
-    """A play without an outcome leaves its group, which closes with what it has."""
+def _lose(state: CurriculumState, play: Play, message: Outcome, kind: str) -> list[Command]:
+    """A play without an outcome leaves its group, which closes with the others."""
     _count(state, message.round, kind)
     play.status = PlayStatus.LOST
-    return _ended(config, state, message)
+    state.tallies[message.round].pending -= 1
+    return []
 
 
 def _count(state: CurriculumState, round_: int, kind: str) -> None:
@@ -78,25 +77,9 @@ def _count(state: CurriculumState, round_: int, kind: str) -> None:
     failures[kind] = failures.get(kind, 0) + 1
 
 
-def _ended(config: Config, state: CurriculumState, message: Outcome) -> list[Command]:
-    """One play of a group is over. Groups that are compared with others wait for the end of the round."""
-    tally, design = state.tallies[message.round], state.designs[message.design]
-    tally.pending -= 1
-    plays = design.rounds[message.round].arm(message.arm)
-    if config.learner.agent.scope != "group" or any(play.status is PlayStatus.PENDING for play in plays):
-        return []
-    return [*grade(config, message.round, [PlayGroup(design, message.arm, plays)], tally)]
-
-
-def _versions(outcome: EpisodeFinished) -> tuple[int, int] | None:
-    """Return the oldest and the newest policy version that sampled a token of a play."""
-    found = [span.version for segment in outcome.segments for span in segment.spans]
-    return (min(found), max(found)) if found else None
-
-
-_TOLD = (
-    *("attempt", "environment", "source", "hint", "document", "degenerate", "flag", "hint_held"),
-    *("difficulty", "family"),
+_COPIED = (
+    *("attempt", "environment", "source", "hint", "document", "degenerate", "flag", "sample"),
+    *("hint_sample", "difficulty", "family"),
 )
 
 
@@ -104,14 +87,15 @@ def environment_ready(config: Config, state: CurriculumState, message: Environme
     """An environment can be played."""
     design = _asked(state, message.design)
     if design is None:
-        return _late(state, message)
-    for name in _TOLD:
+        return _late(state)
+    for name in _COPIED:
         setattr(design, name, getattr(message, name))
     design.status = "ready"
     cohort = state.cohorts[design.cohort]
     cohort.asked -= 1
     # A ticket that was answered twice can have refused the attempt that was accepted in the end.
-    cohort.rejected = [r for r in cohort.rejected if r[:2] != (design.design, design.attempt)]
+    accepted = (design.design, design.attempt)
+    cohort.rejected = [one for one in cohort.rejected if (one.design, one.attempt) != accepted]
     return scheduling.open_rounds(config, state, design)
 
 
@@ -119,14 +103,12 @@ def design_rejected(config: Config, state: CurriculumState, message: DesignRejec
     """One attempt was refused; the ticket may have more."""
     design = _asked(state, message.design)
     if design is None:
-        return _late(state, message)
+        return _late(state)
     cohort = state.cohorts[design.cohort]
-    entry = (design.design, message.attempt, design.skill)
-    if not penalises(config):
-        # refused attempts are not held: tokens on their subject are those of a later life's valid attempt
-        cohort.refused += 1
-    elif entry not in cohort.rejected:
-        cohort.refused += 1
+    known = (design.design, message.attempt) in {(one.design, one.attempt) for one in cohort.rejected}
+    cohort.refused += not known
+    if penalises(config) and not known:
+        entry = RejectedAttempt(design.design, message.attempt, design.skill, message.sample)
         cohort.rejected.append(entry)
     return []
 
@@ -135,10 +117,10 @@ def design_failed(config: Config, state: CurriculumState, message: DesignFailed)
     """A fault of the infrastructure asks for the ticket again, as long as ``reissues`` lasts."""
     design = _asked(state, message.design)
     if design is None:
-        return _late(state, message)
+        return _late(state)
     if message.failure == "infra":
         if message.issue != design.issue:
-            return _late(state, message)
+            return _late(state)
         if design.issue < config.curriculum.reissues:
             return scheduling.ticket_again(config, state, design)
     cohort = state.cohorts[design.cohort]
@@ -154,10 +136,6 @@ def _asked(state: CurriculumState, name: str) -> Design | None:
     return design if design and design.status == "asked" else None
 
 
-def _late(state: CurriculumState, message: EnvironmentReady | DesignRejected | DesignFailed) -> list[Command]:
-    """Tokens that came after their cohort was trained and purged would stay for ever."""
+def _late(state: CurriculumState) -> list[Command]:
     state.late += 1
-    number = message.cohort
-    if number in state.cohorts or any(number in due for due in state.purges.values()):
-        return []
-    return [PurgeHeld(f"design.{number}.>")]
+    return []

@@ -1,4 +1,4 @@
-"""What is told of designs and rounds: scores, standings, summaries, the closing of a round. Pure."""
+"""Reports on designs and rounds: scores, standings, summaries. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from bus.messages import EnvironmentScored, EnvironmentStanding, EnvironmentState, RoundClosed, RoundSummary
+from bus.messages import EnvironmentScored, EnvironmentStanding, EnvironmentState, RoundSummary
 from engine.config import Config, RewardConfig
 from roles.scorer.rewards import Evidence, plateau
-from roles.scorer.state import ARMS, Cohort, Design, DesignCredit, Play, PlayStatus, Tally
+from roles.scorer.state import ARMS, Cohort, Design, DesignCredit, Play, PlayStatus
 from roles.scorer.window import Statistics, broken, hint_leaks, measured, plays_of, turns
 
 _BINS = 10
@@ -91,9 +91,7 @@ def _state(settings: RewardConfig, found: Statistics, broken: bool) -> Environme
 
 
 class ArmVersions(NamedTuple):
-    """Which policies sampled the plays of a design: (oldest, newest) of each arm, and pairs without a common
-    one.
-    """
+    """Policy versions (oldest, newest) of each arm, and the number of pairs without a common one."""
 
     plain: tuple[int, int] | None
     hinted: tuple[int, int] | None
@@ -119,38 +117,19 @@ def versions_of(design: Design) -> ArmVersions:
     return ArmVersions(plain, hinted, apart)
 
 
-def close(
-    round_: int,
-    tally: Tally,
-    due: Sequence[DesignCredit],
-    sent: Sequence[DesignCredit],
-    *,
-    final: bool = False,
-) -> RoundClosed:
-    """Return the message that closes a round, in which ``sent`` of the ``due`` designs are trained."""
-    return RoundClosed(
-        round=round_,
-        plays=tally.plays,
-        designs=len(due),
-        agent_samples=tally.agent_samples,
-        designer_samples=len(sent),
-        zero_variance_groups=tally.flat,
-        groups=tally.groups,
-        final=final,
-    )
-
-
 def summarise(
     config: Config,
     round_: int,
-    tally: Tally,
+    failures: dict[str, int],
+    graded: int,
     designs: Iterable[Design],
     opening: Sequence[Cohort],
     scored: Sequence[EnvironmentScored],
     going_on: Sequence[EnvironmentStanding] = (),
 ) -> RoundSummary:
-    """Return what the round looked like. ``opening`` cohorts had their first round now; windows that stay
-    open are ``going_on``.
+    """Return the summary of a round, in which ``graded`` plain plays had an advantage.
+
+    ``opening`` cohorts had their first round now; windows that stay open are ``going_on``.
     """
     active = [(design, design.rounds[round_]) for design in designs if round_ in design.rounds]
     plain = [_returns(plays.plain) for _, plays in active]
@@ -163,7 +142,7 @@ def summarise(
     histogram = [0] * _BINS
     for win in wins:
         histogram[min(_BINS - 1, max(0, int(win * _BINS)))] += 1
-    failures = dict(tally.failures)
+    failures = dict(failures)
     for cohort in opening:
         for kind, count in cohort.failed.items():
             failures[f"design_{kind}"] = failures.get(f"design_{kind}", 0) + count
@@ -177,7 +156,7 @@ def summarise(
         plain=_mean(every),
         hinted=_mean(hinted),
         in_band=_mean(in_band),
-        gradient_share=tally.graded / len(every) if every else None,
+        gradient_share=graded / len(every) if every else None,
         difficulty=_mean(levels),
         failures=failures,
         win_histogram=tuple(histogram),

@@ -17,7 +17,6 @@ from bus.messages import (
     DesignTicket,
     EnvironmentScored,
     EpisodeFailed,
-    EpisodeFinished,
     EpisodeRequest,
     Heartbeat,
     Message,
@@ -29,11 +28,10 @@ from engine.config import Config
 from engine.errors import SpadeError
 from roles.base import Role, RoleContext
 from roles.scorer import credit, rewards
-from roles.scorer.command_executor import CommandExecutor
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.pacing import TICK_SECONDS, HeartbeatWatch, TrainingProgress
 from roles.scorer.snapshot import ScorerSnapshot, Snapshots
-from roles.scorer.state import Command, Publish, PublishDesigns, PublishGroup
+from roles.scorer.state import Command, MarkFlushed, Publish
 
 LEASE = "leader.scorer"
 _BACKLOG = 256
@@ -66,7 +64,6 @@ class ScorerRole(Role):
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
         self._snapshots = Snapshots(self.bus, context.directory)
-        self._outbox = CommandExecutor(self.bus)
         self._machine = Curriculum(self.config)
         self._since_snapshot = self._queued = 0
         self._newest = ""
@@ -104,7 +101,6 @@ class ScorerRole(Role):
             "leading": float(self._leading),
             "queued_steps": self._queued,
             **self._machine.statistics(),
-            **self._outbox.statistics(),
         }
 
     async def _on_drain(self, scope: anyio.CancelScope) -> None:
@@ -182,15 +178,15 @@ class ScorerRole(Role):
             self._machine = await self._restore(anew=True)
             commands, last = await self._replay()
         machine = self._machine
-        await self._outbox.execute(commands)
+        await self._execute(commands)
         unqueued, fresh = await self._unqueued(machine.outstanding()), list[Command]()
         async for record in self.bus.replay("EVENT", start=last + 1):
             last = record.sequence
-            self._remember(record)
+            self._newest = record.message.key
             fresh += machine.apply(record.sequence, record.message)
-        await self._outbox.execute(fresh)
+        await self._execute(fresh)
         wanted = {message.tail for message in machine.outstanding()}
-        await self._outbox.execute([Publish(message) for message in unqueued if message.tail in wanted])
+        await self._execute([Publish(message) for message in unqueued if message.tail in wanted])
         await self._snapshots.save(self._snapshot())
         return last
 
@@ -202,7 +198,7 @@ class ScorerRole(Role):
             last = record.sequence
             if isinstance(record.message, EnvironmentScored | RoundSummary):
                 said.add(record.message.key)
-            self._remember(record)
+            self._newest = record.message.key
             commands += machine.apply(record.sequence, record.message)
         return [one for one in commands if unsaid(one, machine.state.progress, said)], last
 
@@ -213,7 +209,7 @@ class ScorerRole(Role):
         """
         trained = self._machine.state.progress.is_trained
         rounds = [number for number in range(max(0, closed - _LOOKUPS), closed + 1) if not trained(number)]
-        return [number for number in rounds if await self.bus.last(f"sample.round.all.{number}") is None]
+        return [number for number in rounds if await self.bus.last(f"sample.credit.{number}") is None]
 
     async def _unqueued(self, work: Sequence[Message]) -> list[Message]:
         """Return what of ``work`` is in no queue."""
@@ -280,7 +276,7 @@ class ScorerRole(Role):
                 if deadline < math.inf:
                     return
                 continue
-            self._remember(record)
+            self._newest = record.message.key
             commands = self._machine.apply(record.sequence, record.message)
             self._taken.set()
             self._taken = anyio.Event()
@@ -310,14 +306,6 @@ class ScorerRole(Role):
                     remedy="The logs say what failed. Mend it and run the same command again.",
                 )
 
-    def _remember(self, record: Record) -> None:
-        message = record.message
-        self._newest = message.key
-        if isinstance(message, EpisodeFinished) and (
-            message.arm == "plain" or self.config.learner.train_hinted
-        ):
-            self._outbox.remember(record.sequence, message)
-
     async def _hand_over(
         self, outbox: MemoryObjectSendStream[_Step], commands: list[Command], *, keep: bool = False
     ) -> None:
@@ -335,12 +323,28 @@ class ScorerRole(Role):
         machine = self._machine
         return ScorerSnapshot(self.config.run.name, machine.state.position, machine.snapshot(), self._newest)
 
+    async def _execute(self, commands: Sequence[Command]) -> None:
+        """Publish what the curriculum asks for; returns when all of it is stored.
+
+        Rounds are closed in order, and the end of a segment is recorded before its last batch goes out.
+        """
+        messages: list[Message] = []
+        for command in commands:
+            if isinstance(command, MarkFlushed) or isinstance(command.message, RoundClosed):
+                await self.bus.publish_all(messages)
+                messages = []
+            if isinstance(command, MarkFlushed):
+                await self._snapshots.mark_flushed(command.steps)
+            else:
+                messages.append(command.message)
+        await self.bus.publish_all(messages)
+
     async def _carry_out(self, steps: MemoryObjectReceiveStream[_Step]) -> None:
         """Carry out steps in order, as many at once as wait; keep the newest snapshot once they are done."""
         async with steps:
             async for step in steps:
                 batch = [step, *_waiting(steps)]
-                await self._outbox.execute([command for one in batch for command in one.commands])
+                await self._execute([command for one in batch for command in one.commands])
                 kept = [one.snapshot for one in batch if one.snapshot is not None]
                 if kept:
                     await self._snapshots.save(kept[-1])
@@ -383,8 +387,6 @@ def unsaid(command: Command, progress: TrainingProgress, said: Collection[str]) 
     Work is handled apart: only what has no outcome is still wanted.
     """
     match command:
-        case PublishGroup() | PublishDesigns():
-            return not progress.is_trained(command.round)
         case Publish(RoundClosed() as message):
             return not progress.is_trained(message.round)
         case Publish(DesignTicket() | EpisodeRequest()):

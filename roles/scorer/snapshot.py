@@ -67,6 +67,10 @@ class Snapshots:
         stored = await self._bus.state_get(FLUSHED_KEY)
         return msgspec.msgpack.decode(stored[1], type=tuple[int, ...]) if stored else ()
 
+    async def mark_flushed(self, steps: tuple[int, ...]) -> None:
+        """Record the totals of rounds with plays at the end of each part of the run."""
+        await self._bus.state_put(FLUSHED_KEY, msgspec.msgpack.encode(steps))
+
     def _write(self, data: bytes) -> None:
         partial = self._path.with_suffix(".partial")
         with partial.open("wb") as file:

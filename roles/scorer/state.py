@@ -1,4 +1,4 @@
-"""What the curriculum remembers, and what it may ask the shell to do. Plain data, msgpack both ways."""
+"""State of the curriculum and its commands to the shell. Plain data, msgpack both ways."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARMS: tuple[Arm, Arm] = ("plain", "hinted")
 
 
 class PlayStatus(IntEnum):
-    """Where a play stands: asked for, with an outcome, or without one for good."""
+    """State of a play: asked for, with an outcome, or without one for good."""
 
     PENDING = 0
     DONE = 1
@@ -24,17 +24,19 @@ class PlayStatus(IntEnum):
 
 
 class Play(msgspec.Struct, array_like=True):
-    """One play. ``sequence`` is where its outcome lies in EVENT; ``attempt`` counts re-issues. ``versions``
-    are the oldest and the newest policy version that sampled it; ``leaked``: its hint named its one action.
+    """One play. ``sample`` is the id of its tokens, "" where none are trained; ``attempt`` counts re-issues.
+
+    ``versions`` are the oldest and the newest policy version that sampled it, ``tokens`` how many tokens they
+    sampled; ``leaked``: its hint named its one action.
     """
 
     attempt: int = 0
     status: PlayStatus = PlayStatus.PENDING
-    sequence: int = 0
+    sample: str = ""
     returned: float = 0.0
-    truncated: bool = False
     env_failed: bool = False
     turns: int = 0
+    tokens: int = 0
     versions: tuple[int, int] | None = None
     leaked: bool = False
 
@@ -51,8 +53,10 @@ class Plays(msgspec.Struct, array_like=True):
 
 
 class Design(msgspec.Struct, kw_only=True):
-    """One design and what became of it; ``rounds`` holds the plays issued so far. ``issue`` counts how often
-    its ticket was asked for again after infrastructure faults.
+    """One design; ``rounds`` holds the plays issued so far.
+
+    ``issue`` counts how often its ticket was asked for again after infrastructure faults. ``sample`` and
+    ``hint_sample`` are the ids of the tokens of program and hint, "" where they are not trained.
     """
 
     design: str
@@ -68,17 +72,27 @@ class Design(msgspec.Struct, kw_only=True):
     document: str = ""
     degenerate: bool = False
     flag: Flag = ""
-    hint_held: bool = False
+    sample: str = ""
+    hint_sample: str = ""
     difficulty: float | None = None
     family: str | None = None
     rounds: dict[int, Plays] = {}
 
 
+class RejectedAttempt(msgspec.Struct, frozen=True, array_like=True):
+    """An invalid attempt at a design that will be trained."""
+
+    design: str
+    attempt: int
+    skill: str
+    sample: str
+
+
 class Cohort(msgspec.Struct, kw_only=True):
     """Designs that share a window: rounds ``opens .. last``; trained with the batch of round ``due``.
 
-    ``rejected`` holds (design, attempt, skill) of invalid attempts that will be trained, ``refused`` counts
-    all of them, ``asked`` counts open tickets and ``failed`` closed ones without an environment, by kind.
+    ``refused`` counts all invalid attempts, ``asked`` open tickets, and ``failed`` closed ones without an
+    environment, by kind.
     """
 
     number: int
@@ -87,18 +101,20 @@ class Cohort(msgspec.Struct, kw_only=True):
     due: int
     asked: int
     designs: list[str]
-    rejected: list[tuple[str, int, str]] = []
+    rejected: list[RejectedAttempt] = []
     refused: int = 0
     failed: dict[str, int] = {}
 
 
 class DesignCredit(msgspec.Struct, frozen=True, array_like=True):
-    """A designer sample with its credit. ``group`` names those it was compared with, where they are those of
-    one ticket, ``members`` is how many they are; ``part`` is that of the ``HeldDesign``.
+    """The credit of a designer sample until its batch is ``due``.
+
+    ``group`` names the samples it was compared with, where they are those of one ticket, ``members`` is how
+    many they are. ``part`` is that of the ``HeldDesign``.
     """
 
     design: str
-    attempt: int
+    sample: str
     cohort: int
     skill: str
     valid: bool
@@ -109,32 +125,20 @@ class DesignCredit(msgspec.Struct, frozen=True, array_like=True):
     part: Literal["", "hint"] = ""
     members: int = 0
 
-    @property
-    def tail(self) -> str:
-        """The subject of its tokens in DESIGN."""
-        return f"design.{self.cohort}.{self.design}-{self.attempt}{self.part and '-' + self.part}"
-
 
 class Tally(msgspec.Struct, kw_only=True):
-    """Counts of one open round. ``pending`` plays have no outcome yet, ``graded`` have an advantage."""
+    """Counts of one open round. ``pending`` plays have no outcome yet."""
 
     pending: int = 0
-    plays: int = 0
-    graded: int = 0
-    groups: int = 0
-    flat: int = 0
-    agent_samples: int = 0
     failures: dict[str, int] = {}
 
 
 class CurriculumState(msgspec.Struct, kw_only=True):
-    """All of the curriculum. ``position`` is the last EVENT sequence taken in.
+    """The whole state of the curriculum. ``position`` is the last EVENT sequence taken in.
 
     A run that was finished and then extended consists of segments: ``flushed`` holds the number of rounds
     with plays at the end of each finished one, ``first`` is the current one's first round,
     ``first_cohort`` its first cohort. Rounds ``<= admitted`` may be played, rounds ``<= closed`` are done.
-    ``purges`` maps a round to the cohorts whose held designs are not needed once it is trained, ``purged``
-    are those of the last purge.
     """
 
     position: int = 0
@@ -147,8 +151,6 @@ class CurriculumState(msgspec.Struct, kw_only=True):
     designs: dict[str, Design] = {}
     cohorts: dict[int, Cohort] = {}
     held: list[DesignCredit] = []
-    purges: dict[int, list[int]] = {}
-    purged: list[int] = []
     tallies: dict[int, Tally] = {}
     progress: TrainingProgress = msgspec.field(default_factory=TrainingProgress)
     tracker: Tracker = msgspec.field(default_factory=Tracker)
@@ -162,46 +164,13 @@ class Publish(msgspec.Struct, frozen=True):
     message: Message
 
 
-class Graded(msgspec.Struct, frozen=True):
-    """One play to train on; its segments are in the EVENT message at ``sequence``."""
-
-    sample: str
-    sequence: int
-    reward: float
-    advantage: float
-
-
-class PublishGroup(msgspec.Struct, frozen=True):
-    """Publish agent samples of one group that has ``members`` outcomes, masked ones among them."""
-
-    round: int
-    skill: str
-    group: str
-    plays: tuple[Graded, ...]
-    members: int = 0
-
-
-class PublishDesigns(msgspec.Struct, frozen=True):
-    """Publish designer samples into the batch of ``round``; ``samples`` are their ids."""
-
-    round: int
-    held: tuple[DesignCredit, ...]
-    samples: tuple[str, ...]
-
-
-class PurgeHeld(msgspec.Struct, frozen=True):
-    """Drop held designs: ``tail`` is a subject of DESIGN, possibly with wildcards."""
-
-    tail: str
-
-
 class MarkFlushed(msgspec.Struct, frozen=True):
     """Record, before the last batch goes out, that a segment ended after ``steps`` rounds with plays."""
 
     steps: tuple[int, ...]
 
 
-Command = Publish | PublishGroup | PublishDesigns | PurgeHeld | MarkFlushed
+Command = Publish | MarkFlushed
 
 
 def alive(state: CurriculumState, round_: int) -> Iterator[Cohort]:

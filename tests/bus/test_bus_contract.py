@@ -13,7 +13,7 @@ from bus_examples import example, summary, ticket
 from bus_worlds import World, nothing_comes, take
 
 from bus import BusError, BusUnavailable, Conflict, NotFound, Record, Undecodable
-from bus.messages import Control, DeadLetter, HeldDesign, RoundClosed, SampleReady
+from bus.messages import Control, DeadLetter, EpisodeSample, RoundClosed
 
 Worlds = Callable[[], AbstractAsyncContextManager[World]]
 
@@ -78,14 +78,14 @@ async def test_follow_reads_far_more_than_it_buffers(world: Worlds) -> None:
 async def test_follow_filters_by_tail(world: Worlds) -> None:
     async with world() as w:
         await w.bus.publish_all([sample(1), closed(1), sample(2), closed(2)])
-        async with w.bus.follow("SAMPLE", tails=["sample.round.>"]) as source:
+        async with w.bus.follow("SAMPLE", tails=["sample.credit.>"]) as source:
             assert [record.message for record in await take(source, 2)] == [closed(1), closed(2)]
-        async with w.bus.follow("SAMPLE", tails=["sample.agent.>", "sample.round.>"]) as source:
+        async with w.bus.follow("SAMPLE", tails=["sample.agent.>", "sample.credit.>"]) as source:
             assert [record.sequence for record in await take(source, 4)] == [1, 2, 3, 4]
 
 
-def sample(number: int) -> SampleReady:
-    return example(SampleReady, sample=f"s{number}", role="agent")
+def sample(number: int) -> EpisodeSample:
+    return example(EpisodeSample, episode=f"e{number}")
 
 
 def closed(number: int) -> RoundClosed:
@@ -152,9 +152,9 @@ async def test_replay_merges_filters_in_order(world: Worlds) -> None:
     async with world() as w:
         kinds = itertools.cycle([sample, closed])
         await w.bus.publish_all([make(number) for number, make in zip(range(600), kinds, strict=False)])
-        records = [r async for r in w.bus.replay("SAMPLE", tails=["sample.round.>", "sample.agent.>"])]
+        records = [r async for r in w.bus.replay("SAMPLE", tails=["sample.credit.>", "sample.agent.>"])]
         assert [record.sequence for record in records] == list(range(1, 601))
-        only = [r async for r in w.bus.replay("SAMPLE", start=11, tails=["sample.round.>"])]
+        only = [r async for r in w.bus.replay("SAMPLE", start=11, tails=["sample.credit.>"])]
         assert [record.sequence for record in only] == list(range(12, 601, 2))
 
 
@@ -187,23 +187,6 @@ async def test_purge_by_position_and_by_tail(world: Worlds) -> None:
         assert await w.bus.purge("SAMPLE") == 1
         info = await w.bus.stream_info("SAMPLE")
         assert (info.first, info.last, info.messages) == (5, 4, 0)
-
-
-async def test_a_subject_holds_one_design(world: Worlds) -> None:
-    def held(attempt: int, skill: str) -> HeldDesign:
-        return example(HeldDesign, design="d1", cohort=1, attempt=attempt, skill=skill)
-
-    async with world() as w:
-        await w.bus.publish_all([held(1, "a"), held(2, "b")])
-        assert (await w.bus.stream_info("DESIGN")).messages == 2
-        record = await w.bus.last(held(1, "a").tail)
-        assert record is not None
-        assert record.message == held(1, "a")
-        assert await w.inject("DESIGN", held(1, "a").tail, b"written again") == 3
-        assert (await w.bus.stream_info("DESIGN")).messages == 2
-        with pytest.raises(Undecodable):
-            await w.bus.last(held(1, "a").tail)
-        assert await w.bus.purge("DESIGN", tail="design.1.>") == 2
 
 
 async def test_state_is_compared_and_set(world: Worlds) -> None:

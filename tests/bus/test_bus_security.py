@@ -32,6 +32,7 @@ from bus.messages import (
     EpisodeFailed,
     EpisodeFinished,
     EpisodeRequest,
+    EpisodeSample,
     EvaluationFinished,
     Heartbeat,
     HeldDesign,
@@ -40,7 +41,6 @@ from bus.messages import (
     RoundClosed,
     RoundSummary,
     RunOrdered,
-    SampleReady,
     ServerLost,
     ServerServing,
 )
@@ -60,7 +60,7 @@ SPEAKERS: dict[type[Message], set[str]] = {
     EnvironmentReady: {"designer"},
     EpisodeFinished: {"agent"},
     EpisodeFailed: {"agent", "scorer"},
-    SampleReady: {"scorer"},
+    EpisodeSample: {"agent"},
     RoundClosed: {"scorer"},
     RoundSummary: {"scorer"},
     EnvironmentScored: {"scorer"},
@@ -107,7 +107,7 @@ def test_a_message_may_be_said_by_those_whose_it_is(kind: type[Message]) -> None
 
 
 def test_every_fact_and_task_has_a_speaker() -> None:
-    kinds = {kind for kind in KINDS.values() if kind.stream in ("TASK", "EVENT", "DESIGN", "SAMPLE")}
+    kinds = {kind for kind in KINDS.values() if kind.stream in ("TASK", "EVENT", "SAMPLE")}
     kinds -= {RunOrdered}
     assert not [kind.__name__ for kind in kinds if not SPEAKERS.get(kind)]
 
@@ -224,6 +224,7 @@ async def _play(bus: Bus) -> None:
         assert isinstance((await first(servers)).message, ServerServing)
         async with bus.consume("agent", limit=2) as work:
             delivery = await first(work)
+            await bus.publish(example(EpisodeSample, episode=delivery.message.episode))
             await bus.publish(example(EpisodeFinished, episode=delivery.message.episode))
             await delivery.ack()
 
@@ -233,14 +234,13 @@ async def _close(bus: Bus) -> None:
         record = await first(records)
         assert isinstance(await bus.get("EVENT", record.sequence), EpisodeFinished)
     async with bus.follow("DLQ"):
-        await bus.publish_all([example(SampleReady), summary(1), example(RoundClosed)])
-    await bus.purge("DESIGN", tail="design.>")
+        await bus.publish_all([summary(1), example(RoundClosed)])
 
 
 async def _train(bus: Bus) -> None:
     async with bus.lease("leader.learner", ttl=2), bus.follow("SAMPLE") as samples:
-        kinds = [type((await first(samples)).message) for _ in range(2)]
-        assert set(kinds) == {SampleReady, RoundClosed}
+        kinds = [type((await first(samples)).message) for _ in range(3)]
+        assert set(kinds) == {HeldDesign, EpisodeSample, RoundClosed}
         await bus.publish(example(BatchTrained))
         await bus.purge("SAMPLE", below=2)
 
@@ -262,7 +262,8 @@ async def _look_on(bus: Bus) -> None:
 REFUSED: dict[str, tuple[str, Any]] = {
     "says another role's fact": ("agent", lambda bus: bus.publish(example(PolicyPublished))),
     "hands out work": ("agent", lambda bus: bus.publish(request(9))),
-    "makes training samples": ("designer", lambda bus: bus.publish(example(SampleReady))),
+    "makes an agent's samples": ("designer", lambda bus: bus.publish(example(EpisodeSample))),
+    "gives credit": ("agent", lambda bus: bus.publish(example(RoundClosed))),
     "commands": ("evaluator", lambda bus: bus.connection.api("STREAM.PURGE.EVENT_secured")),
     "deletes a stream": ("learner", lambda bus: bus.connection.api("STREAM.DELETE.SAMPLE_secured")),
     "purges another's stream": ("learner", lambda bus: bus.purge("EVENT")),
@@ -280,7 +281,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
         lambda bus: bus.connection.api("CONSUMER.DURABLE.CREATE.EVENT_secured.mine", {}),
     ),
     "reads the samples": ("agent", lambda bus: _follow(bus, "SAMPLE")),
-    "reads a held design": ("agent", lambda bus: bus.last("design.0.d1-0")),
+    "reads a held design": ("agent", lambda bus: bus.last("sample.designer.0.d1-0")),
     "reads the queue": ("evaluator", lambda bus: bus.last(request(1).tail)),
     "hears others' heartbeats": ("agent", lambda bus: _listen(bus, "hb.>")),
     "taps a stream": (GUEST, lambda bus: _listen(bus, "event.>")),
@@ -357,7 +358,7 @@ async def test_a_refused_publication_does_not_stop_the_allowed_ones(secured: Bro
 
 
 async def test_a_message_that_was_copied_into_a_stream_is_not_believed(secured: Broker) -> None:
-    forged = codec.encode(example(SampleReady, sample="forged"), run=RUN, role="scorer", instance="s")
+    forged = codec.encode(example(EpisodeSample, episode="forged"), run=RUN, role="agent", instance="s")
     async with joined(secured, "agent") as bus, joined(secured, "learner") as learner:
         names = bus.names
         stored = await bus.publisher.send(
@@ -367,12 +368,12 @@ async def test_a_message_that_was_copied_into_a_stream_is_not_believed(secured: 
         asked = b'{"seq": %d}' % stored.seq
         answer = names.subject("sample.agent.x.forged")
         assert bus.connection.write(f"$JS.API.DIRECT.GET.{names.stream('EVENT')}", asked, answer)
-        async with joined(secured, "scorer") as scorer, learner.follow("SAMPLE", start=last + 1) as samples:
+        async with joined(secured, "agent") as agent, learner.follow("SAMPLE", start=last + 1) as samples:
             with anyio.fail_after(10):
                 while (await learner.stream_info("SAMPLE")).last == last:  # noqa: ASYNC110 (what a stranger sent)
                     await anyio.sleep(0.01)
-            honest = example(SampleReady, sample="honest")
-            await scorer.publish(honest)
+            honest = example(EpisodeSample, episode="honest")
+            await agent.publish(honest)
             assert (await first(samples)).message == honest
 
 

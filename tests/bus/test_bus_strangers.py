@@ -162,13 +162,13 @@ async def test_in_a_cluster_a_stream_may_be_without_a_leader_for_longer(
 
         monkeypatch.setattr(bus.connection, "write", write)
         assert await bus.publish(summary(1)) == 1
-        stream = bus.names.stream("DESIGN")
+        stream = bus.names.stream("SAMPLE")
         config = (await bus.connection.api(f"STREAM.INFO.{stream}"))["config"]
         await bus.connection.api(f"STREAM.DELETE.{stream}")
         with anyio.fail_after(10), pytest.raises(BusError, match="no stream takes"):
             await bus.publish(example_of_design())
         with pytest.raises(NotFound):
-            await bus.stream_info("DESIGN")
+            await bus.stream_info("SAMPLE")
         await bus.connection.api(f"STREAM.CREATE.{stream}", config)
 
 

@@ -10,8 +10,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,13 +31,13 @@ from nano_runs import (
 )
 
 from bus import Bus, connect
-from bus.messages import BatchTrained, Message, stable_id
+from bus.messages import BatchTrained, DesignRejected, EnvironmentReady, Message, RoundClosed
 from engine import recipe
 from engine.config import Config
 from engine.running.supervisor import read_address
 from roles.scorer import cohort_plan
 from roles.scorer.curriculum import Curriculum
-from roles.scorer.state import PublishDesigns, PublishGroup
+from roles.scorer.state import Publish
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 KINDS = ("learner", "scorer", "broker", "agent", "server")
@@ -171,26 +170,20 @@ def wanted(config: Config, seen: list[tuple[int, Message]]) -> dict[int, set[str
     commands = machine.start()
     for sequence, message in seen:
         commands += machine.apply(sequence, message)
-    owed: dict[int, set[str]] = defaultdict(set)
-    for one in commands:
-        if isinstance(one, PublishGroup):
-            owed[one.round] |= {play.sample for play in one.plays}
-        elif isinstance(one, PublishDesigns):
-            owed[one.round] |= set(one.samples)
-    return owed
+    closed = [one.message for one in commands if isinstance(one, Publish)]
+    return {
+        one.round: {credit.sample for credit in one.credits} for one in closed if isinstance(one, RoundClosed)
+    }
 
 
-def due(config: Config) -> dict[str, int]:
-    """The round of each designer sample that there can be, from the arithmetic of the plan."""
-    found: dict[str, int] = {}
-    run, last = config.run.name, config.run.steps
-    for cohort in range(last + 1):
-        life = cohort_plan.rounds_of(config.curriculum, cohort)
-        for slot in range(life.size):
-            design = stable_id("design", run, cohort, slot)
-            for attempt in range(config.designer.attempts + 1):
-                found[stable_id("sample", run, design, attempt)] = min(life.due, last)
-    return found
+def due(config: Config, seen: Iterable[Message]) -> dict[str, int]:
+    """The round of each designer sample that a fact names, from the arithmetic of the plan."""
+    last = config.run.steps
+    return {
+        message.sample: min(cohort_plan.rounds_of(config.curriculum, message.cohort).due, last)
+        for message in seen
+        if isinstance(message, EnvironmentReady | DesignRejected) and message.sample
+    }
 
 
 def check(config: Config, seen: list[tuple[int, Message]]) -> list[BatchTrained]:
@@ -237,10 +230,11 @@ async def test_whoever_is_killed_nothing_is_lost_or_trained_twice(
             assert await ended(process) == 0, output(tmp_path)
     await nothing_left(tmp_path)
 
-    batches = check(config, await facts(tmp_path))
+    seen = await facts(tmp_path)
+    batches = check(config, seen)
     assert batches[-1].final
     assert len(batches) == steps + 1
-    rounds = due(config)
+    rounds = due(config, (message for _, message in seen))
     designs = {sample: one.round for one in batches for sample in one.trained if sample in rounds}
     assert sum(one.designer_samples for one in batches) == len(designs) > 0
     late = {

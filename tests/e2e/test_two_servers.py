@@ -25,6 +25,7 @@ from bus.messages import (
     EpisodeFailed,
     EpisodeFinished,
     EpisodeRequest,
+    EpisodeSample,
     Message,
     PolicyPublished,
     Segment,
@@ -283,10 +284,13 @@ async def test_sixty_four_plays_ten_versions_one_kill(tmp_path: Path, asked: lis
             await facts.until("traffic for the restarted server", answered)
             enough.set()
         await facts.until("the end of all plays", lambda: facts.ended() == facts.posted)
+        samples = [record.message async for record in bus.replay("SAMPLE")]
     check_ends(facts, facts.posted)
     check_versions(facts, asked)
     check_restart(facts, asked, killed, new)
-    segments = [segment for _, one, _ in facts.of(EpisodeFinished) for segment in one.segments]
+    stored = [one for one in samples if isinstance(one, EpisodeSample)]
+    assert {one.sample for one in stored} >= {one.sample for _, one, _ in facts.of(EpisodeFinished)}
+    segments = [segment for one in stored for segment in one.segments]
     mixed = [segment for segment in segments if len({span.version for span in segment.spans}) > 1]
     assert mixed, "no play went on through an update"
     for segment in mixed[:: max(1, len(mixed) // 6)]:
@@ -318,10 +322,10 @@ def check_versions(facts: Facts, asked: list[Asked]) -> None:
             versions = {span.version for span in one.answer.spans}
             assert versions <= by_url[one.url]
     for sequence, one, _ in facts.of(EpisodeFinished):
-        for segment in one.segments:
-            for span in segment.spans:
-                assert first[span.version] < sequence
-                used.add(span.version)
+        assert one.versions is not None
+        for version in one.versions:
+            assert first[version] < sequence
+            used.add(version)
     assert len(used) > VERSIONS / 2
 
 

@@ -111,7 +111,7 @@ class Stage:
         return found
 
     async def held(self) -> list[HeldDesign]:
-        return [record.message async for record in self.bus.replay("DESIGN")]  # type: ignore[misc]
+        return [record.message async for record in self.bus.replay("SAMPLE")]  # type: ignore[misc]
 
 
 def verdict_on(ready: EnvironmentReady, **fields: Any) -> EnvironmentScored:

@@ -15,7 +15,7 @@ from scenes.fake_vllm import fake_vllm, until
 from scenes.memory_bus import MemoryBus
 from test_episode import counting, make_request
 
-from bus.messages import EpisodeFailed, EpisodeFinished, Message, ServerServing
+from bus.messages import EpisodeFailed, EpisodeFinished, EpisodeSample, Message, ServerServing
 from engine.config import AgentConfig as AgentConfig
 from engine.config import RunConfig, SamplingConfig
 from engine.inference.completion import InferenceUnavailable
@@ -188,7 +188,22 @@ async def test_masked_truncation(tmp_path: Path) -> None:
     async with stage.at_work():
         (fact,) = await stage.facts(1)
     assert isinstance(fact, EpisodeFinished)
-    assert (fact.outcome, fact.segments, fact.turns) == ("truncated", (), 2)
+    assert (fact.outcome, fact.sample, fact.turns) == ("truncated", "", 2)
+    assert fact.tokens > 0
+    assert (await stage.bus.stream_info("SAMPLE")).messages == 0
+
+
+async def test_tokens_are_stored_before_the_fact_that_names_them(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    request = make_request()
+    await stage.bus.publish(request)
+    async with stage.at_work():
+        (fact,) = await stage.facts(1)
+    (sample,) = [record.message async for record in stage.bus.replay("SAMPLE")]
+    assert isinstance(fact, EpisodeFinished)
+    assert isinstance(sample, EpisodeSample)
+    assert (fact.sample, sample.episode, sample.round) == (sample.sample, request.episode, request.round)
+    assert fact.tokens == sum(segment.mask.count(1) for segment in sample.segments)
 
 
 async def test_a_defect_ends_the_role(tmp_path: Path) -> None:
@@ -323,7 +338,9 @@ async def test_a_play_of_two_agents_has_one_fact(tmp_path: Path) -> None:
         (first,) = await stage.facts(1)
     before = (await stage.bus.stream_info("EVENT")).messages
     stage.pool.calls.clear()
-    second = (await stage.agent._player.play(make_request())).finished(make_request())
+    player, request = stage.agent._player, make_request()
+    played = await player.play(request)
+    second = played.finished(request, played.sample(request, player.rules))
     await stage.bus.publish(second)
     assert (await stage.bus.stream_info("EVENT")).messages == before
     assert isinstance(first, EpisodeFinished)

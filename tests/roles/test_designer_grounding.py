@@ -111,7 +111,7 @@ async def test_designs_say_what_they_were_asked_with(tmp_path: Path, documents: 
     bus = new_bus()
     role = await live(tmp_path, bus, documents, list(range(TICKETS)), concurrency=4)
     facts = [record.message async for record in bus.replay("EVENT")]
-    held = [record.message async for record in bus.replay("DESIGN")]
+    held = [record.message async for record in bus.replay("SAMPLE")]
     designs = [
         fact for fact in (*facts, *held) if isinstance(fact, EnvironmentReady | DesignRejected | HeldDesign)
     ]

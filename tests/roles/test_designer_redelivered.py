@@ -10,7 +10,7 @@ from designer_stage import BAD, GOOD, FakeValidator, Policy, Stage, verdict
 from role_fakes import COUNTER
 from scenes.small_run import ticket
 
-from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, HeldDesign, Message
+from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, Message
 from engine.inference.completion import InferenceUnavailable
 from roles import work_loop
 from roles.designer import role as designer_role
@@ -84,39 +84,19 @@ async def test_a_held_rejection_stays_one_with_its_reason(tmp_path: Path) -> Non
     assert [getattr(one, "valid", None) for one in held] == [False]
 
 
-def interrupted(slow: Stage, theirs: HeldDesign) -> None:
-    """Let ``theirs``, of another life, be published just before the same part of ``slow``."""
-    publish, wire = slow.context.bus.publish, slow.bus
-
-    async def late(message: Message) -> int:
-        if isinstance(message, HeldDesign) and message.part == theirs.part:
-            await wire.publish(theirs)
-        return await publish(message)
-
-    slow.context.bus.publish = late
-
-
-async def test_of_two_lives_at_once_the_first_to_publish_counts(tmp_path: Path) -> None:
-    """A life that was thought dead writes on; tokens and fact belong together all the same."""
-    slow = Stage(tmp_path, Policy(f"```python\n{COUNTER.replace('count from', 'begin with')}```"))
-    fast = Stage(tmp_path, Policy(GOOD))
-    await fast.answer(1, ticket(attempts=1))
-    (theirs,) = await fast.held()
-    interrupted(slow, theirs)
-    ready = await slow.ready(ticket(attempts=1))
-    assert await slow.held() == [theirs]
-    assert ready.source == theirs.finding.source
-
-
-async def test_of_two_hints_at_once_the_first_to_be_published_counts(tmp_path: Path) -> None:
-    slow = Stage(tmp_path, Policy(GOOD, hints=("look down",)), hint_train=True)
+async def test_of_two_lives_at_once_each_fact_names_its_own_tokens(tmp_path: Path) -> None:
+    """A life that was thought dead writes on: credit goes to the tokens of the fact that comes first."""
+    other = COUNTER.replace("count from", "begin with")
+    slow = Stage(tmp_path, Policy(f"```python\n{other}```", hints=("look down",)), hint_train=True)
     fast = Stage(tmp_path, Policy(GOOD, hints=("look up",)), hint_train=True)
-    await fast.answer(1, ticket(attempts=1))
-    _, theirs = await fast.held()
-    interrupted(slow, theirs)
-    ready = await slow.ready(ticket(attempts=1))
-    assert (theirs.part, ready.hint, ready.hint_held) == ("hint", "look up", True)
-    assert (await slow.held())[-1] == theirs
+    facts = []
+    for stage in (slow, fast):
+        ready = await stage.ready(ticket(attempts=1))
+        program, hint = await stage.held()
+        assert (ready.sample, ready.hint_sample) == (program.sample, hint.sample)
+        assert ready.source == program.finding.source
+        facts.append(ready)
+    assert len({name for fact in facts for name in (fact.sample, fact.hint_sample)}) == 4
 
 
 async def test_a_repair_after_a_held_attempt_mends_what_was_held(tmp_path: Path) -> None:

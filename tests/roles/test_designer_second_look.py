@@ -100,7 +100,7 @@ async def test_a_near_copy_of_a_remembered_program(tmp_path: Path) -> None:
 async def test_a_trained_hint_is_held_with_its_tokens(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(LOGIC, hints=("count upwards",)), hint_train=True)
     ready = await stage.ready()
-    assert (ready.hint, ready.hint_held) == ("count upwards", True)
+    assert (ready.hint, bool(ready.hint_sample)) == ("count upwards", True)
     program, hint = await stage.held()
     assert (program.part, hint.part, hint.valid, hint.attempt) == ("", "hint", True, ready.attempt)
     assert FakeChat().decode(tokens(hint.segments[0], trained=True)) == "count upwards"
@@ -117,7 +117,7 @@ async def test_a_trained_hint_is_held_with_its_tokens(tmp_path: Path) -> None:
 async def test_hints_of_a_policy_that_is_not_asked_to_are_not_held(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(LOGIC))
     ready = await stage.ready()
-    assert (ready.hint, ready.hint_held) == ("count upwards", False)
+    assert (ready.hint, bool(ready.hint_sample)) == ("count upwards", False)
     assert [held.part for held in await stage.held()] == [""]
 
 

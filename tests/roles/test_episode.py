@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 from role_fakes import COUNTER, OTHER_STOP, STOP, USER, FakeChat, FakePool, FakeSandbox
@@ -82,7 +83,9 @@ async def test_what_the_policy_may_say_in_a_play_is_bounded(arm: Any) -> None:
     assert [call["sampling"].max_tokens for call in pool.calls] == [64, each + 5, 5]
     assert played.ending == Ending("truncated", "policy", "reply cut at its length limit")
     assert sum(arrays(segment)[1].count(1) for segment in played.segments) == 2 * each + 5
-    assert played.finished(make_request()).segments == played.segments, "it stays, with its value"
+    sample = played.sample(make_request(), rules())
+    assert sample is not None
+    assert sample.segments == played.segments, "it stays, with its value"
     player, pool = make_player(wordy, chat=FakeChat(rewrites=True), play_tokens=2 * each)
     played = await player.play(make_request(arm=arm, hint=HINT if arm == "hinted" else None))
     assert played.ending == Ending("truncated", "policy", "token budget spent")
@@ -345,15 +348,46 @@ async def test_an_inference_fault_closes_the_instance() -> None:
     assert sandbox.instances[0].closed
 
 
-async def test_masked_truncations_carry_no_segments() -> None:
-    player, _ = make_player(max_turns=2)
-    played = await player.play(make_request())
-    assert played.finished(make_request(), mask_truncated=True).segments == ()
-    assert len(played.finished(make_request()).segments) == 1
-    won, _ = make_player()
-    kept = (await won.play(make_request())).finished(make_request(), mask_truncated=True)
-    assert len(kept.segments) == 1
-    assert (kept.returned, kept.outcome, kept.turns) == (1.0, "terminated", 3)
+async def test_the_fact_names_the_tokens_that_were_stored_before_it() -> None:
+    player, _ = make_player()
+    request = make_request()
+    played = await player.play(request)
+    sample = played.sample(request, player.rules)
+    assert sample is not None
+    assert (sample.episode, sample.round, sample.segments) == (
+        request.episode,
+        request.round,
+        played.segments,
+    )
+    fact = played.finished(request, sample)
+    assert (fact.returned, fact.outcome, fact.turns) == (1.0, "terminated", 3)
+    assert (fact.sample, fact.tokens) == (sample.sample, played.tokens)
+    assert fact.versions == (Version(0, 4).pack(),) * 2
+    again = msgspec.structs.replace(sample, segments=sample.segments * 2)
+    assert again.sample != sample.sample, "another play of the same episode has other tokens"
+
+
+@pytest.mark.parametrize(
+    ("arm", "masks", "hinted", "turns", "stored"),
+    [
+        ("plain", True, False, 2, False),
+        ("plain", False, False, 2, True),
+        ("plain", True, False, 3, True),
+        ("hinted", False, False, 3, False),
+        ("hinted", False, True, 3, True),
+    ],
+)
+async def test_tokens_that_are_not_trained_are_not_stored(
+    arm: Any, masks: bool, hinted: bool, turns: int, stored: bool
+) -> None:
+    player, _ = make_player(max_turns=turns, mask_truncated=masks, train_hinted=hinted)
+    request = make_request(arm=arm, hint=HINT if arm == "hinted" else None)
+    played = await player.play(request)
+    sample = played.sample(request, player.rules)
+    assert (sample is not None) == stored
+    fact = played.finished(request, sample)
+    assert bool(fact.sample) == stored
+    assert fact.tokens == played.tokens > 0
 
 
 @pytest.mark.parametrize(("reward", "value"), [(0.3, 0.3), (7.0, 1.0), (-3.0, -1.0), (float("nan"), 0.0)])

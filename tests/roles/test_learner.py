@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import structlog
-from learner_fakes import make_policy, random_samples, round_closed, sample, segment
+from learner_fakes import make_policy, random_samples, round_of, sample, sampled, segment
 from learner_scene import Killed, Scene
 from structlog.testing import capture_logs
 
@@ -82,7 +82,7 @@ class World(Scene):
     async def round(self, number: int, *, agents: int = 4, designers: int = 0, **closed: Any) -> None:
         samples = random_samples(agents, seed=number, round_=number)
         samples += random_samples(designers, seed=100 + number, role="designer", round_=number)
-        await self.send(*samples, round_closed(number, agents=agents, designers=designers, **closed))
+        await self.send(*round_of(number, samples, **closed))
 
     async def surviving(self) -> list[BatchTrained]:
         """The batches on the path to the newest weights, each round once."""
@@ -159,12 +159,13 @@ async def test_probability_follows_the_advantage_across_rounds(world: World):
     good, bad, mask = [1, 2, 10, 11, 12], [1, 2, 20, 21, 22], [0, 0, 1, 1, 1]
     async with world.running(world.role()):
         for number in range(3):
+            samples = []
             for name, tokens, advantage in (("good", good, 1.0), ("bad", bad, -1.0)):
                 part = segment(tokens, mask, version=Version(0, number).pack())
-                await world.send(
+                samples.append(
                     sample(f"{name}-{number}", round_=number, advantage=advantage, segments=[part])
                 )
-            await world.send(round_closed(number, agents=2, plays=2))
+            await world.send(*round_of(number, samples, plays=2))
             await world.until(lambda batch, number=number: batch.round == number)
     batches, policies = await world.events(BatchTrained), await world.events(PolicyPublished)
     assert [batch.max_staleness for batch in batches] == [0, 0, 0]
@@ -216,18 +217,19 @@ async def test_same_events_same_weights(world: World, policy: Path, tmp_path: Pa
     assert len({one.sha256 for one in ours}) == 3
 
 
-async def test_stale_and_late_samples_are_dropped_with_their_cause(world: World):
+async def test_stale_and_lost_samples_are_dropped_with_their_cause(world: World):
     config = world.config(agent=RoleTraining(max_staleness=0))
     async with world.running(world.role(config)):
         await world.round(0)
         await world.until(lambda batch: batch.round == 0)
         fresh = sample("fresh", round_=1, versions=[Version(0, 1)])
         stale = sample("stale", round_=1, versions=[Version(0, 1), Version(0, 0)])
-        late = sample("late", round_=0, versions=[Version(0, 1)])
-        await world.send(fresh, stale, late, round_closed(1, agents=2))
+        lost = sample("lost", round_=1, versions=[Version(0, 1)])
+        one, other, _, closed = round_of(1, [fresh, stale, lost])
+        await world.send(one, other, closed)
         batch = await world.until(lambda batch: batch.round == 1)
-    assert batch.trained == ("fresh",)
-    assert dict(batch.dropped) == {"stale": "stale", "late": "late"}
+    assert batch.trained == (sampled(fresh).sample,)
+    assert dict(batch.dropped) == {sampled(stale).sample: "stale", sampled(lost).sample: "lost"}
 
 
 async def test_a_repeated_round_gets_the_same_answer(world: World):
@@ -236,11 +238,11 @@ async def test_a_repeated_round_gets_the_same_answer(world: World):
         first = await world.until(lambda batch: batch.round == 0)
         world.bus._broker.logs["SAMPLE"].ids.clear()
         world.bus._broker.logs["EVENT"].ids.clear()
-        await world.send(*random_samples(4, seed=0, round_=0), round_closed(0, agents=4))
+        await world.round(0)
         again = await world.until(lambda batch, seen=[]: seen.append(batch) or len(seen) == 2)
-        duplicates = role.statistics()["duplicate"]
+        late = role.statistics()["late"]
     assert again == first
-    assert duplicates == 4
+    assert late == 4
     assert len(await world.events(PolicyPublished)) == 2
 
 
@@ -324,14 +326,14 @@ async def test_a_drain_keeps_what_waits_for_its_round(world: World):
     early = random_samples(3, seed=9, round_=1)
     async with world.running(world.role()):
         await world.round(0)
-        await world.send(*early)
+        await world.send(*map(sampled, early))
         await world.until(lambda batch: batch.round == 0)
         info = await world.bus.stream_info("SAMPLE")
     assert info.messages >= 3
     async with world.running(world.role()):
-        await world.send(round_closed(1, agents=3, final=True))
+        await world.send(round_of(1, early, final=True)[-1])
         batch = await world.until(lambda batch: batch.final)
-    assert set(batch.trained) == {one.sample for one in early}
+    assert set(batch.trained) == {sampled(one).sample for one in early}
     assert Version.unpack(batch.version) == (0, 2)
     assert (await world.bus.stream_info("SAMPLE")).messages == 3 + 1, "what the older checkpoint needs"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 import structlog
-from learner_fakes import make_policy, random_samples, round_closed
+from learner_fakes import make_policy, random_samples, round_of
 from scenes.memory_bus import MemoryBus
 
 from bus.concurrency import flat_task_group
@@ -75,7 +75,7 @@ async def test_adapters_are_announced_and_a_restart_gives_them_other_names(tmp_p
         ),
         server=ServerConfig(weights="bus"),
     )
-    await bus.publish_all([*random_samples(4, seed=0, round_=0), round_closed(0, agents=4)])
+    await bus.publish_all(round_of(0, random_samples(4, seed=0, round_=0)))
     with pytest.raises(Killed):  # noqa: PT012
         async with running(bus, config, tmp_path, "0"):
             await until_published(bus, 2)

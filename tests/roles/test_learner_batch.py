@@ -12,7 +12,7 @@ import torch
 from learner_fakes import random_samples, round_closed
 from scenes.memory_bus import MemoryBus
 
-from bus.messages import SampleReady
+from bus.messages import Credit
 from engine.config import (
     Config,
     CurriculumConfig,
@@ -25,6 +25,7 @@ from engine.config import (
 from engine.context import RoleContext
 from engine.training.batch import KINDS, Batch
 from engine.training.buffer import Selection
+from engine.training.samples import CreditedSample
 from engine.training.supervised import Accepted, Archive
 from roles.learner.role import LearnerRole as LearnerRole
 
@@ -51,9 +52,11 @@ def role(directory: Path, **learner: Any) -> LearnerRole:
     return made
 
 
-def batch(learner: LearnerRole, samples: list[SampleReady], **counts: Any) -> Batch:
+def batch(learner: LearnerRole, samples: list[CreditedSample], **counts: Any) -> Batch:
     selection = Selection(tuple(samples), (0,) * len(samples), (), 0)
-    return learner._batch(selection, round_closed(0, **counts))
+    sent = counts.pop("agents", 0)
+    credits = [Credit(f"{number}", "agent", "g", 0.0, 1.0) for number in range(sent)]
+    return learner._batch(selection, round_closed(0, credits, **counts))
 
 
 def weight(made: Batch, kind: str) -> float:
@@ -62,7 +65,7 @@ def weight(made: Batch, kind: str) -> float:
     return float(sum(micro["weights"][micro["kind"] == number].sum(dtype=torch.float64) for micro in micros))
 
 
-def both(agents: int, designers: int) -> list[SampleReady]:
+def both(agents: int, designers: int) -> list[CreditedSample]:
     return random_samples(agents, seed=1) + random_samples(designers, seed=2, role="designer")
 
 

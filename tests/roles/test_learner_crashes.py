@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from learner_fakes import random_samples, round_closed
+from learner_fakes import random_samples, round_of
 from learner_scene import Killed
 from learner_stub import StubLearner, StubWorld, without_model
 
@@ -28,7 +28,7 @@ def world(tmp_path: Path) -> StubWorld:
 async def rounds(world: StubWorld, *numbers: int, final: bool = False) -> None:
     for number in numbers:
         samples = random_samples(2, seed=number, round_=number)
-        await world.send(*samples, round_closed(number, agents=2, final=final and number == numbers[-1]))
+        await world.send(*round_of(number, samples, final=final and number == numbers[-1]))
 
 
 def die_at(role: StubLearner, moment: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from learner_fakes import random_samples, round_closed
+from learner_fakes import random_samples, round_of
 from learner_stub import StubWorld, without_model
 from structlog.testing import capture_logs
 
@@ -27,7 +27,7 @@ def world(tmp_path: Path) -> StubWorld:
 
 async def trained(world: StubWorld, first: int, last: int) -> None:
     for number in range(first, last + 1):
-        await world.send(*random_samples(2, seed=number, round_=number), round_closed(number, agents=2))
+        await world.send(*round_of(number, random_samples(2, seed=number, round_=number)))
     await world.interrupted(world.role(), lambda: world.until(lambda batch: batch.round == last))
 
 
@@ -55,7 +55,7 @@ async def test_it_refuses_to_begin_anew(world: StubWorld):
 async def test_an_early_checkpoint_counts(world: StubWorld):
     """A drain writes one long before it is due."""
     world.learner["checkpoint_every"] = 100
-    await world.send(*random_samples(2, seed=0, round_=0), round_closed(0, agents=2))
+    await world.send(*round_of(0, random_samples(2, seed=0, round_=0)))
     async with world.running(world.role()):
         await world.until(lambda batch: batch.round == 0)
     shutil.rmtree(world.directory / "learner")
@@ -76,7 +76,7 @@ async def test_a_crash_before_the_first_checkpoint_begins_anew(world: StubWorld)
 async def test_starting_over_has_to_be_asked_for(world: StubWorld):
     await trained(world, 0, 4)
     shutil.rmtree(world.directory / "learner")
-    await world.send(*random_samples(2, seed=5, round_=5), round_closed(5, agents=2, final=True))
+    await world.send(*round_of(5, random_samples(2, seed=5, round_=5), final=True))
     with capture_logs() as logs:
         async with world.running(world.role(start_over=True)):
             await world.until(lambda batch: batch.final)

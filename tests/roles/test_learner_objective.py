@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from learner_fakes import make_policy, random_samples, round_closed
+from learner_fakes import make_policy, random_samples, round_of
 from test_learner import World
 
 from bus.messages import PolicyPublished
@@ -26,14 +26,12 @@ async def test_versions_count_batches_and_the_archive_outlives_a_restart(tmp_pat
         checkpoint_every=1,
     )
     designs = [
-        msgspec.structs.replace(one, accepted=number < 2, members=4)
+        one._replace(credit=msgspec.structs.replace(one.credit, accepted=number < 2, members=4))
         for number, one in enumerate(random_samples(4, seed=9, role="designer", round_=1))
     ]
     async with world.running(world.role(config)) as role:
         await world.round(0)
-        await world.send(
-            *random_samples(3, seed=2, round_=1), *designs, round_closed(1, agents=3, designers=4)
-        )
+        await world.send(*round_of(1, [*random_samples(3, seed=2, round_=1), *designs]))
         await world.until(lambda batch: batch.round == 1)
         assert role._trainer.state.global_step == 4
     async with world.running(world.role(config)) as role:

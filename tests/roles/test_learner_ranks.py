@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 from brokers import free_ports
-from learner_fakes import make_policy, random_samples, round_closed
+from learner_fakes import make_policy, random_samples, round_of, sampled
 
 from bus import Bus, connect, provision, serve
 from bus.messages import BatchTrained, PolicyPublished
@@ -80,7 +80,7 @@ async def test_two_processes_are_one_learner(launch: tuple[str, ...], end: str, 
                 ranks = ranks_of(process.pid)
                 assert sorted(one.environ()["RANK"] for one in ranks) == ["0", "1"]
                 samples = random_samples(6, seed=1, round_=0)
-                await bus.publish_all([*samples, round_closed(0, agents=6, final=True)])
+                await bus.publish_all(round_of(0, samples, final=True))
                 trained = await until(bus, BatchTrained, lambda batch: batch.final)
                 if end == "drained":
                     await drain_commands.give(bus, "drain")
@@ -90,7 +90,7 @@ async def test_two_processes_are_one_learner(launch: tuple[str, ...], end: str, 
                     process.kill()
             _, alive = psutil.wait_procs(ranks, timeout=10)
             assert not alive
-    assert set(trained.trained) == {sample.sample for sample in samples}
+    assert set(trained.trained) == {sampled(one).sample for one in samples}
     assert trained.metrics["loss"] == pytest.approx(trained.metrics["loss_agent"])
     found = newest(home / "learner" / "checkpoints")
     assert found is not None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from learner_fakes import round_closed, sample
+from learner_fakes import round_of, sample, sampled
 from learner_stub import StubLearner, StubWorld, without_model
 
 from bus.messages import BatchTrained, RoundClosed
 from engine.config import RoleTraining
 from engine.lineage import Version
+from engine.training.samples import CreditedSample
 
 __all__ = ["without_model"]
 pytestmark = [pytest.mark.usefixtures("without_model"), pytest.mark.timeout(120)]
@@ -25,11 +26,13 @@ def world(tmp_path: Path) -> StubWorld:
 async def play(world: StubWorld, first: int, last: int, *, final: bool = False) -> None:
     """Rounds whose plays were sampled by the first life, up to two versions before the batch."""
     for round_ in range(first, last + 1):
-        made = [Version(0, max(0, round_ - lag)) for lag in (0, 1, 2)]
-        samples = [
-            sample(f"{round_}-{index}", round_=round_, versions=[one]) for index, one in enumerate(made)
-        ]
-        await world.send(*samples, round_closed(round_, agents=3, final=final and round_ == last))
+        samples = [play_of(round_, lag) for lag in (0, 1, 2)]
+        await world.send(*round_of(round_, samples, final=final and round_ == last))
+
+
+def play_of(round_: int, lag: int) -> CreditedSample:
+    version = Version(0, max(0, round_ - lag))
+    return sample(f"{round_}-{lag}", round_=round_, versions=[version])
 
 
 def drained_after(role: StubLearner, round_: int) -> StubLearner:
@@ -106,6 +109,6 @@ async def test_what_cannot_be_repeated_keeps_its_distance(world: StubWorld):
     batches = {one.round: one for one in await trained(world, 1)}
     assert [len(batches[EVERY + index].trained) for index in (0, 1, 2)] == [3, 2, 3]
     assert [batches[EVERY + index].max_staleness for index in (2, 3, 4)] == [1 + 1, 2 + 2, 3 + 1]
-    assert batches[EVERY + 4].trained == (f"{EVERY + 4}-2",)
+    assert batches[EVERY + 4].trained == (sampled(play_of(EVERY + 4, 2)).sample,)
     assert not batches[LAST].trained
     assert {cause for _, cause in batches[LAST].dropped} == {"stale"}

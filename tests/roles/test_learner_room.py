@@ -8,14 +8,14 @@ from pathlib import Path
 
 import anyio
 import pytest
-from learner_fakes import round_closed, sample, segment
+from learner_fakes import round_of, sample, segment
 from learner_stub import StubWorld, without_model
 from structlog.testing import capture_logs
 
 from bus import Bus, connect, provision, serve
-from bus.messages import SampleReady
 from engine.config import RoleTraining
 from engine.training.checkpoint import places
+from engine.training.samples import CreditedSample
 
 __all__ = ["without_model"]
 pytestmark = [pytest.mark.usefixtures("without_model"), pytest.mark.timeout(120)]
@@ -35,7 +35,7 @@ async def small(directory: Path, store_gb: float, *roles: str) -> AsyncIterator[
             yield [first, second, third]
 
 
-def large(round_: int, index: int, positions: int) -> SampleReady:
+def large(round_: int, index: int, positions: int) -> CreditedSample:
     """About nine bytes a position."""
     part = segment([1] * positions, [0, 0] + [1] * (positions - 2))
     return sample(f"{round_}-{index}", round_=round_, segments=[part])
@@ -43,15 +43,18 @@ def large(round_: int, index: int, positions: int) -> SampleReady:
 
 async def play(bus: Bus, rounds: int, samples: int, positions: int) -> None:
     for round_ in range(rounds):
-        await bus.publish_all([large(round_, index, positions) for index in range(samples)])
-        await bus.publish(round_closed(round_, agents=samples, final=round_ == rounds - 1))
+        *messages, closed = round_of(
+            round_, [large(round_, index, positions) for index in range(samples)], final=round_ == rounds - 1
+        )
+        await bus.publish_all(messages)
+        await bus.publish(closed)
 
 
 @pytest.mark.parametrize(
     ("stream", "store_gb", "samples", "positions", "rounds"),
     [
-        pytest.param("SAMPLE", 0.0135, 4, 20_000, 12, id="samples"),
-        pytest.param("SAMPLE", 0.045, 2, 160_000, 16, id="large samples", marks=pytest.mark.slow),
+        pytest.param("SAMPLE", 0.0106, 4, 20_000, 12, id="samples"),
+        pytest.param("SAMPLE", 0.0352, 2, 160_000, 16, id="large samples", marks=pytest.mark.slow),
     ],
 )
 async def test_the_learner_makes_room_before_its_checkpoint_is_due(

@@ -166,7 +166,7 @@ async def test_an_observation_that_is_no_text_or_no_unicode_is_seen_as_text(chat
             player = Player(NanoPool(chat, lambda *_: "\\boxed{x}"), sandbox, chat, rules())  # type: ignore[arg-type]
             played = await player.play(make_request(source=source, max_turns=2))
             assert played.ending == ("truncated", "policy", "turn budget spent", 0.0)
-            fact = played.finished(make_request())
+            fact = played.finished(make_request(), None)
             assert codec.decode(codec.encode(fact, run="r", role="agent", instance="a"))[1] == fact
 
 
@@ -235,7 +235,7 @@ async def test_from_a_ticket_to_plays(chat: ChatTokens, tmp_path: Path) -> None:
         assert "kites" in ready.title
         assert ready.document.startswith("guess-")
         assert seeds.classify(ready.source) is not None
-        held = [record.message async for record in bus.replay("DESIGN")]
+        held = [record.message async for record in bus.replay("SAMPLE")]
         assert [item.valid for item in held if isinstance(item, HeldDesign)] == [False, True]
         played = {fact.episode: fact for fact in facts if isinstance(fact, EpisodeFinished)}
         assert len(played) == 12

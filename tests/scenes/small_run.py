@@ -21,10 +21,8 @@ from bus.messages import (
     Message,
     PolicyPublished,
     RoundSummary,
-    Segment,
     ServerLost,
     ServerServing,
-    Span,
     Turn,
 )
 from engine.config import (
@@ -126,12 +124,11 @@ def scored(design: str, round_: int = 0, reward: float = 0.5, **fields: Any) -> 
 def finished(
     episode: str, design: str = "d1", returned: float = 1.0, arm: str = "plain", round_: int = 0
 ) -> EpisodeFinished:
-    segment = Segment(tokens=b"\0" * 16, mask=b"\0\1\1\1", logprobs=b"\0" * 16, spans=(Span(0, 1, 4),))
     return EpisodeFinished(
         episode=episode, design=design, environment="f" * 64, skill="Logical Deduction", arm=arm,
         round=round_, index=0, seed=1, returned=returned, outcome="terminated", failure=None, reason="",
-        turns=1, segments=(segment,), transcript=(Turn("<count>", "say \\boxed{1}", "1", returned),),
-        seconds=0.5,
+        turns=1, transcript=(Turn("<count>", "say \\boxed{1}", "1", returned),),
+        seconds=0.5, sample=f"sample-{episode}", tokens=3, versions=(0, 0),
     )  # fmt: skip
 
 

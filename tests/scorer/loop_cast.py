@@ -9,7 +9,7 @@ import msgspec
 from learner_fakes import segment
 from scorer_world import failed, finished, lost, ready, rejected
 
-from bus.messages import DesignTicket, EpisodeRequest, HeldDesign, Message, Segment, Turn
+from bus.messages import DesignTicket, EpisodeRequest, EpisodeSample, HeldDesign, Message, Segment, Turn
 from engine.config import Config
 
 HINT = "look left"
@@ -31,6 +31,7 @@ class Luck(msgspec.Struct, frozen=True):
     learner_dies: float = 0.05
     server_lost: float = 0.01
     crashes: int = 6
+    unseen: float = 0.3
     told: float = 0.2
     degenerate: float = 0.05
     flagged: float = 0.05
@@ -48,7 +49,7 @@ def tokens(versions: tuple[int, ...], length: int) -> tuple[Segment, ...]:
 
 
 class Cast:
-    """Designers and agents. ``held`` are the tokens of designs in DESIGN, by subject."""
+    """Designers and agents: what they store, in order, tokens before the fact about them."""
 
     def __init__(self, config: Config, chance: random.Random, luck: Luck) -> None:
         self._config, self._chance, self._luck = config, chance, luck
@@ -56,12 +57,16 @@ class Cast:
     def _happens(self, probability: float) -> bool:
         return self._chance.random() < probability
 
+    def _tokens(self, versions: tuple[int, ...]) -> tuple[Segment, ...]:
+        return tokens(versions, self._chance.randint(1, 9))
+
     def design(
         self, ticket: DesignTicket, versions: tuple[int, ...], held: dict[str, HeldDesign]
     ) -> list[Message]:
-        """Try to write a design; whatever is tried once more finds what was held before."""
+        """Try to write a design; a second try mostly finds the attempts that were stored before."""
         answers: list[Message] = []
         settings = self._config.designer
+        again = not self._happens(self._luck.unseen)
         for attempt in range(ticket.attempts):
             if self._happens(self._luck.infra):
                 return [*answers, failed(ticket, attempt, failure="infra")]
@@ -71,47 +76,65 @@ class Cast:
                 attempt=attempt,
                 skill=ticket.skill,
                 valid=not self._happens(self._luck.rejected),
-                segments=tokens(versions, 2),
+                segments=self._tokens(versions),
             )
-            written = held.get(written.tail, written)
-            if settings.kind == "policy" and (written.valid or settings.invalid == "penalise"):
-                held[written.tail] = written
+            if again:
+                written = held.get(written.tail, written)
+            trains = settings.kind == "policy" and (written.valid or settings.invalid == "penalise")
+            answers += [written] if trains else []
+            sample = written.sample if trains else ""
             if written.valid:
-                return [*answers, self._ready(ticket, written, held)]
-            answers.append(rejected(ticket, attempt))
+                return [*answers, *self._ready(ticket, written, sample, held if again else {})]
+            answers.append(msgspec.structs.replace(rejected(ticket, attempt), sample=sample))
         return [*answers, failed(ticket, ticket.attempts)]
 
-    def _ready(self, ticket: DesignTicket, program: HeldDesign, held: dict[str, HeldDesign]) -> Message:
+    def _ready(
+        self, ticket: DesignTicket, program: HeldDesign, sample: str, held: dict[str, HeldDesign]
+    ) -> list[Message]:
         hint = None if self._happens(self._luck.no_hint) else HINT
-        trains = hint is not None and self._config.designer.hint_train and program.tail in held
-        if trains:
+        tokens: list[Message] = []
+        hint_sample = ""
+        if hint is not None and self._config.designer.hint_train and sample:
             written = msgspec.structs.replace(program, part="hint")
-            held.setdefault(written.tail, written)
-        degenerate = self._happens(self._luck.degenerate)
-        return msgspec.structs.replace(
-            ready(ticket, attempt=program.attempt, hint=hint, degenerate=degenerate),
-            hint_held=trains,
-            flag="off_ticket" if self._happens(self._luck.flagged) else "",
+            written = held.get(written.tail, written)
+            tokens, hint_sample = [written], written.sample
+        fact = ready(
+            ticket, attempt=program.attempt, hint=hint, degenerate=self._happens(self._luck.degenerate)
         )
+        flag = "off_ticket" if self._happens(self._luck.flagged) else ""
+        return [
+            *tokens,
+            msgspec.structs.replace(fact, sample=sample, hint_sample=hint_sample, flag=flag),
+        ]
 
-    def play(self, request: EpisodeRequest, versions: tuple[int, ...]) -> Message:
+    def play(self, request: EpisodeRequest, versions: tuple[int, ...]) -> list[Message]:
         """Play an episode, or fail to. A hint that tells is one of its design, in all of its plays."""
         if self._happens(self._luck.infra):
-            return lost(request, "infra")
+            return [lost(request, "infra")]
         if self._happens(self._luck.quarantined):
-            return lost(request, "quarantined")
+            return [lost(request, "quarantined")]
         told = random.Random(request.design).random() < self._luck.told and request.arm == "hinted"
         broken = self._happens(self._luck.env)
         truncated = not told and self._happens(self._luck.truncated)
         won = float(told or self._happens(0.5))
         if self._happens(self._luck.partly):
             won = self._chance.choice([0.95, 0.5, -1.0])
+        sample = EpisodeSample(
+            episode=request.episode,
+            skill=request.skill,
+            round=request.round,
+            segments=self._tokens(versions),
+        )
+        masked = truncated and self._config.agent.truncated == "mask"
+        trains = not masked and (request.arm == "plain" or self._config.learner.train_hinted)
         outcome = finished(
             request,
             0.0 if broken or truncated else won,
             failure="env" if broken else None,
             outcome="truncated" if truncated else "terminated",
-            segments=tokens(versions, self._chance.randint(1, 3)),
+            sample=sample.sample if trains else "",
+            versions=(min(versions), max(versions)),
         )
         turn = Turn("Which way?", "", "left", won)
-        return msgspec.structs.replace(outcome, transcript=(turn,) if told else (turn, turn))
+        fact = msgspec.structs.replace(outcome, transcript=(turn,) if told else (turn, turn))
+        return [sample, fact] if trains else [fact]

@@ -23,23 +23,23 @@ from bus.messages import (
     BatchTrained,
     DesignTicket,
     EnvironmentScored,
-    EpisodeFinished,
     EpisodeRequest,
+    EpisodeSample,
     HeldDesign,
     Message,
     PolicyPublished,
     RoundClosed,
     RoundSummary,
-    SampleReady,
     ServerLost,
 )
 from engine.config import Config
 from engine.lineage import Lineage, Version
 from engine.training.buffer import Buffer, BufferState, Selection
+from engine.training.samples import Sampled
 from roles.learner.version_claim import merge, resume
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.role import unsaid
-from roles.scorer.state import Command, MarkFlushed, Publish, PublishDesigns, PublishGroup, PurgeHeld
+from roles.scorer.state import Command, MarkFlushed, Publish
 
 Work = DesignTicket | EpisodeRequest
 Action = Callable[[], None]
@@ -65,7 +65,10 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 @dataclass
 class Loop:
-    """``events`` and ``samples`` are streams: sequence n is at n - 1. ``tasks`` maps a tail to its work."""
+    """``events`` and ``samples`` are streams: sequence n is at n - 1. ``tasks`` maps a tail to its work.
+
+    ``held`` is the last sample on the subject of each attempt at a design.
+    """
 
     config: Config
     chance: random.Random
@@ -73,7 +76,7 @@ class Loop:
     servers: int = 1
     checkpoint_every: int = 1
     events: list[Message] = field(default_factory=list)
-    samples: list[SampleReady | RoundClosed] = field(default_factory=list)
+    samples: list[Sampled | RoundClosed] = field(default_factory=list)
     sample_keys: set[str] = field(default_factory=set)
     facts: set[str] = field(default_factory=set)
     floor: int = 1
@@ -82,7 +85,6 @@ class Loop:
     asked: dict[str, Work] = field(default_factory=dict)
     held: dict[str, HeldDesign] = field(default_factory=dict)
     flushed: tuple[int, ...] = ()
-    missing_designs: int = 0
     crashes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     serving: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -219,17 +221,10 @@ class Loop:
                     if message.key not in self.facts:
                         self.facts.add(message.key)
                         self.events.append(message)
-                case PublishGroup():
-                    self._publish_group(command)
-                case PublishDesigns():
-                    self._publish_designs(command)
-                case PurgeHeld(tail):
-                    prefix = tail.removesuffix(">")
-                    self.held = {name: h for name, h in self.held.items() if not name.startswith(prefix)}
                 case MarkFlushed(steps):
                     self.flushed = steps
 
-    def _sample(self, message: SampleReady | RoundClosed) -> None:
+    def _sample(self, message: Sampled | RoundClosed) -> None:
         """Store it; one that is there already is told apart by the broker only if that still remembers."""
         known = message.key in self.sample_keys
         if known and self.chance.random() >= self.luck.twice:
@@ -239,46 +234,6 @@ class Loop:
             assert before == message, "the same name says the same, whoever says it"
         self.sample_keys.add(message.key)
         self.samples.append(message)
-
-    def _publish_group(self, group: PublishGroup) -> None:
-        for play in group.plays:
-            outcome = self.events[play.sequence - 1]
-            assert isinstance(outcome, EpisodeFinished)
-            self._sample(
-                SampleReady(
-                    sample=play.sample,
-                    role="agent",
-                    skill=group.skill,
-                    group=group.group,
-                    round=group.round,
-                    reward=play.reward,
-                    advantage=play.advantage,
-                    segments=outcome.segments,
-                    members=group.members,
-                )
-            )
-
-    def _publish_designs(self, command: PublishDesigns) -> None:
-        for held, sample in zip(command.held, command.samples, strict=True):
-            found = self.held.get(held.tail)
-            if found is None or found.valid != held.valid:
-                # Said again after a learner went back behind a trained round: it is in the stream already.
-                self.missing_designs += f"sample:{sample}" not in self.sample_keys
-                continue
-            self._sample(
-                SampleReady(
-                    sample=sample,
-                    role="designer",
-                    skill=held.skill,
-                    group=held.group or f"cohort-{held.cohort}",
-                    round=command.round,
-                    reward=held.reward,
-                    advantage=held.advantage,
-                    segments=found.segments,
-                    accepted=held.valid and not held.part,
-                    members=held.members,
-                )
-            )
 
     # --- designers and agents -------------------------------------------------------------------------
 
@@ -299,14 +254,19 @@ class Loop:
                 answer for part in work.parts() for answer in self.cast.design(part, versions, self.held)
             ]
         else:
-            answers = [self.cast.play(work, versions)]
+            answers = self.cast.play(work, versions)
         again = self.chance.random() < self.luck.redelivered
         if again:
             self.tasks[tail] = work
             self.counts["redelivered"] += 1
             answers = answers[: self.chance.randint(0, len(answers))]
         for answer in answers:
-            self.events.append(answer)
+            if not isinstance(answer, EpisodeSample | HeldDesign):
+                self.events.append(answer)
+                continue
+            self._sample(answer)
+            if isinstance(answer, HeldDesign):
+                self.held[answer.tail] = answer
 
     # --- servers --------------------------------------------------------------------------------------
 
@@ -339,10 +299,10 @@ class Loop:
         self.checkpoint = checkpoint
         limits = {"agent": self.config.learner.agent, "designer": self.config.learner.designer}
         self.buffer = Buffer(limits, vocabulary=VOCABULARY, state=checkpoint.buffer)  # type: ignore[arg-type]
-        for sequence, name in checkpoint.buffer.kept:
-            kept = self.samples[sequence - 1] if sequence >= self.floor else None
-            assert isinstance(kept, SampleReady), "a sample that a checkpoint keeps was purged"
-            self.buffer.restore(sequence, name, kept)
+        for one in checkpoint.buffer.kept:
+            kept = self.samples[one.sequence - 1] if one.sequence >= self.floor else None
+            assert isinstance(kept, EpisodeSample | HeldDesign), "a sample that a checkpoint keeps was purged"
+            self.buffer.restore(one, kept)
         assert checkpoint.cursor + 1 >= self.floor, "what the learner must read again was purged"
         self.cursor, self.announced = checkpoint.cursor, checkpoint.announced
         self.history = list(checkpoint.history)
@@ -361,7 +321,7 @@ class Loop:
 
     def _read_sample(self) -> None:
         record, self.cursor = self.samples[self.cursor], self.cursor + 1
-        if isinstance(record, SampleReady):
+        if not isinstance(record, RoundClosed):
             self.buffer.admit(self.cursor, record)
             return
         if self.buffer.closed(record.round):
@@ -401,7 +361,9 @@ class Loop:
             if part is not None:
                 part()
         if due:
-            self.floor = min([self.checkpoint.cursor + 1, *(s for s, _ in self.checkpoint.buffer.kept)])
+            self.floor = min(
+                [self.checkpoint.cursor + 1, *(one.sequence for one in self.checkpoint.buffer.kept)]
+            )
 
     def _save(self) -> None:
         state = self.buffer.state()

@@ -10,22 +10,24 @@ from pathlib import Path
 import anyio
 import numpy as np
 import structlog
+from msgspec.structs import replace
 from scorer_world import failed, finished, published, ready, rejected, serving, trained
 
 from bus import Bus
 from bus.messages import (
     DesignTicket,
     EpisodeRequest,
+    EpisodeSample,
     HeldDesign,
     Message,
     PolicyPublished,
     RoundClosed,
-    SampleReady,
     Segment,
     Span,
 )
 from engine.config import Config
 from engine.lineage import Version
+from engine.training.samples import CreditedSample, Sampled
 from roles.base import RoleContext
 from roles.scorer.role import ScorerRole
 
@@ -43,14 +45,14 @@ def segment(text: str, version: Version) -> Segment:
     )
 
 
-def text_of(sample: SampleReady) -> str:
+def text_of(sample: CreditedSample) -> str:
     """Return the text that :func:`segment` put into the sample's first segment."""
     return bytes(np.frombuffer(sample.segments[0].tokens, dtype="<i4").astype("u1")).decode()
 
 
 @dataclass
 class Cast:
-    """The other roles. ``samples`` and ``closed`` are what the learner saw, in order.
+    """The other roles. ``samples`` and ``closed`` are what was credited, in order; ``stored`` all samples.
 
     ``done`` rounds were trained by an earlier learner; ``finals`` last batches end the play.
     """
@@ -61,7 +63,8 @@ class Cast:
     done: int = 0
     finals: int = 1
     version: Version = field(default_factory=lambda: Version(1, 0))
-    samples: dict[str, SampleReady] = field(default_factory=dict)
+    samples: dict[str, CreditedSample] = field(default_factory=dict)
+    stored: dict[str, Sampled] = field(default_factory=dict)
     rounds: dict[int, list[str]] = field(default_factory=dict)
     closed: list[RoundClosed] = field(default_factory=list)
     work: Counter[str] = field(default_factory=Counter)
@@ -95,19 +98,18 @@ class Cast:
         for attempt in range(ticket.attempts):
             valid = self._luck("valid", ticket.design, attempt) > 0.3
             tokens = segment(f"{ticket.design}-{attempt}", self.version)
-            messages.append(
-                HeldDesign(
-                    design=ticket.design,
-                    cohort=ticket.cohort,
-                    attempt=attempt,
-                    skill=ticket.skill,
-                    valid=valid,
-                    segments=(tokens,),
-                )
+            held = HeldDesign(
+                design=ticket.design,
+                cohort=ticket.cohort,
+                attempt=attempt,
+                skill=ticket.skill,
+                valid=valid,
+                segments=(tokens,),
             )
+            fact = ready(ticket, attempt=attempt) if valid else rejected(ticket, attempt)
+            messages += [held, replace(fact, sample=held.sample)]
             if valid:
-                return [*messages, ready(ticket, attempt=attempt)]
-            messages.append(rejected(ticket, attempt))
+                return messages
         return [*messages, failed(ticket, ticket.attempts)]
 
     async def _agent(self) -> None:
@@ -117,12 +119,20 @@ class Cast:
                 assert isinstance(request, EpisodeRequest)
                 self.work[request.key] += 1
                 won = self._luck("won", request.episode) < 0.5
-                tokens = segment(
-                    f"{request.design}/{request.round}/{request.arm}/{request.index}", self.version
-                )
-                outcome = finished(request, float(won), segments=(tokens,))
-                await self.bus.publish(outcome)
+                for message in self.outcome(request, float(won)):
+                    await self.bus.publish(message)
                 await delivery.ack()
+
+    def outcome(self, request: EpisodeRequest, returned: float) -> list[Message]:
+        """The tokens of a play and the fact about it."""
+        text = f"{request.design}/{request.round}/{request.arm}/{request.index}"
+        sample = EpisodeSample(
+            episode=request.episode,
+            skill=request.skill,
+            round=request.round,
+            segments=(segment(text, self.version),),
+        )
+        return [sample, finished(request, returned, sample=sample.sample)]
 
     async def _server(self) -> None:
         async with self.bus.follow("EVENT", tails=["event.learner.published"]) as records:
@@ -133,20 +143,23 @@ class Cast:
 
     async def _learner(self) -> None:
         await self.bus.publish(published(self.version))
-        waiting: list[str] = []
         async with self.bus.follow("SAMPLE") as records:
             async for record in records:
                 match record.message:
-                    case SampleReady() as sample:
-                        assert self.samples.setdefault(sample.sample, sample) == sample
-                        waiting.append(sample.sample)
+                    case EpisodeSample() | HeldDesign() as sample:
+                        assert self.stored.setdefault(sample.sample, sample) == sample
                     case RoundClosed() as closed:
                         if closed.round in self.rounds:
                             assert closed in self.closed
                             continue
                         self.closed.append(closed)
-                        mine = [name for name in waiting if self.samples[name].round == closed.round]
-                        self.rounds[closed.round] = sorted(set(mine))
+                        for credit in closed.credits:
+                            assert credit.sample not in self.samples, "credited once"
+                            stored = self.stored[credit.sample]
+                            self.samples[credit.sample] = CreditedSample(
+                                credit.sample, credit.role, closed.round, credit, stored.segments
+                            )
+                        self.rounds[closed.round] = sorted(credit.sample for credit in closed.credits)
                         if closed.round >= self.done:
                             self.version = Version(1, self.version.step + 1)
                             await self.bus.publish(published(self.version))

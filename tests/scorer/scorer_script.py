@@ -27,7 +27,9 @@ def design_all(world: World, machine: Curriculum, **fields: Any) -> list[DesignT
     tickets = list(world.tickets.values())
     world.tickets.clear()
     for part in (part for ticket in tickets for part in ticket.parts()):
-        world.tell(machine, msgspec.structs.replace(ready(part), **fields))
+        held = bool(fields.get("hint_held"))
+        rest = {name: value for name, value in fields.items() if name != "hint_held"}
+        world.tell(machine, msgspec.structs.replace(ready(part, hint_held=held), **rest))
     return tickets
 
 

@@ -10,12 +10,13 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from bus.messages import (
     BatchTrained,
+    Credit,
     DesignFailed,
     DesignRejected,
     DesignTicket,
@@ -28,7 +29,6 @@ from bus.messages import (
     PolicyPublished,
     RoundClosed,
     RoundSummary,
-    Segment,
     ServerLost,
     ServerServing,
     Turn,
@@ -36,15 +36,7 @@ from bus.messages import (
 from engine.config import Config
 from engine.lineage import Version
 from roles.scorer.curriculum import Curriculum
-from roles.scorer.state import (
-    Command,
-    DesignCredit,
-    MarkFlushed,
-    Publish,
-    PublishDesigns,
-    PublishGroup,
-    PurgeHeld,
-)
+from roles.scorer.state import Command, MarkFlushed, Publish
 
 
 def config(
@@ -87,15 +79,23 @@ def name_of(command: Command) -> str:
     match command:
         case Publish(message):
             return message.key
-        case PublishGroup():
-            return f"group:{command.group}"
-        case PublishDesigns():
-            return f"designs:{command.round}"
-        case PurgeHeld(tail):
-            return f"purge:{tail}"
         case MarkFlushed(steps):
             return f"flushed:{len(steps)}"
     raise AssertionError(command)
+
+
+class CreditedDesign(NamedTuple):
+    """A designer sample with its credit."""
+
+    design: str
+    attempt: int
+    valid: bool
+    part: str
+    cohort: int
+    group: str
+    reward: float
+    advantage: float
+    members: int
 
 
 @dataclass
@@ -135,11 +135,12 @@ class World:
     closed: list[RoundClosed] = field(default_factory=list)
     scored: dict[str, EnvironmentScored] = field(default_factory=dict)
     summaries: dict[int, RoundSummary] = field(default_factory=dict)
-    groups: dict[str, PublishGroup] = field(default_factory=dict)
-    designs: dict[str, tuple[int, DesignCredit]] = field(default_factory=dict)
+    written: dict[str, tuple[str, int, bool, str, int]] = field(default_factory=dict)
+    plays: dict[str, EpisodeFinished] = field(default_factory=dict)
+    groups: dict[str, list[Credit]] = field(default_factory=dict)
+    designs: dict[str, tuple[int, CreditedDesign]] = field(default_factory=dict)
     requested: list[EpisodeRequest] = field(default_factory=list)
     flushed: tuple[int, ...] = ()
-    purged: list[str] = field(default_factory=list)
     trained: int = 0
     version: Version = field(default_factory=lambda: Version(1, 0))
     serving: dict[str, Version] = field(default_factory=dict)
@@ -156,14 +157,6 @@ class World:
             match command:
                 case Publish(message):
                     self._store(message)
-                case PublishGroup():
-                    self.groups[command.group] = command
-                case PublishDesigns():
-                    for sample, held in zip(command.samples, command.held, strict=True):
-                        assert sample not in self.designs
-                        self.designs[sample] = (command.round, held)
-                case PurgeHeld(tail):
-                    self.purged.append(tail)
                 case MarkFlushed(steps):
                     self.flushed = steps
 
@@ -177,6 +170,7 @@ class World:
             case RoundClosed():
                 assert message.round == len(self.closed), "rounds close in order, once"
                 self.closed.append(message)
+                self._credit(message)
             case EnvironmentScored():
                 self.scored[message.design] = message
             case RoundSummary():
@@ -184,10 +178,41 @@ class World:
             case _:
                 raise AssertionError(message)
 
+    def _credit(self, message: RoundClosed) -> None:
+        """Each sample is credited once, and was stored before."""
+        for credit in message.credits:
+            if credit.role == "agent":
+                assert self.plays[credit.sample].round == message.round
+                self.groups.setdefault(credit.group, []).append(credit)
+            else:
+                assert credit.sample not in self.designs
+                made = self.written[credit.sample]
+                self.designs[credit.sample] = (
+                    message.round,
+                    CreditedDesign(*made, credit.group, credit.reward, credit.advantage, credit.members),
+                )
+        names = [credit.sample for credit in message.credits]
+        assert len(set(names)) == len(names)
+
+    def _note(self, message: Message) -> None:
+        """Remember the samples that a fact names."""
+        match message:
+            case EpisodeFinished() if message.sample:
+                self.plays[message.sample] = message
+            case EnvironmentReady():
+                made = (message.design, message.attempt, True)
+                self.written[message.sample] = (*made, "", message.cohort)
+                self.written[message.hint_sample] = (*made, "hint", message.cohort)
+            case DesignRejected():
+                self.written.setdefault(
+                    message.sample, (message.design, message.attempt, False, "", message.cohort)
+                )
+
     def tell(self, machine: Curriculum, message: Message) -> None:
         """Append an event to the log, feed it, carry out the answer."""
         sequence = len(self.log) + 1
         self.log.append((sequence, message))
+        self._note(message)
         commands = machine.apply(sequence, message)
         self.given[sequence] = commands
         self.execute(commands)
@@ -253,9 +278,9 @@ class World:
             return
         hint = None if self.random.random() < self.chances.no_hint else "look left"
         degenerate = self.random.random() < self.chances.degenerate
-        fact = ready(ticket, attempt=attempt, hint=hint, degenerate=degenerate)
         trains = hint is not None and self.config.designer.hint_train
-        self.tell(machine, msgspec.structs.replace(fact, hint_held=trains))
+        fact = ready(ticket, attempt=attempt, hint=hint, degenerate=degenerate, hint_held=trains)
+        self.tell(machine, fact)
 
     def play(self, machine: Curriculum, request: EpisodeRequest) -> None:
         """Play an episode, or fail to."""
@@ -268,7 +293,8 @@ class World:
         elif draw < self.chances.infra + self.chances.quarantined + self.chances.env:
             self.tell(machine, finished(request, -1.0, failure="env"))
         elif self.random.random() < self.chances.truncated:
-            self.tell(machine, finished(request, 0.0, outcome="truncated"))
+            masked = self.config.agent.truncated == "mask"
+            self.tell(machine, finished(request, 0.0, outcome="truncated", masked=masked))
         elif request.arm == "hinted" and random.Random(request.design).random() < self.chances.told:
             turn = Turn("Which way?", "", "left", 1.0)
             self.tell(machine, msgspec.structs.replace(finished(request, 1.0), transcript=(turn,)))
@@ -336,9 +362,17 @@ def trained(round_: int, version: Version, *, final: bool = False) -> BatchTrain
 
 
 def ready(
-    ticket: DesignTicket, *, attempt: int = 0, hint: str | None = "look left", degenerate: bool = False
+    ticket: DesignTicket,
+    *,
+    attempt: int = 0,
+    hint: str | None = "look left",
+    degenerate: bool = False,
+    hint_held: bool = False,
 ) -> EnvironmentReady:
+    sample = f"{ticket.design}-{attempt}.{ticket.issue}"
     return EnvironmentReady(
+        sample=sample,
+        hint_sample=f"{sample}-hint" if hint_held else "",
         design=ticket.design,
         cohort=ticket.cohort,
         slot=ticket.slot,
@@ -357,6 +391,7 @@ def ready(
 
 def rejected(ticket: DesignTicket, attempt: int) -> DesignRejected:
     return DesignRejected(
+        sample=f"{ticket.design}-{attempt}.{ticket.issue}-refused",
         design=ticket.design,
         cohort=ticket.cohort,
         attempt=attempt,
@@ -386,9 +421,15 @@ def finished(
     *,
     failure: Any = None,
     outcome: Any = "terminated",
-    segments: tuple[Segment, ...] = (),
+    masked: bool = False,
+    sample: str | None = None,
+    versions: tuple[int, int] | None = None,
 ) -> EpisodeFinished:
+    name = f"tokens-{request.episode}" if sample is None else sample
     return EpisodeFinished(
+        sample="" if masked else name,
+        tokens=5,
+        versions=versions,
         episode=request.episode,
         design=request.design,
         environment=request.environment,
@@ -402,7 +443,6 @@ def finished(
         failure=failure,
         reason="",
         turns=1,
-        segments=segments,
         transcript=(),
         seconds=0.0,
     )

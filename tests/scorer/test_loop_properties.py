@@ -20,13 +20,13 @@ from loop_world import Loop
 from scorer_draws import recipes
 from scorer_world import config
 
-from bus.messages import EnvironmentScored, EpisodeFailed, EpisodeFinished, RoundClosed, SampleReady
+from bus.messages import Credit, EnvironmentScored, EpisodeFailed, EpisodeFinished, EpisodeSample, RoundClosed
 from engine.config import Config
 from engine.lineage import Version
 from engine.training.buffer import Buffer
 from engine.training.samples import versions
 from roles.scorer.curriculum import Curriculum
-from roles.scorer.state import Publish, PublishDesigns, PublishGroup
+from roles.scorer.state import Publish
 
 QUICK = settings(
     max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
@@ -42,23 +42,35 @@ def ended(loop: Loop) -> list[str]:
     ]
 
 
+def credited(loop: Loop) -> list[Credit]:
+    """Return the credit of every round, in order."""
+    return [credit for batch in loop.history for credit in batch.message.credits]
+
+
 def check_ends(loop: Loop) -> None:
-    """I1, I7: each round is formed once, in order; each sample ends once; no designer's tokens are lost."""
+    """I1, I7: each round is formed once, in order; each credited sample ends once, and all others leave."""
     closed = list({m.round: m for m in loop.samples if isinstance(m, RoundClosed)}.values())
     assert [batch.message for batch in loop.history] == closed
     assert [m.round for m in closed] == list(range(len(closed)))
     assert closed[-1].final
-    sent = {m.sample for m in loop.samples if isinstance(m, SampleReady)}
-    assert Counter(ended(loop)) == Counter(sent)
-    assert loop.missing_designs == 0
-    assert all(batch.selection.missing == 0 for batch in loop.history)
-    by_round = Counter[tuple[int, str]]()
-    for message in {m.sample: m for m in loop.samples if isinstance(m, SampleReady)}.values():
-        by_round[message.round, message.role] += 1
-    for message in closed:
-        assert message.agent_samples == by_round[message.round, "agent"]
-        assert message.designer_samples == by_round[message.round, "designer"]
-    assert not loop.held, "tokens of trained designs are purged"
+    credits = Counter(credit.sample for credit in credited(loop))
+    assert set(credits.values()) <= {1}, "each sample is credited once"
+    assert Counter(ended(loop)) == credits
+    assert all(batch.selection.missing == 0 for batch in loop.history), "tokens precede their credit"
+    assert loop.buffer.state().kept == (), "samples without credit leave with their round or cohort"
+    stored = {message.sample: message for message in loop.samples if not isinstance(message, RoundClosed)}
+    facts = defaultdict(list)
+    for fact in loop.events:
+        if isinstance(fact, EpisodeFinished):
+            facts[fact.sample].append(fact)
+    for batch in loop.history:
+        for credit in batch.message.credits:
+            if credit.role == "agent":
+                message = stored[credit.sample]
+                assert isinstance(message, EpisodeSample)
+                assert message.round == batch.message.round
+                told = {(fact.episode, fact.returned) for fact in facts[credit.sample]}
+                assert (message.episode, credit.reward) in told, "credit goes to the very tokens of a fact"
 
 
 def check_ages(loop: Loop) -> None:
@@ -84,10 +96,10 @@ def check_failures(loop: Loop) -> None:
             kind[message.design, message.round, message.arm].add(message.index)
     sizes = Counter[str]()
     members = {}
-    for sample in {m.sample: m for m in loop.samples if isinstance(m, SampleReady)}.values():
-        if sample.role == "agent":
-            sizes[sample.group] += 1
-            members[sample.group] = sample.members
+    for credit in credited(loop):
+        if credit.role == "agent":
+            sizes[credit.group] += 1
+            members[credit.group] = credit.members
     assert all(sizes[group] <= members[group] for group in sizes)
     assert sum(batch.message.plays for batch in loop.history) <= sum(map(len, done.values()))
     for key, indices in done.items():
@@ -98,14 +110,15 @@ def check_credit(loop: Loop) -> None:
     """What was compared adds up to nothing, for both roles; what has no gradient is counted only."""
     learner = loop.config.learner
     sums: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    sent = list({m.sample: m for m in loop.samples if isinstance(m, SampleReady)}.values())
-    for sample in sent:
-        assert math.isfinite(sample.advantage)
-        if sample.role == "designer":
-            skill = "" if learner.designer.scope == "global" else sample.skill
-            sums[sample.group, skill].append(sample.advantage)
+    sent = credited(loop)
+    skills = {m.sample: m.skill for m in loop.samples if not isinstance(m, RoundClosed)}
+    for credit in sent:
+        assert math.isfinite(credit.advantage)
+        if credit.role == "designer":
+            skill = "" if learner.designer.scope == "global" else skills[credit.sample]
+            sums[credit.group, skill].append(credit.advantage)
         elif learner.agent.scope == "group" and loop.config.agent.truncated == "zero":
-            sums[sample.group, ""].append(sample.advantage)
+            sums[credit.group, ""].append(credit.advantage)
     assert all(abs(sum(advantages)) < 1e-6 for advantages in sums.values())
     all_pull = learner.kl > 0
     for batch in loop.history:
@@ -126,7 +139,7 @@ def check_credit(loop: Loop) -> None:
         if loop.config.curriculum.hinted_rounds == 1:
             assert trained == plain + sum(score.hinted_plays for score in scores if not score.leak)
     if loop.config.designer.kind != "policy":
-        assert all(sample.role == "agent" for sample in sent)
+        assert all(credit.role == "agent" for credit in sent)
 
 
 def check_replay(loop: Loop) -> None:
@@ -136,23 +149,16 @@ def check_replay(loop: Loop) -> None:
     for sequence, message in enumerate(loop.events, 1):
         said += machine.apply(sequence, message)
     assert machine.snapshot() == loop.machine.snapshot()
-    expected: dict[str, tuple[int, float, int]] = {}
-    for command in said:
-        if isinstance(command, PublishGroup):
-            for play in command.plays:
-                expected[play.sample] = (command.round, play.advantage, command.members)
-        elif isinstance(command, PublishDesigns):
-            for name, held in zip(command.samples, command.held, strict=True):
-                expected[name] = (command.round, held.advantage, held.members)
-    samples = [m for m in loop.samples if isinstance(m, SampleReady)]
-    assert {m.sample: (m.round, m.advantage, m.members) for m in samples} == expected
-    work = {c.message.tail for c in said if isinstance(c, Publish) and c.message.tail.startswith("task.")}
+    messages = [command.message for command in said if isinstance(command, Publish)]
+    rounds = [message for message in messages if isinstance(message, RoundClosed)]
+    assert rounds == [batch.message for batch in loop.history]
+    work = {message.tail for message in messages if message.tail.startswith("task.")}
     assert work == set(loop.asked)
 
     limits: Any = {"agent": loop.config.learner.agent, "designer": loop.config.learner.designer}
     buffer, batches = Buffer(limits, vocabulary=VOCABULARY), iter(loop.history)
     for sequence, message in enumerate(loop.samples, 1):
-        if isinstance(message, SampleReady):
+        if not isinstance(message, RoundClosed):
             buffer.admit(sequence, message)
         elif not buffer.closed(message.round):
             batch = next(batches)
@@ -300,7 +306,8 @@ def test_the_world_can_do_all_it_says() -> None:
             learner={"train_hinted": True, "kl": 0.0, "agent": {"max_staleness": 1}},
             reward={"hint_leak": "floor"},
         )
-        loop = Watched(recipe, random.Random(number), Luck(scorer_dies=0.05), checkpoint_every=2, servers=2)
+        luck = Luck(scorer_dies=0.05, learner_dies=0.1)
+        loop = Watched(recipe, random.Random(number), luck, checkpoint_every=3, servers=2)
         loop.run()
         check(loop)
         counts += loop.counts
@@ -315,8 +322,11 @@ def test_the_world_can_do_all_it_says() -> None:
         counts["floored"] += sum(score.state == "degenerate" and not score.leak for score in scores)
         counts["idle designs"] += sum(b.message.designs - b.message.designer_samples for b in loop.history)
         counts["idle groups"] += sum(b.message.zero_variance_groups for b in loop.history)
-        sent = [m for m in loop.samples if isinstance(m, SampleReady) and m.role == "designer"]
-        counts["hints"] += sum(sample.reward >= 0 and not sample.accepted for sample in sent)
+        counts["hints"] += sum(
+            one.role == "designer" and one.reward >= 0 and not one.accepted for one in credited(loop)
+        )
+        counts["uncredited"] += int(loop.buffer.statistics().get("uncredited", 0))
+        counts["late samples"] += int(loop.buffer.statistics().get("late", 0))
         counts["truncated"] += sum(
             isinstance(m, EpisodeFinished) and m.outcome == "truncated" for m in loop.events
         )

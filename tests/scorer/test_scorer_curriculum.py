@@ -12,7 +12,7 @@ from bus.messages import ServerLost
 from engine.lineage import Version
 from roles.scorer import cohort_plan
 from roles.scorer.curriculum import Curriculum
-from roles.scorer.state import MarkFlushed, Publish, PurgeHeld
+from roles.scorer.state import MarkFlushed, Publish
 
 
 def test_epoch_renews_all_environments_together() -> None:
@@ -86,8 +86,6 @@ def test_the_last_batch_flushes_open_windows() -> None:
     assert isinstance(world.said["flushed:1"], MarkFlushed)
     assert {s.plays for s in world.scored.values()} == {4}
     assert world.summaries[1].reward is not None, "the last round's summary has the rewards of the flush"
-    world.tell(machine, trained(2, Version(1, 3), final=True))
-    assert "design.0.>" in world.purged
 
 
 def test_lead_zero_waits_for_every_server() -> None:
@@ -211,18 +209,14 @@ def test_a_finished_run_has_nothing_left_to_do() -> None:
         assert again.start() == []
 
 
-def test_held_designs_are_dropped_and_with_the_next_ones_once_more() -> None:
-    table = {"rounds_per_window": 1, "delay": 1, "schedule": "epoch", "lead": 0, "design_ahead": 0}
-    world, machine = start(config(steps=4, curriculum=table))
-    while not machine.finished or world.trained < len(world.closed):
-        step(world, machine)
-    purged = [
-        [command.tail for command in commands if isinstance(command, PurgeHeld)]
-        for commands in world.given.values()
-    ]
-    first, second, third, fourth = (f"design.{cohort}.>" for cohort in range(4))
-    last = [second, third, fourth]
-    assert [tails for tails in purged if tails] == [[first], [first, second], last]
+def test_a_closed_round_names_the_cohorts_that_are_settled() -> None:
+    """Samples of those cohorts that have no credit by then never get one: the learner lets them go."""
+    table = {"rounds_per_window": 2, "delay": 2, "lead": 0, "design_ahead": 0}
+    for schedule, settled in (("epoch", [0, 0, 1, 1, 2]), ("rolling", [0, 1, 2, 3, 5])):
+        world, machine = start(config(steps=4, curriculum=table | {"schedule": schedule}))
+        while not machine.finished:
+            step(world, machine)
+        assert [closed.settled for closed in world.closed] == settled
 
 
 def test_a_cohort_without_environments_does_not_block() -> None:

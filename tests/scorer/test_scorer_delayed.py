@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from scenes.memory_bus import MemoryBus
-from scorer_cast import Cast
+from scorer_cast import Cast, text_of
 from scorer_world import config
 from test_scorer_role import check, complete, memory_peer
 
@@ -18,7 +18,7 @@ from bus import Bus, connect, provision, serve
 from bus.messages import RoundClosed
 from engine.config import Config
 
-Effect = dict[str, tuple[int, float, str]]
+Effect = dict[str, tuple[int, float]]
 
 
 def recipe(delay: int, **curriculum: Any) -> Config:
@@ -27,11 +27,8 @@ def recipe(delay: int, **curriculum: Any) -> Config:
 
 
 def effects(cast: Cast) -> Effect:
-    """Return round, advantage and tokens of everything that was trained."""
-    return {
-        name: (sample.round, sample.advantage, sample.segments[0].tokens.hex())
-        for name, sample in cast.samples.items()
-    }
+    """Return round and advantage of everything that was credited, by its tokens."""
+    return {text_of(sample): (sample.round, sample.credit.advantage) for sample in cast.samples.values()}
 
 
 async def undisturbed(table: Config, directory: Path) -> Effect:
@@ -80,7 +77,7 @@ async def test_they_do_on_a_broker_that_is_killed_too(tmp_path: Path) -> None:
 
             async def kill_broker() -> None:
                 """After rounds 1 (windows close, designs wait) and 3 (designs are in the batch)."""
-                async with watcher.follow("SAMPLE", tails=["sample.round.>"]) as records:
+                async with watcher.follow("SAMPLE", tails=["sample.credit.>"]) as records:
                     async for record in records:
                         assert isinstance(record.message, RoundClosed)
                         if record.message.round in (1, 3):

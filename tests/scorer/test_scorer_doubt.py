@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from scorer_cast import segment
 from scorer_script import design_all, play_all, start, step
 from scorer_world import World, config, finished, lost
 
@@ -43,7 +42,7 @@ def test_a_partial_group_closes_with_what_it_has_and_says_so() -> None:
     assert (summary.lost, summary.partial) == (2, 1)
     assert summary.failures == {"infra": 1, "quarantined": 1}
     (group,) = world.groups.values()
-    assert (group.members, len(group.plays)) == (2, 2)
+    assert [play.members for play in group] == [2, 2]
 
 
 def test_a_group_of_one_and_a_group_of_none_carry_no_gradient() -> None:
@@ -71,20 +70,17 @@ def test_a_return_that_is_no_number_is_no_outcome(value: float) -> None:
     play_all(world, machine)
     assert (world.scored[name].plays, world.scored[name].asked) == (3, 4)
     assert world.summaries[0].failures == {"quarantined": 1}
-    assert all(play.advantage == play.advantage for g in world.groups.values() for play in g.plays)
-
-
-def at(version: int, *more: int) -> dict[str, Any]:
-    return {"segments": tuple(segment("ab", Version(1, step)) for step in (version, *more))}
+    assert all(play.advantage == play.advantage for group in world.groups.values() for play in group)
 
 
 def test_versions_of_both_arms_are_recorded_and_pairs_apart_counted() -> None:
     world, machine, name = one()
-    steps = {("plain", 0): (3,), ("plain", 1): (3,), ("plain", 2): (4, 5), ("plain", 3): (6,)}
+    steps = {("plain", 0): (3, 3), ("plain", 1): (3, 3), ("plain", 2): (4, 5), ("plain", 3): (6, 6)}
     for request in list(world.requests.values()):
         del world.requests[request.episode]
-        versions = steps.get((request.arm, request.index), (5,))
-        world.tell(machine, finished(request, hinted_wins(request), **at(*versions)))
+        oldest, newest = steps.get((request.arm, request.index), (5, 5))
+        versions = Version(1, oldest).pack(), Version(1, newest).pack()
+        world.tell(machine, finished(request, hinted_wins(request), versions=versions))
     score = world.scored[name]
     assert score.plain_versions == (Version(1, 3).pack(), Version(1, 6).pack())
     assert score.hinted_versions == (Version(1, 5).pack(), Version(1, 5).pack())

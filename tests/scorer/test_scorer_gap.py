@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 from scenes.memory_bus import MemoryBus
-from scorer_cast import Cast, scorer, segment
-from scorer_world import config, finished
+from scorer_cast import Cast, scorer
+from scorer_world import config
 
 from bus import codec
 from bus.messages import EpisodeFailed, EpisodeRequest, RoundSummary
@@ -27,12 +27,9 @@ class Forgetful(Cast):
             async for delivery in deliveries:
                 request = delivery.message
                 assert isinstance(request, EpisodeRequest)
-                tokens = segment(
-                    f"{request.design}/{request.round}/{request.arm}/{request.index}", self.version
-                )
-                outcome = finished(
-                    request, float(self._luck("won", request.episode) < 0.5), segments=(tokens,)
-                )
+                won = float(self._luck("won", request.episode) < 0.5)
+                sample, outcome = self.outcome(request, won)
+                await self.bus.publish(sample)
                 self.plays += 1
                 if self.plays % 7 == 0:
                     frame = codec.encode(outcome, run="test", role="agent", instance="0")

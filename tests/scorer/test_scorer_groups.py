@@ -35,7 +35,7 @@ async def test_groups_are_trained_together(bus: MemoryBus, tmp_path: Path, crash
     groups: dict[str, list[float]] = {}
     for sample in cast.samples.values():
         if sample.role == "designer":
-            groups.setdefault(sample.group, []).append(sample.advantage)
+            groups.setdefault(sample.credit.group, []).append(sample.credit.advantage)
     assert len(groups) == len(tickets)
     assert all(abs(sum(advantages)) < 1e-6 for advantages in groups.values())
     assert any(max(advantages) > 0 for advantages in groups.values())

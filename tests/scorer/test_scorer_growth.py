@@ -53,4 +53,4 @@ def test_state_after_many_rounds_is_as_large_as_after_some(
         late = max(sizes[kind] for sizes in noted[-third:])
         assert late <= 1.2 * early, "flat but for the digits of counts and the forks of the lineage"
     assert len(loop.machine.state.progress.trained) == 32
-    assert not loop.held
+    assert loop.buffer.state().kept == ()

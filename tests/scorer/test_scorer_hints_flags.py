@@ -7,10 +7,9 @@ import pytest
 from scorer_script import play_all, start
 from scorer_world import World, config, finished, ready
 
-from bus.messages import EnvironmentReady, EpisodeFinished, EpisodeRequest, HeldDesign, Turn
+from bus.messages import Credit, EpisodeRequest, Turn
 from engine.config import Config
 from roles.scorer.curriculum import Curriculum
-from roles.scorer.state import Graded
 
 ONE_ROUND = {"rounds_per_window": 1, "delay": 1}
 
@@ -20,8 +19,9 @@ def answer(world: World, machine: Curriculum, **fields: object) -> list[str]:
     tickets = list(world.tickets.values())
     world.tickets.clear()
     for number, ticket in enumerate(tickets):
-        fact: EnvironmentReady = ready(ticket)
-        world.tell(machine, msgspec.structs.replace(fact, **(fields if number == 0 else {})))
+        held = number == 0 and bool(fields.get("hint_held"))
+        rest = {name: value for name, value in fields.items() if name != "hint_held" and number == 0}
+        world.tell(machine, msgspec.structs.replace(ready(ticket, hint_held=held), **rest))
     return [ticket.design for ticket in tickets]
 
 
@@ -61,8 +61,7 @@ def test_a_hint_earns_the_regret_among_hints() -> None:
     tickets = list(world.tickets.values())
     world.tickets.clear()
     for number, ticket in enumerate(tickets):
-        fields = {"hint_held": number < 3, "degenerate": number == 2}
-        world.tell(machine, msgspec.structs.replace(ready(ticket), **fields))
+        world.tell(machine, ready(ticket, hint_held=number < 3, degenerate=number == 2))
     helped, useless, broken, silent = (ticket.design for ticket in tickets)
     play_all(world, machine, lambda r: by_arm(r) if r.design in (helped, broken) else float(r.index % 2 == 0))
     hints = {held.design: held for _, held in world.designs.values() if held.part == "hint"}
@@ -72,11 +71,6 @@ def test_a_hint_earns_the_regret_among_hints() -> None:
     assert hints[helped].advantage == pytest.approx(2.0 * (0.5 - 0.5 / 3))
     programs = {held.design: held for _, held in world.designs.values() if held.part == ""}
     assert set(programs) == {helped, useless, broken, silent}
-    tokens = HeldDesign(
-        design=helped, cohort=0, attempt=0, skill="Logic", valid=True, segments=(), part="hint"
-    )
-    assert hints[helped].tail == tokens.tail
-    assert programs[helped].tail == msgspec.structs.replace(tokens, part="").tail
     (closed, *_) = (closed for closed in world.closed if closed.designer_samples)
     assert closed.designer_samples == closed.designs == 7
     assert len(world.designs) == 7
@@ -135,13 +129,11 @@ def test_a_hint_that_plays_the_game_teaches_nobody_under_floor(mode: str) -> Non
         assert (closed.plays, closed.agent_samples) == (16, 16)
 
 
-def hinted_plays(world: World, design: str) -> list[Graded]:
-    """What of the hinted plays of ``design`` is trained."""
-    outcomes = dict(world.log)
+def hinted_plays(world: World, design: str) -> list[Credit]:
+    """The credit of the hinted plays of ``design``."""
     return [
         play
         for group in world.groups.values()
-        for play in group.plays
-        if isinstance(outcome := outcomes[play.sequence], EpisodeFinished)
-        and (outcome.design, outcome.arm) == (design, "hinted")
+        for play in group
+        if (world.plays[play.sample].design, world.plays[play.sample].arm) == (design, "hinted")
     ]

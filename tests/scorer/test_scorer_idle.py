@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from scorer_script import design_all, play_all, start, step
 from scorer_world import World, config, failed, ready, rejected
@@ -31,7 +30,7 @@ def test_groups_of_plays_without_variance(terms: dict[str, Any], sent: bool) -> 
     closed = world.closed[0]
     assert (closed.plays, closed.groups, closed.zero_variance_groups) == (8, 4, 2)
     assert closed.agent_samples == (8 if sent else 4)
-    advantages = sorted(play.advantage for group in world.groups.values() for play in group.plays)
+    advantages = sorted(play.advantage for group in world.groups.values() for play in group)
     assert advantages == pytest.approx([-1.0] * 2 + [0.0] * (closed.agent_samples - 4) + [1.0] * 2)
     assert world.summaries[0].gradient_share == 0.5
 
@@ -51,7 +50,7 @@ def test_hinted_plays_of_no_weight_are_not_sent() -> None:
     design_all(world, machine)
     play_all(world, machine)
     (group,) = world.groups.values()
-    assert [play.advantage for play in group.plays] == pytest.approx([-1.0, 1.0])
+    assert [play.advantage for play in group] == pytest.approx([-1.0, 1.0])
     assert (world.closed[0].plays, world.closed[0].agent_samples) == (4, 2)
 
 
@@ -147,7 +146,7 @@ def test_the_supervised_mix_gets_the_accepted_ones(source: str, sent: list[bool]
     world, machine = start(recipe(learner, curriculum=curriculum, designer=designer))
     good, bad = world.tickets.values()
     world.tickets.clear()
-    world.tell(machine, msgspec.structs.replace(ready(good), hint_held=True))
+    world.tell(machine, ready(good, hint_held=True))
     world.tell(machine, rejected(bad, 0))
     world.tell(machine, failed(bad, 1))
     play_all(world, machine)

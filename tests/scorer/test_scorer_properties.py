@@ -12,8 +12,8 @@ from scorer_draws import OWN, recipes
 from scorer_world import Chances, World, name_of
 
 from engine.lineage import Version
+from roles.scorer import cohort_plan
 from roles.scorer.curriculum import Curriculum
-from roles.scorer.state import Publish, PublishDesigns, PublishGroup
 
 PROFILE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -31,7 +31,6 @@ def check_run(world: World, machine: Curriculum) -> None:
     assert not machine.state.held
     assert not machine.state.cohorts
     assert not machine.state.designs
-    assert not machine.state.purges
     designer, learner = world.config.designer, world.config.learner
     penalised = designer.kind == "policy" and designer.invalid == "penalise"
     valid = [held.design for _, held in world.designs.values() if held.valid and not held.part]
@@ -50,11 +49,13 @@ def check_run(world: World, machine: Curriculum) -> None:
         assert idle == 0 if learner.kl else idle >= 0
     assert penalised or all(held.valid for _, held in world.designs.values())
     for closed in world.closed:
-        groups = [g for g in world.groups.values() if g.round == closed.round]
-        assert closed.agent_samples == sum(len(group.plays) for group in groups)
         assert closed.designer_samples == sum(at == closed.round for at, _ in world.designs.values())
     for at, held in world.designs.values():
-        assert at == min(held.due, world.config.run.steps), "delayed updates fire in their round"
+        due = cohort_plan.rounds_of(world.config.curriculum, held.cohort).due
+        assert at == min(due, world.config.run.steps), "delayed updates fire in their round"
+    settled = [closed.settled for closed in world.closed]
+    assert settled == sorted(settled)
+    assert settled[-1] == machine.state.next_cohort
 
 
 @PROFILE
@@ -158,19 +159,3 @@ def test_a_finished_run_can_be_extended(recipe: Any, seed: int, more: int) -> No
 
 def config_with_steps(recipe: Any, steps: int) -> Any:
     return msgspec.structs.replace(recipe, run=msgspec.structs.replace(recipe.run, steps=steps))
-
-
-@PROFILE
-@given(recipe=RECIPES, seed=st.integers(0, 2**32))
-def test_samples_precede_their_round(recipe: Any, seed: int) -> None:
-    """All sample commands of a round come before the one that closes it."""
-    world = World(recipe, random.Random(seed))
-    machine = Curriculum(recipe)
-    world.begin(machine)
-    world.run(machine)
-    closed = -1
-    for command in world.said.values():
-        if isinstance(command, Publish) and command.message.key.startswith("round:"):
-            closed += 1
-        elif isinstance(command, PublishGroup | PublishDesigns):
-            assert command.round > closed

@@ -14,7 +14,7 @@ from engine.config import Config
 from roles.scorer import cohort_plan, scheduling
 from roles.scorer.credit import mean_group_size
 from roles.scorer.curriculum import Curriculum
-from roles.scorer.state import Command, PurgeHeld
+from roles.scorer.state import Command
 
 ONE_ROUND = {"environments": 4, "rounds_per_window": 1, "delay": 1, "hinted_plays": 0}
 BY_GROUP = {
@@ -153,8 +153,7 @@ def test_a_group_is_asked_for_again_once() -> None:
     assert scheduling.newest_issue(world.config, machine.state, machine.state.designs[ticket.design]) == 1
 
 
-def test_tokens_of_a_cohort_that_is_past_are_purged() -> None:
-    """A designer that was thought dead publishes after its cohort was trained and its subjects dropped."""
+def test_late_answers_change_nothing() -> None:
     world, machine = start(config(steps=2, curriculum=ONE_ROUND))
     slow = next(iter(world.tickets.values()))
     while not machine.finished:
@@ -162,20 +161,9 @@ def test_tokens_of_a_cohort_that_is_past_are_purged() -> None:
             del world.tickets[slow.design]
             world.tell(machine, failed(slow, 0))
         step(world, machine)
-    last = f"design.{slow.cohort}.>"
-    for late in (ready(slow), rejected(slow, 1), failed(slow, 5)):
-        assert answer(world, machine, late) == [PurgeHeld(last)]
-
-
-def test_late_answers_of_a_cohort_in_use_purge_nothing() -> None:
-    world, machine, ticket = reissuing(0)
-    world.tell(machine, failed(ticket, 0, failure="infra"))
-    assert answer(world, machine, ready(ticket)) == [], "its cohort is still open"
-    del world.tickets[ticket.design]
-    design_all(world, machine)
-    play_all(world, machine)
-    assert machine.state.purges, "settled, not trained"
-    assert answer(world, machine, ready(ticket)) == []
+    for number, late in enumerate((ready(slow), rejected(slow, 1), failed(slow, 5)), start=1):
+        assert answer(world, machine, late) == []
+        assert machine.state.late == number
 
 
 @pytest.mark.parametrize("kind", ["frozen", "external", "pool"])

@@ -10,13 +10,12 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from bus.messages import BatchTrained
+from bus.messages import BatchTrained, Credit
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
 from engine.training import checkpoint
-from engine.training.buffer import BufferState
+from engine.training.buffer import BufferState, KeptSample
 from engine.training.checkpoint import CheckpointTensors, LearnerState, needed, newest, places, restart, save
-from engine.training.ledger import LedgerState
 
 
 def made(value: float) -> CheckpointTensors:
@@ -41,11 +40,11 @@ def full_state() -> LearnerState:
         seconds=0.25, final=True,
     )  # fmt: skip
     buffer = BufferState(
-        ledger=LedgerState(((0, 3),), ((3, ("a",)),)),
-        kept=((7, "c"),),
-        dropped={"d": "late"},
-        arrived={4: 2},
+        closed=((0, 3),),
+        kept=(KeptSample(7, "c"), KeptSample(8, "e", Credit("e", "agent", "g", 0.5, -1.0, 4), 3)),
+        dropped={"d": "lost"},
         counts={"trained": 1},
+        settled=2,
     )
     return LearnerState(
         version=Version(1, 4), lineage=Lineage().fork(1, 2), cursor=9, buffer=buffer, announced=trained

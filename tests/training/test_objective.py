@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_fakes import random_samples
 
-from bus.messages import SampleReady
 from engine.config import DesignerTraining, ImportanceMode, LearnerConfig, RoleTraining
 from engine.training.batch import Batch, Example, MicroBatch, build, policy_rows, supervised_rows
 from engine.training.loss import SUMS, Objective, metrics, objective_loss
+from engine.training.samples import CreditedSample
 
 LEARNER = LearnerConfig(
     agent=RoleTraining(weight=0.7, clip_low=0.1),
@@ -84,11 +84,11 @@ def plain_loss(
     return total
 
 
-def samples(seed: int) -> list[SampleReady]:
+def samples(seed: int) -> list[CreditedSample]:
     return [*random_samples(5, seed=seed), *random_samples(3, seed=seed + 1, role="designer")]
 
 
-def batch_of(some: Sequence[SampleReady], bound: int = 10_000, padding: int = 0, **steps: Any) -> Batch:
+def batch_of(some: Sequence[CreditedSample], bound: int = 10_000, padding: int = 0, **steps: Any) -> Batch:
     roles: dict[Any, RoleTraining] = {"agent": LEARNER.agent, "designer": LEARNER.designer}
     text = Example(np.arange(7, dtype=np.int32), np.array([False] + [True] * 6))
     rows = policy_rows(some, roles, SIZE) + supervised_rows([text], 0.2)
@@ -173,7 +173,9 @@ def test_order_padding_and_micro_batches_change_nothing(seed: int, bound: int, p
 def test_the_policy_term_grows_with_the_scale_of_the_advantage(scale: float, seed: int):
     some = samples(seed)
     scaled = [
-        msgspec.structs.replace(one, advantage=one.advantage * scale) if one.role == "designer" else one
+        one._replace(credit=msgspec.structs.replace(one.credit, advantage=one.credit.advantage * scale))
+        if one.role == "designer"
+        else one
         for one in some
     ]
     _, before = total(batch_of(some))

@@ -5,15 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from learner_fakes import VOCABULARY, round_closed, sample
+from learner_fakes import VOCABULARY, round_of, sample
 
-from bus.messages import SampleReady
 from engine.config import RoleTraining
 from engine.lineage import Lineage, Version
 from engine.training.batch import batch_size, policy_rows, share
-from engine.training.buffer import Buffer
+from engine.training.buffer import Buffer, Selection
+from engine.training.samples import CreditedSample
 
 _ROUNDS, _SENT, _QUOTA = 12, 8, 4
+
+
+def close(buffer: Buffer, number: int, samples: list[CreditedSample], **closed: Any) -> Selection:
+    """Let a round of samples arrive and close it at the version of its number."""
+    *messages, closing = round_of(number, samples, **closed)
+    for index, message in enumerate(messages):
+        buffer.admit(100 * number + index, message)  # type: ignore[arg-type]
+    return buffer.close(closing, Version(0, number), Lineage())  # type: ignore[arg-type]
 
 
 def _play(limit: RoleTraining) -> tuple[list[float], dict[str, int]]:
@@ -22,16 +30,13 @@ def _play(limit: RoleTraining) -> tuple[list[float], dict[str, int]]:
     buffer = Buffer(limits, vocabulary=VOCABULARY)
     ages: list[float] = []
     causes: dict[str, int] = {}
-    sequence = 0
     for number in range(_ROUNDS):
+        samples = []
         for index in range(_SENT):
-            sequence += 1
             name = f"{number}-{index}"
-            buffer.admit(sequence, sample(name, round_=number, versions=[Version(0, number)]))
+            samples.append(sample(name, round_=number, versions=[Version(0, number)]))
         final = number == _ROUNDS - 1
-        selection = buffer.close(
-            round_closed(number, agents=_SENT, final=final), Version(0, number), Lineage()
-        )
+        selection = close(buffer, number, samples, final=final)
         assert len(selection.samples) == _QUOTA
         ages.append(sum(selection.ages) / _QUOTA)
         for _, cause in selection.dropped:
@@ -55,18 +60,18 @@ def test_the_newest_first_stay_fresh():
 
 def test_a_full_buffer_of_the_newest_lets_the_oldest_go():
     limits: dict[Any, RoleTraining] = {
-        "agent": RoleTraining(priority="newest"),
+        "agent": RoleTraining(priority="newest", quota=1, max_staleness=9),
         "designer": RoleTraining(),
     }
     buffer = Buffer(limits, vocabulary=VOCABULARY, capacity=2)
-    for sequence, number in enumerate((0, 1, 2), start=1):
-        buffer.admit(sequence, sample(f"of-{number}", round_=number))
-    selection = buffer.close(round_closed(2), Version(0, 0), Lineage())
-    assert [one.sample for one in selection.samples] == ["of-2", "of-1"]
-    assert selection.dropped == (("of-0", "quota"),)
+    close(buffer, 0, [sample(f"of-0-{index}") for index in range(2)])
+    selection = close(buffer, 1, [sample(f"of-1-{index}", round_=1) for index in range(2)])
+    assert [one.round for one in selection.samples] == [1]
+    assert [cause for _, cause in selection.dropped] == ["quota"]
+    assert [one.round for one in buffer.state().kept] == [1]
 
 
-def _weight(samples: list[SampleReady], size: float) -> float:
+def _weight(samples: list[CreditedSample], size: float) -> float:
     training: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining()}
     return sum(row.weight * int(row.mask.sum()) for row in policy_rows(samples, training, size))
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from learner_fakes import START, round_closed, sample
+from learner_fakes import START, round_of, sample
 
 from bus.messages import BatchTrained
 from engine.config import LearnerConfig, OptimizerConfig, RoleTraining
@@ -224,10 +224,11 @@ def test_ages_are_those_of_the_tree_of_batches(script: list[tuple[str, int, bool
 def closed(
     buffer: Buffer, round_: int, current: Version, lineage: Lineage, made: Sequence[Version]
 ) -> Selection:
-    for index, version in enumerate(made):
-        name = f"{round_}-{index}"
-        buffer.admit(2 * round_ + 1, sample(name, round_=round_, versions=[version]))
-    return buffer.close(round_closed(round_, agents=len(made)), current, lineage)
+    samples = [sample(f"{round_}-{i}", round_=round_, versions=[one]) for i, one in enumerate(made)]
+    *messages, closing = round_of(round_, samples)
+    for message in messages:
+        buffer.admit(2 * round_ + 1, message)  # type: ignore[arg-type]
+    return buffer.close(closing, current, lineage)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ends", [32, 24], ids=["one crash", "a crash while it repeats"])

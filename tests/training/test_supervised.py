@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from learner_fakes import random_samples, sample, segment
 
-from bus.messages import SampleReady
 from engine.errors import ConfigError
+from engine.training.samples import CreditedSample
 from engine.training.supervised import FILE, Accepted, Archive, draw, load
 
 
@@ -57,10 +57,10 @@ def test_the_draw_depends_on_seed_and_step_only(tmp_path: Path):
     assert len(draw(examples, 99, seed=1, step=0)) == 40
 
 
-def design(name: str, *, reward: float = 0.4, accepted: bool = True) -> SampleReady:
+def design(name: str, *, reward: float = 0.4, accepted: bool = True) -> CreditedSample:
     number = int(name)
-    one = sample(name, role="designer", segments=[segment([7, number, number + 1], [0, 1, 1])])
-    return msgspec.structs.replace(one, reward=reward, accepted=accepted)
+    part = segment([7, number, number + 1], [0, 1, 1])
+    return sample(name, role="designer", segments=[part], reward=reward, accepted=accepted)
 
 
 def texts(archive: Archive) -> list[list[int]]:

@@ -12,11 +12,10 @@ import pytest
 import torch
 from learner_fakes import VOCABULARY, random_samples, sample, segment
 
-from bus.messages import SampleReady
 from engine.config import LearnerConfig, OptimizerConfig, RoleTraining
 from engine.errors import ConfigError, SpadeError
 from engine.training.batch import Batch, Example, build, policy_rows, supervised_rows
-from engine.training.samples import arrays
+from engine.training.samples import CreditedSample, arrays
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
@@ -25,12 +24,14 @@ ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTrain
 SIZE = 18
 
 
-def batch_of(samples: list[SampleReady], examples: list[Example] | None = None, *, bound: int = 100) -> Batch:
+def batch_of(
+    samples: list[CreditedSample], examples: list[Example] | None = None, *, bound: int = 100
+) -> Batch:
     rows = policy_rows(samples, ROLES, SIZE) + supervised_rows(examples or [], 0.1)
     return build(rows, micro_batch_tokens=bound, padding=VOCABULARY - 2)
 
 
-def mixed() -> list[SampleReady]:
+def mixed() -> list[CreditedSample]:
     two = segment([4, 5, 6, 7], [0, 1, 1, 1]), segment([8, 9, 10], [0, 0, 1])
     return [
         *random_samples(7, seed=1),
@@ -51,7 +52,7 @@ def row_logps(model: Any, tokens: Any) -> torch.Tensor:
     return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
 
 
-def naive_loss(model: Any, samples: list[SampleReady], reference: Any, kl: float) -> torch.Tensor:
+def naive_loss(model: Any, samples: list[CreditedSample], reference: Any, kl: float) -> torch.Tensor:
     """One row at a time, no padding, no micro-batches, straight from the definition (biased KL)."""
     total = torch.zeros(())
     for one in samples:
@@ -62,7 +63,7 @@ def naive_loss(model: Any, samples: list[SampleReady], reference: Any, kl: float
             with torch.no_grad():
                 weight = torch.exp(logps - torch.tensor(behaviour[1:].copy())).clamp(max=2.0)
                 start = row_logps(reference, tokens)
-            value = -torch.exp(logps - logps.detach()) * one.advantage * weight
+            value = -torch.exp(logps - logps.detach()) * one.credit.advantage * weight
             value = value + kl * (torch.exp(start - logps) - (start - logps) - 1)
             losses.append(value[torch.tensor(mask[1:].copy())])
         total = total + ROLES[one.role].weight * torch.cat(losses).mean() / SIZE

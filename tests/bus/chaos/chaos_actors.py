@@ -23,7 +23,7 @@ import anyio
 from chaos_plan import Ledger, answer, piece, sample
 
 from bus import Delivery, NatsBus, Record, connect
-from bus.messages import EpisodeFinished, EpisodeRequest, SampleReady
+from bus.messages import EpisodeFinished, EpisodeRequest, EpisodeSample
 from bus.subjects import CONSUMERS, Consumer
 
 # The work of a killed process comes back when its lease ends; thirty seconds are too long for a test.
@@ -152,10 +152,10 @@ async def learn(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
             if not batch:
                 continue
             for record in batch:
-                assert isinstance(record.message, SampleReady)
-                producer, number = record.message.group.split("/")
+                assert isinstance(record.message, EpisodeSample)
+                producer, number, weight = record.message.skill.split("/")
                 if ledger.add(producer, int(number)):
-                    state["total"] += int(record.message.reward)
+                    state["total"] += int(weight)
                     state["count"] += 1
                 else:
                     state["again"] += 1

@@ -6,7 +6,7 @@ import hashlib
 import random
 from dataclasses import dataclass, field
 
-from bus.messages import EpisodeFinished, EpisodeRequest, SampleReady, Segment, Span, stable_id
+from bus.messages import EpisodeFinished, EpisodeRequest, EpisodeSample, Segment, Span
 
 # Twelve kills are one deck, so that already a short test meets every kind.
 DECK = ("server",) * 4 + ("worker",) * 3 + ("producer",) * 2 + ("scorer", "learner", "recorder")
@@ -58,12 +58,6 @@ def piece(producer: str, number: int, seed: int) -> EpisodeRequest:
 
 def answer(work: EpisodeRequest, instance: str) -> EpisodeFinished:
     """Return the result of a piece: the same id, whoever computes it."""
-    segment = Segment(
-        tokens=work.index.to_bytes(4, "little") * _TOKENS,
-        mask=b"\x01" * _TOKENS,
-        logprobs=bytes(4 * _TOKENS),
-        spans=(Span(0, 0, _TOKENS),),
-    )
     return EpisodeFinished(
         episode=work.episode,
         design=work.design,
@@ -78,24 +72,21 @@ def answer(work: EpisodeRequest, instance: str) -> EpisodeFinished:
         failure=None,
         reason=instance,
         turns=1,
-        segments=(segment,),
         transcript=(),
         seconds=0.0,
     )
 
 
-def sample(result: EpisodeFinished) -> SampleReady:
+def sample(result: EpisodeFinished) -> EpisodeSample:
     """Return what the learner is to count for a result."""
-    return SampleReady(
-        sample=stable_id("chaos", result.episode),
-        role="agent",
-        skill="chaos",
-        group=f"{result.design}/{result.index}",
-        round=0,
-        reward=float(result.seed),
-        advantage=1.0,
-        segments=result.segments,
+    segment = Segment(
+        tokens=result.index.to_bytes(4, "little") * _TOKENS,
+        mask=b"\x01" * _TOKENS,
+        logprobs=bytes(4 * _TOKENS),
+        spans=(Span(0, 0, _TOKENS),),
     )
+    name = f"{result.design}/{result.index}/{result.seed}"
+    return EpisodeSample(episode=result.episode, skill=name, round=0, segments=(segment,))
 
 
 @dataclass
