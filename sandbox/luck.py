@@ -26,7 +26,7 @@ from sandbox.trivial_policies import interval, paid, paid_blindly
 _ANOTHER, _FORM = "the solution of another instance", "its solution with other words and numbers"
 _BY_HEART = "always the same plan"
 _FORM_BLOCK, _LUCK_BLOCK, _PLANS, _ALIKE, _TRIED = 7, 8, 32, 3, 8
-_LUCKY, _LOOKS = 1 / 3, (32, 64, 128)
+_LUCKY, _LOOKS = 1 / 3, (64, 128)
 _VERBS = ("look", "help", "inspect", "examine", "status", "hint", "read", "ask", "open", "go")
 _TOKEN = re.compile(r"\w+|[^\w\s]|\s+")
 
@@ -90,7 +90,7 @@ async def play_luck(trial: Trial) -> None:
 
 
 async def _eliminate(trial: Trial, options: Sequence[str]) -> None:
-    """Try the options in random orders, without looking, until the interval of the win rate is clear."""
+    """Try the options in random orders, without looking, until the win rate is clear."""
     varying = _varying(trial.first.values())
     answers: dict[tuple[int, str], set[str]] = defaultdict(set)
     won, played = 0.0, 0
@@ -103,13 +103,16 @@ async def _eliminate(trial: Trial, options: Sequence[str]) -> None:
             if transcript.error:
                 return
             for turn, (action, step) in enumerate(zip(transcript.actions, transcript.steps, strict=False)):
+                told = answers[turn, action]
                 if not step.done:
-                    answers[turn, action].add(_masked_text(step.observation, varying))
+                    told.add(_masked_text(step.observation, varying))
+                if len(told) > 1:
+                    return
         low, high = interval(won, played)
-        if any(len(texts) > 1 for texts in answers.values()) or high < _LUCKY:
-            return
         # one try is a guess, which the toss of the trivial policies judges
-        if low > _LUCKY and answers:
+        if high < _LUCKY or not any(answers.values()):
+            return
+        if low > _LUCKY:
             trial.hack = (
                 f"luck decides: {len(options)} answers tried in any order won {won:g} of {played} instances, "
                 "and a wrong answer tells nothing"
