@@ -1,12 +1,12 @@
-"""From samples to tensors: rows, micro-batches, and the weight of every token in the loss. Pure.
+"""Batches: samples become rows and micro-batches, and every token gets its weight in the loss. Pure.
 
 The loss of a step is, for each role, ``weight * sum over samples of (mean over the sample's trained
-tokens) / B`` with one B for both roles (reference spec 6.3), so that ``advantage_scale`` means what the
-reference's factor means. B counts plays and designs without variance too: they pull the step down as in a
+tokens) / B`` with one B for both roles (reference spec 6.3), so that ``advantage_scale`` equals the
+reference's factor. B also counts plays and designs without variance: they reduce the step as in a
 synchronous batch.
 
-Several optimiser steps on one batch all take the whole of it, or each its own minibatch: samples are dealt
-out whole, and weights are multiplied by the number of steps, so that each step has the size of a full one.
+Several optimiser steps on one batch all take the whole batch, or each its own minibatch. Samples are not
+divided, and weights are multiplied by the number of steps, so that each step has the size of a full one.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What makes one version of the weights. ``tokens`` and ``padded`` count positions without and with
-    padding, ``trained`` those with a policy loss. ``schedule`` holds, for each optimiser step, the indices of
-    its micro-batches.
+    """The data of one version of the weights.
+
+    ``tokens`` and ``padded`` count positions without and with padding, ``trained`` those with a policy loss.
+    ``schedule`` holds, for each optimiser step, the indices of its micro-batches.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -77,16 +78,18 @@ class Batch:
 
 
 def batch_size(plays: float, designs: float, nominal_plays: int) -> float:
-    """Return B of a round. A batch of designs alone (the last of a run) counts the plays of a usual round,
-    so that its designs weigh no more than those of any other batch.
+    """Return B of a round.
+
+    A batch of designs alone (the last of a run) counts the plays of a usual round, so that its designs weigh
+    no more than those of any other batch.
     """
     return (plays or nominal_plays) + designs
 
 
 def share(quota: int, sent: int) -> float:
-    """Return what share of a round a ``quota`` takes when ``sent`` samples of the role came from it.
+    """Return the share of a round that a ``quota`` takes when the role sent ``sent`` samples.
 
-    The plays or designs that B counts shrink alike, so that a quota takes no weight from the role.
+    The plays or designs in B shrink by the same share, so that a quota does not reduce the role's weight.
     """
     return min(1.0, quota / sent) if quota and sent else 1.0
 
@@ -133,9 +136,9 @@ def build(
 ) -> Batch:
     """Pack ``rows``, sorted by length, into micro-batches of at most ``micro_batch_tokens`` positions.
 
-    A row longer than that is a micro-batch of its own. ``padding`` is the token id that fills up. ``steps``
-    optimiser steps are taken on all of them, or with ``minibatches`` each on its part of the samples (there
-    are as many steps as samples, if those are fewer).
+    A row longer than that is a micro-batch of its own. ``padding`` is the padding token id. ``steps``
+    optimiser steps are taken on all of them, or with ``minibatches`` each on its part of the samples (at
+    most as many steps as samples).
     """
     ordered = sorted(rows, key=lambda row: (len(row.tokens), row.name))
     parts = [ordered]

@@ -1,4 +1,8 @@
-"""Hands batches to a training loop that runs for ever, and runs errands between two of them."""
+"""The queue of commands of the training loop: batches, and calls between two of them.
+
+Rank 0 reads it from other threads (:class:`CommandQueue`), the other ranks from rank 0
+(:class:`RankCommands`). Both are data loaders of the trainer.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.training.batch import Batch
-from engine.training.ranks import IDLE_SECONDS, Ranks
-from engine.training.shares import deal
+from engine.training.ranks import IDLE_SECONDS, Command, Ranks, deal
 
 
 class Closed(Exception):
-    """No further batch comes: the training loop ends."""
+    """No further batch follows: the training loop ends."""
 
 
 @dataclass(frozen=True)
-class Errand:
-    """A call that is made in the training thread while no step runs."""
+class Call:
+    """A call in the training thread while no step runs."""
 
     function: Callable[[], Any]
     result: Future[Any] = field(default_factory=Future)
@@ -34,24 +37,24 @@ class Step:
     result: Future[dict[str, float]] = field(default_factory=Future)
 
 
-class Feed:
-    """The data loader of the trainer: an endless iterator over ``{"batch": Batch, "part": int}``, one a step.
+class CommandQueue:
+    """The data loader of the trainer: an endless iterator over ``{"batch": Batch, "part": int}``.
 
-    Commands come from other threads and are served in order. At most one batch is under way, so the queue
-    is bounded by what its one owner submits. After :meth:`fail` every command raises that error. The other
-    ``ranks`` hear of every step, and get their shares of its batch.
+    It yields one item per step. Commands come from other threads and are served in order. At most one batch
+    is being trained, so the queue is bounded by what its one owner submits. After :meth:`fail` every command
+    raises that error. The other ``ranks`` are told of every step and get their shares of its batch.
     """
 
     def __init__(self, ranks: Ranks | None = None) -> None:
         self._ranks = ranks or Ranks()
-        self._commands: queue.SimpleQueue[Errand | Step | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Call | Step | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._running: Step | None = None
         self._parts: Iterator[dict[str, Any]] = iter(())
         self._metrics: dict[str, float] = {}
         self._error: BaseException | None = None
 
-    def submit(self, command: Errand | Step | None) -> None:
+    def submit(self, command: Call | Step | None) -> None:
         """Queue a command; None ends the loop after what was queued before it."""
         with self._lock:
             if self._error is None:
@@ -60,18 +63,18 @@ class Feed:
                 command.result.set_exception(self._error)
 
     def finish(self, metrics: dict[str, float]) -> None:
-        """Note the metrics of the running batch; its result is set once the loop comes back."""
+        """Set the metrics of the running batch; its result is set when the loop returns."""
         self._metrics = metrics
 
     def complete(self, metrics: dict[str, float]) -> None:
-        """Add what became known after the backward pass to the metrics of the running batch."""
+        """Add metrics that are known after the backward pass to those of the running batch."""
         self._metrics = self._metrics | metrics
 
     def fail(self, error: BaseException) -> None:
         """Answer the running batch and everything queued, now and later, with ``error``."""
         with self._lock:
             self._error = error
-            waiting: list[Errand | Step | None] = [self._running]
+            waiting: list[Call | Step | None] = [self._running]
             while not self._commands.empty():
                 waiting.append(self._commands.get())
         for command in waiting:
@@ -91,7 +94,7 @@ class Feed:
         while True:
             command = self._next()
             if command is None:
-                self._ranks.say("close")
+                self._ranks.send("close")
                 raise Closed
             if not command.result.set_running_or_notify_cancel():
                 continue
@@ -99,8 +102,8 @@ class Feed:
                 if isinstance(command, Step):
                     shares = deal(command.build(), self._ranks.size)
                     self._running = command
-                    self._ranks.say("step")
-                    batch = self._ranks.hand_out(shares)
+                    self._ranks.send("step")
+                    batch = self._ranks.scatter(shares)
                     self._parts = iter(
                         [{"batch": batch, "part": part} for part in range(len(batch.schedule))]
                     )
@@ -109,11 +112,51 @@ class Feed:
             except Exception as error:
                 command.result.set_exception(error)
 
-    def _next(self) -> Errand | Step | None:
-        """Return the next command; the other ranks hear from us while there is none."""
+    def _next(self) -> Call | Step | None:
+        """Return the next command; send the other ranks a sign of life while there is none."""
         while not self._ranks.alone:
             try:
                 return self._commands.get(timeout=IDLE_SECONDS)
             except queue.Empty:
-                self._ranks.say("idle")
+                self._ranks.send("idle")
         return self._commands.get()
+
+
+class RankCommands:
+    """The data loader of another rank: its share of each batch of rank 0, and rank 0's calls."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._parts: Iterator[dict[str, Any]] = iter(())
+        self.trainer: Any = None
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        """Raises Closed when rank 0 ends, RankLost when it is gone."""
+        following = next(self._parts, None)
+        while following is None:
+            self._execute(self._ranks.receive())
+            following = next(self._parts, None)
+        return following
+
+    def finish(self, metrics: dict[str, float]) -> None:
+        """Do nothing: rank 0 reports the metrics."""
+
+    def complete(self, metrics: dict[str, float]) -> None:
+        """Do nothing: rank 0 reports the metrics."""
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case ("idle",):
+                return
+            case ("close",):
+                raise Closed
+            case ("step",):
+                batch: Batch = self._ranks.scatter(None)
+                self._parts = iter([{"batch": batch, "part": part} for part in range(len(batch.schedule))])
+            case ("call", str(name), tuple(arguments)):
+                getattr(self.trainer, name)(*arguments)
+            case _:
+                raise RuntimeError(f"unknown command {command!r}")

@@ -1,4 +1,4 @@
-"""The objective, as a pure function of log-probs. Formulas: ``docs/loss.md``, reference spec 6.3, TRL's GRPO.
+"""The objective as a pure function of log-probs. Formulas: ``docs/loss.md``, reference spec 6.3, TRL's GRPO.
 
 Three policies meet. The *behaviour* policy sampled the tokens (its log-probs travel with them). The
 *proximal* one is the policy at the start of the batch; the *current* one carries the gradient. Staleness is
@@ -192,7 +192,7 @@ def metrics(sums: list[float], *, steps: int = 1, passes: int = 1) -> dict[str, 
     """Return the readable metrics of a batch from the statistics added over its micro-batches and steps.
 
     ``steps`` optimiser steps were taken, ``passes`` times over the whole batch. Losses are means over steps,
-    the rest are means over tokens; what ends in the name of a role is that role's part.
+    the rest are means over tokens; names that end in a role are that role's part.
     """
     found = dict(zip(SUMS, sums, strict=True))
     total = {name: sum(found[f"{name}_{role}"] for role in ROLES) for name in _BY_ROLE}

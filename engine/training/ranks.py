@@ -1,8 +1,8 @@
-"""The processes of one learner: which of them this is, and what rank 0 says to the others.
+"""The processes (ranks) of one learner: commands from rank 0, and the division of batches among them.
 
 ``accelerate launch`` and ``torchrun`` start them and set RANK and WORLD_SIZE. Rank 0 is on the bus and leads;
-the others do what it says, over a gloo group on the CPU that is there for this alone. Rank 0 says something
-at least every ``IDLE_SECONDS`` while it has nothing to do, so that silence means that it is gone.
+the others execute its commands, which travel over a gloo group on the CPU of their own. An idle rank 0 sends
+one at least every ``IDLE_SECONDS``, so that silence means that it is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,13 +18,15 @@ import torch
 import torch.distributed as dist
 
 from engine.errors import SpadeError
+from engine.training.batch import Batch, MicroBatch
 
 T = TypeVar("T")
 IDLE_SECONDS = 15.0
 MEETING_SECONDS = 1800.0
-"""How long the ranks wait for each other at the start, and within one collective call of the training."""
+"""The longest wait of ranks for each other at the start, and within one collective call of the training."""
 _SLACK_SECONDS = 60.0
 Command = tuple[Any, ...]
+_CARRIES_LOSS = ("mask", "advantages", "weights")
 
 
 class RankLost(SpadeError):
@@ -43,7 +46,7 @@ class Ranks:
 
     @classmethod
     def launched(cls) -> Ranks:
-        """Return what the launcher of this process set, one process without a launcher."""
+        """Return the ranks that the launcher of this process set, one process without a launcher."""
         return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
     @property
@@ -55,7 +58,7 @@ class Ranks:
         return self.rank == 0
 
     def join(self) -> None:
-        """Meet the other ranks; the groups of the training are made here, on this rank's own device."""
+        """Meet the other ranks and create the groups of the training, on this rank's own device."""
         if self.alone:
             return
         gpu = torch.cuda.is_available()
@@ -68,28 +71,28 @@ class Ranks:
             self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=MEETING_SECONDS))
 
     def bound(self, seconds: float) -> None:
-        """From now on a rank that hears nothing for ``seconds`` and a little more gives up."""
+        """Limit the wait for a command, from now on, to ``seconds`` and a little more."""
         if not self.alone:
             with _named("the start"):
                 self._control = dist.new_group(
                     backend="gloo", timeout=timedelta(seconds=max(seconds, IDLE_SECONDS) + _SLACK_SECONDS)
                 )
 
-    def say(self, *command: Any) -> None:
+    def send(self, *command: Any) -> None:
         """Send a command to all others (rank 0 only)."""
         if not self.alone:
             with _named("a command"):
                 dist.broadcast_object_list([command], src=0, group=self._control)
 
-    def hear(self) -> Command:
+    def receive(self) -> Command:
         """Return the next command of rank 0."""
-        heard: list[Any] = [None]
+        received: list[Any] = [None]
         with _named("a command"):
-            dist.broadcast_object_list(heard, src=0, group=self._control)
-        return tuple(heard[0])
+            dist.broadcast_object_list(received, src=0, group=self._control)
+        return tuple(received[0])
 
-    def hand_out(self, shares: Sequence[T] | None) -> T:
-        """Return this rank's share; rank 0 gives ``shares``, one a rank."""
+    def scatter(self, shares: Sequence[T] | None) -> T:
+        """Return this rank's share; rank 0 gives ``shares``, one per rank."""
         if self.alone:
             assert shares is not None
             return shares[0]
@@ -108,7 +111,7 @@ class Ranks:
         return summed
 
     def leave(self) -> None:
-        """End the groups; the last thing a rank does."""
+        """End the groups, as the last call of a rank."""
         if not self.alone and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -122,3 +125,60 @@ def _named(what: str) -> Iterator[None]:
             f"A process of the learner waited for {what} in vain: {error}",
             remedy="Look at the other ranks' last lines; all of them are started again together.",
         ) from error
+
+
+def deal(batch: Batch, ranks: int) -> list[Batch]:
+    """Return one batch per rank; in each optimiser step their losses add up to that of ``batch``.
+
+    Counts (rows, tokens) stay those of the whole batch; ``padded`` also counts filling rows.
+    """
+    if ranks == 1:
+        return [batch]
+    hands: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    places: dict[tuple[int, ...], tuple[int, ...]] = {}
+    filling = 0
+    for step in batch.schedule:
+        if step in places:
+            continue
+        dealt, padded = _split([batch.micro_batches[index] for index in step], ranks)
+        places[step] = tuple(range(len(hands[0]), len(hands[0]) + len(dealt[0])))
+        filling += padded
+        for hand, part in zip(hands, dealt, strict=True):
+            hand += part
+    schedule = tuple(places[step] for step in batch.schedule)
+    padded = batch.padded + filling
+    return [replace(batch, micro_batches=tuple(hand), schedule=schedule, padded=padded) for hand in hands]
+
+
+def _split(micro_batches: Sequence[MicroBatch], ranks: int) -> tuple[list[list[MicroBatch]], int]:
+    """Return the micro-batches of each rank, and the number of positions that only fill up.
+
+    All ranks get the same number, because sharded weights are gathered by all ranks at once, and about the
+    same number of positions: the largest goes first, to the rank with the fewest so far. So the i-th
+    micro-batches of all ranks are of similar size. Missing ones are filled with rows without weight.
+    """
+    count = -(-len(micro_batches) // ranks)
+    hands: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for micro in sorted(micro_batches, key=_size, reverse=True):
+        free = [rank for rank in range(ranks) if len(hands[rank]) < count]
+        rank = min(free, key=lambda rank: (loads[rank], rank))
+        hands[rank].append(micro)
+        loads[rank] += _size(micro)
+    filling = 0
+    smallest = min(micro_batches, key=_size)
+    for hand in hands:
+        while len(hand) < count:
+            hand.append(blank(smallest))
+            filling += _size(hand[-1])
+    return hands, filling
+
+
+def blank(micro: MicroBatch) -> MicroBatch:
+    """Return the first row of ``micro`` without weight in the loss: its gradient is zero, of full shape."""
+    row = {name: tensor[:1].clone() for name, tensor in micro.items()}
+    return {name: torch.zeros_like(row[name]) if name in _CARRIES_LOSS else row[name] for name in row}
+
+
+def _size(micro: MicroBatch) -> int:
+    return micro["input_ids"].numel()

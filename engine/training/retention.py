@@ -1,4 +1,4 @@
-"""Which checkpoints stay beside the newest ones: the best one, and those whose score is still to come."""
+"""Checkpoints that are kept beside the newest ones: the best one, and those that await their score."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _WAITING = 2
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The best checkpoint so far: its name, its ``score`` (higher is better), what it was judged by, and the
-    packed version whose score that is: a suite may have been played a little after the checkpoint (None:
-    the checkpoint's own, as older builds wrote it).
+    """The best checkpoint so far.
+
+    ``score`` (higher is better) is that of the packed ``version`` by the measure ``by``; a suite may have
+    been played a little after the checkpoint. None stands for the checkpoint's own version.
     """
 
     checkpoint: str
@@ -29,7 +30,7 @@ class Best(msgspec.Struct, frozen=True):
 
 
 class Place(NamedTuple):
-    """What the name of a checkpoint says."""
+    """A checkpoint by its name."""
 
     version: Version
     name: str
@@ -41,13 +42,13 @@ class Place(NamedTuple):
 
 
 class Retention:
-    """Knows the best checkpoint by ``by`` (see ``learner.best_by``), and what must not be deleted for it.
+    """Tracks the best checkpoint by ``by`` (see ``learner.best_by``), and those that must stay for it.
 
-    A suite is played a while after its version was served, ``every`` steps: the two newest checkpoints at
-    such steps stay until a later one has its score. A score belongs to the checkpoint of the version that
-    answered; the suite may have begun a little later than it was due, so else to the nearest one within half
-    of ``every``. Only weights on the path to the current ones count, whichever learner's life they are of:
-    on that path a step means the same weights.
+    A suite is played some time after its version was served, every ``every`` steps: the two newest
+    checkpoints at such steps stay until a later one has its score. A score belongs to the checkpoint of the
+    version that answered, else to the nearest one within half of ``every``, because a suite may begin late.
+    Only weights on the path to the current ones count, of any start of the learner: on that path a step
+    names the same weights.
     """
 
     def __init__(self, by: str, *, every: int = 0, best: Best | None = None) -> None:
@@ -57,8 +58,9 @@ class Retention:
         self._lineage = Lineage()
 
     def settle(self, lineage: Lineage) -> bool:
-        """Take in the forks of the run. Return whether the best checkpoint is none any more, because it or
-        the version that it was judged by was abandoned.
+        """Apply the forks of the run; return whether the best checkpoint was discarded.
+
+        It is when it, or the version that it was judged by, was abandoned.
         """
         self._lineage = lineage
         self._waiting = [place for place in self._waiting if lineage.survives(place.version)]
@@ -95,8 +97,9 @@ class Retention:
         return self._take(name, -value if self._by.startswith("metric:-") else value)
 
     def scored(self, low: Version, high: Version, score: float, there: list[str]) -> bool:
-        """Note that versions ``low`` to ``high`` came to ``score``; ``there`` are the names of the
-        checkpoints. Return whether one of them is the best now.
+        """Note the ``score`` of versions ``low`` to ``high``; return whether a checkpoint is the best now.
+
+        ``there`` are the names of the checkpoints.
         """
         survives = self._lineage.survives
         if not (survives(low) and survives(high)):
@@ -111,7 +114,7 @@ class Retention:
         return self._take(found.name, score, low.pack())
 
     def spared(self) -> frozenset[str]:
-        """Return the names of checkpoints that stay however old they are."""
+        """Return the names of checkpoints that stay at any age."""
         best = {self.best.checkpoint} if self.best else set()
         return frozenset(best | {place.name for place in self._waiting})
 
@@ -132,7 +135,7 @@ def read_best(directory: Path) -> Best | None:
 
 
 def write_best(directory: Path, best: Best | None) -> None:
-    """Write down, atomically, which checkpoint in ``directory`` is the best; None when there is none."""
+    """Store atomically the best checkpoint of ``directory``, None when there is none."""
     if best is None:
         (directory / BEST).unlink(missing_ok=True)
         return

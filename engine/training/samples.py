@@ -1,8 +1,9 @@
-"""Reading a sample off the wire: arrays, versions, faults. Pure numpy, no torch."""
+"""Samples as they arrive: arrays, versions, faults, lengths. Pure numpy, no torch."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import Counter
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from bus.messages import Credit, EpisodeSample, HeldDesign, Role, Segment
 from engine.lineage import Lineage, Version
 
+Kind = Literal["generated", "trained"]
 Sampled = EpisodeSample | HeldDesign
 """Messages that hold the tokens of a sample."""
 
@@ -84,3 +86,28 @@ def fault(sample: Sampled, vocabulary: int) -> str | None:
         ):
             return "malformed"
     return None if trained_tokens(sample) else "empty"
+
+
+class Lengths:
+    """Counts samples by length in trained tokens, by kind and role, in ``counts``.
+
+    The difference between generated and trained samples is the bias of discarding: short samples return
+    sooner, and are dropped less often.
+    """
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+
+    def note(self, kind: Kind, role: Role, tokens: int) -> None:
+        """Count one sample."""
+        self._counts[f"{kind}_{role}_samples"] += 1
+        self._counts[f"{kind}_{role}_tokens"] += tokens
+        self._counts[f"{kind}_{role}_under_{1 << tokens.bit_length()}"] += 1
+
+    def report(self) -> dict[str, float]:
+        """Return means by kind and role, and counts of samples between successive powers of two."""
+        found = {name: float(count) for name, count in self._counts.items() if "_under_" in name}
+        for group in (f"{kind}_{role}" for kind in get_args(Kind) for role in get_args(Role)):
+            if samples := self._counts[f"{group}_samples"]:
+                found[f"{group}_mean_tokens"] = self._counts[f"{group}_tokens"] / samples
+        return found

@@ -14,7 +14,7 @@ import torch
 
 from engine.errors import SpadeError
 from engine.training.batch import Batch
-from engine.training.command_queue import Errand, Feed, Step
+from engine.training.command_queue import Call, CommandQueue, Step
 from engine.training.ranks import Ranks
 
 T = TypeVar("T")
@@ -36,11 +36,13 @@ class Session:
     learner; ``build`` meets the others.
     """
 
-    def __init__(self, build: Callable[[Feed], Trainer], *, threads: int, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, build: Callable[[CommandQueue], Trainer], *, threads: int, ranks: Ranks | None = None
+    ) -> None:
         self._ranks = ranks or Ranks()
         self._build = build
         self._threads = threads
-        self._feed = Feed(self._ranks)
+        self._feed = CommandQueue(self._ranks)
         self._thread = threading.Thread(target=self._main, name="trainer", daemon=True)
 
     async def __aenter__(self) -> Session:
@@ -60,7 +62,7 @@ class Session:
         Raises SpadeError named after ``what`` when it takes longer than ``seconds``, and what made the
         thread end if it has ended.
         """
-        errand = Errand(function)
+        errand = Call(function)
         self._feed.submit(errand)
         return await self._wait(errand.result, seconds, what)
 

@@ -58,7 +58,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True):
     mask: bytes
 
 
-class Archive:
+class DesignArchive:
     """The ``capacity`` newest segments of designs that were accepted, earned more than ``floor`` and were
     trained. Pure: the same batches leave the same archive.
     """

@@ -1,15 +1,15 @@
 """TRL's ``GRPOTrainer``, fed with batches that were sampled elsewhere.
 
-What is TRL's and transformers': the training loop, optimiser, scheduler, gradient clipping, autocast and
-device placement through accelerate, the fused log-prob head, the reference model, the reporters. What is
-ours: where batches come from, how they are cut into micro-batches, and the loss (``engine.training.loss``),
-because a sample's token mean may run over several rows and the weight behaviour -> current needs no second
-forward pass when one batch makes one step. When it makes several, the log-probs at its start (the proximal
-policy's) are those of the first step's own forward pass, and only what that step leaves out takes one more.
+TRL and transformers provide the training loop, optimiser, scheduler, gradient clipping, autocast and device
+placement through accelerate, the fused log-prob head, the reference model and the reporters. The source of
+batches, their division into micro-batches and the loss (``engine.training.loss``) are ours, because a
+sample's token mean may run over several rows, and the weight behaviour -> current needs no second forward
+pass when one batch makes one step. When it makes several, the log-probs at its start (the proximal policy's)
+are those of the first step's own forward pass, and only rows that this step leaves out take one more.
 
-On several ranks each computes its share of a batch (``engine.training.shares``) with whole weights (DDP) or
-sharded ones (FSDP2), as accelerate was told at the launch. What is called on rank 0 and needs all
-of them is called on the others by its name (``engine.training.rank_worker``).
+On several ranks each computes its share of a batch (``engine.training.ranks``) with whole weights (DDP) or
+sharded ones (FSDP2), as the launch says. Methods that need all ranks are called by name on the others, too
+(``engine.training.rank_worker``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from engine.errors import ConfigError, SpadeError
 from engine.training import checkpoint, lora
 from engine.training.batch import Batch, MicroBatch
 from engine.training.checkpoint import CheckpointTensors
-from engine.training.command_queue import Closed, Feed
+from engine.training.command_queue import Closed, CommandQueue, RankCommands
 from engine.training.loss import SUMS, Objective, metrics, objective_loss
 from engine.training.parameters import (
     is_sharded,
@@ -58,7 +58,6 @@ from engine.training.parameters import (
     restore_optimizer,
     whole,
 )
-from engine.training.rank_worker import Share
 from engine.training.ranks import Ranks
 
 # TRL's own vLLM client stays unused: importing vLLM for it takes seconds and 180 MB.
@@ -119,7 +118,12 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     """
 
     def __init__(
-        self, *, feed: Feed | Share, objective: Objective, ranks: Ranks | None = None, **arguments: Any
+        self,
+        *,
+        feed: CommandQueue | RankCommands,
+        objective: Objective,
+        ranks: Ranks | None = None,
+        **arguments: Any,
     ) -> None:
         self._feed = feed
         self._ranks = ranks or Ranks()
@@ -138,7 +142,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         except Closed:
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
 
-    def get_train_dataloader(self) -> Feed | Share:
+    def get_train_dataloader(self) -> CommandQueue | RankCommands:
         return self._feed
 
     @property
@@ -178,7 +182,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     @torch.no_grad()
     def _begin(self, model: torch.nn.Module, batch: Batch) -> None:
-        """Note the proximal log-probs of what the first step does not see: no weight has moved yet."""
+        """Note the proximal log-probs of rows that the first step leaves out: no weight has moved yet."""
         self._started = time.perf_counter()
         self._sums.zero_()
         for index in sorted(set(range(len(batch.micro_batches))) - set(batch.schedule[0])):
@@ -235,8 +239,9 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     @torch.no_grad()
     def canary(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the log-probs of ``tokens[1:]`` given their prefix, float32 (T - 1,), without autocast (but
-        sharded weights are used in the precision of the training).
+        """Return the log-probs of ``tokens[1:]`` given their prefix, float32 (T - 1,), without autocast.
+
+        Sharded weights are used in the precision of the training.
         """
         self._together("canary", tuple(tokens))
         ids = torch.tensor([list(tokens)], device=self.accelerator.device)
@@ -265,7 +270,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return CheckpointTensors(model, {"optimizer": optimizer, "generators": generators})
 
     def load(self, path: str, step: int) -> None:
-        """Go on from the checkpoint in ``path``, which every rank reads. Raises SpadeError, OSError."""
+        """Resume from the checkpoint in ``path``, which every rank reads. Raises SpadeError, OSError."""
         self._together("load", path, step)
         self.restore(checkpoint.read_tensors(Path(path)), step)
 
@@ -284,9 +289,9 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             torch.cuda.set_rng_state_all(generators["cuda"])
 
     def _together(self, name: str, *arguments: Any) -> None:
-        """Have the other ranks call the method of that name, too."""
+        """Call the method of that name on the other ranks, too."""
         if self._ranks.leads:
-            self._ranks.say("call", name, arguments)
+            self._ranks.send("call", name, arguments)
 
     def _log_probs(
         self, model: torch.nn.Module, inputs: MicroBatch, *, entropy: bool = True
@@ -301,7 +306,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return {name: tensor.to(self.accelerator.device) for name, tensor in generation_batch.items()}
 
     def _send_telemetry(self) -> None:
-        """A run does not call home."""
+        """Send nothing: a run does not report to TRL's authors."""
 
     def _report(self, batch: Batch, seconds: float) -> None:
         sums, steps = self._ranks.total(self._sums).tolist(), len(batch.schedule)
@@ -317,12 +322,10 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._feed.finish(values)
 
 
-class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported without types
-    """Refuses a broken gradient, completes the metrics of a step with what the loop logged, and gives back
-    the memory that the step left free.
-    """
+class _StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers is imported without types
+    """Refuses a broken gradient, adds the loop's metrics to those of a step, and releases free memory."""
 
-    def __init__(self, feed: Feed | Share, ranks: Ranks) -> None:
+    def __init__(self, feed: CommandQueue | RankCommands, ranks: Ranks) -> None:
         self._feed, self._ranks = feed, ranks
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **context: Any) -> None:
@@ -347,9 +350,9 @@ class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers is imported
 
 
 def arguments(learner: LearnerConfig, output: Path, *, seed: int) -> GRPOConfig:
-    """Return TRL's configuration for ``learner``; ``learner.trl`` adds what ours does not name.
+    """Return TRL's configuration for ``learner``; ``learner.trl`` adds settings that ours does not name.
 
-    Raises ConfigError for a key of ``learner.trl`` that we set, that our loss would not heed, or that TRL
+    Raises ConfigError for a key of ``learner.trl`` that we set, that our loss would ignore, or that TRL
     does not know.
     """
     optimizer, gpu = learner.optimizer, torch.cuda.is_available()
@@ -401,15 +404,14 @@ def build(
     learner: LearnerConfig,
     model: Path,
     output: Path,
-    feed: Feed | Share,
+    feed: CommandQueue | RankCommands,
     *,
     seed: int,
     ranks: Ranks | None = None,
 ) -> PolicyTrainer:
     """Load the policy in ``model`` (a Hugging Face directory, weights in float32) and its trainer.
 
-    Raises ConfigError when the model cannot be loaded, a package is missing, or the ranks do not work in the
-    way that they were launched for.
+    Raises ConfigError when the model cannot be loaded, or the ranks do not work as they were launched.
     """
     ranks = ranks or Ranks()
     transformers_logging.disable_progress_bar()
@@ -435,10 +437,10 @@ def build(
             reward_funcs=_no_reward,
             args=settings,
             processing_class=tokenizer,
-            callbacks=[_Watch(feed, ranks)],
+            callbacks=[_StepCallback(feed, ranks)],
         )
     lora.require_mergeable(trainer.model)
-    _require_what_was_launched(trainer, ranks)
+    _require_launch(trainer, ranks)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -457,8 +459,8 @@ def _without_noise(settings: Any) -> Any:
     return settings
 
 
-def _require_what_was_launched(trainer: PolicyTrainer, ranks: Ranks) -> None:
-    """Accelerate falls back to less, silently; look at what it does."""
+def _require_launch(trainer: PolicyTrainer, ranks: Ranks) -> None:
+    """Check the effective setup: accelerate falls back silently. Raises ConfigError."""
     runs, how = trainer.accelerator.num_processes, trainer.accelerator.distributed_type
     if runs != ranks.size:
         raise ConfigError(

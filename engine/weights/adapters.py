@@ -76,19 +76,19 @@ class AdapterPublisher(FilePublisher):
 
 
 @dataclass
-class _Shelved:
-    """A copy that a server may still read: vLLM reads an adapter again that it has put out of its memory."""
+class _Copy:
+    """A copy that a server may still read: vLLM reads an adapter again after it left its memory."""
 
     directory: Path
     unloaded_at: float | None = None
 
 
 class AdapterLoader(WeightLoader):
-    """Loads each version's adapter beside those before, and unloads what no request uses any more.
+    """Loads each version's adapter beside earlier ones, and unloads those that no request uses any more.
 
-    ``keep`` newest ones stay. An older one goes when the server says that it neither runs nor waits, or
-    ``request_seconds`` after a newer one came: until then a request that named it may be on its way. Its copy
-    under ``directory`` goes ``request_seconds`` later; so do those of servers that ended or were restarted.
+    The ``keep`` newest stay. An older one is unloaded when the server reports no request with it, or
+    ``request_seconds`` after a newer one came: until then a request that names it may be on its way. Its copy
+    under ``directory`` is removed ``request_seconds`` later, as are copies of servers that ended.
     """
 
     def __init__(
@@ -103,13 +103,15 @@ class AdapterLoader(WeightLoader):
     ) -> None:
         self._run, self._blobs, self._directory = run, blobs, directory
         self._keep, self._request_seconds, self._clock = keep, request_seconds, clock
-        self._shelf: dict[tuple[str, str], _Shelved] = {}  # by server and name
+        self._copies: dict[tuple[str, str], _Copy] = {}  # by server and name
         self._surpassed: dict[tuple[str, str], float] = {}
         self._started = False
 
     async def carries(self, client: VllmClient, policy: PolicyPublished) -> bool:
-        """Whether requests may name the adapter of ``policy``: it was loaded before, perhaps by a role that
-        died, or by a call whose answer was lost. What another run of the same name loaded does not count.
+        """Whether requests may name the adapter of ``policy``.
+
+        It may have been loaded by a role that died, or by a call whose answer was lost. An adapter of another
+        run of the same name does not count.
         """
         name = adapters.name(self._run, policy.version)
         await self._start()
@@ -130,9 +132,10 @@ class AdapterLoader(WeightLoader):
         load_seconds: float,
         turn: Turn | None = None,
     ) -> float:
-        """Load the adapter under a name of its own; nothing stands still, so no turn is needed. One that is
-        there already has failed its proof and is loaded again, from another path: vLLM's prefix cache goes by
-        name and path.
+        """Load the adapter under a name of its own; sampling goes on, so no turn is needed.
+
+        One that is loaded already has failed its canary and is loaded again, from another path: vLLM's prefix
+        cache goes by name and path.
         """
         name = adapters.name(self._run, policy.version)
         await self._start()
@@ -146,7 +149,7 @@ class AdapterLoader(WeightLoader):
         except ServerRefused as error:
             # A request that was sent again after a lost answer is refused as well: it is there already.
             if (await client.adapters()).get(name) != str(place):
-                self._put_away(client, name, place)
+                self._retire(client, name, place)
                 raise UpdateRefused(
                     f"the adapter was refused: {error.what}",
                     where=client.url,
@@ -155,61 +158,59 @@ class AdapterLoader(WeightLoader):
                 ) from error
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._abandon(client, name, place)
+                await self._forget(client, name, place)
             raise
         self._hold(client, name, place)
         client.adapter = name
         return 0.0
 
     async def _start(self) -> None:
-        """Take over what a former role left here: a server that goes on may still read it."""
+        """Note the copies that an earlier role left: a server that goes on may still read them."""
         if self._started:
             return
         self._started = True
         home = self._directory.resolve()
         left = await anyio.to_thread.run_sync(lambda: list(home.iterdir()) if home.is_dir() else [])
         for path in left:
-            self._shelf["", path.name] = _Shelved(path, self._clock())
+            self._copies["", path.name] = _Copy(path, self._clock())
 
     def statistics(self) -> dict[str, float]:
         """Copies on the disk, and loaded adapters that a newer one has surpassed."""
-        return {"copies": float(len(self._shelf)), "surpassed": float(len(self._surpassed))}
+        return {"copies": float(len(self._copies)), "surpassed": float(len(self._surpassed))}
 
     def ended(self, client: VllmClient) -> None:
-        """Put away what the server had. One that goes on and is seen again holds its adapters anew."""
+        """Retire the server's copies. A server that is seen again keeps its adapters."""
         self._reconcile(client, {})
 
     def _hold(self, client: VllmClient, name: str, place: Path) -> None:
-        """Keep a copy of ours for as long as the server has it, also one that was put away."""
+        """Keep a copy of ours while the server has it, also a retired one."""
         if place.parent == self._directory.resolve():
-            self._shelf = {key: one for key, one in self._shelf.items() if one.directory != place}
-            self._shelf[client.url, name] = _Shelved(place)
+            self._copies = {key: one for key, one in self._copies.items() if one.directory != place}
+            self._copies[client.url, name] = _Copy(place)
 
     def _reconcile(self, client: VllmClient, loaded: Mapping[str, str]) -> None:
-        """Keep what the server has ``loaded`` (name -> path), put away the rest.
+        """Keep the adapters that the server has ``loaded`` (name -> path), retire the rest.
 
-        It may have been started anew, or a former role may have loaded it.
+        The server may have been restarted, or an earlier role may have loaded them.
         """
         for url, name in [key for key in self._surpassed if key[0] == client.url]:
             if name not in loaded:
                 del self._surpassed[url, name]
-        for key, shelved in list(self._shelf.items()):
-            if key[0] == client.url and shelved.unloaded_at is None and key[1] not in loaded:
-                del self._shelf[key]
-                self._put_away(client, key[1], shelved.directory)
+        for key, copy in list(self._copies.items()):
+            if key[0] == client.url and copy.unloaded_at is None and key[1] not in loaded:
+                del self._copies[key]
+                self._retire(client, key[1], copy.directory)
         for name, root in loaded.items():
-            if (client.url, name) not in self._shelf:
+            if (client.url, name) not in self._copies:
                 self._hold(client, name, Path(root))
 
     async def reject(self, client: VllmClient, policy: PolicyPublished) -> None:
-        """Unload an adapter that failed its proof; nobody else has named it."""
+        """Unload an adapter that failed its canary; no request has named it."""
         await self._unload(client, adapters.name(self._run, policy.version))
         client.adapter = ""
 
     async def settled(self, client: VllmClient, policy: PolicyPublished) -> None:
-        """Unload what nobody uses any more, now that ``policy`` was announced. What cannot be unloaded is
-        tried again after the next version.
-        """
+        """Unload unused adapters, now that ``policy`` was announced; failures are repeated next time."""
         now, current = self._clock(), adapters.name(self._run, policy.version)
         try:
             loaded = await client.adapters()
@@ -228,7 +229,7 @@ class AdapterLoader(WeightLoader):
         await anyio.to_thread.run_sync(self._tidy, now)
 
     async def _in_use(self, client: VllmClient) -> set[str] | None:
-        """Return the adapters of requests that run or wait, None when the server does not say."""
+        """Return the adapters of running and waiting requests, None when the server does not report them."""
         return adapters.adapters_in_use(await client.metrics(deadline=CONTROL_SECONDS))
 
     async def _unload(self, client: VllmClient, name: str) -> None:
@@ -237,27 +238,27 @@ class AdapterLoader(WeightLoader):
         except ServerRefused as error:
             log.debug("adapter_not_unloaded", server=client.url, adapter=name, reason=error.what)
         self._surpassed.pop((client.url, name), None)
-        if (client.url, name) in self._shelf:
-            self._put_away(client, name, self._shelf.pop((client.url, name)).directory)
+        if (client.url, name) in self._copies:
+            self._retire(client, name, self._copies.pop((client.url, name)).directory)
 
-    async def _abandon(self, client: VllmClient, name: str, place: Path) -> None:
-        """A load that failed, or whose outcome nobody knows: let the server forget it."""
+    async def _forget(self, client: VllmClient, name: str, place: Path) -> None:
+        """Unload an adapter whose load failed or has an unknown outcome."""
         try:
             await client.unload_adapter(name, deadline=_FORGET_SECONDS)
         except InferenceError as error:
             log.debug("adapter_not_unloaded", server=client.url, adapter=name, reason=error.what)
-        self._put_away(client, name, place)
+        self._retire(client, name, place)
 
-    def _put_away(self, client: VllmClient, name: str, place: Path) -> None:
-        self._shelf[client.url, f"{name} in {place.name}"] = _Shelved(place, self._clock())
+    def _retire(self, client: VllmClient, name: str, place: Path) -> None:
+        self._copies[client.url, f"{name} in {place.name}"] = _Copy(place, self._clock())
 
     def _tidy(self, now: float) -> None:
-        """Remove the copies that no request can need any more."""
-        for key, shelved in list(self._shelf.items()):
-            gone = shelved.unloaded_at
+        """Remove copies that no request can need any more."""
+        for key, copy in list(self._copies.items()):
+            gone = copy.unloaded_at
             if gone is not None and now - gone >= self._request_seconds:
-                shutil.rmtree(shelved.directory, ignore_errors=True)
-                del self._shelf[key]
+                shutil.rmtree(copy.directory, ignore_errors=True)
+                del self._copies[key]
 
     async def _localise(self, policy: PolicyPublished) -> Path:
         """Return a new directory with the adapter as PEFT has it, checked against its digest.
@@ -306,7 +307,7 @@ def _is_copy(place: Path, policy: PolicyPublished) -> bool:
 
 
 def _prove(policy: PolicyPublished, place: Path) -> None:
-    """Check the file, and write the settings that it carries beside it. Raises store.WeightFault."""
+    """Check the file, and write its settings beside it. Raises store.WeightFault."""
     from safetensors import SafetensorError, safe_open
 
     path = place / FILE_NAME

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from engine.training.batch import Batch, Example
     from engine.training.buffer import Buffer, KeptSample, Selection
     from engine.training.checkpoint import Checkpoint, LearnerState
-    from engine.training.command_queue import Feed
+    from engine.training.command_queue import CommandQueue
     from engine.training.ranks import Ranks
     from engine.training.sample_age import SampleAges
     from engine.training.session import Session
-    from engine.training.supervised import Archive
+    from engine.training.supervised import DesignArchive
     from engine.training.trainer import PolicyTrainer
     from engine.weights.publisher import Publisher, Release
     from roles.learner.checkpoint_manager import CheckpointManager
@@ -83,7 +83,7 @@ class LearnerRole(Role):
         self._canary: tuple[int, ...] = ()
         self._vocabulary_size, self._tokenizer = 0, ""
         self._examples: tuple[Example, ...] = ()
-        self._archive: Archive | None = None
+        self._archive: DesignArchive | None = None
         self._settled = False  # the trainer's weights are those of the announced version
         self._gauges: dict[str, float] = {}
 
@@ -100,8 +100,9 @@ class LearnerRole(Role):
         """Work for the learner that is on the bus, as one of the processes of its launch."""
         from engine.training.rank_worker import follow
         from engine.training.ranks import Ranks
+        from engine.training.trainer import build
 
-        follow(Ranks.launched())
+        follow(Ranks.launched(), build)
 
     async def run(self) -> None:
         # A killed predecessor keeps its lease for seconds: the trainer's modules are imported meanwhile.
@@ -153,13 +154,13 @@ class LearnerRole(Role):
                 tasks.cancel_scope.cancel()
             await self._checkpoint()
 
-    def _build(self, model: Path, feed: Feed) -> PolicyTrainer:
-        from engine.training.rank_worker import Plan, lead
+    def _build(self, model: Path, feed: CommandQueue) -> PolicyTrainer:
+        from engine.training.rank_worker import TrainerPlan, lead
         from engine.training.trainer import build
 
         seed = self.config.run.seed
         if not self._ranks.alone:
-            lead(self._ranks, Plan(self._settings, str(model), str(self._home), seed))
+            lead(self._ranks, TrainerPlan(self._settings, str(model), str(self._home), seed))
         self._trainer = build(self._settings, model, self._home, feed, seed=seed, ranks=self._ranks)
         return self._trainer
 
@@ -171,7 +172,7 @@ class LearnerRole(Role):
         """Load the checkpoint, settle the version, and announce it."""
         from engine.training.buffer import Buffer
         from engine.training.checkpoint import LearnerState, newest
-        from engine.training.supervised import Archive
+        from engine.training.supervised import DesignArchive
         from roles.learner.checkpoint_manager import CheckpointManager
 
         self._checkpoints = CheckpointManager(self.config, self.bus, self.context.directory)
@@ -199,7 +200,7 @@ class LearnerRole(Role):
         await self._restore(state.buffer.kept)
         self._cursor, self._announced = state.cursor, state.announced
         if self._settings.supervised_mix and self._settings.supervised_source == "accepted":
-            self._archive = Archive(
+            self._archive = DesignArchive(
                 capacity=_ARCHIVED * self._settings.supervised_samples,
                 floor=self.config.reward.degenerate_reward,
                 state=state.accepted,

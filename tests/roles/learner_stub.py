@@ -16,7 +16,7 @@ from engine.context import RoleContext
 from engine.training import checkpoint
 from engine.training.batch import Batch
 from engine.training.checkpoint import CheckpointTensors
-from engine.training.command_queue import Closed, Feed
+from engine.training.command_queue import Closed, CommandQueue
 from roles.learner.role import LearnerRole as LearnerRole
 
 
@@ -25,7 +25,7 @@ class StubTrainer:
 
     sharded = False
 
-    def __init__(self, feed: Feed, noise: float) -> None:
+    def __init__(self, feed: CommandQueue, noise: float) -> None:
         self.feed, self.noise = feed, noise
         self.weight = torch.zeros(4)
 
@@ -55,7 +55,7 @@ class StubLearner(LearnerRole):
 
     noise = 0.0
 
-    def _build(self, model: Path, feed: Feed) -> Any:
+    def _build(self, model: Path, feed: CommandQueue) -> Any:
         self._trainer: Any = StubTrainer(feed, self.noise)
         return self._trainer
 

@@ -26,7 +26,7 @@ from engine.context import RoleContext
 from engine.training.batch import KINDS, Batch
 from engine.training.buffer import Selection
 from engine.training.samples import CreditedSample
-from engine.training.supervised import Accepted, Archive
+from engine.training.supervised import Accepted, DesignArchive
 from roles.learner.role import LearnerRole as LearnerRole
 
 PADDING = 61
@@ -101,7 +101,7 @@ def test_the_supervised_mix_draws_from_its_examples(tmp_path: Path) -> None:
     learner = role(tmp_path, supervised_mix=0.25, supervised_samples=3)
     texts = random_samples(6, seed=5, role="designer")
     accepted = [Accepted(one.segments[0].tokens, one.segments[0].mask) for one in texts]
-    learner._examples = Archive(capacity=9, floor=0.0, state=accepted).examples()
+    learner._examples = DesignArchive(capacity=9, floor=0.0, state=accepted).examples()
     made = batch(learner, both(2, 0))
     assert made.rows == 2 + 3
     assert weight(made, "supervised") == pytest.approx(0.25)

@@ -13,13 +13,13 @@ from learner_fakes import make_policy
 
 from engine.config import LearnerConfig
 from engine.training.batch import Batch
-from engine.training.command_queue import Errand, Feed, Step
+from engine.training.command_queue import Call, CommandQueue, Step
 
 
 class Running:
     """A trainer at work; ``step`` and ``call`` wait for the result."""
 
-    def __init__(self, trainer: Any, feed: Feed) -> None:
+    def __init__(self, trainer: Any, feed: CommandQueue) -> None:
         self.trainer, self._feed = trainer, feed
 
     def step(self, batch: Batch) -> dict[str, float]:
@@ -28,7 +28,7 @@ class Running:
         return command.result.result(timeout=110)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        command = Errand(function)
+        command = Call(function)
         self._feed.submit(command)
         return command.result.result(timeout=110)
 
@@ -48,7 +48,7 @@ def start(policy: Path, tmp_path: Path) -> Callable[..., Any]:
     ) -> Iterator[Running]:
         from engine.training.trainer import build
 
-        feed = Feed()
+        feed = CommandQueue()
         trainer = build(learner, model, tmp_path / "trainer", feed, seed=3)
         for callback in callbacks:
             trainer.add_callback(callback)

@@ -21,8 +21,8 @@ from engine.lineage import Version
 from engine.training import checkpoint
 from engine.training.batch import Batch, build, policy_rows
 from engine.training.checkpoint import LearnerState
-from engine.training.command_queue import Errand, Feed, Step
-from engine.training.rank_worker import Plan, Share, follow, lead
+from engine.training.command_queue import Call, CommandQueue, RankCommands, Step
+from engine.training.rank_worker import TrainerPlan, follow, lead
 from engine.training.ranks import Ranks
 
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
@@ -62,21 +62,23 @@ def main(job: dict[str, Any]) -> None:
         shard_on_cpu()
     if not ranks.leads:
         if job.get("dies") == "follower":
-            Share.__next__ = lambda _: os._exit(7)  # type: ignore[method-assign]
-        follow(ranks)
+            RankCommands.__next__ = lambda _: os._exit(7)  # type: ignore[method-assign]
+        from engine.training.trainer import build
+
+        follow(ranks, build)
         return
     learner = msgspec.convert(job["learner"], LearnerConfig)
     home = Path(job["home"])
     if not ranks.alone:
-        lead(ranks, Plan(learner, job["policy"], str(home), 3))
+        lead(ranks, TrainerPlan(learner, job["policy"], str(home), 3))
     from engine.training.trainer import build as build_trainer
 
-    feed = Feed(ranks)
+    feed = CommandQueue(ranks)
     trainer = build_trainer(learner, Path(job["policy"]), home, feed, seed=3, ranks=ranks)
     errands, steps = [], []
 
     def errand(function: Any) -> None:
-        errands.append(Errand(function))
+        errands.append(Call(function))
         feed.submit(errands[-1])
 
     def look() -> dict[str, Any]:

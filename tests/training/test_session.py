@@ -9,7 +9,7 @@ import torch
 
 from engine.errors import ConfigError, SpadeError
 from engine.training.batch import Batch
-from engine.training.command_queue import Closed, Feed
+from engine.training.command_queue import Closed, CommandQueue
 from engine.training.session import Session
 
 EMPTY = Batch(micro_batches=(), rows=0, tokens=0, padded=0, trained=0)
@@ -18,7 +18,7 @@ EMPTY = Batch(micro_batches=(), rows=0, tokens=0, padded=0, trained=0)
 class Loop:
     """Consumes the feed like a training loop; ``fault`` is raised by its second step."""
 
-    def __init__(self, feed: Feed, fault: BaseException | None = None) -> None:
+    def __init__(self, feed: CommandQueue, fault: BaseException | None = None) -> None:
         self._feed, self._fault = feed, fault
         self.steps = 0
         self.ended = False
@@ -38,7 +38,7 @@ class Loop:
 async def test_steps_and_errands_are_served_in_order():
     loops: list[Loop] = []
 
-    def build(feed: Feed) -> Loop:
+    def build(feed: CommandQueue) -> Loop:
         loops.append(Loop(feed))
         return loops[0]
 
@@ -64,7 +64,7 @@ async def test_a_step_that_fails_ends_the_thread_and_answers_everybody():
 
 
 async def test_a_build_that_fails_is_the_error_of_the_first_command():
-    def build(_: Feed) -> Loop:
+    def build(_: CommandQueue) -> Loop:
         raise ConfigError("no such model")
 
     async with Session(build, threads=1) as session:

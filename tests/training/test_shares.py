@@ -12,10 +12,9 @@ from learner_fakes import VOCABULARY, random_samples
 
 from engine.config import LearnerConfig, RoleTraining
 from engine.training.batch import Batch, build, policy_rows
-from engine.training.command_queue import Closed
+from engine.training.command_queue import Closed, RankCommands
 from engine.training.loss import Objective, objective_loss
-from engine.training.rank_worker import Share
-from engine.training.shares import blank, deal
+from engine.training.ranks import blank, deal
 
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining()}
 
@@ -96,10 +95,10 @@ class Script:
     def __init__(self, *commands: tuple[Any, ...]) -> None:
         self.commands = list(commands)
 
-    def hear(self) -> tuple[Any, ...]:
+    def receive(self) -> tuple[Any, ...]:
         return self.commands.pop(0)
 
-    def hand_out(self, shares: Any) -> Batch:
+    def scatter(self, shares: Any) -> Batch:
         assert shares is None
         return batch(3, steps=2)
 
@@ -112,7 +111,7 @@ def test_a_follower_does_what_it_is_told():
             called.append((path, step))
 
     script = Script(("idle",), ("call", "load", ("place", 3)), ("step",), ("close",))
-    share = Share(script)  # type: ignore[arg-type]
+    share = RankCommands(script)  # type: ignore[arg-type]
     share.trainer = Trainer()
     assert [next(share)["part"], next(share)["part"]] == [0, 1]
     assert called == [("place", 3)]
@@ -122,4 +121,4 @@ def test_a_follower_does_what_it_is_told():
 
 def test_a_command_that_nobody_knows_is_an_error():
     with pytest.raises(RuntimeError, match="unknown command"):
-        next(Share(Script(("jump", 1))))  # type: ignore[arg-type]
+        next(RankCommands(Script(("jump", 1))))  # type: ignore[arg-type]

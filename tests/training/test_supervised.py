@@ -11,7 +11,7 @@ from learner_fakes import random_samples, sample, segment
 
 from engine.errors import ConfigError
 from engine.training.samples import CreditedSample
-from engine.training.supervised import FILE, Accepted, Archive, draw, load
+from engine.training.supervised import FILE, Accepted, DesignArchive, draw, load
 
 
 def write(directory: Path, *records: object) -> Path:
@@ -63,12 +63,12 @@ def design(name: str, *, reward: float = 0.4, accepted: bool = True) -> Credited
     return sample(name, role="designer", segments=[part], reward=reward, accepted=accepted)
 
 
-def texts(archive: Archive) -> list[list[int]]:
+def texts(archive: DesignArchive) -> list[list[int]]:
     return [example.tokens.tolist() for example in archive.examples()]
 
 
 def test_the_archive_keeps_the_newest_accepted_designs():
-    archive = Archive(capacity=2, floor=0.0)
+    archive = DesignArchive(capacity=2, floor=0.0)
     archive.note([design("1"), *random_samples(3, seed=1), design("3", accepted=False)])
     archive.note([design("5"), design("9", reward=0.0)])
     assert texts(archive) == [[7, 1, 2], [7, 5, 6]]
@@ -78,11 +78,11 @@ def test_the_archive_keeps_the_newest_accepted_designs():
 
 
 def test_the_archive_goes_on_from_a_checkpoint():
-    archive = Archive(capacity=4, floor=0.0)
+    archive = DesignArchive(capacity=4, floor=0.0)
     archive.note([design("1"), design("2")])
     kept = msgspec.msgpack.decode(msgspec.msgpack.encode(archive.state()), type=tuple[Accepted, ...])
-    again = Archive(capacity=4, floor=0.0, state=kept)
+    again = DesignArchive(capacity=4, floor=0.0, state=kept)
     for one in (archive, again):
         one.note([design("3")])
     assert texts(again) == texts(archive) == [[7, 1, 2], [7, 2, 3], [7, 3, 4]]
-    assert texts(Archive(capacity=1, floor=0.0, state=kept)) == [[7, 2, 3]]
+    assert texts(DesignArchive(capacity=1, floor=0.0, state=kept)) == [[7, 2, 3]]

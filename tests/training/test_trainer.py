@@ -96,7 +96,7 @@ def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path
     from datasets import Dataset
     from transformers import AutoTokenizer
 
-    from engine.training.command_queue import Feed
+    from engine.training.command_queue import CommandQueue
     from engine.training.trainer import GRPOConfig, GRPOTrainer
     from engine.training.trainer import build as build_ours
 
@@ -127,7 +127,7 @@ def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path
     theirs._generate = lambda _: (prompts, completions, holes, [""] * 4, logprobs, {}, None, None)
     theirs.current_gradient_accumulation_steps = 1
     settings = LearnerConfig(kl=0.1, importance_mode=mode, trl={"use_bias_correction_kl": unbiased})  # type: ignore[arg-type]
-    ours = build_ours(settings, policy, tmp_path, Feed(), seed=3)
+    ours = build_ours(settings, policy, tmp_path, CommandQueue(), seed=3)
     for model in (theirs.model, ours.model):
         torch.manual_seed(11)
         model.train()
@@ -332,11 +332,11 @@ def test_trl_settings_pass_through_and_ours_do_not(tmp_path: Path):
 
 
 def test_a_model_that_is_not_there_is_a_config_error(tmp_path: Path):
-    from engine.training.command_queue import Feed
+    from engine.training.command_queue import CommandQueue
     from engine.training.trainer import build as build_trainer
 
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        build_trainer(LearnerConfig(), tmp_path / "nothing", tmp_path, Feed(), seed=1)
+        build_trainer(LearnerConfig(), tmp_path / "nothing", tmp_path, CommandQueue(), seed=1)
 
 
 def test_metrics_go_to_trls_reporters(start: Callable[..., Any], tmp_path: Path):
@@ -407,12 +407,12 @@ def test_a_launch_that_accelerate_does_not_follow_is_refused(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """On the CPU it would take whole weights, and say nothing."""
-    from engine.training.command_queue import Feed
+    from engine.training.command_queue import CommandQueue
     from engine.training.ranks import Ranks
     from engine.training.trainer import build as build_trainer
 
     with pytest.raises(ConfigError, match="launched on 2 processes, and accelerate works with 1"):
-        build_trainer(LearnerConfig(), policy, tmp_path, Feed(), seed=1, ranks=Ranks(0, 2))
+        build_trainer(LearnerConfig(), policy, tmp_path, CommandQueue(), seed=1, ranks=Ranks(0, 2))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="asks for FSDP2"):
-        build_trainer(LearnerConfig(), policy, tmp_path, Feed(), seed=1)
+        build_trainer(LearnerConfig(), policy, tmp_path, CommandQueue(), seed=1)
