@@ -42,7 +42,7 @@ def resolve(config: Config, directory: Path) -> Path:
     """
     value = config.model.path
     if value.startswith(WARMSTART):
-        from engine.training import warmstart
+        from engine.nano import warmstart
 
         return check(config, Path(warmstart.build(config)))
     if value.startswith(PACKAGE):

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bus.messages import PolicyPublished
-from engine import models, seeds
+from engine import models
 from engine.errors import ConfigError
 from engine.lineage import Version
-from engine.seeds.corpus import examples
+from engine.nano import seeds
+from engine.nano.seeds.corpus import examples
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ def build_nano(directory: Path, *, context: int) -> Path:
 
     Its replies are noise, at the cost of real ones. ``context`` is its longest sequence in tokens.
     """
-    from engine.training.tokenizer import train
+    from engine.nano.tokenizer import train
 
     stream = examples(seeds.families(), seed=1, design_share=0.3, hinted_share=0.4)
     texts = [text for one in itertools.islice(stream, _TEXTS) for text in one.contents]

@@ -52,7 +52,7 @@ class SandboxFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 def _programs() -> list[str]:
     """Return built-in games of the size that a model writes."""
-    from engine import seeds
+    from engine.nano import seeds
 
     return [
         episode.source

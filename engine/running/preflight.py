@@ -27,7 +27,7 @@ from engine.running.child import guarded, tail
 from engine.running.role_host import load, login
 
 if TYPE_CHECKING:
-    from engine.training.pretrain import Progress
+    from engine.nano.pretrain import Progress
 
 TELL_SECONDS = 5.0
 MODEL_MARK = "model: "
@@ -181,7 +181,7 @@ def _forget(log: Path) -> None:
 def resolve_with_progress(config: Config, directory: Path, say: Callable[[str], None]) -> Path:
     """Resolve the model in this process and report the progress of a warm start. Raises ConfigError."""
     if config.model.path.startswith(models.WARMSTART):
-        from engine.training import warmstart
+        from engine.nano import warmstart
 
         told = time.monotonic()
 

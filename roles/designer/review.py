@@ -118,7 +118,7 @@ class Review:
 
     def _nano(self, source: str, commission: Commission) -> tuple[Flag, str]:
         """Return the finding of the seed families, which know their programs."""
-        from engine import seeds
+        from engine.nano import seeds
 
         families, skill = self._config.warmstart.families, commission.ticket.skill
         text = self._corpus.get(commission.document).text if commission.document else ""

@@ -396,7 +396,7 @@ class DesignerRole(Role):
         """Family and level where a classifier knows the program (nano), else nothing."""
         if self.config.model.scale != "nano":
             return None, None
-        from engine import seeds
+        from engine.nano import seeds
 
         found = seeds.classify(source, self.config.warmstart.families)
         return (found[0], float(found[1])) if found else (None, None)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bus.messages import EpisodeRequest, stable_id
-from engine import registry, seeds
+from engine import registry
 from engine.config import Config, SuiteConfig
 from engine.errors import ConfigError
+from engine.nano import seeds
 from roles.work_loop import sampling_seed
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenes.judged_programs import judged
 
-from engine import seeds
+from engine.nano import seeds
 from roles.designer.hint import LONGEST_HINT, Answers, adds_nothing, clean_hint, gives_away
 from roles.designer.review import answers, published
 from roles.text_normalise import plain

@@ -17,8 +17,8 @@ from scenes.judged_programs import judged
 from scenes.small_run import ticket
 from test_memory import ready
 
-from engine import seeds
 from engine.config import Config, DesignerConfig, ModelConfig, RunConfig
+from engine.nano import seeds
 from roles.designer.dead_code import dead_share
 from roles.designer.memory import Memory
 from roles.designer.near_duplicates import Neighbours

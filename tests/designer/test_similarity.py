@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import seeds
 from engine.diversity import similarity
 from engine.diversity.similarity import HashedTfidf, embed, embedder, nearest, similarities, terms
 from engine.errors import ConfigError
+from engine.nano import seeds
 
 TEXTS = st.lists(st.text(max_size=200), max_size=8)
 

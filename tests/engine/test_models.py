@@ -73,10 +73,10 @@ def test_a_context_longer_than_the_models_is_refused(model: Path, tmp_path: Path
 
 
 def test_warmstart_is_asked_for(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = types.ModuleType("engine.training.warmstart")
+    fake = types.ModuleType("engine.nano.warmstart")
     fake.build = lambda config: model
-    monkeypatch.setitem(sys.modules, "engine.training.warmstart", fake)
-    monkeypatch.setattr("engine.training.warmstart", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "engine.nano.warmstart", fake)
+    monkeypatch.setattr("engine.nano.warmstart", fake, raising=False)
     assert models.resolve(config("warmstart:"), tmp_path) == model
 
 

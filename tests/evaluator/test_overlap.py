@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from scenes.small_run import ready
 
-from engine import seeds
+from engine.nano import seeds
 from roles.evaluator.overlap import Overlap, fingerprint
 
 FAMILIES = [family.name for family in seeds.families()]

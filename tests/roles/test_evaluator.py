@@ -18,12 +18,13 @@ from scenes.small_run import evaluation, ready
 from test_agenda import finished, published, serving, trained
 
 from bus.messages import EvaluationFinished
-from engine import registry, seeds
+from engine import registry
 from engine.config import AgentConfig, SamplingConfig, SuiteConfig
 from engine.config import EvaluatorConfig as EvaluatorConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.lineage import Lineage, Version
+from engine.nano import seeds
 from engine.records import served_versions as note
 from roles import work_loop
 from roles.evaluator.role import EvaluatorRole

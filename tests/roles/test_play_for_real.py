@@ -17,13 +17,13 @@ from test_episode import make_request
 
 from bus import codec
 from bus.messages import DesignRejected, EnvironmentReady, EpisodeFinished, HeldDesign
-from engine import seeds
 from engine.config import AgentConfig as AgentConfig
 from engine.config import DesignerConfig as DesignerConfig
 from engine.config import ModelConfig, SamplingConfig
 from engine.inference.tokens import ChatTokens
-from engine.seeds.corpus import examples
-from engine.training.tokenizer import train
+from engine.nano import seeds
+from engine.nano.seeds.corpus import examples
+from engine.nano.tokenizer import train
 from roles.agent.episode import Player, Rules
 from roles.agent.role import AgentRole
 from roles.designer.role import DesignerRole

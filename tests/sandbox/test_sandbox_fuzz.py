@@ -20,7 +20,7 @@ from sandbox_mutate import frame, program
 from sandbox_siege import Lag, belongings
 from scenes.programs import PEAK
 
-from engine.seeds import SUITES, held_out
+from engine.nano.seeds import SUITES, held_out
 from sandbox import (
     RUNGS,
     EnvFailure,

@@ -140,7 +140,7 @@ def _unique(documents: Iterable[Document], seen: Counter[str]) -> Iterable[Docum
 
 def read_seeds(argument: str, reading: Reading) -> Iterable[Document]:
     """Yield every text of the seed families with every noun; ``seeds:a,b`` names families."""
-    from engine import seeds
+    from engine.nano import seeds
 
     for item in seeds.documents(listed(argument)):
         yield Document(item.id, item.text, item.skill)

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine import seeds
 from engine.config import Config, ModelConfig, RunConfig, WarmstartConfig
 from engine.errors import ConfigError
+from engine.nano import pretrain, seeds, supervised, tokenizer, warmstart
+from engine.nano.pretrain import Progress, Schedule, Tokens
+from engine.nano.seeds import corpus
 from engine.prompts import render
-from engine.seeds import corpus
-from engine.training import pretrain, supervised, tokenizer, warmstart
-from engine.training.pretrain import Progress, Schedule, Tokens
 
 SMALL = WarmstartConfig(
     hidden_size=64,

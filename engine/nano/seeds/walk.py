@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.seeds.base import Family, Parameters, Script, boxed, stubborn
+from engine.nano.seeds.base import Family, Parameters, Script, boxed, stubborn
 
 _COMPASS = "nesw"
 _TURNS = ("ahead", "right", "back", "left")

@@ -1,7 +1,7 @@
 """Seed families: the environments a nano policy is warm-started on, and the held-out ones it is judged by.
 
-A family is one class (``engine.seeds.base.Family``). The built-in ones are listed here; a recipe names its
-own with importable names, ``"package.module:Class"``, in ``[warmstart].families``.
+A family is one class (``engine.nano.seeds.base.Family``). The built-in ones are listed here; a recipe names
+its own with importable names, ``"package.module:Class"``, in ``[warmstart].families``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import cache
 from random import Random
 
 from engine.errors import ConfigError
-from engine.seeds.base import LEVELS, MAX_TURNS, SEED_LEVELS, Family, Parameters, Script
-from engine.seeds.nouns import NOUNS
+from engine.nano.seeds.base import LEVELS, MAX_TURNS, SEED_LEVELS, Family, Parameters, Script
+from engine.nano.seeds.nouns import NOUNS
 
 __all__ = [
     "BUILT_IN",
@@ -36,12 +36,12 @@ __all__ = [
 ]
 
 BUILT_IN: tuple[str, ...] = (
-    "engine.seeds.sequence:Sequence",
-    "engine.seeds.guess:Guess",
-    "engine.seeds.walk:Walk",
-    "engine.seeds.cycle:Cycle",
-    "engine.seeds.peak:Peak",
-    "engine.seeds.levers:Levers",
+    "engine.nano.seeds.sequence:Sequence",
+    "engine.nano.seeds.guess:Guess",
+    "engine.nano.seeds.walk:Walk",
+    "engine.nano.seeds.cycle:Cycle",
+    "engine.nano.seeds.peak:Peak",
+    "engine.nano.seeds.levers:Levers",
 )
 
 SUITES: dict[str, tuple[int, ...]] = {"easy": (1, 2), "mid": (3, 4), "hard": (5, 6)}
@@ -156,5 +156,5 @@ def _import(name: str) -> Family:
             remedy='Write it as "package.module:Class", or use a built-in name.',
         ) from error
     if not (isinstance(found, type) and issubclass(found, Family)):
-        raise ConfigError(f"{name!r} is no engine.seeds.Family.", where="[warmstart].families")
+        raise ConfigError(f"{name!r} is no engine.nano.seeds.Family.", where="[warmstart].families")
     return found()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.seeds.base import Parameters, Script, SizedFamily, boxed, count, numbers, stubborn, within
+from engine.nano.seeds.base import Parameters, Script, SizedFamily, boxed, count, numbers, stubborn, within
 
 
 class Peak(SizedFamily):

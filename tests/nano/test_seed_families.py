@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-from engine import seeds
 from engine.config import DesignerConfig
 from engine.errors import ConfigError
-from engine.seeds import LEVELS, SEED_LEVELS, Family, corpus
-from engine.seeds.cycle import Cycle
-from engine.seeds.guess import Guess
+from engine.nano import seeds
+from engine.nano.seeds import LEVELS, SEED_LEVELS, Family, corpus
+from engine.nano.seeds.cycle import Cycle
+from engine.nano.seeds.guess import Guess
 
 FAMILIES = seeds.families()
 GUESS = {"base": 2, "end": 4, "top": 10, "tries": 3}
@@ -238,8 +238,13 @@ def test_a_user_adds_a_family_by_an_importable_name() -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        *(["nothing.here:Family"], ["engine.seeds.guess:Nothing"], ["engine.errors:SpadeError"], ["nobody"]),
-        *([""], ["guess", "engine.seeds.guess:Guess"]),
+        *(
+            ["nothing.here:Family"],
+            ["engine.nano.seeds.guess:Nothing"],
+            ["engine.errors:SpadeError"],
+            ["nobody"],
+        ),
+        *([""], ["guess", "engine.nano.seeds.guess:Guess"]),
     ],
 )
 def test_a_family_that_is_missing_or_named_twice_is_refused(names: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from engine.seeds.base import Family, Parameters, Script, boxed, stubborn
+from engine.nano.seeds.base import Family, Parameters, Script, boxed, stubborn
 
 PALETTE = ("red", "tan", "blue", "green", "gold", "pink", "gray", "black")
 

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from engine import seeds
 from engine.config import Config
 from engine.errors import SpadeError
-from engine.seeds import corpus
-from engine.seeds.corpus import Example
-from engine.training import tokenizer as tokenizers
+from engine.nano import seeds
+from engine.nano import tokenizer as tokenizers
+from engine.nano.seeds import corpus
+from engine.nano.seeds.corpus import Example
 
 # torch is imported where a model is built: every start of a run asks for one that is built already.
 if TYPE_CHECKING:
-    from engine.training.pretrain import Progress, Tokens
+    from engine.nano.pretrain import Progress, Tokens
 
 # Grows with every change of the recipe that neither the table nor the corpus shows.
 RECIPE = 1
@@ -131,7 +131,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _build(config: Config, key: str, work: Path, progress: Callable[[Progress], None] | None) -> None:
     import torch
 
-    from engine.training import pretrain
+    from engine.nano import pretrain
 
     warm = config.warmstart
     threads_before = torch.get_num_threads()
@@ -208,7 +208,7 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Any, *, design_weight: float) -> None:
-        from engine.training.pretrain import Tokens
+        from engine.nano.pretrain import Tokens
 
         self._tokens = Tokens
         self._tokenizer = tokenizer

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.seeds.base import Family, Parameters, Script, boxed, count, numbers, stubborn
+from engine.nano.seeds.base import Family, Parameters, Script, boxed, count, numbers, stubborn
 
 # Starts from which on a program is of level 4, 5 and 6.
 _LARGE = (35, 44, 53)

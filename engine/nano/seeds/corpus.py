@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
+from engine.nano.seeds.base import SEED_LEVELS, Family, Parameters
+from engine.nano.seeds.cycle import PALETTE
+from engine.nano.seeds.nouns import NOUNS
 from engine.prompts import render
-from engine.seeds.base import SEED_LEVELS, Family, Parameters
-from engine.seeds.cycle import PALETTE
-from engine.seeds.nouns import NOUNS
 
 Kind = Literal["design", "hint", "play", "drill"]
 

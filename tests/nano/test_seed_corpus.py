@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from functools import cache
 from random import Random
 
-from engine import seeds
+from engine.nano import seeds
+from engine.nano.seeds import corpus
+from engine.nano.seeds.corpus import Example
 from engine.prompts import render
-from engine.seeds import corpus
-from engine.seeds.corpus import Example
 
 FAMILIES = seeds.families()
 BY_NAME = {family.name: family for family in FAMILIES}
