@@ -15,10 +15,11 @@ import torch
 
 from engine.config import Config, ModelConfig, RunConfig, WarmstartConfig
 from engine.errors import ConfigError
-from engine.nano import pretrain, seeds, supervised, tokenizer, warmstart
+from engine.nano import pretrain, seeds, tokenizer, warmstart
 from engine.nano.pretrain import Progress, Schedule, Tokens
 from engine.nano.seeds import corpus
 from engine.prompts import render
+from engine.training import supervised
 
 SMALL = WarmstartConfig(
     hidden_size=64,
