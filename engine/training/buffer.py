@@ -17,7 +17,7 @@ import msgspec
 from bus.messages import Credit, EpisodeSample, Role, RoundClosed
 from engine.config import RoleTraining
 from engine.lineage import Lineage, Version
-from engine.training.samples import CreditedSample, Sampled, age, fault, trained_tokens, versions, Lengths
+from engine.training.samples import CreditedSample, Lengths, Sampled, age, fault, trained_tokens, versions
 
 ROLES: tuple[Role, ...] = ("agent", "designer")
 
