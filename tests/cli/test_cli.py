@@ -235,13 +235,6 @@ def test_a_dry_run_tells_what_a_resume_would_refuse(spade: Spade, tmp_path: Path
     refused(result, "run.seed was", "is 99")
 
 
-def test_a_database_that_was_cut_short_does_not_stop_a_resume(tmp_path: Path) -> None:
-    settings = config()
-    directory = RunDirectory(tmp_path)
-    directory.database.touch()
-    assert not run_command.is_complete(directory, settings)
-
-
 def test_a_damaged_database_is_one_paragraph(spade: Spade, tmp_path: Path) -> None:
     (tmp_path / "runs" / "bad").mkdir(parents=True)
     (tmp_path / "runs" / "bad" / "run.db").write_text("no database")

@@ -6,16 +6,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from scenes.small_run import config
 
-from engine.config import Config, ModelConfig, RunConfig
 from engine.errors import ConfigError
 from engine.records import history
 from engine.run import RunDirectory
 from engine.running import run_command, salvage
-
-
-def config(directory: Path, name: str = "b") -> Config:
-    return Config(run=RunConfig(name=name, directory=str(directory)), model=ModelConfig(path="x"))
 
 
 def database(path: Path) -> None:

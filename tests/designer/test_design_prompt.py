@@ -27,24 +27,6 @@ def test_a_skill_without_a_description_is_just_its_name() -> None:
     assert "must exercise: Juggling.\n" in design(skill="Juggling", description="")
 
 
-@pytest.mark.parametrize("name", ["design_full", "design_tools"])
-@pytest.mark.parametrize(
-    ("without", "section", "told"),
-    [
-        ({"document": ""}, "# Material", ["A text on doors."]),
-        ({"memory": []}, "# Earlier environments", ["class DoorsEnv", "Two doors"]),
-    ],
-)
-def test_what_is_missing_takes_away_its_section_and_nothing_else(
-    name: str, without: dict[str, Any], section: str, told: list[str]
-) -> None:
-    gone, new = removed(render(name), render(name, **without))
-    assert new == []
-    assert [line for line in gone if line.startswith("# ")] == [section]
-    for part in told:
-        assert part in "\n".join(gone)
-
-
 def test_an_example_without_a_hint_and_one_that_is_cut() -> None:
     text = design(memory=[{**VIEW, "regret": None, "cut": True}])
     assert "points more" not in text

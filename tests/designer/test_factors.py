@@ -129,8 +129,8 @@ def sections(text: str) -> dict[str, str]:
     return {head.strip() or "task": body for head, _, body in (part.partition("\n") for part in parts)}
 
 
-async def both(toml: Path, switch: str) -> list[tuple[Attempt, Attempt]]:
-    on, off = [await attempts(recipe.load(toml, chosen).config) for chosen in ([], [switch])]
+async def both(toml: Path, switch: str, *settings: str) -> list[tuple[Attempt, Attempt]]:
+    on, off = [await attempts(recipe.load(toml, [*settings, *more]).config) for more in ([], [switch])]
     return list(zip(on, off, strict=True))
 
 
@@ -139,6 +139,7 @@ def differing(one: Attempt, other: Attempt) -> set[str]:
     return {head for head in heads if one.sections.get(head) != other.sections.get(head)}
 
 
+@pytest.mark.parametrize("prompt", ["full", "tools"])
 @pytest.mark.parametrize(
     ("switch", "section", "told"),
     [
@@ -147,9 +148,9 @@ def differing(one: Attempt, other: Attempt) -> set[str]:
     ],
 )
 async def test_a_switch_removes_its_section_and_nothing_else(
-    toml: Path, switch: str, section: str, told: Callable[[Attempt], str]
+    toml: Path, prompt: str, switch: str, section: str, told: Callable[[Attempt], str]
 ) -> None:
-    for on, off in await both(toml, switch):
+    for on, off in await both(toml, switch, f"designer.prompt={prompt}"):
         assert (on.ticket, on.seed) == (off.ticket, off.seed)
         assert differing(on, off) == {section}
         assert told(on) in on.sections[section]
