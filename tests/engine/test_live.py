@@ -1,9 +1,10 @@
-"""What a person sees: the panel in a terminal, plain lines elsewhere."""
+"""The view of a run: a panel in a terminal, plain lines elsewhere, a row per server in the status."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,8 +16,9 @@ from bus.messages import Heartbeat
 from engine.config import UiConfig
 from engine.records import history
 from engine.records import status as standing
-from engine.records.status import RunStatus
+from engine.records.status import RunStatus, ServerStatus
 from engine.views import live
+from engine.views.overview import server_rows
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +107,43 @@ def test_warnings_reach_the_view_with_their_fields() -> None:
 @pytest.mark.parametrize(("counts", "bars"), [((), ""), ((0, 0), ""), ((1, 0, 8), "▁ █"), ((1, 100), "▁█")])
 def test_a_histogram_shows_every_count(counts: tuple[int, ...], bars: str) -> None:
     assert live.histogram(counts) == bars
+
+
+def server(name: str, lost: str | None = None) -> ServerStatus:
+    return ServerStatus(
+        server=name, url="http://x", step=3, version="3", packed=3, canary_error=0.0, lost=lost
+    )
+
+
+def rows(*servers: ServerStatus, **gauges: dict[str, float]) -> list[tuple[str, str]]:
+    return server_rows(SimpleNamespace(servers=servers, gauges=gauges))
+
+
+POOL = {
+    "pool.in_flight": 40.0,
+    "pool.server-h-1-0.in_flight": 14.0,
+    "pool.server-h-1-0.limit": 288.0,
+    "pool.server-h-1-0.lag": 1.0,
+    "pool.server-h-1-0.cuts": 2.0,
+    "pool.server-h-1-0.opened": 0.0,
+    "pool.server-h-1-0.usable": 1.0,
+}
+ROLE = {"server-h-1-0.update_seconds": 0.51, "server-h-1-0.paused_seconds": 0.06, "servers": 1.0}
+
+
+def test_one_line_a_server_with_what_both_sides_know() -> None:
+    assert rows(server("server-h-1-0"), supervisor=POOL, role=ROLE) == [
+        (
+            "server-h-1-0",
+            "14 of 288 in flight, 1 versions behind, limit cut 2 times, breaker opened 0 times, "
+            "last update 0.51 s, paused 0.06 s",
+        )
+    ]
+
+
+def test_a_server_that_gets_nothing_says_so_and_lost_or_unknown_ones_say_nothing() -> None:
+    shut = POOL | {"pool.server-h-1-0.usable": 0.0}
+    found = rows(server("server-h-1-0"), server("gone", "killed"), server("new"), supervisor=shut)
+    assert [name for name, _ in found] == ["server-h-1-0"]
+    assert found[0][1].startswith("not in use, 14 of 288")
+    assert rows(server("server-h-1-0")) == []

@@ -1,4 +1,4 @@
-"""Recipes with other designers, repair and groups: what cannot run is said by key."""
+"""Tables of designers and learners: what cannot run is refused by its key."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from engine.checks.settings import check
 from engine.config import Config
 
+SUITES = {"suites": [{"name": "mid", "source": "seeds:mid"}]}
 EXTERNAL = {"base_url": "https://host/v1", "model": "m"}
 
 
@@ -28,6 +29,11 @@ def recipe(designer: dict[str, Any], **tables: Any) -> Config:
         },
         Config,
     )
+
+
+def complaints(designer: dict[str, Any] | None = None, **tables: Any) -> list[str]:
+    """Return the keys that the checks of a recipe complain about."""
+    return [key for key, _ in check(recipe(designer or {}, **tables))]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +57,7 @@ def recipe(designer: dict[str, Any], **tables: Any) -> Config:
     ],
 )
 def test_these_can_run(designer: dict[str, Any]) -> None:
-    assert check(recipe(designer)) == []
+    assert complaints(designer) == []
 
 
 @pytest.mark.parametrize(
@@ -97,14 +103,14 @@ def test_these_can_run(designer: dict[str, Any]) -> None:
     ],
 )
 def test_these_cannot(designer: dict[str, Any], key: str) -> None:
-    assert key in [where for where, _ in check(recipe(designer))]
+    assert key in complaints(designer)
 
 
 def test_a_design_alone_is_no_group() -> None:
     learner = {"designer": {"scope": "group"}}
-    assert [where for where, _ in check(recipe({}, learner=learner))] == ["learner.designer.scope"]
-    assert check(recipe({"designs_per_ticket": 2}, learner=learner)) == []
-    assert check(recipe({"kind": "frozen"}, learner=learner)) == []
+    assert complaints(learner=learner) == ["learner.designer.scope"]
+    assert complaints({"designs_per_ticket": 2}, learner=learner) == []
+    assert complaints({"kind": "frozen"}, learner=learner) == []
 
 
 def test_the_designers_training_keeps_its_defaults_beside_a_setting() -> None:
@@ -114,14 +120,53 @@ def test_the_designers_training_keeps_its_defaults_beside_a_setting() -> None:
 
 @pytest.mark.parametrize("port", [4222, 8001])
 def test_a_frozen_server_has_a_port_of_its_own(port: int) -> None:
-    taken = recipe(
-        {"kind": "frozen", "frozen": {"port": port}},
-        server={"port": 8000, "count": 2},
-        bus={"port": 4222},
-    )
-    assert [where for where, _ in check(taken)] == ["designer.frozen.port"]
+    frozen = {"kind": "frozen", "frozen": {"port": port}}
+    taken = complaints(frozen, server={"port": 8000, "count": 2}, bus={"port": 4222})
+    assert taken == ["designer.frozen.port"]
 
 
 def test_a_frozen_server_is_none_of_the_runs() -> None:
-    shared = recipe({"kind": "frozen", "frozen": {"url": "http://h:1"}}, server={"urls": ["http://h:1"]})
-    assert [where for where, _ in check(shared)] == ["designer.frozen.url"]
+    frozen = {"kind": "frozen", "frozen": {"url": "http://h:1"}}
+    assert complaints(frozen, server={"urls": ["http://h:1"]}) == ["designer.frozen.url"]
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {},
+        {"best_by": "mid"},
+        {"best_by": "metric:entropy"},
+        {"best_by": "metric:-loss"},
+        {"lora": {"rank": 8, "targets": ["q_proj"]}},
+        {"lora": {"rank": 8, "publish": "adapter"}},
+        {"optimizer": {"kind": "paged_adamw_8bit"}},
+    ],
+)
+def test_these_learners_can_run(learner: dict[str, Any]) -> None:
+    assert complaints(learner=learner, evaluator=SUITES) == []
+
+
+@pytest.mark.parametrize(
+    ("learner", "key"),
+    [
+        ({"best_by": "hard"}, "learner.best_by"),
+        ({"best_by": "metric:"}, "learner.best_by"),
+        ({"best_by": "metric:-"}, "learner.best_by"),
+        ({"lora": {"rank": -1}}, "learner.lora.rank"),
+        ({"lora": {"rank": 8, "alpha": 0}}, "learner.lora.alpha"),
+        ({"lora": {"publish": "adapter"}}, "learner.lora.publish"),
+        ({"lora": {"rank": 513, "publish": "adapter"}}, "learner.lora.publish"),
+    ],
+)
+def test_these_learners_cannot(learner: dict[str, Any], key: str) -> None:
+    assert complaints(learner=learner, evaluator=SUITES) == [key]
+
+
+@pytest.mark.parametrize(
+    ("server", "keys"),
+    [({"weights": "bus"}, []), ({"weights": "nccl", "port": 8000}, ["learner.lora.publish"])],
+)
+def test_adapters_travel_as_whole_files(server: dict[str, Any], keys: list[str]) -> None:
+    lora = {"rank": 8, "publish": "adapter"}
+    found = complaints(learner={"lora": lora}, server=server)
+    assert [key for key in found if key == "learner.lora.publish"] == keys
