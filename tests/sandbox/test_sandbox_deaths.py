@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator
 
 import pytest
-from scenes.programs import ECHO, attack
+from scenes.programs import ECHO, SPIN, attack
 
 from sandbox import SandboxError, SandboxPool, SandboxSettings
 
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
 
 # 101 and 117 are ptrace on x86_64 and aarch64; the x32 table is foreign to both.
 FORBIDDEN = attack("return raw((0x40000000 | 39, 117), 0, 0, 0, 0)")
-SPINS = ECHO.replace("self.t += 1", "while True: pass")
 
 
 async def death(call: Awaitable[object]) -> str:
@@ -60,7 +59,7 @@ async def test_no_death_is_misread_on_a_busy_host(deaths: int, spinning: int) ->
 
     async def killed(number: int) -> None:
         spins = number % 2 == 1
-        async with turns, await pool.spawn(SPINS if spins else ECHO) as instance:
+        async with turns, await pool.spawn(SPIN if spins else ECHO) as instance:
             call = asyncio.create_task(death(instance.step("go"))) if spins else None
             # at once, in the middle of a call, or while no call is under way
             await asyncio.sleep((0, 0.001, 0.02)[number % 3])

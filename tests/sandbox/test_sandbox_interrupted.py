@@ -15,14 +15,12 @@ import anyio
 import pytest
 import pytest_asyncio
 from sandbox_siege import POORER, belongings, family, until_dead
-from scenes.programs import ECHO, PEAK
+from scenes.programs import ECHO, PEAK, SPIN
 from scenes.sandboxes import alive, emulated, replay
 
 from sandbox import InfraFailure, SandboxError, SandboxPool, SandboxSettings
 
 pytestmark = pytest.mark.slow
-
-SPIN = ECHO.replace("self.t += 1", "while True: pass")
 
 
 @pytest_asyncio.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 from sandbox_siege import family, until_dead
-from scenes.programs import ECHO, PEAK
+from scenes.programs import ECHO, PEAK, SPIN
 from scenes.sandboxes import alive
 
 from sandbox import (
@@ -33,8 +33,6 @@ from sandbox import (
 )
 
 pytestmark = pytest.mark.slow
-
-SPIN = ECHO.replace("self.t += 1", "while True: pass")
 
 
 async def begun(task: asyncio.Task[object], instance: Instance) -> None:

@@ -35,6 +35,8 @@ ECHO = """class EchoEnv:
         return f"{self.t} {a}", 0.5, False, False, {}
 """
 
+SPIN = ECHO.replace("self.t += 1", "while True: pass")
+
 _ATTACK = '''
 import ctypes, errno, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
