@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
-from brokers import TOKEN as TOKEN
-from brokers import plain_server as plain_server
+from scenes.brokers import TOKEN as TOKEN
+from scenes.brokers import plain_server as plain_server
 from scenes.memory_bus import MemoryBus
 
 from bus import Bus, NatsBus, connect, provision

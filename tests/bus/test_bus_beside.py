@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from brokers import Broker, broker
 from bus_examples import request
 from bus_worlds import nats_world, take
+from scenes.brokers import Broker, broker
 
 from bus import BusError, NatsBus, connect, provision
 

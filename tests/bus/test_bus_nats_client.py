@@ -10,10 +10,10 @@ from pathlib import Path
 import anyio
 import nats.errors
 import pytest
-from brokers import broker
 from bus_worlds import TOKEN, take
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
+from scenes.brokers import broker
 
 from bus.access import ADMIN
 from bus.concurrency import ArrivalQueue, flat_task_group

@@ -13,8 +13,8 @@ from typing import Any
 
 import anyio
 import pytest
-from brokers import Broker, broker, free_ports
 from bus_examples import KINDS, example, request, summary, ticket
+from scenes.brokers import Broker, broker, free_ports
 
 from bus import Bus, BusError, Conflict, Denied, NatsBus, NotFound, Undecodable, codec, connect, provision
 from bus.access import ADMIN, ROLES, consumer_of, permissions

@@ -15,7 +15,7 @@ from subprocess import Popen
 
 import anyio
 import pytest
-from brokers import broker
+from scenes.brokers import broker
 
 from bus import Bus, ServerHandle, connect, provision, serve
 from bus.access import ADMIN

@@ -14,10 +14,10 @@ import anyio
 import anyio.lowlevel
 import psutil
 import pytest
-from brokers import broker
 from bus_examples import example, summary, ticket
 from bus_trouble import RUN, drop_once, kill, over_nats, rejected, served, until
 from bus_worlds import TOKEN, nats_world, take
+from scenes.brokers import broker
 
 from bus import BusError, Limits, NotFound, connect
 from bus.connection import status_of

@@ -16,8 +16,8 @@ import anyio
 import msgspec
 import psutil
 import pytest
-from brokers import TOKEN, plain_server
-from brokers import broker as secured
+from scenes.brokers import TOKEN, plain_server
+from scenes.brokers import broker as secured
 from scenes.cli import Spade, refused
 from scenes.small_run import config, failed, finished, policy, ready
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from brokers import broker
+from scenes.brokers import broker
 from scenes.small_run import config
 from typer.testing import CliRunner, Result
 

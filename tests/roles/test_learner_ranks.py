@@ -11,8 +11,8 @@ import anyio
 import msgspec
 import psutil
 import pytest
-from brokers import free_ports
 from learner_fakes import make_policy, random_samples, round_of, sampled
+from scenes.brokers import free_ports
 
 from bus import Bus, connect, provision, serve
 from bus.messages import BatchTrained, PolicyPublished

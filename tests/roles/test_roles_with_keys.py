@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 import structlog
-from brokers import Broker, broker
 from designer_stage import GOOD, FakeValidator, Policy
 from role_fakes import FakePool, FakeSandbox, make_config, make_context
+from scenes.brokers import Broker, broker
 from scenes.small_run import (
     FakeEvaluator,
     FakeLearner,
