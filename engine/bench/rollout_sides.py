@@ -201,15 +201,15 @@ async def engine_phase(bus: Bus, pool: FixedLengthPool, work: Sequence[EpisodeRe
     return Phase(turns, seconds, ends, [pool.asked[request.episode] for request in work])
 
 
-class _Choice(msgspec.Struct):
+class _ClientChoice(msgspec.Struct):
     token_ids: list[int]
 
 
-class _Answer(msgspec.Struct):
-    choices: list[_Choice]
+class _ClientAnswer(msgspec.Struct):
+    choices: list[_ClientChoice]
 
 
-_answers = msgspec.json.Decoder(_Answer)
+_answers = msgspec.json.Decoder(_ClientAnswer)
 
 
 class BareClient:

@@ -85,7 +85,7 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     leak: bool | None = None
 
 
-class Program(NamedTuple):
+class RecordedProgram(NamedTuple):
     """Source and hint of an environment."""
 
     source: str
@@ -158,10 +158,10 @@ class Catalogue:
             remedy=f"`spade envs list` shows all; among them: {some}." if some else "It has none yet.",
         )
 
-    def program(self, entry: EnvironmentRecord) -> Program:
+    def program(self, entry: EnvironmentRecord) -> RecordedProgram:
         """Return source and hint of an environment."""
         query = "SELECT source, hint FROM environments WHERE design = ?"
-        return Program(*self._connection.execute(query, (entry.design,)).fetchone())
+        return RecordedProgram(*self._connection.execute(query, (entry.design,)).fetchone())
 
     def plays(self, entry: EnvironmentRecord) -> list[dict[str, Any]]:
         """Return the recorded episodes of an environment, at most two per arm, the best first."""
