@@ -19,10 +19,10 @@ import pytest
 from scenes.brokers import TOKEN, plain_server
 from scenes.brokers import broker as secured
 from scenes.cli import Spade, refused
-from scenes.small_run import config, failed, finished, policy, ready
+from scenes.small_run import config, failed, finished, policy, ready, request
 
 from bus import NatsBus, codec, connect, provision
-from bus.messages import DeadLetter, EpisodeRequest, Message
+from bus.messages import DeadLetter, Message
 from engine.busview import stored
 from engine.config import RunConfig
 from engine.run import RunDirectory
@@ -114,15 +114,8 @@ def rested(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return made
 
 
-def play(number: int) -> EpisodeRequest:
-    return EpisodeRequest(
-        episode=f"e{number}", design="d1", environment="f", skill="s", arm="plain", round=0, index=number,
-        seed=1, source="", hint=None, max_turns=5,
-    )  # fmt: skip
-
-
 def letter(number: int, reason: str = "delivered too often", **given: Any) -> DeadLetter:
-    work = play(number)
+    work = request(number)
     frame = codec.encode(work, run="toy", role="scorer", instance="scorer-0", ts=1)
     values = {"source": "TASK", "sequence": number, "subject": work.tail, "attempts": 9, "frame": frame}
     return DeadLetter(**(values | {"reason": reason} | given))
@@ -132,7 +125,7 @@ def letter(number: int, reason: str = "delivered too often", **given: Any) -> De
 
 
 def test_top_shows_depths_limits_and_rates(spade: Spade, toy: Toy) -> None:
-    toy.publish(*(play(number) for number in range(4)), letter(9), finished("e1"))
+    toy.publish(*(request(number) for number in range(4)), letter(9), finished("e1"))
     (top,) = spade("bus", "top", "--once", "--json", "--interval", "0.1").records
     assert top["run"] == toy.run
     streams = top["streams"]
@@ -253,7 +246,7 @@ def test_a_letter_is_shown_with_its_message(spade: Spade, toy: Toy) -> None:
 
 
 def test_a_replay_brings_the_message_back_once(spade: Spade, toy: Toy) -> None:
-    toy.publish(play(1))
+    toy.publish(request(1))
     ((_, _, frame),) = toy.stored("TASK")
 
     async def give_up(bus: NatsBus) -> None:
@@ -263,7 +256,7 @@ def test_a_replay_brings_the_message_back_once(spade: Spade, toy: Toy) -> None:
     toy.do(give_up)
     assert toy.stored("TASK") == []
     assert "1 letters were published again." in spade("bus", "dlq", "replay", "1").stdout
-    assert [(tail, data) for tail, _, data in toy.stored("TASK")] == [(play(1).tail, frame)]
+    assert [(tail, data) for tail, _, data in toy.stored("TASK")] == [(request(1).tail, frame)]
     assert toy.stored("DLQ") == []
     refused(spade("bus", "dlq", "replay", "1"), "no dead letter 1", code=2)
     assert len(toy.stored("TASK")) == 1
@@ -272,7 +265,9 @@ def test_a_replay_brings_the_message_back_once(spade: Spade, toy: Toy) -> None:
 def test_a_replay_that_was_interrupted_stores_the_message_once(spade: Spade, toy: Toy) -> None:
     toy.publish(letter(1))
     frame = letter(1).frame
-    toy.inject("TASK", play(1).tail, frame, "retry:TASK:1")  # published; killed before the letter was removed
+    toy.inject(
+        "TASK", request(1).tail, frame, "retry:TASK:1"
+    )  # published; killed before the letter was removed
     assert "1 letters were published again." in spade("bus", "dlq", "replay", "--all").stdout
     assert (len(toy.stored("TASK")), len(toy.stored("DLQ"))) == (1, 0)
 

@@ -167,29 +167,27 @@ def test_pydoc_alone_is_the_standard_library() -> None:
 
 
 MORE = "More words. " * 20
+SENT = f"<p>Sends a <b>letter</b>\n &amp; waits.</p><ul><li>{MORE}</li></ul>"
+WAY = {"shape": "Way", "documentation": "<p>By what.</p>"}
 SERVICE = {
     "metadata": {"serviceFullName": "Toy Post"},
     "operations": {
         "Send": {
-            "documentation": f"<p>Sends a <b>letter</b>\n &amp; waits.</p><ul><li>{MORE}</li></ul>",
-            "input": {"shape": "SendRequest"},
-            "output": {"shape": "Nothing"},
+            "documentation": SENT, "input": {"shape": "SendRequest"}, "output": {"shape": "Nothing"},
             "errors": [{"shape": "Lost"}],
         },
         "Bare": {},
     },
     "shapes": {
         "SendRequest": {
-            "type": "structure",
-            "required": ["To"],
-            "members": {"To": {"shape": "Name"}, "Way": {"shape": "Way", "documentation": "<p>By what.</p>"}},
+            "type": "structure", "required": ["To"], "members": {"To": {"shape": "Name"}, "Way": WAY},
         },
         "Nothing": {"type": "structure", "members": {}},
         "Name": {"type": "string", "documentation": "<p>To whom.</p>"},
         "Way": {"type": "string", "enum": ["sea", "air"]},
         "Lost": {"type": "structure", "documentation": "<p>It was lost.</p>"},
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -34,47 +34,15 @@ SPADE = (sys.executable, "-m", "engine.cli")
 RECIPE = f"""
 extends = "{ROOT}/configs/nano.toml"
 
-[run]
-name = "{RUN}"
-steps = {STEPS}
-roles = ["scorer", "learner"]
-drain_seconds = 20.0
-
-[bus]
-url = "nats://{PREFIX}.1:{PORT}"
-credentials = "broker/seeds"
-store_gb = 1.0
-
-[server]
-weights = "bus"
-max_concurrency = 64
-
-[server.args]
-host = "0.0.0.0"
-max-model-len = 1024
-
-[designer]
-concurrency = 8
-
-[agent]
-concurrency = 32
-
-[curriculum]
-environments = 6
-plays_per_round = 4
-hinted_plays = 2
-
-[learner]
-supervised_mix = 0.0
-
-[learner.designer]
-scope = "global"
-
-[evaluator]
-suites = []
-
-[ui]
-live = "off"
+run = {{name = "{RUN}", steps = {STEPS}, roles = ["scorer", "learner"], drain_seconds = 20.0}}
+bus = {{url = "nats://{PREFIX}.1:{PORT}", credentials = "broker/seeds", store_gb = 1.0}}
+server = {{weights = "bus", max_concurrency = 64, args = {{host = "0.0.0.0", max-model-len = 1024}}}}
+designer = {{concurrency = 8}}
+agent = {{concurrency = 32}}
+curriculum = {{environments = 6, plays_per_round = 4, hinted_plays = 2}}
+learner = {{supervised_mix = 0.0, designer = {{scope = "global"}}}}
+evaluator = {{suites = []}}
+ui = {{live = "off"}}
 """
 
 

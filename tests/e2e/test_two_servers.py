@@ -18,13 +18,13 @@ import numpy as np
 import psutil
 import pytest
 import structlog
+from scenes.small_run import request
 from tiny_llama import announcement, logprobs
 
 from bus import Bus, connect, provision, serve
 from bus.messages import (
     EpisodeFailed,
     EpisodeFinished,
-    EpisodeRequest,
     EpisodeSample,
     Message,
     PolicyPublished,
@@ -121,7 +121,7 @@ class Facts:
         """``in_hand`` plays are always there, while versions come and a server is away."""
         while self.posted < EPISODES or not enough.is_set():
             await self.until("the end of a play", lambda: self.posted - self.ended() < self.in_hand)
-            await bus.publish(request(self.posted))
+            await bus.publish(request(self.posted, source=PROGRAM))
             self.posted += 1
 
     async def until(self, what: str, reached: Callable[[], bool]) -> None:
@@ -230,13 +230,6 @@ async def stack(config: Config, directory: Path) -> AsyncIterator[tuple[Bus, Fac
                     draining.set()
                     await ended.wait()
             tasks.cancel_scope.cancel()
-
-
-def request(number: int) -> EpisodeRequest:
-    return EpisodeRequest(
-        episode=f"e{number}", design="d", environment="v", skill="s", arm="plain", round=0, index=number,
-        seed=number, source=PROGRAM, hint=None, max_turns=8,
-    )  # fmt: skip
 
 
 def kill(url: str) -> None:

@@ -280,21 +280,20 @@ def large_run(path: Path, count: int) -> None:
     connection.execute("BEGIN")
     for at in range(count):
         program = text.replace("filler", f"w{at % 977} v{at % 89}", 3)
-        name, number = hashlib.sha256(program.encode()).hexdigest(), at // 25
-        design = f"design-{at:06d}"
+        name, number, design = hashlib.sha256(program.encode()).hexdigest(), at // 25, f"design-{at:06d}"
+        skill = SKILLS[at % 2]
         connection.execute(
             "INSERT INTO environments VALUES (?, ?, 0, ?, 0, ?, ?, ?, 'h', 'doc', ?, 0.1, 0, 1.0, NULL)",
-            (design, at, number, SKILLS[at % 2], name, program, f"title {at}"),
+            (design, at, number, skill, name, program, f"title {at}"),
         )
         connection.execute(
             "INSERT INTO scores VALUES (?, ?, 0, ?, ?, 0.5, 0.1, ?, 0, 'frontier', ?)",
             (design, at, number, number, at / count, fields),
         )
-        for play in range(1):
-            connection.execute(
-                "INSERT INTO episodes VALUES (?, ?, 0, ?, ?, 'plain', ?, 1, 'terminated', NULL, 3, 50, 0.1)",
-                (f"{at}-{play}", at, design, SKILLS[at % 2], number),
-            )
+        connection.execute(
+            "INSERT INTO episodes VALUES (?, ?, 0, ?, ?, 'plain', ?, 1, 'terminated', NULL, 3, 50, 0.1)",
+            (str(at), at, design, skill, number),
+        )
         if at % 25 == 0:
             connection.execute("INSERT INTO diversity VALUES (?, ?)", (number, known))
     connection.execute("COMMIT")

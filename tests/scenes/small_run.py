@@ -17,6 +17,7 @@ from bus.messages import (
     EnvironmentScored,
     EpisodeFailed,
     EpisodeFinished,
+    EpisodeRequest,
     EvaluationFinished,
     Message,
     PolicyPublished,
@@ -130,6 +131,15 @@ def finished(
         turns=1, transcript=(Turn("<count>", "say \\boxed{1}", "1", returned),),
         seconds=0.5, sample=f"sample-{episode}", tokens=3, versions=(0, 0),
     )  # fmt: skip
+
+
+def request(number: int, **fields: Any) -> EpisodeRequest:
+    """Return the work of playing one instance without a hint."""
+    values = {
+        "design": "d1", "environment": "f", "skill": "s", "arm": "plain", "round": 0, "source": "",
+        "hint": None, "max_turns": 8,
+    }  # fmt: skip
+    return EpisodeRequest(episode=f"e{number}", index=number, seed=number, **(values | fields))
 
 
 def failed(episode: str, failure: str = "infra") -> EpisodeFailed:
