@@ -51,10 +51,7 @@ def make_policy(directory: Path, *, seed: int = 0, hidden: int = 64) -> Path:
 
 
 def segment(
-    tokens: Sequence[int],
-    mask: Sequence[int],
-    logprobs: Sequence[float] | None = None,
-    version: int = 0,
+    tokens: Sequence[int], mask: Sequence[int], logprobs: Sequence[float] | None = None, version: int = 0
 ) -> Segment:
     """A segment whose masked tokens were sampled by ``version`` with ``logprobs`` (uniform if None)."""
     if logprobs is None:
@@ -98,12 +95,7 @@ def sampled(one: CreditedSample) -> Sampled:
     if one.role == "agent":
         return EpisodeSample(episode=one.sample, skill="logic", round=one.round, segments=one.segments)
     return HeldDesign(
-        design=one.sample,
-        cohort=one.round,
-        attempt=0,
-        skill="logic",
-        valid=True,
-        segments=one.segments,
+        design=one.sample, cohort=one.round, attempt=0, skill="logic", valid=True, segments=one.segments
     )
 
 

@@ -18,17 +18,7 @@ from pathlib import Path
 import anyio
 import psutil
 import pytest
-from nano_runs import (
-    RECIPE,
-    ended,
-    facts,
-    nothing_left,
-    output,
-    spawn,
-    start,
-    surviving,
-    trained_twice,
-)
+from nano_runs import RECIPE, ended, facts, nothing_left, output, spawn, start, surviving, trained_twice
 
 from bus import Bus, connect
 from bus.messages import BatchTrained, DesignRejected, EnvironmentReady, Message, RoundClosed

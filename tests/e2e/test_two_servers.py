@@ -32,14 +32,7 @@ from bus.messages import (
     ServerLost,
     ServerServing,
 )
-from engine.config import (
-    AgentConfig,
-    Config,
-    ModelConfig,
-    RunConfig,
-    SamplingConfig,
-    ServerConfig,
-)
+from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.context import RoleContext
 from engine.inference.completion import Completion
 from engine.inference.vllm import VllmClient

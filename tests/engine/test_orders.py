@@ -74,11 +74,7 @@ async def far_run(directory: Path) -> AsyncIterator[Far]:
 
 
 async def test_a_drain_ordered_while_the_broker_is_away_is_heeded(tmp_path: Path) -> None:
-    async with (
-        far_run(tmp_path) as far,
-        far.bus.listen("hb.>") as beats,
-        anyio.create_task_group() as tasks,
-    ):
+    async with far_run(tmp_path) as far, far.bus.listen("hb.>") as beats, anyio.create_task_group() as tasks:
         tasks.start_soon(far.serve)
         with anyio.fail_after(30):
             assert isinstance(await anext(beats), Heartbeat)

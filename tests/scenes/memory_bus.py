@@ -167,13 +167,7 @@ class MemoryBus(Bus):
     """
 
     def __init__(
-        self,
-        *,
-        run: str,
-        role: str,
-        instance: str,
-        task_limit: int = 20_000,
-        broker: Broker | None = None,
+        self, *, run: str, role: str, instance: str, task_limit: int = 20_000, broker: Broker | None = None
     ) -> None:
         super().__init__(run=run, role=role, instance=instance)
         self._broker = broker or Broker(task_limit)
@@ -419,12 +413,7 @@ class _Work:
     """One ``consume`` of a MemoryBus."""
 
     def __init__(
-        self,
-        bus: MemoryBus,
-        broker: Broker,
-        consumer: Consumer,
-        limit: int,
-        now: Callable[[], int] | None,
+        self, bus: MemoryBus, broker: Broker, consumer: Consumer, limit: int, now: Callable[[], int] | None
     ) -> None:
         self._bus, self._broker, self._consumer, self._limit = bus, broker, consumer, limit
         self._now = now
