@@ -239,11 +239,12 @@ def _curriculum(config: Config) -> Iterator[Problem]:
             "curriculum.environments",
             f'must be a multiple of curriculum.rounds_per_window = {rounds} for schedule "rolling"',
         )
-    if plan.hinted_plays > plan.plays_per_round:
+    if plan.hinted_plays > plan.plays_per_round and not config.reward.reference_parity:
         yield (
             "curriculum.hinted_plays",
             f"must not exceed curriculum.plays_per_round = {plan.plays_per_round}: "
-            "each hinted play is paired with a plain one on the same seed",
+            "each hinted play is paired with a plain one on the same seed "
+            "(reward.reference_parity compares means, and allows more)",
         )
 
 

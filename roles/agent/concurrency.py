@@ -1,8 +1,9 @@
-"""How many episodes an agent holds: a pure state machine, without a clock.
+"""The number of episodes that an agent holds: a pure state machine, without a clock.
 
-Servers are kept full, and no more is leased than keeps them full: what waits here could be played by another
-agent. The number follows from what servers and sandbox have room for now (feed-forward), under a limit that
-grows by a constant a round trip and halves on congestion (:class:`engine.inference.concurrency.Aimd`).
+An agent leases enough episodes to keep the servers full and no more: one that waits here could be played by
+another agent. The number follows from what servers and sandbox have room for now (feed-forward), under a
+limit that grows by a constant per round trip and halves on congestion
+(:class:`engine.inference.concurrency.Aimd`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ _NONE = 1
 _ROUND_TRIPS = 32.0  # from nothing back to the whole
 
 
-class Sight(NamedTuple):
-    """What an agent sees of its dependencies. ``servers`` are the requests that the serving servers take at
-    once, ``waiting`` those of this agent that wait for a place there: others' queue is none that it could
-    shorten. ``cuts`` and ``missed`` count since the start: limits cut because a server preempted, queued or
-    stood still, and deadlines missed.
-    ``sandbox`` is how many instances the sandbox has for this agent, those that it holds included.
+class LoadSnapshot(NamedTuple):
+    """The load of an agent's dependencies.
+
+    ``servers`` is how many requests the serving servers take at once, ``waiting`` how many of this agent wait
+    for a place there (it could not shorten the queue of others). ``cuts`` and ``missed`` count since the
+    start: limits cut because a server preempted, queued or stood still, and missed deadlines. ``sandbox`` is
+    how many instances the sandbox has for this agent, those that it holds included.
     """
 
     servers: int
@@ -37,9 +39,10 @@ class Sight(NamedTuple):
     @classmethod
     def of(
         cls, pool: Mapping[str, float], sandbox: Mapping[str, float], *, waiting: int, missed: int, held: int
-    ) -> Sight:
-        """Read the ``statistics()`` of the inference pool and of the sandbox, while ``held`` are played, of
-        which ``waiting`` wait for a server.
+    ) -> LoadSnapshot:
+        """Return the load by the ``statistics()`` of the inference pool and of the sandbox.
+
+        ``held`` episodes are played, ``waiting`` of them wait for a server.
         """
         known = max(1.0, pool.get("servers", 0.0))
         others = max(0.0, sandbox.get("live", 0.0) + sandbox.get("waiting", 0.0) - held)
@@ -52,12 +55,12 @@ class Sight(NamedTuple):
         )
 
 
-class Places:
+class EpisodeLimit:
     """``limit`` is how many episodes may be in hand, from 1 to ``most``; any thread may read it.
 
-    A little more than the servers take is held, so that the next episode has its instance and its prompt when
-    a place gets free; and as many more as are away from the servers, in a step of their program, on average.
-    Without a server that serves it is 1.
+    It is a little more than the servers take, so that the next episode has its instance and its prompt when a
+    place gets free, and as many more as are in a step of their program on average. Without a serving server
+    it is 1.
     """
 
     def __init__(self, most: int) -> None:
@@ -70,36 +73,37 @@ class Places:
 
     @property
     def cuts(self) -> int:
-        """How often the limit was halved."""
+        """Number of times that the limit was halved."""
         return self._growth.cuts
 
-    def look(self, sight: Sight, *, held: int, away: int, ended: int) -> int:
-        """Take in what is seen, ``ended`` requests after the last look; return the new limit.
+    def look(self, load: LoadSnapshot, *, held: int, away: int, ended: int) -> int:
+        """Take in the load, ``ended`` requests after the last look; return the new limit.
 
         ``held`` episodes are in hand, ``away`` of them in a step of their program.
         """
         for _ in range(min(ended, 2 * self._most)):
             self._growth.ended(in_flight=held, success=True)
-        if self._congested(sight):
+        if self._congested(load):
             self._growth.congested(in_flight=held)
-        self._away += _SMOOTHING * (min(away, sight.servers) - self._away)
-        self.limit = max(_NONE, min(self._most, self._growth.limit, sight.sandbox, self._room(sight)))
+        self._away += _SMOOTHING * (min(away, load.servers) - self._away)
+        self.limit = max(_NONE, min(self._most, self._growth.limit, load.sandbox, self._room(load)))
         return self.limit
 
-    def _room(self, sight: Sight) -> int:
-        if sight.servers <= 0:
+    def _room(self, load: LoadSnapshot) -> int:
+        if load.servers <= 0:
             return _NONE
-        ahead = max(_AHEAD_LEAST, math.ceil(sight.servers * _AHEAD_SHARE))
-        return sight.servers + ahead + min(round(self._away), sight.servers)
+        ahead = max(_AHEAD_LEAST, math.ceil(load.servers * _AHEAD_SHARE))
+        return load.servers + ahead + min(round(self._away), load.servers)
 
-    def _congested(self, sight: Sight) -> bool:
-        """Whether a server had to be relieved, a deadline was missed, or a long queue does not end; while no
-        server serves nothing is too much for them.
+    def _congested(self, load: LoadSnapshot) -> bool:
+        """Whether a server had to be relieved, a deadline was missed, or a long queue does not end.
+
+        False while no server serves.
         """
-        relieved = sight.cuts > self._cuts or sight.missed > self._missed
-        self._cuts, self._missed = sight.cuts, sight.missed
-        self._crowded = self._crowded + 1 if sight.servers and 2 * sight.waiting > sight.servers else 0
+        relieved = load.cuts > self._cuts or load.missed > self._missed
+        self._cuts, self._missed = load.cuts, load.missed
+        self._crowded = self._crowded + 1 if load.servers and 2 * load.waiting > load.servers else 0
         if self._crowded >= _PATIENCE:
             self._crowded = 0
             return True
-        return relieved and sight.servers > 0
+        return relieved and load.servers > 0

@@ -61,14 +61,16 @@ _Made = TypeVar("_Made")
 
 
 def _nothing() -> None:
-    """What nobody wants to know."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What bounds a play. ``context_tokens`` counts prompt and replies of one context, ``play_tokens`` all
-    replies of the play (0: without a bound of its own); ``prompt`` names the template family;
-    ``mask_truncated`` leaves a truncated play out of training, ``train_hinted`` trains hinted plays too.
+    """Bounds of a play, and which plays are trained.
+
+    ``context_tokens`` counts prompt and replies of one context, ``play_tokens`` all replies of the play (0:
+    without a bound of its own); ``prompt`` names the template family. ``mask_truncated`` leaves a truncated
+    play out of training, ``train_hinted`` trains hinted plays too.
     """
 
     sampling: SamplingConfig
@@ -95,7 +97,7 @@ class Rules:
 
 
 class Ending(NamedTuple):
-    """Why a play is over. ``returned`` is in [-1, 1]."""
+    """The reason why a play is over. ``returned`` is in [-1, 1]."""
 
     outcome: Outcome
     failure: FailureKind | None = None
@@ -162,7 +164,7 @@ def terminal_return(reward: float) -> float:
 
 @dataclass
 class _Context:
-    """What the model has in front of it (``segments``), and the texts behind it, in turn."""
+    """The context of the model (``segments``), and the texts behind it, in turn."""
 
     segments: SegmentBuilder
     messages: list[str]
@@ -192,8 +194,9 @@ class Player:
         self.stepping = self.replies = 0
 
     async def play_on(self, request: EpisodeRequest, seconds: float) -> Played | None:
-        """Play ``request`` for as long as it goes on; None when nothing happened for ``seconds``. Raises what
-        :meth:`play` raises.
+        """Play ``request`` for as long as it goes on; None when nothing happened for ``seconds``.
+
+        Raises the errors of :meth:`play`.
         """
         with anyio.move_on_after(seconds) as patience:
 
@@ -204,8 +207,7 @@ class Player:
         return None
 
     async def play(self, request: EpisodeRequest, progress: Callable[[], None] = _nothing) -> Played:
-        """Play ``request`` to its end; ``progress`` is called when it has come further: the instance is
-        there, a reply came, a step was done.
+        """Play ``request`` to its end; ``progress`` is called after each reply and step.
 
         Raises the infrastructure errors of the pool and of the sandbox (``InferenceError``,
         ``InfraFailure``) and ``EnvQuarantined``; every other fault is an outcome.

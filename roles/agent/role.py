@@ -1,4 +1,4 @@
-"""The agent role: episode requests in, outcomes and segments out."""
+"""The agent role: episode requests in, samples and outcomes out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anyio
 from bus import Delivery
 from bus.messages import EpisodeFailed, EpisodeRequest, FailureKind
 from engine.inference.completion import InferenceUnavailable
-from roles.agent.concurrency import Places, Sight
+from roles.agent.concurrency import EpisodeLimit, LoadSnapshot
 from roles.agent.episode import Player, Rules
 from roles.base import Role, RoleContext
 from roles.work_loop import (
@@ -26,13 +26,13 @@ _LOOK_SECONDS = 0.25
 
 
 class AgentRole(Role):
-    """Plays what the scorer asks for: one task an episode, at most ``agent.concurrency`` at a time, and no
-    more than keeps the servers full (:class:`roles.agent.concurrency.Places`).
+    """Plays the requested episodes, one task each, as many at once as keep the servers full.
 
-    An infrastructure fault hands the episode back with a growing delay and becomes ``EpisodeFailed`` after
-    ``roles.work_loop.ATTEMPTS`` deliveries; an episode without a reply or a step for
-    ``agent.episode_seconds`` becomes one at once, because the scorer may reissue it. One that goes
-    on is not cut, however long it takes. What the policy or its program caused is an outcome.
+    The tokens of a play are stored before the fact about it. An infrastructure fault hands the episode back
+    with a growing delay and becomes ``EpisodeFailed`` after ``roles.work_loop.ATTEMPTS`` deliveries; an
+    episode without a reply or a step for ``agent.episode_seconds`` becomes one at once, because the scorer
+    may reissue it. One that goes on is not cut, however long it takes. Faults of the policy or its program
+    are outcomes.
     """
 
     name = "agent"
@@ -44,7 +44,7 @@ class AgentRole(Role):
         super().__init__(context)
         self._counts: Counter[str] = Counter()
         self._in_hand = self._turns = self._missed = 0
-        self._places = Places(self.config.agent.concurrency)
+        self._limit = EpisodeLimit(self.config.agent.concurrency)
 
     async def run(self) -> None:
         chat = await chat_tokens(self.context)
@@ -57,7 +57,7 @@ class AgentRole(Role):
                 self.bus,
                 "agent",
                 limit=self.config.agent.concurrency,
-                now=lambda: self._places.limit,
+                now=lambda: self._limit.limit,
                 draining=self.context.draining,
                 grace=drain_grace(self.config),
                 handle=self._answer,
@@ -66,13 +66,13 @@ class AgentRole(Role):
 
     @property
     def slots(self) -> int:
-        return self._places.limit
+        return self._limit.limit
 
     def statistics(self) -> dict[str, float]:
         return {
             "in_hand": self._in_hand,
-            "limit": self._places.limit,
-            "limit_cuts": self._places.cuts,
+            "limit": self._limit.limit,
+            "limit_cuts": self._limit.cuts,
             "turns": self._turns,
             **self._counts,
         }
@@ -86,14 +86,14 @@ class AgentRole(Role):
 
     def _look(self, ended: int) -> None:
         shared = self.context.shared
-        sight = Sight.of(
+        load = LoadSnapshot.of(
             shared["pool"].statistics(),
             shared["sandbox"].statistics(),
             waiting=shared["pool"].waiting(self._player.playing),
             missed=self._missed,
             held=self._in_hand,
         )
-        self._places.look(sight, held=self._in_hand, away=self._player.stepping, ended=ended)
+        self._limit.look(load, held=self._in_hand, away=self._player.stepping, ended=ended)
 
     async def _answer(self, delivery: Delivery) -> None:
         request = delivery.message

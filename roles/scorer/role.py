@@ -1,4 +1,4 @@
-"""The scorer role: facts in, work and samples out. The thinking is in ``curriculum``; this is the shell."""
+"""The scorer role: facts in, work and credit out. The rules are in ``curriculum``; this is the shell."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ _MEND_SECONDS = 60.0
 
 
 class _Step(NamedTuple):
-    """What one event led to; ``snapshot`` is the state after it, to be kept once ``commands`` are done, when
-    ``done`` is set.
-    """
+    """The commands of one event, and the state after it, which is kept once they are done."""
 
     commands: list[Command]
     snapshot: ScorerSnapshot | None = None
@@ -55,8 +53,8 @@ class _Step(NamedTuple):
 class ScorerRole(Role):
     """Follows EVENT with the curriculum and carries out its commands; one at a time in a run (a lease).
 
-    State rests in a snapshot with its EVENT position. What the position does not cover yet is read again
-    and said again under the same ids.
+    State rests in a snapshot with its EVENT position. Later facts are read again after a start, and their
+    commands are carried out again under the same ids.
     """
 
     name = "scorer"
@@ -74,7 +72,7 @@ class ScorerRole(Role):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Look whether the curriculum can turn; load a reward that is not built in. Raises ConfigError."""
+        """Check that the recipe measures what its reward pays for. Raises ConfigError."""
         rewards.check(config)
 
     async def run(self) -> None:
@@ -134,9 +132,9 @@ class ScorerRole(Role):
             tasks.start_soon(self._carry_out, steps)
             async with outbox, anyio.create_task_group() as readers:
                 readers.start_soon(self._pump, caught_up + 1, inbox)
-                readers.start_soon(self._bury)
-                readers.start_soon(self._mourn)
-                readers.start_soon(self._mend, outbox)
+                readers.start_soon(self._fail_dead_letters)
+                readers.start_soon(self._watch_servers)
+                readers.start_soon(self._fail_lost_work, outbox)
                 async with records:
                     await self._feed(records, outbox)
                     await self._hand_over(outbox, [], keep=True)
@@ -165,11 +163,11 @@ class ScorerRole(Role):
         return machine
 
     async def _catch_up(self) -> int:
-        """Take in what happened since the snapshot, then say what is still worth saying.
+        """Take in the facts since the snapshot and carry out the commands that are still due.
 
-        Returns the last EVENT sequence taken in. Work without an outcome is asked for again unless it
-        still waits in its queue, so a task that the broker lost comes back. An outcome is stored before its
-        task leaves the queue: what left it is looked for among the facts once more before it is asked again.
+        Returns the last EVENT sequence taken in. Work without an outcome is asked for again unless it still
+        waits in its queue, so a task that the broker lost comes back. An outcome is stored before its task
+        leaves the queue, so facts are read once more before a task that left it is asked for again.
         """
         closed = self._machine.state.closed
         commands, last = await self._replay()
@@ -191,7 +189,7 @@ class ScorerRole(Role):
         return last
 
     async def _replay(self) -> tuple[list[Command], int]:
-        """Feed the machine what it has not seen. Returns what is worth saying, and the last sequence."""
+        """Feed the machine the new facts. Returns the commands that are still due, and the last sequence."""
         machine, said = self._machine, set[str]()
         commands, last = machine.start(), machine.state.position
         async for record in self.bus.replay("EVENT", start=last + 1):
@@ -212,7 +210,7 @@ class ScorerRole(Role):
         return [number for number in rounds if await self.bus.last(f"sample.credit.{number}") is None]
 
     async def _unqueued(self, work: Sequence[Message]) -> list[Message]:
-        """Return what of ``work`` is in no queue."""
+        """Return the part of ``work`` that is in no queue."""
         queued: set[str] = set()
         limit = anyio.CapacityLimiter(_LOOKUPS)
 
@@ -235,11 +233,11 @@ class ScorerRole(Role):
                     self._gap.set()
                 expected = record.sequence + 1
 
-    async def _mend(self, outbox: MemoryObjectSendStream[_Step]) -> None:
-        """Say that work came to nothing whose outcome the bus forgot before it was read: no round waits.
+    async def _fail_lost_work(self, outbox: MemoryObjectSendStream[_Step]) -> None:
+        """Fail tasks whose outcome was evicted from EVENT before it was read: no round waits for them.
 
-        An outcome is stored before its task leaves the queue: what was published, is in no queue, and is
-        still open when all that was stored by then is taken in, has none any more.
+        An outcome is stored before its task leaves the queue. A task is lost if it has left the queue and is
+        still open after every event stored up to that moment was taken in.
         """
         while True:
             await self._gap.wait()
@@ -352,8 +350,8 @@ class ScorerRole(Role):
                     if one.done is not None:
                         one.done.set()
 
-    async def _bury(self) -> None:
-        """Work that its queue gave up on has failed: say so, so that no round waits for it."""
+    async def _fail_dead_letters(self) -> None:
+        """Fail tasks that their queue gave up on, so that no round waits for them."""
         old, wanted = (await self.bus.stream_info("DLQ")).last, self._wanted()
         async with self.bus.follow("DLQ", tails=["dlq.task"]) as letters:
             async for record in letters:
@@ -368,8 +366,8 @@ class ScorerRole(Role):
     def _wanted(self) -> dict[str, Message]:
         return {work.tail: work for work in self._machine.outstanding()}
 
-    async def _mourn(self) -> None:
-        """Announce the loss of servers whose role has gone silent: nobody else would."""
+    async def _watch_servers(self) -> None:
+        """Announce the loss of servers whose role has stopped sending heartbeats."""
         presence = HeartbeatWatch()
         async with self.bus.listen("hb.>") as beats, anyio.create_task_group() as tasks:
             tasks.start_soon(_hear, beats, presence)

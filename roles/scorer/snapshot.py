@@ -1,4 +1,4 @@
-"""Where the curriculum's state rests between two starts: a file of the run, and the bus for other hosts."""
+"""Storage of the curriculum's state between two starts: a file of the run, and the bus for other hosts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _LARGEST_ON_BUS = 256 << 10
 
 
 class ScorerSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The curriculum's state after EVENT ``position``; all commands up to there were carried out. ``key`` is
-    that of the fact at the position, "" where it is not known.
+    """The curriculum's state after EVENT ``position``; all commands up to there were carried out.
+
+    ``key`` is that of the fact at the position, "" where it is not known.
     """
 
     run: str
@@ -52,8 +53,9 @@ class Snapshots:
         return sorted(told, key=lambda item: item.position, reverse=True)
 
     async def _tells_of(self, snapshot: ScorerSnapshot) -> bool:
-        """Whether the fact at its position is still that one: a broker that lost power may have forgotten it,
-        and have stored another there since.
+        """Whether the fact at its position is still that one.
+
+        A broker that lost power may have forgotten it, and have stored another there since.
         """
         if not snapshot.key:
             return True

@@ -86,6 +86,11 @@ def test_a_contradiction_is_found(toy: Path, overrides: list[str], key: str) -> 
     assert any(line.startswith(f"{key} = ") for line in str(caught.value).splitlines()), str(caught.value)
 
 
+def test_the_reference_plays_more_hints_than_plain_plays(toy: Path) -> None:
+    more = ["reward.reference_parity=true", "curriculum.hinted_plays=16", "curriculum.plays_per_round=8"]
+    assert recipe.load(toy, more).config.curriculum.hinted_plays == 16
+
+
 def test_designs_may_be_too_old_only_when_the_bound_says_so(toy: Path) -> None:
     longest = ["curriculum.design_ahead=3", "curriculum.lead=1", "learner.designer.max_staleness=6"]
     assert recipe.load(toy, longest).config.learner.designer.max_staleness == 6
