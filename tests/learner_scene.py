@@ -13,7 +13,7 @@ from scenes.memory_bus import MemoryBus
 
 from bus.concurrency import flat_task_group
 from bus.messages import BatchTrained, Message, PolicyPublished
-from roles.learner.role import LearnerRole as LearnerRole
+from roles.learner.role import LearnerRole
 
 
 class Killed(Exception):

@@ -33,7 +33,7 @@ from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights.adapters import AdapterPublisher
 from roles.base import RoleContext
-from roles.server.role import ServerRole as ServerRole
+from roles.server.role import ServerRole
 
 peft = pytest.importorskip("peft")
 

@@ -193,8 +193,8 @@ def make_config(model: Path) -> Config:
 @asynccontextmanager
 async def stack(config: Config, directory: Path) -> AsyncIterator[tuple[Bus, Facts]]:
     """Broker, pool, sandbox, and the roles server and agent, as a run has them; drained at the end."""
-    from roles.agent.role import AgentRole as AgentRole
-    from roles.server.role import ServerRole as ServerRole
+    from roles.agent.role import AgentRole
+    from roles.server.role import ServerRole
 
     async with serve(directory / "bus", run=RUN, store_gb=1.0) as broker:
         login: dict[str, Any] = {"run": RUN, "token": broker.token}

@@ -9,13 +9,15 @@ from typing import Any
 
 import anyio
 import numpy as np
+import pytest
 from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import scored, ticket
 
 from bus.messages import DesignTicket, EnvironmentReady, EnvironmentScored, HeldDesign, Message, Segment
-from engine.config import DesignerConfig as DesignerConfig
-from engine.config import SamplingConfig
+from engine.config import DesignerConfig, SamplingConfig
+from roles import work_loop
+from roles.designer import role as designer_role
 from roles.designer.role import DesignerRole
 from sandbox import Verdict
 
@@ -44,6 +46,12 @@ class FakeValidator:
         if self._sandbox.faults:
             raise self._sandbox.faults.pop(0)
         return verdict() if "Env:" in source else verdict("load", "no class whose name ends in Env")
+
+
+def quick(monkeypatch: pytest.MonkeyPatch, validator: type = FakeValidator) -> None:
+    """Let designers judge programs with ``validator`` and try again at once after a fault."""
+    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(designer_role, "Validator", validator)
 
 
 class Policy:

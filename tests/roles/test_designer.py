@@ -8,22 +8,19 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from designer_stage import BAD, GOOD, FakeValidator, Policy, Stage, tokens, verdict_on
+from designer_stage import BAD, GOOD, Policy, Stage, quick, tokens, verdict_on
 from role_fakes import COUNTER, STOP, FakeChat
 from scenes.small_run import ticket
 
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady
 from engine.inference.completion import InferenceUnavailable
-from roles import work_loop
-from roles.designer import role as designer_role
 from roles.designer.review import title
 from sandbox import SandboxUnavailable
 
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
-    monkeypatch.setattr(designer_role, "Validator", FakeValidator)
+    quick(monkeypatch)
 
 
 async def test_a_ticket_becomes_an_environment(tmp_path: Path) -> None:

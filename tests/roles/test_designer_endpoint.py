@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from designer_stage import GOOD, FakeValidator, Policy, Stage
+from designer_stage import GOOD, Policy, Stage, quick
 from role_fakes import FakePool, make_config
 from scenes.endpoint_fake import Behaviour, FakeEndpoint, Raw, Say, fake_endpoint
 from scenes.memory_bus import MemoryBus
@@ -16,15 +16,12 @@ from scenes.small_run import ticket
 
 from bus.access import ROLES
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady
-from engine.config import DesignerConfig as DesignerConfig
-from engine.config import EndpointConfig, SamplingConfig
+from engine.config import DesignerConfig, EndpointConfig, SamplingConfig
 from engine.errors import SpadeError
 from engine.inference import endpoint as endpoint_module
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointMisused
 from engine.inference.spending import EndpointSpent
-from roles import work_loop
-from roles.designer import role as designer_role
 from roles.designer.designer_factory import account
 from roles.designer.hint import HintWriter
 from roles.designer.prompt import PromptWriter
@@ -32,9 +29,8 @@ from roles.designer.prompt import PromptWriter
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
     monkeypatch.setattr(endpoint_module, "_FIRST_DELAY", 0.001)
-    monkeypatch.setattr(designer_role, "Validator", FakeValidator)
+    quick(monkeypatch)
 
 
 def external(fake: FakeEndpoint, **fields: Any) -> dict[str, Any]:

@@ -9,17 +9,15 @@ from typing import Any
 
 import anyio
 import pytest
-from designer_stage import BAD, GOOD, FakeValidator
+from designer_stage import BAD, GOOD, quick
 from role_fakes import FakeChat, FakePool, FakeSandbox, make_config, make_context
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import ticket
 
 from bus.messages import DesignRejected, DesignTicket, EnvironmentReady, HeldDesign
 from engine import prompts
-from engine.config import DesignerConfig as DesignerConfig
-from engine.config import SamplingConfig
+from engine.config import DesignerConfig, SamplingConfig
 from engine.errors import ConfigError
-from roles.designer import role as designer_role
 from roles.designer.role import DesignerRole
 
 TICKETS = 5
@@ -28,7 +26,7 @@ ATTEMPTS = 3
 
 @pytest.fixture(autouse=True)
 def validator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(designer_role, "Validator", FakeValidator)
+    quick(monkeypatch)
 
 
 @pytest.fixture

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from designer_stage import BAD, GOOD, FakeValidator, Policy, Stage, verdict
+from designer_stage import BAD, GOOD, FakeValidator, Policy, Stage, quick, verdict
 from role_fakes import COUNTER
 from scenes.small_run import ticket
 
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, Message
 from engine.inference.completion import InferenceUnavailable
-from roles import work_loop
-from roles.designer import role as designer_role
 from roles.designer.review import answers, published
 from sandbox import StepResult, Verdict
 from sandbox.probes import Transcript
@@ -34,8 +32,7 @@ class Moods(FakeValidator):
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
-    monkeypatch.setattr(designer_role, "Validator", Moods)
+    quick(monkeypatch, Moods)
     monkeypatch.setattr(Moods, "mood", "")
     monkeypatch.setattr(Moods, "looked", 0)
 

@@ -22,8 +22,7 @@ from scenes.sandboxes import held_pool
 from scenes.small_run import serving, ticket
 
 from bus.messages import DesignFailed, DesignRejected, DesignTicket, EnvironmentReady, Message
-from engine.config import DesignerConfig as DesignerConfig
-from engine.config import EndpointConfig, FrozenConfig, SamplingConfig
+from engine.config import DesignerConfig, EndpointConfig, FrozenConfig, SamplingConfig
 from engine.inference import endpoint as endpoint_module
 from engine.inference.pool import InferencePool
 from engine.nano import seeds

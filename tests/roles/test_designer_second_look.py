@@ -10,19 +10,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from designer_stage import GOOD, Policy, Stage, tokens, verdict_on
+from designer_stage import GOOD, Policy, Stage, quick, tokens, verdict_on
 from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config
 from scenes.judged_programs import judged
 from scenes.small_run import ticket
 
 from bus.messages import DesignRejected, EnvironmentReady
-from engine.config import DesignerConfig as DesignerConfig
-from engine.config import SamplingConfig
+from engine.config import DesignerConfig, SamplingConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointRefused
 from engine.records.archive import ProgramArchive
-from roles import work_loop
 from roles.designer import role as designer_role
 from roles.designer.hint import Answers, Hint, HintWriter
 from roles.designer.prompt import PromptWriter
@@ -52,8 +50,7 @@ class Judge:
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
-    monkeypatch.setattr(designer_role, "Validator", Judge)
+    quick(monkeypatch, Judge)
 
 
 def test_a_sentence_model_that_is_not_there_is_said_before_the_start() -> None:

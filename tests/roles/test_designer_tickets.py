@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from designer_stage import BAD, GOOD, FakeValidator, Policy, Stage, tokens
+from designer_stage import BAD, GOOD, Policy, Stage, quick, tokens
 from role_fakes import COUNTER, STOP, USER, FakeChat
 from scenes.endpoint_fake import Say, fake_endpoint, talking_vllm
 from scenes.small_run import ticket
@@ -14,16 +14,13 @@ from scenes.small_run import ticket
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, HeldDesign
 from engine.config import EndpointConfig, FrozenConfig, PoolConfig, SamplingConfig
 from engine.inference.completion import InferenceUnavailable
-from roles import work_loop
-from roles.designer import role as designer_role
 
 DESIGNS = ("d1", "d2", "d3")
 
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
-    monkeypatch.setattr(designer_role, "Validator", FakeValidator)
+    quick(monkeypatch)
 
 
 def numbered(number: int) -> str:
