@@ -1,4 +1,4 @@
-"""Where documents come from: one scheme after the other, and what is wrong with a source."""
+"""Sources of documents, scheme by scheme, and the refusals of sources that cannot be read."""
 
 from __future__ import annotations
 

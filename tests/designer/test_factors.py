@@ -27,7 +27,7 @@ COHORTS = 6
 
 
 class Attempt(NamedTuple):
-    """What one attempt at a design depends on, but for the weights."""
+    """The inputs of one attempt at a design, except for the weights."""
 
     ticket: DesignTicket
     seed: int
@@ -95,7 +95,7 @@ def tickets(config: Config) -> list[DesignTicket]:
 
 
 def first_tickets(config: Config) -> list[DesignTicket]:
-    """What the curriculum asks for once the first weights are served."""
+    """Return the tickets that the curriculum publishes once the first weights are served."""
     machine = Curriculum(config)
     commands = machine.start()
     commands += [*machine.apply(1, small_run.policy(0)), *machine.apply(2, small_run.serving(0))]
@@ -164,7 +164,7 @@ async def test_a_frozen_designer_is_asked_the_same(toml: Path) -> None:
 
 
 async def test_two_skills_change_the_skill_and_nothing_else(toml: Path) -> None:
-    """What is said about a skill, and what is remembered of it, goes with it; all else stays."""
+    """The description of a skill and its examples change with the skill; all else stays."""
     skills = set()
     for on, off in await both(toml, "skills=two"):
         skills.add(off.ticket.skill)

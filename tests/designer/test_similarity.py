@@ -1,4 +1,4 @@
-"""How alike texts are."""
+"""Similarity of texts."""
 
 from __future__ import annotations
 

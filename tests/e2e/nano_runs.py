@@ -50,7 +50,7 @@ def start(directory: Path, *settings: str, packages: Path | None = None) -> subp
 
 
 def status(directory: Path) -> dict[str, Any]:
-    """What `spade status` says, {} before there is anything."""
+    """Return the status of the run, {} before it has one."""
     done = subprocess.run(
         [sys.executable, "-m", "engine.cli", "status", "nano", "--json", "--directory", str(directory)],
         cwd=ROOT,

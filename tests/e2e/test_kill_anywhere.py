@@ -155,7 +155,7 @@ async def running(directory: Path, steps: int) -> AsyncIterator[Watched]:
 
 
 def wanted(config: Config, seen: list[tuple[int, Message]]) -> dict[int, set[str]]:
-    """What each round owes, by the facts alone: a scorer that nobody ever killed says so."""
+    """Return the samples that each round owes, as a scorer computes them from the facts alone."""
     machine = Curriculum(config)
     commands = machine.start()
     for sequence, message in seen:

@@ -49,7 +49,7 @@ SETTINGS = (
 
 
 def environments(directory: Path) -> list[dict[str, Any]]:
-    """What `spade envs list` knows."""
+    """Return the rows of `spade envs list`."""
     command = [sys.executable, "-m", "engine.cli", "envs", "list", "--json", "--directory", str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
     found: list[dict[str, Any]] = json.loads(done.stdout)

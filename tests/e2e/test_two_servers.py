@@ -76,7 +76,7 @@ class Asked:
 
 @dataclass
 class Facts:
-    """What the bus says, with the sequence and the time at which it was heard."""
+    """The facts of the bus, each with its sequence and the time of its arrival."""
 
     heard: list[tuple[int, Message, float]] = field(default_factory=list)
     posted: int = 0
@@ -107,7 +107,7 @@ class Facts:
         return len(self.of(EpisodeFinished)) + len(self.of(EpisodeFailed))
 
     def serve(self, names: set[str], version: int) -> Callable[[], bool]:
-        """Whether all servers in ``names`` serve ``version``."""
+        """Return a condition: all servers in ``names`` serve ``version``."""
         return lambda: names <= {name for name, one in self.serving().items() if one.version == version}
 
     async def keep_posting(self, bus: Bus, enough: anyio.Event) -> None:
@@ -144,7 +144,7 @@ class Learner:
         return version.pack()
 
     def error(self, segment: Segment) -> float:
-        """How far a segment's log-probs lie from those of the weights that its spans name."""
+        """Return the largest distance of a segment's log-probs from those of the weights of its spans."""
         tokens = np.frombuffer(segment.tokens, "<i4").tolist()
         found = np.frombuffer(segment.logprobs, "<f4")
         worst = 0.0

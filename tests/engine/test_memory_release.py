@@ -1,4 +1,4 @@
-"""What the allocator keeps is given back."""
+"""The allocator returns memory to the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model comes from, and what is said when it cannot be used."""
+"""Sources of a model, and the errors of models that cannot be used."""
 
 from __future__ import annotations
 

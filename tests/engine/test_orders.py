@@ -80,7 +80,7 @@ async def test_a_drain_ordered_while_the_broker_is_away_is_heeded(tmp_path: Path
             assert isinstance(await anext(beats), Heartbeat)
             os.kill(far.server.pid, signal.SIGKILL)
             await drain_commands.give(far.bus, "drain", ("fake",))
-            while far.bus.statistics()["connection_reconnects"] < 1:  # noqa: ASYNC110 - nobody tells
+            while far.bus.statistics()["connection_reconnects"] < 1:  # noqa: ASYNC110 - a count has no event
                 await anyio.sleep(0.01)
     assert CountedRole.begun == 1
 

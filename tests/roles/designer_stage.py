@@ -55,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, validator: type = FakeValidator) -> N
 
 
 class Policy:
-    """Answers design prompts from a list (the last one for ever), hint prompts with ``hints``."""
+    """Answers design prompts from a list (the last one repeatedly), hint prompts with ``hints``."""
 
     def __init__(
         self, *designs: str | Exception, hints: tuple[str | Exception, ...] = ("count upwards",)

@@ -44,7 +44,7 @@ def one_after_the_other(*behaviours: Behaviour) -> Any:
 
 
 COST = (100 + 20) * 1000 / 1e6
-"""Of an answer of the fake at 1000 a million tokens."""
+"""The cost of an answer of the fake at 1000 per million tokens."""
 DECLINED = b'{"choices": [{"message": {"content": null, "refusal": "I will not"}, "finish_reason": "stop"}]}'
 FILTERED = b'{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}'
 

@@ -1,4 +1,4 @@
-"""What a design is grounded in and asked with, on the bus: the same in any order and after a restart."""
+"""Documents and prompts of designs on the bus: the same in any order and after a restart."""
 
 from __future__ import annotations
 

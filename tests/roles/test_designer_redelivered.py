@@ -38,7 +38,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def handed_down(tmp_path: Path, policy: Policy, **designer: Any) -> tuple[list[Message], Stage]:
-    """What a life that ended before its ticket was acknowledged has published, and the next life."""
+    """Return the messages of a life that ended before its ticket was acknowledged, and the next life."""
     first = Stage(tmp_path, policy, **designer)
     await first.answer(1, ticket(attempts=1))
     later = Stage(tmp_path, Policy(InferenceUnavailable("must not be asked"), hints=("look up",)), **designer)

@@ -126,7 +126,7 @@ async def test_further_attempts_of_a_group_answer_the_same_prompt(tmp_path: Path
 
 
 async def test_a_fault_of_one_design_does_not_cost_the_others(tmp_path: Path) -> None:
-    """The group comes back, what is published is not written anew, and the prompt is that of the group."""
+    """The group comes back, published designs are not written again, and the prompt is that of the group."""
     policy = Policy(GOOD, InferenceUnavailable("gone"), GOOD)
     stage = Stage(tmp_path, policy, designs_per_ticket=3)
     facts = await stage.answer(3, ticket(designs=DESIGNS))
@@ -160,7 +160,7 @@ async def test_a_group_takes_up_the_prompt_of_its_published_tokens(tmp_path: Pat
 
 
 async def test_a_repair_is_no_prompt_of_a_group(tmp_path: Path) -> None:
-    """Where invalid attempts are dropped, the mended one is the first that is held."""
+    """The repaired attempt is the first held one if invalid attempts are dropped."""
     settings: dict[str, Any] = {"repair": True, "invalid": "drop"}
     first = Stage(tmp_path, Policy(BAD, GOOD), **settings)
     await first.answer(2, ticket("d1"))

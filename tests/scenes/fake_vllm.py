@@ -328,7 +328,7 @@ class FakeVllm:
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait for what nobody announces, such as a count in a fake; TimeoutError after ``seconds``."""
+    """Poll a condition without an event, such as a count in a fake; TimeoutError after ``seconds``."""
     with anyio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110 - there is no event behind the condition
             await anyio.sleep(0.005)

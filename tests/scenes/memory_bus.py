@@ -39,7 +39,7 @@ from bus.messages import DeadLetter, Message
 from bus.subjects import STREAMS, Consumer, matches, stream_of
 
 _LISTEN_LIMIT = 4096
-_LOOK_SECONDS = 0.05  # nobody says when a momentary limit rises
+_LOOK_SECONDS = 0.05  # a momentary limit announces no change
 
 
 class Signal:
@@ -137,7 +137,7 @@ class MemoryBlobs(Blobs):
 
 
 class Broker:
-    """What the peers of one MemoryBus share."""
+    """The state that the peers of one MemoryBus share."""
 
     def __init__(self, task_limit: int) -> None:
         self.logs = {
@@ -241,7 +241,7 @@ class MemoryBus(Bus):
             yield record
 
     async def bury(self, stream: str, sequence: int, stored: Stored, reason: str) -> None:
-        """Copy a message that nobody can use to the dead-letter stream."""
+        """Copy a message that cannot be used to the dead-letter stream."""
         if stream == "DLQ":
             return
         await self._write_letter(

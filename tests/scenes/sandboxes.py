@@ -26,7 +26,7 @@ def status(pid: int, field: str) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Whether ``pid`` is a process that has not ended."""
+    """Return True while ``pid`` is a process that has not ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

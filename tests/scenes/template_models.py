@@ -48,7 +48,7 @@ class Family:
         return self.opening + self.turns[0].format(self.content(text)) + self.stop
 
     def bridge(self, observation: str) -> str:
-        """What follows the stop token of a reply."""
+        """Return the text that follows the stop token of a reply."""
         return self.between + self.turns[0].format(self.content(observation)) + self.stop + self.generation
 
     @property
