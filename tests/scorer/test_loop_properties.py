@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from learner_fakes import VOCABULARY
-from loop_cast import CALM, Luck
-from loop_world import Loop
-from scorer_draws import recipes
-from scorer_world import config
+from scenes.loop_cast import CALM, Luck
+from scenes.loop_world import Loop
+from scenes.scorer_draws import recipes
+from scenes.scorer_world import config
 
 from bus.messages import Credit, EnvironmentScored, EpisodeFailed, EpisodeFinished, EpisodeSample, RoundClosed
 from engine.config import Config

@@ -11,10 +11,10 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
-from loop_cast import CALM
-from loop_world import Loop
 from msgspec.structs import replace
-from scorer_world import config
+from scenes.loop_cast import CALM
+from scenes.loop_world import Loop
+from scenes.scorer_world import config
 
 from bus.messages import DesignRejected, EnvironmentReady, EpisodeFinished
 from engine.config import Config, RoleTraining

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from scorer_script import Win, design_all, play_all, start, step
-from scorer_world import config, failed, finished, lost, ready, rejected
+from scenes.scorer_script import Win, design_all, play_all, start, step
+from scenes.scorer_world import config, failed, finished, lost, ready, rejected
 
 from bus.messages import EpisodeRequest
 

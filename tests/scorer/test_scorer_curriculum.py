@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from scorer_script import active, design_all, play_all, start, step
-from scorer_world import config, failed, finished, lost, published, ready, serving, trained
+from scenes.scorer_script import active, design_all, play_all, start, step
+from scenes.scorer_world import config, failed, finished, lost, published, ready, serving, trained
 
 from bus.messages import ServerLost
 from engine.lineage import Version

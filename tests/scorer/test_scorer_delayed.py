@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 from scenes.memory_bus import MemoryBus
-from scorer_cast import Cast, text_of
-from scorer_world import config
+from scenes.scorer_cast import Cast, text_of
+from scenes.scorer_world import config
 from test_scorer_role import check, complete, memory_peer
 
 from bus import Bus, connect, provision, serve

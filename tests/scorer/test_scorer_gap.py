@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 from scenes.memory_bus import MemoryBus
-from scorer_cast import Cast, scorer
-from scorer_world import config
+from scenes.scorer_cast import Cast, scorer
+from scenes.scorer_world import config
 
 from bus import codec
 from bus.messages import EpisodeFailed, EpisodeRequest, RoundSummary

@@ -6,9 +6,9 @@ import random
 
 import msgspec
 import pytest
-from loop_cast import Luck
-from loop_world import Loop
-from scorer_world import config
+from scenes.loop_cast import Luck
+from scenes.loop_world import Loop
+from scenes.scorer_world import config
 
 ROUNDS = 500
 LUCK = Luck(scorer_dies=0.002, learner_dies=0.002, server_lost=0.002, crashes=40)

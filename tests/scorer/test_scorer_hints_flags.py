@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from scorer_script import play_all, start
-from scorer_world import World, config, finished, ready
+from scenes.scorer_script import play_all, start
+from scenes.scorer_world import World, config, finished, ready
 
 from bus.messages import Credit, EpisodeRequest, Turn
 from engine.config import Config

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 from own_rewards import half_won
-from scorer_script import design_all, play_all, start
-from scorer_world import config
+from scenes.scorer_script import design_all, play_all, start
+from scenes.scorer_world import config
 
 from engine.config import RewardConfig
 from engine.errors import ConfigError, SpadeError

@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 from scenes.memory_bus import MemoryBus
-from scorer_cast import scorer
-from scorer_world import config, published, serving
+from scenes.scorer_cast import scorer
+from scenes.scorer_world import config, published, serving
 
 import roles.scorer.role as scorer_role
 from bus.messages import DesignTicket, Heartbeat, ServerLost

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scorer_draws import OWN, recipes
-from scorer_world import Chances, World, name_of
+from scenes.scorer_draws import OWN, recipes
+from scenes.scorer_world import Chances, World, name_of
 
 from engine.lineage import Version
 from roles.scorer import cohort_plan

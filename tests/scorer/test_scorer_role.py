@@ -10,8 +10,8 @@ import anyio
 import msgspec
 import pytest
 from scenes.memory_bus import MemoryBus
-from scorer_cast import Cast, scorer, text_of
-from scorer_world import config, finished, lost, published
+from scenes.scorer_cast import Cast, scorer, text_of
+from scenes.scorer_world import config, finished, lost, published
 
 from bus import Bus, connect, provision, serve
 from bus.messages import (

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes.memory_bus import MemoryBus
-from scorer_script import design_all, play_all, start, step
-from scorer_world import Chances, World, config, ready
+from scenes.scorer_script import design_all, play_all, start, step
+from scenes.scorer_world import Chances, World, config, ready
 from test_scorer_role import check, complete, memory_peer
 
 from bus.messages import BatchTrained, EpisodeFinished

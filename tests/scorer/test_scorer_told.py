@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from scorer_script import design_all, play_all, start
-from scorer_world import config, lost
+from scenes.scorer_script import design_all, play_all, start
+from scenes.scorer_world import config, lost
 
 ONE_ROUND = {"rounds_per_window": 1, "delay": 1}
 

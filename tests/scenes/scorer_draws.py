@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
-from scorer_world import config
 
 from engine.config import Config, CurriculumConfig
 from roles.scorer.rewards import BUILT_IN
+from scenes.scorer_world import config
 
 OWN = "own_rewards:half_won"
 SCOPES = st.sampled_from(["group", "group", "skill", "global"])

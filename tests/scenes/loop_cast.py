@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import msgspec
 from learner_fakes import segment
-from scorer_world import failed, finished, lost, ready, rejected
 
 from bus.messages import DesignTicket, EpisodeRequest, EpisodeSample, HeldDesign, Message, Segment, Turn
 from engine.config import Config
+from scenes.scorer_world import failed, finished, lost, ready, rejected
 
 HINT = "look left"
 

@@ -11,7 +11,6 @@ import anyio
 import numpy as np
 import structlog
 from msgspec.structs import replace
-from scorer_world import failed, finished, published, ready, rejected, serving, trained
 
 from bus import Bus
 from bus.messages import (
@@ -30,6 +29,7 @@ from engine.lineage import Version
 from engine.training.samples import CreditedSample, Sampled
 from roles.base import RoleContext
 from roles.scorer.role import ScorerRole
+from scenes.scorer_world import failed, finished, published, ready, rejected, serving, trained
 
 
 def segment(text: str, version: Version) -> Segment:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from scorer_world import QUIET, World, finished, ready
 
 from bus.messages import DesignTicket, EpisodeRequest
 from engine.config import Config
 from roles.scorer.curriculum import Curriculum
+from scenes.scorer_world import QUIET, World, finished, ready
 
 Win = Callable[[EpisodeRequest], float]
 

@@ -16,8 +16,6 @@ from functools import partial
 
 import msgspec
 from learner_fakes import VOCABULARY
-from loop_cast import Cast, Luck
-from scorer_world import published, serving
 
 from bus.messages import (
     BatchTrained,
@@ -40,6 +38,8 @@ from roles.learner.version_claim import merge, resume
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.role import unsaid
 from roles.scorer.state import Command, MarkFlushed, Publish
+from scenes.loop_cast import Cast, Luck
+from scenes.scorer_world import published, serving
 
 Work = DesignTicket | EpisodeRequest
 Action = Callable[[], None]
