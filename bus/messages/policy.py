@@ -35,8 +35,10 @@ class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.
 
 @register_message
 class ServerServing(Message, frozen=True, kw_only=True, tag="server_serving.v1"):
-    """A vLLM server at ``url`` answers with ``version``; ``canary_error`` is the largest absolute
-    log-prob difference from the learner's. ``epoch`` changes with every start of the process.
+    """A vLLM server at ``url`` answers with ``version``.
+
+    ``canary_error`` is the largest absolute log-prob difference from the learner's. ``epoch`` changes with
+    every start of the process.
     """
 
     server: str

@@ -83,8 +83,9 @@ class DesignerRole(Role):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Look whether every source of documents holds one, whether who designs has what it needs, and
-        whether the sentence model is there. Raises ConfigError.
+        """Check the sources of documents, the needs of the author of designs, and the sentence model.
+
+        Raises ConfigError.
         """
         probe(config)
         check_designer(config)

@@ -233,8 +233,9 @@ async def test_pitfall_18_no_stream_and_no_listener_says_so(nats_url: str) -> No
 
 
 async def test_pitfall_19_a_flood_is_stored_to_the_last_message(nats_url: str) -> None:
-    """Thousands of publishers at once: what returned is stored, and the server never owes more than the
-    window.
+    """Thousands of publishers at once.
+
+    What returned is stored, and the server never owes more than the window.
     """
     async with nats_world(nats_url) as w:
         bus = over_nats(w)

@@ -37,8 +37,10 @@ class Slow:
 
 
 class Scripted(ServerLifecycle):
-    """A life that serves version 1. ``script`` says how the first load ends, the second, and so on; one of
-    which it says nothing succeeds. ``tried`` are the versions.
+    """A life that serves version 1.
+
+    ``script`` says how the first load ends, the second, and so on; one of which it says nothing succeeds.
+    ``tried`` are the versions.
     """
 
     now = 0.0

@@ -1,5 +1,7 @@
-"""A server that refuses an update which another one serves: out, started again, in the end left out; the run
-goes on. Where no server takes a version, the run ends and says so.
+"""A server that refuses an update which another one serves.
+
+Out, started again, in the end left out; the run goes on. Where no server takes a version, the run ends and
+says so.
 """
 
 from __future__ import annotations

@@ -12,8 +12,10 @@ GOOD: dict[str, str] = {}
 
 
 def program(reset: str, first: str, step: str, solution: str = "", *, turns: int = 8, head: str = "") -> str:
-    """Return a game: ``reset`` may use ``rng``; ``first`` is an expression; ``step`` sets the text ``o``, the
-    reward ``r`` and the end ``d`` from the stripped action ``a`` and the turn ``self.t``.
+    """Return a game: ``reset`` may use ``rng``.
+
+    ``first`` is an expression; ``step`` sets the text ``o``, the reward ``r`` and the end ``d`` from the
+    stripped action ``a`` and the turn ``self.t``.
     """
     lines = [
         *([head] if head else []),

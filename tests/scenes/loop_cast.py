@@ -16,8 +16,10 @@ HINT = "look left"
 
 
 class Luck(msgspec.Struct, frozen=True):
-    """How often a thing happens when it could. ``crashes`` bounds those of the scorer and of the learner.
-    ``told`` is how often a hint plays its game, ``partly`` how often a return is neither 0 nor 1.
+    """How often a thing happens when it could.
+
+    ``crashes`` bounds those of the scorer and of the learner. ``told`` is how often a hint plays its game,
+    ``partly`` how often a return is neither 0 nor 1.
     """
 
     infra: float = 0.08

@@ -29,9 +29,10 @@ class Paid(NamedTuple):
 def simulate(
     plays: int, gain: float, estimate: str, *, designs: int, helped: float = 1.0, rounds: int = 1
 ) -> Paid:
-    """Play games that are won half the time, and with the hint ``gain`` more often, ``plays`` times an arm in
-    each of ``rounds`` rounds. Only a share ``helped`` of a cohort of 24 has such a hint, the others' does
-    nothing; the result is of those that have it.
+    """Play games that are won half the time, and with the hint ``gain`` more often.
+
+    Each arm is played ``plays`` times in each of ``rounds`` rounds. Only a share ``helped`` of a cohort of 24
+    has such a hint; the hints of the others do nothing. The result is that of the designs with such a hint.
     """
     chance = random.Random(f"{plays}:{gain}:{helped}:{rounds}")
     settings = RewardConfig(regret_estimate=estimate)  # type: ignore[arg-type]

@@ -198,8 +198,9 @@ moves = st.one_of(
 
 @given(st.lists(moves, max_size=40), st.booleans())
 def test_ages_are_those_of_the_tree_of_batches(script: list[tuple[str, int, bool]], silent: bool):
-    """Several crashes, also while a branch is repeated, at checkpoints of any age. Batches differ at times,
-    and the last one before a crash may not have been told of.
+    """Several crashes, also while a branch is repeated, at checkpoints of any age.
+
+    Batches differ at times, and the last one before a crash may not have been told of.
     """
     model = Model()
     for index, (what, choice, flag) in enumerate(script):

@@ -27,8 +27,9 @@ _SHORTEST = 200
 
 
 def read(argument: str, reading: Reading) -> Iterator[Document]:
-    """Yield the operations of the services named, newest version of each. Raises ConfigError for a service
-    that is not there, or without the package.
+    """Yield the operations of the services named, newest version of each.
+
+    Raises ConfigError for a service that is not there, or without the package.
     """
     root = _data()
     for service in listed(argument) or _USUAL:

@@ -124,9 +124,11 @@ class Crew:
 
 @dataclass
 class Figures:
-    """Figures of a fight. ``recovery`` lists seconds from a kill of the server to the first success after it:
-    an acknowledged ``publish``, a ``delivery``, and a result of the ``work`` of others (who may have been
-    killed, too). ``busy`` is how many processes wanted each core at the worst of these times.
+    """Figures of a fight.
+
+    ``recovery`` lists seconds from a kill of the server to the first success after it: an acknowledged
+    ``publish``, a ``delivery``, and a result of the ``work`` of others (who may have been killed, too).
+    ``busy`` is how many processes wanted each core at the worst of these times.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
