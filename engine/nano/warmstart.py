@@ -29,7 +29,7 @@ from engine.errors import SpadeError
 from engine.nano import seeds
 from engine.nano import tokenizer as tokenizers
 from engine.nano.seeds import corpus
-from engine.nano.seeds.corpus import Example
+from engine.nano.seeds.corpus import SeedExample
 
 # torch is imported where a model is built: every start of a run asks for one that is built already.
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _build(config: Config, key: str, work: Path, progress: Callable[[Progress], 
         vocabulary=warm.vocabulary,
         context=config.model.max_model_len,
     )
-    encode = Encoder(tokenizer, design_weight=warm.design_weight)
+    encode = ExampleEncoder(tokenizer, design_weight=warm.design_weight)
     wanted = schedule.steps * schedule.rows * pretrain.ROW
     sequences: list[Tokens] = []
     for item in itertools.chain(first, source):
@@ -190,7 +190,7 @@ def _build(config: Config, key: str, work: Path, progress: Callable[[Progress], 
     (work / "warmstart.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _examples(config: Config) -> Iterator[Example]:
+def _examples(config: Config) -> Iterator[SeedExample]:
     warm = config.warmstart
     return corpus.examples(
         seeds.families(warm.families),
@@ -200,7 +200,7 @@ def _examples(config: Config) -> Iterator[Example]:
     )
 
 
-class Encoder:
+class ExampleEncoder:
     """Example -> token ids and loss weights, in the layout of the tokenizer's chat template.
 
     Replies and the end mark after them are learned with weight 1, except the boilerplate of a design, which
@@ -217,7 +217,7 @@ class Encoder:
         names = (tokenizers.USER, tokenizers.ASSISTANT, tokenizers.END)
         self._user, self._assistant, self._end = tokenizer.convert_tokens_to_ids(list(names))
 
-    def __call__(self, item: Example) -> Tokens:
+    def __call__(self, item: SeedExample) -> Tokens:
         tokens: list[int] = []
         weights: list[float] = []
         for index, content in enumerate(item.contents):
@@ -284,7 +284,7 @@ def _model(config: Config, tokenizer: Any) -> Any:
     return model
 
 
-def _write_supervised(path: Path, items: Iterator[Example], encode: Encoder) -> None:
+def _write_supervised(path: Path, items: Iterator[SeedExample], encode: ExampleEncoder) -> None:
     """Write designs and hints for the learner's supervised mix, one JSON object a line."""
     chosen = (item for item in items if item.kind in ("design", "hint"))
     with path.open("w") as handle:

@@ -26,7 +26,7 @@ _FAULT = 2
 _REMEDY = "Take another model, or save this one again with transformers (save_pretrained)."
 
 
-class _Fault(msgspec.Struct):
+class _ModelFault(msgspec.Struct):
     what: str
     where: str
     remedy: str
@@ -48,7 +48,7 @@ def check(model: Path, lora: LoraConfig) -> None:
             f"The check of the model took more than {_SECONDS:.0f} s", where=str(model)
         ) from error
     if result.returncode == _FAULT:
-        fault = msgspec.json.decode(result.stdout.splitlines()[-1], type=_Fault)
+        fault = msgspec.json.decode(result.stdout.splitlines()[-1], type=_ModelFault)
         raise ConfigError(fault.what, where=fault.where, remedy=fault.remedy)
     if result.returncode:
         last = (result.stderr.strip() or "no message").splitlines()[-1]
@@ -89,7 +89,7 @@ def main(model: str, lora: str) -> int:
     try:
         check_here(Path(model), msgspec.json.decode(lora, type=LoraConfig))
     except SpadeError as fault:
-        print(msgspec.json.encode(_Fault(fault.what, fault.where, fault.remedy)).decode())
+        print(msgspec.json.encode(_ModelFault(fault.what, fault.where, fault.remedy)).decode())
         return _FAULT
     return 0
 

@@ -10,23 +10,23 @@ from random import Random
 
 from engine.nano import seeds
 from engine.nano.seeds import corpus
-from engine.nano.seeds.corpus import Example
+from engine.nano.seeds.corpus import SeedExample
 from engine.prompts import render
 
 FAMILIES = seeds.families()
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
-def stream(seed: int = 3) -> Iterator[Example]:
+def stream(seed: int = 3) -> Iterator[SeedExample]:
     return corpus.examples(FAMILIES, seed=seed, design_share=0.18, hinted_share=0.4)
 
 
 @cache
-def drawn() -> list[Example]:
+def drawn() -> list[SeedExample]:
     return list(itertools.islice(stream(), 4000))
 
 
-def take(count: int) -> list[Example]:
+def take(count: int) -> list[SeedExample]:
     """The first of one corpus, which all tests share."""
     return drawn()[:count]
 

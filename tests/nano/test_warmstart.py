@@ -164,7 +164,7 @@ def test_the_same_texts_train_the_same_tokenizer() -> None:
 
 
 def test_training_examples_are_laid_out_as_the_run_s_conversations(chat: Any) -> None:
-    encode = warmstart.Encoder(chat, design_weight=0.25)
+    encode = warmstart.ExampleEncoder(chat, design_weight=0.25)
     source = warmstart._examples(config())
     kinds = set()
     for item in (next(source) for _ in range(400)):
@@ -181,7 +181,7 @@ def test_training_examples_are_laid_out_as_the_run_s_conversations(chat: Any) ->
 def test_literals_of_a_design_weigh_more_than_its_boilerplate(chat: Any) -> None:
     family = seeds.families(("guess",))[0]
     item = corpus.design(family, Random(1))
-    tokens = warmstart.Encoder(chat, design_weight=0.25)(item)
+    tokens = warmstart.ExampleEncoder(chat, design_weight=0.25)(item)
     light = [chat.decode([t]) for t, w in zip(tokens.tokens, tokens.weights, strict=True) if w == 0.25]
     heavy = [chat.decode([t]) for t, w in zip(tokens.tokens, tokens.weights, strict=True) if w == 1.0]
     read = family.parse(item.contents[1])

@@ -23,11 +23,11 @@ __all__ = [
     "NOUNS",
     "SEED_LEVELS",
     "SUITES",
-    "Document",
     "Family",
     "HeldOut",
     "Parameters",
     "Script",
+    "SeedDocument",
     "classify",
     "documents",
     "families",
@@ -48,7 +48,7 @@ SUITES: dict[str, tuple[int, ...]] = {"easy": (1, 2), "mid": (3, 4), "hard": (5,
 
 
 @dataclass(frozen=True)
-class Document:
+class SeedDocument:
     """Two sentences that a design is grounded in."""
 
     id: str
@@ -80,10 +80,10 @@ def families(names: Sequence[str] = ()) -> tuple[Family, ...]:
     return found
 
 
-def documents(names: Sequence[str] = ()) -> tuple[Document, ...]:
+def documents(names: Sequence[str] = ()) -> tuple[SeedDocument, ...]:
     """Return all documents of the families named: every text with every noun, in a fixed order."""
     return tuple(
-        Document(id=f"{family.name}-{index}-{noun}", skill=family.skill, text=text.format(noun=noun))
+        SeedDocument(id=f"{family.name}-{index}-{noun}", skill=family.skill, text=text.format(noun=noun))
         for family in families(names)
         for index, text in enumerate(family.documents)
         for noun in NOUNS

@@ -37,7 +37,7 @@ _WORDS = (*NOUNS, *PALETTE)
 
 
 @dataclass(frozen=True)
-class Example:
+class SeedExample:
     """One conversation: contents in turn of user and assistant, beginning with the user.
 
     ``decisive`` are the character ranges of a design's reply that are not the same in all of its family.
@@ -54,7 +54,7 @@ class Example:
 
 def examples(
     families: Sequence[Family], *, seed: int, design_share: float, hinted_share: float
-) -> Iterator[Example]:
+) -> Iterator[SeedExample]:
     """Yield examples without end; the same arguments yield the same ones.
 
     ``design_share`` is the share of designs and hints together, ``hinted_share`` that of hinted plays
@@ -79,7 +79,7 @@ def examples(
             yield drill(rng)
 
 
-def design(family: Family, rng: Random) -> Example:
+def design(family: Family, rng: Random) -> SeedExample:
     """Return a design: a prompt with a document, answered by the program that the document asks for."""
     target = rng.choice(_TARGETS)
     weights = next(weights for bound, weights in _DESIGN_LEVELS if target <= bound)
@@ -99,17 +99,17 @@ def design(family: Family, rng: Random) -> Example:
             decisive.append((at, at + len(text)))
         at += len(text)
     program = family.program(parameters, noun)
-    return Example("design", family.name, (prompt, program), decisive=tuple(decisive))
+    return SeedExample("design", family.name, (prompt, program), decisive=tuple(decisive))
 
 
-def hint(family: Family, rng: Random) -> Example:
+def hint(family: Family, rng: Random) -> SeedExample:
     """Return a hint: a program as the prompt, answered by its hint."""
     parameters, noun = _program(family, rng, _DESIGN_LEVELS[1][1])
     prompt = render("hint_nano", source=family.program(parameters, noun))
-    return Example("hint", family.name, (prompt, family.hint(parameters)))
+    return SeedExample("hint", family.name, (prompt, family.hint(parameters)))
 
 
-def play(family: Family, parameters: Parameters, noun: str, rng: Random, *, hinted: bool) -> Example:
+def play(family: Family, parameters: Parameters, noun: str, rng: Random, *, hinted: bool) -> SeedExample:
     """Return one scripted play of an instance of a program, as the agent role would record it.
 
     The program itself is run, so what the transcript says is what the code does.
@@ -130,20 +130,20 @@ def play(family: Family, parameters: Parameters, noun: str, rng: Random, *, hint
         contents.append(observation)
         reply = script.send(observation)
     script.close()
-    return Example("play", family.name, tuple(contents), thinks, hinted, won=reward > 0)
+    return SeedExample("play", family.name, tuple(contents), thinks, hinted, won=reward > 0)
 
 
-def drill(rng: Random) -> Example:
+def drill(rng: Random) -> SeedExample:
     """Return a drill in copying: words to say again, from a list, from a given one on, or out of quotes."""
     words = rng.sample(_WORDS, rng.randint(4, 12))
     listed = " ".join(words)
     kind = rng.random()
     if kind < 0.4:
-        return Example("drill", "", (listed, listed))
+        return SeedExample("drill", "", (listed, listed))
     if kind < 0.8:
         at = rng.randrange(len(words) - 1)
-        return Example("drill", "", (f"{listed} ?, {words[at]}", " ".join(words[at + 1 :])))
-    return Example("drill", "", (f'{rng.choice("CDS")}="{listed}"', f"{listed} {words[0]}"))
+        return SeedExample("drill", "", (f"{listed} ?, {words[at]}", " ".join(words[at + 1 :])))
+    return SeedExample("drill", "", (f'{rng.choice("CDS")}="{listed}"', f"{listed} {words[0]}"))
 
 
 def action_of(reply: str) -> str:
