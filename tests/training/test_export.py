@@ -127,6 +127,21 @@ def test_the_logits_of_the_folder_are_those_of_the_trainer(
         run_export(tmp_path, "half")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    ['{"temperature": 0.6, "top_p": 0.9}', '{"do_sample": false, "top_k": 20}', '{"temperature": 1e-06}'],
+)
+def test_generation_settings_that_transformers_refuses_to_write_are_copied(
+    trained: Callable[[LearnerConfig], torch.Tensor], base: Path, tmp_path: Path, settings: str
+):
+    """Sampling settings without ``do_sample``: transformers 5 reads such files and raises when it saves them."""
+    (base / "generation_config.json").write_text(settings)
+    expected = trained(learner())
+    folder = run_export(tmp_path, "out/model")
+    assert (folder / "generation_config.json").read_text() == settings
+    assert torch.equal(logits_of(folder), expected)
+
+
 def test_which_checkpoint(trained: Callable[[LearnerConfig], torch.Tensor], export: Any, tmp_path: Path):
     trained(learner())
     place = tmp_path / "runs" / "mine" / "learner" / "checkpoints"
