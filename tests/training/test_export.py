@@ -134,7 +134,7 @@ def test_the_logits_of_the_folder_are_those_of_the_trainer(
 def test_generation_settings_that_transformers_refuses_to_write_are_copied(
     trained: Callable[[LearnerConfig], torch.Tensor], base: Path, tmp_path: Path, settings: str
 ):
-    """Sampling settings without ``do_sample``: transformers 5 reads such files and raises when it saves them."""
+    """Sampling settings without ``do_sample``: transformers 5 reads such files and refuses to write them."""
     (base / "generation_config.json").write_text(settings)
     expected = trained(learner())
     folder = run_export(tmp_path, "out/model")
