@@ -177,7 +177,7 @@ def test_ten_steps_on_three_hosts(tmp_path: Path) -> None:
         (one.home / "recipe.toml").write_text(RECIPE)
         provision = (*SPADE, "bus", "provision", "--run", RUN, "-D", "broker", "--store-gb", "1")
         one.run(*provision, "--host", f"{one.address}:{PORT}")
-        stack.enter_context(one.start("broker", str(locate()), "-c", "broker/n1.conf"))
+        stack.enter_context(one.start("broker", str(locate()), "-c", "broker/server.conf"))
         url = f"nats://{one.address}:{PORT}"
         run = stack.enter_context(one.start("run", *SPADE, "run", "recipe.toml"))
         began = monotonic()

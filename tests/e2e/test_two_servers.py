@@ -38,7 +38,7 @@ from engine.inference.completion import Completion
 from engine.inference.vllm import VllmClient
 from engine.lineage import Version
 from engine.running.role_host import Host, services
-from engine.weights.publisher import Publisher
+from engine.weights.publisher import FilePublisher
 from sandbox import SandboxSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -132,7 +132,7 @@ class Learner:
 
     def __init__(self, bus: Bus, model: Any, directory: Path) -> None:
         self._bus, self._model = bus, model
-        self._publisher = Publisher(directory / "weights", keep=3)
+        self._publisher = FilePublisher(directory / "weights", keep=3)
         self.weights: dict[int, dict[str, Any]] = {}
 
     async def publish(self, step: int) -> int:
