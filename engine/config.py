@@ -531,7 +531,7 @@ class Config(Table, frozen=True, kw_only=True):
 
     @property
     def adapters(self) -> bool:
-        """Whether adapters are published, which servers load beside the starting weights."""
+        """Return whether adapters are published, which servers load beside the starting weights."""
         return self.learner.lora.publish == "adapter"
 
     @property

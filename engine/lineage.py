@@ -49,7 +49,7 @@ class Lineage(msgspec.Struct, frozen=True):
         return Lineage((*self.forks, (fence, step)))
 
     def survives(self, version: Version) -> bool:
-        """Whether ``version`` lies on the path to the current weights."""
+        """Return whether ``version`` lies on the path to the current weights."""
         later = [step for fence, step in self.forks if fence > version.fence]
         return version.step <= min(later, default=version.step)
 

@@ -53,7 +53,7 @@ FIXED = (
     "learner.hinted_weight",
     "learner.lora",
 )
-"""What a resumed run may not change: the curriculum is replayed from its events under these settings, and
+"""Settings that a resumed run keeps: the curriculum is replayed from its events under these settings, and
 what is under way when a run stops belongs with what comes after."""
 
 

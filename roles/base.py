@@ -1,4 +1,4 @@
-"""What every role stands on: its context and its lifecycle."""
+"""The base class of roles: context, settings and lifecycle."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Role(ABC):
 
     @property
     def slots(self) -> int:
-        """How much work the role takes at once; 0 when it takes none."""
+        """The number of tasks that the role takes at once; 0 when it takes none."""
         return 0
 
     @property

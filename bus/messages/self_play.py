@@ -388,12 +388,12 @@ class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
 
     @property
     def agent_samples(self) -> int:
-        """How many plays have a credit."""
+        """The number of plays with a credit."""
         return sum(credit.role == "agent" for credit in self.credits)
 
     @property
     def designer_samples(self) -> int:
-        """How many designs and hints have a credit."""
+        """The number of designs and hints with a credit."""
         return sum(credit.role == "designer" for credit in self.credits)
 
     @property

@@ -41,7 +41,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the warm start stands; ``seconds_left`` is an estimate from the rate so far."""
+    """Progress of the warm start; ``seconds_left`` is an estimate from the rate so far."""
 
     step: int
     steps: int

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TELL_SECONDS = 5.0
 MODEL_MARK = "model: "
-"""What the line with the model's directory begins with in the output of ``spade warmstart``."""
+"""The beginning of the line with the model's directory in the output of ``spade warmstart``."""
 
 
 def check_start(config: Config) -> None:

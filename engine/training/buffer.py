@@ -138,7 +138,7 @@ class Buffer:
                 self._credit(waiting, kept.credit, kept.round)
 
     def closed(self, round_: int) -> bool:
-        """Whether the batch of ``round_`` was formed along this lineage."""
+        """Return whether the batch of ``round_`` was formed along this lineage."""
         return any(low <= round_ <= high for low, high in self._closed)
 
     def close(self, message: RoundClosed, current: Version, lineage: Lineage) -> Selection:
@@ -217,7 +217,7 @@ class Buffer:
             self._drop(spare.sample.sample, "quota", sample.role)
 
     def _over(self, sample: Sampled) -> bool:
-        """Whether everything that can be credited together with ``sample`` has been."""
+        """Return whether everything that can be credited together with ``sample`` has been."""
         if isinstance(sample, EpisodeSample):
             return self.closed(sample.round)
         return sample.cohort < self._settled

@@ -23,12 +23,12 @@ ADAPTER = "default"
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether a parameter of ``model`` lies on several ranks."""
+    """Return whether a parameter of ``model`` lies on several ranks."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def has_adapters(model: torch.nn.Module) -> bool:
-    """Whether ``model`` was wrapped by peft."""
+    """Return whether ``model`` was wrapped by peft."""
     return hasattr(model, "peft_config")
 
 

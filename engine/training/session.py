@@ -22,7 +22,7 @@ _JOIN_SECONDS = 5.0
 
 
 class Trainer(Protocol):
-    """What a session drives: ``run`` serves the feed until it is closed."""
+    """The trainer of a session: ``run`` serves the feed until it is closed."""
 
     def run(self) -> None: ...
 

@@ -147,7 +147,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     @property
     def sharded(self) -> bool:
-        """Whether no rank has all weights."""
+        """Return whether no rank has all weights."""
         return is_sharded(self.model)
 
     def training_step(

@@ -108,7 +108,7 @@ class AdapterLoader(WeightLoader):
         self._started = False
 
     async def carries(self, client: VllmClient, policy: PolicyPublished) -> bool:
-        """Whether requests may name the adapter of ``policy``.
+        """Return whether requests may name the adapter of ``policy``.
 
         It may have been loaded by a role that died, or by a call whose answer was lost. An adapter of another
         run of the same name does not count.
@@ -298,7 +298,7 @@ class AdapterLoader(WeightLoader):
 
 
 def _is_copy(place: Path, policy: PolicyPublished) -> bool:
-    """Whether ``place`` holds the adapter of ``policy``."""
+    """Return whether ``place`` holds the adapter of ``policy``."""
     try:
         store.fetch((place.absolute() / FILE_NAME).as_uri(), policy.sha256, policy.size)
     except (store.WeightFault, OSError):

@@ -70,7 +70,7 @@ class WeightLoader(ABC):
         """
 
     async def carries(self, client: VllmClient, policy: PolicyPublished) -> bool:
-        """Whether the server samples with ``policy``.
+        """Return whether the server samples with ``policy``.
 
         A paused server with that label does not: its role died before the resume, or a canary failed.
         """
@@ -87,7 +87,7 @@ class WeightLoader(ABC):
         """Release what was kept for the server behind ``client``, which has ended or is unreachable."""
 
     async def overtaken(self, client: VllmClient, policy: PolicyPublished) -> bool:
-        """Whether the learner has brought a newer version than ``policy`` into the server."""
+        """Return whether the learner has brought a newer version than ``policy`` into the server."""
         return False
 
 
@@ -204,7 +204,7 @@ class NcclLoader(WeightLoader):
         )
 
     async def overtaken(self, client: VllmClient, policy: PolicyPublished) -> bool:
-        """Whether the server carries a newer version: the learner writes before it announces."""
+        """Return whether the server carries a newer version: the learner writes before it announces."""
         return await client.version() > policy.version
 
 

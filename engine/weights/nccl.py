@@ -334,7 +334,7 @@ def meeting_point(url: str) -> tuple[str, int]:
 
 
 def healthy(url: str) -> bool:
-    """Whether a server answers."""
+    """Return whether a server answers."""
     try:
         request(f"{url}/health", None, seconds=_HEALTH_SECONDS)
     except TransferFailed:

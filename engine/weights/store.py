@@ -44,7 +44,7 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """Where a version lies: ``uri`` (file://), hex ``sha256`` and ``size`` in bytes of the file."""
+    """The place of a version: ``uri`` (file://), hex ``sha256`` and ``size`` in bytes of the file."""
 
     uri: str
     sha256: str
@@ -193,7 +193,7 @@ def compare(
 
 
 def tied(model: Path) -> bool:
-    """Whether the head of ``model`` may be its embedding (also when its configuration does not say)."""
+    """Return whether the head of ``model`` may be its embedding; the default of its configuration is yes."""
     return bool(_settings(model).get("tie_word_embeddings", True))
 
 

@@ -96,7 +96,7 @@ class EpisodeLimit:
         return load.servers + ahead + min(round(self._away), load.servers)
 
     def _congested(self, load: LoadSnapshot) -> bool:
-        """Whether a server had to be relieved, a deadline was missed, or a long queue does not end.
+        """Return whether a server had to be relieved, a deadline was missed, or a long queue does not end.
 
         False while no server serves.
         """

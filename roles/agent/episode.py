@@ -121,7 +121,7 @@ class Played:
 
     @property
     def tokens(self) -> int:
-        """How many tokens were sampled."""
+        """The number of sampled tokens."""
         return sum(segment.mask.count(1) for segment in self.segments)
 
     def sample(self, request: EpisodeRequest, rules: Rules) -> EpisodeSample | None:

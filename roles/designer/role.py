@@ -290,7 +290,7 @@ class DesignerRole(Role):
 
     @property
     def _holds_hints(self) -> bool:
-        """Whether a hint is published before the fact about it: it is trained, or was paid for."""
+        """Return whether a hint is published before the fact about it: it is trained, or was paid for."""
         return self._trains_hints or self.config.designer.hint_writer == "external"
 
     async def _hint(self, ticket: DesignTicket, attempt: int, found: Finding) -> tuple[Hint | None, str]:
@@ -403,7 +403,7 @@ class DesignerRole(Role):
         return (found[0], float(found[1])) if found else (None, None)
 
     def _is_duplicate(self, cohort: int, environment: str) -> bool:
-        """Whether this process already accepted the same program for ``cohort``."""
+        """Return whether this process already accepted the same program for ``cohort``."""
         known = self._cohorts.setdefault(cohort, set())
         while len(self._cohorts) > _COHORTS_KEPT:
             self._cohorts.popitem(last=False)

@@ -31,7 +31,7 @@ class CheckpointsMissing(SpadeError):
 
 
 def missing(noted: bool | None, published: Version | None, *, every: int) -> bool:
-    """Whether a learner that finds no checkpoint should have found one.
+    """Return whether a learner that finds no checkpoint should have found one.
 
     ``noted`` says whether the run has one, None if unknown. An unknown run has one when the newest
     ``published`` version is not explained by a crash before the first checkpoint, at step ``every``.

@@ -12,12 +12,12 @@ FLAT = 1e-12
 
 
 def flat(values: Sequence[float]) -> bool:
-    """Whether the values do not differ: such a group carries no gradient."""
+    """Return whether the values do not differ: such a group carries no gradient."""
     return not values or max(values) - min(values) < FLAT
 
 
 def idle(advantages: Iterable[float], learner: LearnerConfig) -> bool:
-    """Whether samples that were compared have no gradient: no advantage, no KL or entropy term."""
+    """Return whether samples that were compared have no gradient: no advantage, no KL or entropy term."""
     return not (any(advantages) or learner.kl or learner.entropy)
 
 

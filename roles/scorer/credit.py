@@ -48,7 +48,7 @@ class RoundCredit(NamedTuple):
 
 
 def penalises(config: Config) -> bool:
-    """Whether invalid attempts are trained: those of a designer that is trained, unless they are dropped."""
+    """Return whether invalid attempts are trained: the designer is trained and does not drop them."""
     return config.designer.kind == "policy" and config.designer.invalid == "penalise"
 
 
@@ -183,7 +183,7 @@ class PlayGroup(NamedTuple):
 
 
 def trains(config: Config, group: PlayGroup) -> bool:
-    """Whether the plays of ``group`` are trained.
+    """Return whether the plays of ``group`` are trained.
 
     Plain ones are, and with ``train_hinted`` hinted ones, unless their hint gave the answer and ``hint_leak``
     is "floor".

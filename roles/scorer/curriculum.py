@@ -37,7 +37,7 @@ class RunExtensions:
         self._totals = flushed + more
 
     def finished(self, state: CurriculumState) -> bool:
-        """Whether the last batch of the last segment has been cut."""
+        """Return whether the last batch of the last segment has been cut."""
         return len(state.flushed) >= len(self._totals)
 
     def rounds(self, state: CurriculumState) -> int:
@@ -77,12 +77,12 @@ class Curriculum:
 
     @property
     def finished(self) -> bool:
-        """Whether the last batch of the last segment has been cut."""
+        """Return whether the last batch of the last segment has been cut."""
         return self._segments.finished(self.state)
 
     @property
     def settled(self) -> bool:
-        """Whether no admitted round waits for anything."""
+        """Return whether no admitted round waits for anything."""
         return self.finished or self.state.closed == self.state.admitted
 
     def start(self) -> list[Command]:

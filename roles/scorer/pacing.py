@@ -28,7 +28,7 @@ class TrainingProgress(msgspec.Struct, kw_only=True):
     trained: dict[int, int] = {}
 
     def allows(self, needed: int) -> bool:
-        """Whether round ``needed`` is trained and every known server has its weights or later ones.
+        """Return whether round ``needed`` is trained and every known server has its weights or later ones.
 
         At least one server must be known; a negative ``needed`` asks for nothing else.
         """
@@ -43,7 +43,7 @@ class TrainingProgress(msgspec.Struct, kw_only=True):
         return all(version >= least and self.lineage.survives(version) for version in served)
 
     def is_trained(self, round_: int) -> bool:
-        """Whether the batch of ``round_`` reached its terminal state along the surviving weights."""
+        """Return whether the batch of ``round_`` reached its terminal state along the surviving weights."""
         return round_ in self.trained or (bool(self.trained) and round_ < min(self.trained))
 
     def batch_trained(self, message: BatchTrained) -> bool:

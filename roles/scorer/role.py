@@ -380,9 +380,9 @@ class ScorerRole(Role):
 
 
 def unsaid(command: Command, progress: TrainingProgress, said: Collection[str]) -> bool:
-    """Whether a command found while catching up must be carried out; ``said`` are keys of facts that were.
+    """Return whether a command found while catching up must be carried out.
 
-    Work is handled apart: only what has no outcome is still wanted.
+    ``said`` are the keys of published facts. Work is handled apart: only work without an outcome is wanted.
     """
     match command:
         case Publish(RoundClosed() as message):

@@ -53,7 +53,7 @@ class Snapshots:
         return sorted(told, key=lambda item: item.position, reverse=True)
 
     async def _tells_of(self, snapshot: ScorerSnapshot) -> bool:
-        """Whether the fact at its position is still that one.
+        """Return whether the fact at its position is still that one.
 
         A broker that lost power may have forgotten it, and have stored another there since.
         """

@@ -179,12 +179,12 @@ def alive(state: CurriculumState, round_: int) -> Iterator[Cohort]:
 
 
 def designing(state: CurriculumState, round_: int) -> bool:
-    """Whether a ticket of ``round_`` has no answer yet."""
+    """Return whether a ticket of ``round_`` has no answer yet."""
     return any(cohort.asked for cohort in alive(state, round_))
 
 
 def complete(state: CurriculumState, round_: int) -> bool:
-    """Whether ``round_`` is admitted and waits for nothing any more."""
+    """Return whether ``round_`` is admitted and waits for nothing any more."""
     if round_ > state.admitted or state.tallies[round_].pending:
         return False
     return not designing(state, round_)

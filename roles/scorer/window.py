@@ -275,7 +275,7 @@ def turns(design: Design) -> float | None:
 
 
 def broken(settings: RewardConfig, design: Design, found: Statistics) -> bool:
-    """Whether a design earns the floor: flagged, degenerate, ending most of its own plays, or leaking."""
+    """Return whether a design earns the floor: flagged, degenerate, mostly crashing, or leaking."""
     crashes = sum(play.env_failed for play in plays_of(design, "plain"))
     crashing = found.plays > 0 and crashes > BROKEN_SHARE * found.plays
     if settings.reference_parity:
@@ -288,7 +288,7 @@ def broken(settings: RewardConfig, design: Design, found: Statistics) -> bool:
 
 
 def hint_names_action(hint: str | None, transcript: Sequence[Turn]) -> bool:
-    """Whether a play was over after one action that stands in ``hint``, as written or normalised.
+    """Return whether a play was over after one action that stands in ``hint``, as written or normalised.
 
     An action that the observation names as well is a choice that every player was offered, and no secret.
     """
@@ -302,7 +302,7 @@ def hint_names_action(hint: str | None, transcript: Sequence[Turn]) -> bool:
 
 
 def hint_leaks(hinted: Sequence[Play]) -> bool:
-    """Whether nearly all of at least two hinted plays were won at once by an action that the hint names."""
+    """Return whether an action that the hint names won nearly all of at least two hinted plays at once."""
     done = [play for play in hinted if play.status is PlayStatus.DONE]
     if len(done) < _FEWEST:
         return False

@@ -102,7 +102,7 @@ async def outcome(pool: SandboxPool, attack: Attack) -> str:
 
 
 def host_knows(pid: int, instance: Instance) -> bool:
-    """Whether the process of a closed instance still exists (its number may be another's by now)."""
+    """Return whether the process of a closed instance still exists (its number may be another's by now)."""
     try:
         parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
     except (FileNotFoundError, ProcessLookupError):
@@ -222,7 +222,7 @@ def belongings(pool: SandboxPool, owners: Collection[int] = ()) -> dict[str, Any
 
 
 def _near(uid: int, owners: Collection[int]) -> bool:
-    """Whether ``uid`` is one of the block that the pool's instances come from."""
+    """Return whether ``uid`` is one of the block that the pool's instances come from."""
     return any(uid // 8192 == owner // 8192 if owner >= 1 << 20 else uid == owner for owner in owners)
 
 

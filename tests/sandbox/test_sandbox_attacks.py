@@ -54,7 +54,7 @@ async def test_secret_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _occurs(pid: int, text: str) -> bool:
-    """Whether ``text`` lies in writable memory of ``pid``."""
+    """Return whether ``text`` lies in writable memory of ``pid``."""
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in maps:
             span, rights = line.split()[:2]

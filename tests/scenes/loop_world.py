@@ -107,7 +107,7 @@ class Loop:
 
     @property
     def over(self) -> bool:
-        """Whether the last batch is trained and nobody has anything left to read."""
+        """Return whether the last batch is trained and nobody has anything left to read."""
         read = self.machine.state.position == len(self.events) and self.cursor == len(self.samples)
         return self.machine.finished and read and not self.tasks and not self.in_hand
 

@@ -236,7 +236,7 @@ async def sample(fake: FakeVllm, found: list[Completion]) -> None:
 
 
 def truly_labelled(completion: Completion) -> bool:
-    """Whether the log-probs are those of the versions that the spans name."""
+    """Return whether the log-probs are those of the versions that the spans name."""
     expected = [
         logprob(token, str(span.version))
         for span in completion.spans

@@ -1,4 +1,4 @@
-"""What a seed family is: a parametrised program, its documents, its hint and its scripted players.
+"""The base of a seed family: a parametrised program, its documents, its hint and its scripted players.
 
 A family is one class in one file. Its program is a text with ``$name`` slots; the same text, read
 backwards, recognises programs of the family (``parse``), so text and code cannot drift apart: a program is

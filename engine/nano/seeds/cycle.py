@@ -14,7 +14,7 @@ _SHARES = (0.9, 0.7, 0.55, 0.45, 0.4)
 
 
 class Cycle(Family):
-    """What is shown is often shorter than the cycle; the hint gives the whole of it.
+    """A repeating list; often less than one cycle is shown, and the hint gives the whole cycle.
 
     Between ``least`` and ``most`` colours are shown. A run that will be as long as the period at the last
     try is enough for a win, and the level is by the share of such runs. Periods 4 and 7 are withheld.

@@ -1,4 +1,4 @@
-"""What the seed documents are about."""
+"""The nouns of the seed documents."""
 
 NOUNS: tuple[str, ...] = (
     "kites",
