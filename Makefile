@@ -1,6 +1,7 @@
-# make run     the main job: self-play with the nano recipe on two CPU cores, with a live view and a report
-# make test    formatting, lint, types, floors, fast tests, end-to-end tests, processes killed at random, fuzz
-# Both set up .venv first when it is missing or its lock has changed.
+# make run        the main job: self-play with the nano recipe on two CPU cores, with a live view and a report
+# make test       formatting, lint, types, architecture, fast and slow tests, the main job killed and resumed
+# make test-long  the other end-to-end tests with vLLM, processes killed at random, fuzz
+# Each sets up .venv first when it is missing or its lock has changed.
 
 PYTHON ?= python3
 RECIPE ?= configs/nano.toml
@@ -12,12 +13,14 @@ BIN := .venv/bin
 # Collecting all tests takes seconds in each worker: only files that may have some of a mark are looked into.
 TESTS := grep -rlE --include='test_*.py'
 marked = $(sort $(shell $(TESTS) 'mark\.($(1))\b' tests))
+MAIN_JOB = tests/e2e/test_run.py
 SLOW = $(sort $(call marked,slow) $(shell $(TESTS) sandbox_siege tests))
 NEVER_FAST = $(addprefix --ignore=,$(shell $(TESTS) '^pytestmark = .*mark\.(slow|fuzz)\b' tests))
 # Hundreds of processes are started by the tests: without bytecode each would compile the whole project again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test ahead test-fast test-slow test-e2e test-long test-chaos test-fuzz lint format setup clean
+.PHONY: run test ahead test-fast test-slow test-run test-e2e test-long test-chaos test-fuzz test-exhaustive
+.PHONY: lint format setup clean
 .DEFAULT_GOAL := run
 .NOTPARALLEL:
 
@@ -39,11 +42,11 @@ test-fast: setup
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m "slow and not long" $(SLOW) $(PYTEST_ARGS)
 
-test-e2e: setup
-	$(BIN)/python -m pytest -m "e2e and not long and not chaos and not fuzz" $(call marked,e2e) $(PYTEST_ARGS)
+test-run: setup
+	$(BIN)/python -m pytest $(MAIN_JOB) $(PYTEST_ARGS)
 
-test-long: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+test-e2e: setup
+	$(BIN)/python -m pytest -m "e2e and not long and not chaos and not fuzz" $(filter-out $(MAIN_JOB),$(call marked,e2e)) $(PYTEST_ARGS)
 
 test-chaos: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos $(call marked,chaos) $(PYTEST_ARGS)
@@ -58,7 +61,13 @@ ahead: setup
 	@$(BIN)/python -m pytest --collect-only -q -p no:cacheprovider </dev/null >/dev/null 2>&1 &
 	@OMP_NUM_THREADS=1 nice -n 19 $(BIN)/spade warmstart configs/nano.toml warmstart.threads=1 </dev/null >/dev/null 2>&1 &
 
-test: ahead lint test-fast test-slow test-e2e test-chaos test-fuzz
+# More points and lengths of what shorter tests show already; not in CI.
+test-exhaustive: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+test: ahead lint test-fast test-slow test-run
+
+test-long: test-e2e test-chaos test-fuzz
 
 format: setup
 	$(BIN)/ruff check --fix .
