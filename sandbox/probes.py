@@ -85,14 +85,15 @@ async def play(instance: Playable, first: str, chosen: Iterator[str]) -> Transcr
 def solution_actions(value: object) -> list[str]:
     """Return the actions that ``solution()`` means: a list's items, the boxed groups of a text, or the text.
 
-    Raises EnvError when there are none.
+    An item of a list may be empty, since an empty answer can be the right one. Raises EnvError when there are
+    no actions.
     """
     if isinstance(value, list):
         found = [inner(str(item)) for item in value]
     else:
-        text = "" if value is None else str(value)
-        found = actions.boxed(text) or [text.strip()]
-    if not any(found):
+        text = "" if value is None else str(value).strip()
+        found = actions.boxed(text) or ([text] if text else [])
+    if not found:
         raise EnvError("ContractError", "it returned no action", phase="call")
     return found
 

@@ -37,6 +37,7 @@ def test_solution_actions() -> None:
     assert solution_actions("\\boxed{1} then \\boxed{2}") == ["1", "2"]
     assert solution_actions([1, "\\boxed{b}"]) == ["1", "b"]
     assert solution_actions(" up ") == ["up"]
+    assert solution_actions([""]) == [""]  # of a list, an empty answer is one
 
 
 def test_leaks() -> None:
