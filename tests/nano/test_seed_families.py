@@ -174,7 +174,7 @@ def test_what_is_hidden_must_lie_within_what_is_shown() -> None:
 
 
 def test_a_colour_that_comes_twice_makes_no_cycle() -> None:
-    """What follows it is not settled, so the share of runs that can be won, the level, would be wrong."""
+    """Later items are not settled, so the share of runs that can be won, the level, would be wrong."""
     source = Cycle().program({"words": "red tan blue", "least": 2, "most": 4, "tries": 2}, "kites")
     assert seeds.classify(source) == ("cycle", 1)
     assert seeds.classify(source.replace("red tan blue", "red tan red blue")) is None

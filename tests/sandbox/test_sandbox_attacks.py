@@ -1,4 +1,4 @@
-"""What generated code must not be able to do (docs/sandbox.md, cases 1-12, 16, 24)."""
+"""Acts that generated code must not be able to perform (docs/sandbox.md, cases 1-12, 16, 24)."""
 
 from __future__ import annotations
 

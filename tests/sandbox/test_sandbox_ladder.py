@@ -1,4 +1,4 @@
-"""What a host offers, what was observed, what is refused (docs/sandbox.md, case 27)."""
+"""Features of a host, observations of it, and refusals (docs/sandbox.md, case 27)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ HINT = "look left"
 
 
 class Luck(msgspec.Struct, frozen=True):
-    """How often a thing happens when it could.
+    """The frequency of an event among its opportunities.
 
     ``crashes`` bounds those of the scorer and of the learner. ``told`` is how often a hint plays its game,
     ``partly`` how often a return is neither 0 nor 1.

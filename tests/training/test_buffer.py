@@ -247,7 +247,7 @@ def test_samples_that_the_stream_lost_are_named() -> None:
 
 
 def test_lengths_generated_and_trained_are_compared() -> None:
-    """What was generated is what the scorer says was sampled: masked and flat plays are in it."""
+    """The generated lengths are those the scorer reports as sampled, masked and flat plays included."""
     named = Named()
     named.admit("short", tokens=2)
     named.admit("long", tokens=20)

@@ -1,4 +1,4 @@
-"""What is published has the names, the shapes and the bits of the file that transformers would write."""
+"""Published tensors have the names, shapes and bits of the file that transformers would write."""
 
 from __future__ import annotations
 
