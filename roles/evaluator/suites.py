@@ -1,7 +1,7 @@
 """Held-out suites: a registry of their sources, and their episodes as requests.
 
-A suite's ``source`` is ``SCHEME:ARGUMENT``. Schemes are the functions of ``BUILT_IN`` and those that
-installed packages register in the entry-point group ``spade.suites``.
+A suite's ``source`` is ``SCHEME:ARGUMENT``. Schemes are the entry points of the group ``spade.suites``, the
+built-in ones like those of other packages.
 """
 
 from __future__ import annotations
@@ -61,29 +61,21 @@ def directory(suite: SuiteConfig, path: str, config: Config) -> list[HeldOutEpis
     return episodes
 
 
-BUILT_IN: dict[str, SuiteSource] = {"seeds": generated, "dir": directory}
-
-
-def schemes() -> list[str]:
-    """Return the known schemes: the built-in ones, then those of installed packages."""
-    return [*BUILT_IN, *registry.registered(registry.SUITES)]
-
-
 def load_suite(suite: SuiteConfig, config: Config) -> list[HeldOutItem]:
     """Build the plain episodes of a suite; blocks on files.
 
     The run's seed decides the instances, so each evaluation of a run plays the same ones. Raises ConfigError
     for an unknown scheme or argument.
     """
-    scheme, colon, argument = suite.source.partition(":")
+    scheme, _, argument = suite.source.partition(":")
     where = f"evaluator.suites: {suite.name}"
-    if not colon or scheme not in schemes():
+    if not registry.has_scheme(registry.SUITES, suite.source):
         raise ConfigError(
             f"source = {suite.source!r} begins with no known scheme",
             where=where,
-            remedy=f"Known: {', '.join(f'{name}:' for name in schemes())}",
+            remedy=f"It must begin with {registry.schemes(registry.SUITES)}.",
         )
-    build = BUILT_IN.get(scheme) or registry.load(registry.SUITES, scheme, where=where)
+    build: SuiteSource = registry.load(registry.SUITES, scheme, where=where)
     try:
         episodes = build(suite, argument, config)
     except ConfigError as error:

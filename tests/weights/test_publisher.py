@@ -1,4 +1,4 @@
-"""What the learner announces and keeps on the disk and on the bus, and what a server's cache holds."""
+"""The learner's announcements, its versions on disk and bus, and the content of a server's cache."""
 
 from __future__ import annotations
 
