@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,11 +17,11 @@ from engine.commands import envs as envs_commands
 from engine.commands import export as export_commands
 from engine.commands import sandbox as sandbox_commands
 from engine.errors import SpadeError
+from engine.shipped import recipe_path
 
 app = typer.Typer(
     name="spade",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -42,7 +43,15 @@ def spade(
     """Self-play reinforcement learning in which a model designs the tasks it then learns to solve."""
 
 
-RecipeArgument = Annotated[Path, typer.Argument(help="Recipe file (TOML).", show_default=False)]
+RecipeArgument = Annotated[
+    Path,
+    typer.Argument(
+        parser=recipe_path,
+        metavar="RECIPE",
+        help="A recipe that comes with spade, by name, or a TOML file.",
+        show_default=False,
+    ),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides of the recipe, such as run.steps=50.")]
 Run = Annotated[str | None, typer.Argument(help="Run, by name or path; default: the newest.")]
 RunOption = Annotated[str | None, typer.Option("--run", "-r", help="The same as an option.")]
@@ -70,6 +79,10 @@ def run(
     ] = "",
 ) -> None:
     """Run a recipe, or resume its run."""
+    if not dry_run:
+        # A signal waits until the supervisor can drain. It is blocked before libraries start threads of their
+        # own: one of those would take it, and end the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     from engine import malloc
     from engine.running import run_command
 
@@ -87,14 +100,34 @@ def run(
 
 
 @app.command()
+def recipes() -> None:
+    """List the recipes that come with spade."""
+    from engine import shipped
+
+    known = shipped.names()
+    width = max(map(len, known))
+    for name, headline in known.items():
+        print(f"{name:<{width}}  {headline}")
+
+
+@app.command()
+def init(directory: Annotated[Path, typer.Argument(help="New directory.", show_default=False)]) -> None:
+    """Copy the recipes that come with spade to a directory of your own, to edit them there."""
+    from engine import shipped
+
+    shipped.copy_to(directory)
+    print(f"The recipes are in {directory}. Start one: spade run {directory / 'nano.toml'}")
+
+
+@app.command()
 def warmstart(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """Build, unpack or check the starting model of a recipe, and print its directory."""
-    from engine import recipe as recipes
+    from engine import recipe as recipe_files
     from engine.running.preflight import MODEL_MARK, resolve_with_progress
     from engine.running.role_host import die_with_parent
 
     die_with_parent()
-    config = recipes.load(recipe, overrides or []).config
+    config = recipe_files.load(recipe, overrides or []).config
     path = resolve_with_progress(config, recipe.parent, lambda text: print(text, flush=True))
     print(f"{MODEL_MARK}{path}", flush=True)
 

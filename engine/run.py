@@ -218,7 +218,7 @@ def find(name: str | None, directory: Path) -> RunDirectory:
     if name is None:
         if runs:
             return runs[0]
-        raise ConfigError(f"There is no run in {directory}.", remedy="Start one: spade run configs/nano.toml")
+        raise ConfigError(f"There is no run in {directory}.", remedy="Start one: spade run nano")
     for candidate in (Path(name), directory / name):
         if (candidate / "run.db").exists() or (candidate / "config.toml").exists():
             return RunDirectory(candidate.resolve())

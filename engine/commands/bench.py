@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.shipped import recipe_path
+
 if TYPE_CHECKING:
     import msgspec
 
@@ -88,7 +90,9 @@ def weights(
 
 @app.command()
 def loop(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file (TOML), such as configs/nano.toml.")],
+    recipe: Annotated[
+        Path, typer.Argument(parser=recipe_path, metavar="RECIPE", help="A recipe: name or TOML file.")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides: key=value.")] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Rounds of each mode.")] = 6,
     directory: Annotated[Path, typer.Option(help="Directory of the two runs.")] = Path("runs/bench"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import signal
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from engine.records import status as standing
 from engine.run import RunDirectory
 from engine.running.preflight import check_flags, check_policy, check_start, prepare_model, prepare_restart
 from engine.running.salvage import carry_over, source
-from engine.running.supervisor import SIGNALS, Ending, Supervisor
+from engine.running.supervisor import Ending, Supervisor
 from engine.views import live
 from engine.views.live import LiveView
 from engine.weights import bus_capacity
@@ -59,8 +58,6 @@ def run(
     directory = RunDirectory.of(config)
     damaged = source(salvage, Path(config.run.directory), directory) if salvage else None
     start = _start("never", directory, config) if damaged else _start(resume, directory, config)
-    # A signal that comes before the supervisor can drain waits until it can.
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with directory.locked():
         if is_complete(directory, config):
             console.print(
