@@ -118,7 +118,7 @@ class ServerConfig(Table, frozen=True, kw_only=True):
 
 
 class SamplingConfig(Table, frozen=True, kw_only=True):
-    """Sampling of trained tokens is at T = 1 without truncation unless the trainer can correct for it."""
+    """Sampling of replies. Trained ones may have any temperature, but no truncation (top-p 1, top-k 0)."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -38,6 +38,8 @@ FIXED = (
     "designer.designs_per_ticket",
     "designer.kind",
     "designer.invalid",
+    # the loss divides logits by it
+    "designer.sampling.temperature",
     # both arms of a pair play by the same rules, although one may be played after the resume
     "agent.max_turns",
     "agent.context_tokens",

@@ -53,9 +53,9 @@ def announcement(
     )  # fmt: skip
 
 
-def logprobs(model: transformers.PreTrainedModel, tokens: list[int]) -> np.ndarray:
-    """Log-probs of ``tokens[1:]``, (T - 1,)."""
+def logprobs(model: transformers.PreTrainedModel, tokens: list[int], temperature: float = 1.0) -> np.ndarray:
+    """Log-probs of ``tokens[1:]`` at ``temperature``, (T - 1,)."""
     with torch.no_grad():
-        logits = model(torch.tensor([tokens])).logits[0, :-1].float()
+        logits = model(torch.tensor([tokens])).logits[0, :-1].float() / temperature
     chosen = torch.tensor(tokens[1:])[:, None]
     return torch.log_softmax(logits, -1).gather(1, chosen)[:, 0].numpy()

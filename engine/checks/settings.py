@@ -23,6 +23,7 @@ Problem = tuple[str, str]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _DESIGN_PROMPTS = ("nano", "full", "tools")
 _LARGEST_SEED = 2**32 - 1
+_TEMPERATURES = (0.05, 2.0)  # of trained tokens; vLLM raises any below 0.01 to it, and 0 is greedy
 
 
 def check(config: Config) -> list[Problem]:
@@ -132,10 +133,9 @@ def _sandbox(config: Config) -> Iterator[Problem]:
 
 
 def _trained_sampling(key: str, sampling: SamplingConfig) -> Iterator[Problem]:
-    """The loss divides by the behaviour policy at T = 1 without truncation, and by nothing else."""
+    """The loss divides by the behaviour policy at a temperature without truncation, and by nothing else."""
     why = "the trainer cannot correct tokens sampled in another way"
-    if sampling.temperature != 1.0:
-        yield f"{key}.temperature", f"must be 1.0: {why}"
+    yield from _within(f"{key}.temperature", sampling.temperature, *_TEMPERATURES)
     if sampling.top_p != 1.0:
         yield f"{key}.top_p", f"must be 1.0: {why}"
     if sampling.top_k != 0:
@@ -184,6 +184,11 @@ def _designer(config: Config) -> Iterator[Problem]:
     yield from _within("designer.memory_duplicate", designer.memory_duplicate, 0, 1)
     if designer.hint_train:
         yield from _trained_sampling("designer.hint_sampling", designer.hint_sampling)
+        if designer.hint_sampling.temperature != designer.sampling.temperature:
+            yield (
+                "designer.hint_sampling.temperature",
+                "must be that of designer.sampling to be trained with it",
+            )
         if designer.hint_writer != "self":
             yield "designer.hint_train", 'only the policy\'s own hints are trained: hint_writer = "self"'
 

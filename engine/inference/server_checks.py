@@ -26,7 +26,6 @@ from engine.inference.completion import InferenceError, ServerGone, ServerRefuse
 from engine.inference.tokens import tokenizer_digest
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient, open_session
 
-TRAINER_TEMPERATURE = 1.0  # the divisor of logits in engine.training
 _EXTERNAL_SECONDS = 5.0  # deadline of a question to an external server
 _TOKENS = 16
 _TOKENS_FULL = 4  # with the whole vocabulary in each answer
@@ -100,24 +99,6 @@ async def _check_external(client: VllmClient, config: Config) -> None:
             remedy="Start it with VLLM_SERVER_DEV_MODE=1 in its environment and the flags that "
             "`spade run RECIPE --dry-run` shows.",
         ) from error
-
-
-def check_sampling(sampling: SamplingConfig, key: str) -> None:
-    """Raise ConfigError when the trainer cannot correct for ``sampling`` (``key`` is its table's name)."""
-    if sampling.temperature != TRAINER_TEMPERATURE:
-        raise ConfigError(
-            f"[{key}] temperature = {sampling.temperature}, but the trainer computes log-probs at "
-            f"temperature {TRAINER_TEMPERATURE}",
-            where=key,
-            remedy=f"Set it to {TRAINER_TEMPERATURE}.",
-        )
-    if sampling.top_p < 1 or sampling.top_k > 0:
-        raise ConfigError(
-            f"[{key}] top_p = {sampling.top_p}, top_k = {sampling.top_k} cut the distribution off, "
-            "and the trainer cannot correct for that",
-            where=key,
-            remedy="Set top_p = 1.0 and top_k = 0.",
-        )
 
 
 async def examine(

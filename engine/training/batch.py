@@ -27,7 +27,8 @@ from engine.training.samples import CreditedSample, arrays, trained_tokens
 KINDS = ("agent", "designer", "supervised")
 MicroBatch = dict[str, torch.Tensor]
 """Right-padded tensors of B rows: ``input_ids`` and ``attention_mask`` int64 (B, T); ``kind`` int64 (B,),
-an index into ``KINDS``; and, for the token at position t + 1, ``mask`` bool, ``behaviour`` (log-probs),
+an index into ``KINDS``; ``temperature`` float64 (B,), the same in all rows; and, for the token at position
+t + 1, ``mask`` bool, ``behaviour`` (log-probs),
 ``advantages`` and ``weights`` float32, all (B, T - 1). ``mask`` has holes where tokens were not sampled. When
 several steps are taken on the batch, ``proximal`` holds the log-probs at its start, like ``behaviour``."""
 
@@ -40,7 +41,10 @@ class Example(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One segment or one supervised example. ``weight`` is that of each masked token in the loss."""
+    """One segment or one supervised example. ``weight`` is that of each masked token in the loss.
+
+    Its log-probs are those of logits divided by ``temperature``.
+    """
 
     name: str
     kind: int
@@ -49,6 +53,7 @@ class Row(NamedTuple):
     behaviour: NDArray[np.float32]
     advantage: float
     weight: float
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -95,23 +100,28 @@ def share(quota: int, sent: int) -> float:
 
 
 def policy_rows(
-    samples: Sequence[CreditedSample], training: Mapping[Role, RoleTraining], size: float
+    samples: Sequence[CreditedSample],
+    training: Mapping[Role, RoleTraining],
+    size: float,
+    temperatures: Mapping[Role, float] | None = None,
 ) -> list[Row]:
     """Return one row a segment with a sampled token.
 
-    A sample's token mean runs over all its segments. B is ``size``, at least the number of samples here,
+    A sample's token mean runs over all its segments. ``temperatures`` are those that the roles sample at (1
+    without them). B is ``size``, at least the number of samples here,
     which matters only when a quota carried samples over from an earlier round.
     """
     denominator = max(size, len(samples))
     rows: list[Row] = []
     for sample in samples:
         weight = training[sample.role].weight / (trained_tokens(sample) * denominator)
+        advantage, temperature = sample.credit.advantage, (temperatures or {}).get(sample.role, 1.0)
         for index, segment in enumerate(sample.segments):
             tokens, mask, logprobs = arrays(segment)
             if mask.any():
                 name = f"{sample.sample}/{index:04d}"
                 kind = KINDS.index(sample.role)
-                rows.append(Row(name, kind, tokens, mask, logprobs, sample.credit.advantage, weight))
+                rows.append(Row(name, kind, tokens, mask, logprobs, advantage, weight, temperature))
     return rows
 
 
@@ -136,9 +146,10 @@ def build(
 ) -> Batch:
     """Pack ``rows``, sorted by length, into micro-batches of at most ``micro_batch_tokens`` positions.
 
-    A row longer than that is a micro-batch of its own. ``padding`` is the padding token id. ``steps``
-    optimiser steps are taken on all of them, or with ``minibatches`` each on its part of the samples (at
-    most as many steps as samples).
+    A row longer than that is a micro-batch of its own. Rows of different temperatures do not share one,
+    because the fused head of the trainer divides by one number. ``padding`` is the padding token id.
+    ``steps`` optimiser steps are taken on all of them, or with ``minibatches`` each on its part of the
+    samples (at most as many steps as samples).
     """
     ordered = sorted(rows, key=lambda row: (len(row.tokens), row.name))
     parts = [ordered]
@@ -159,8 +170,9 @@ def build(
 
 def _pack(ordered: Sequence[Row], micro_batch_tokens: int) -> list[list[Row]]:
     groups: list[list[Row]] = []
-    for row in ordered:
-        if groups and (len(groups[-1]) + 1) * len(row.tokens) <= micro_batch_tokens:
+    for row in sorted(ordered, key=lambda row: row.temperature):
+        alike = groups and groups[-1][0].temperature == row.temperature
+        if alike and (len(groups[-1]) + 1) * len(row.tokens) <= micro_batch_tokens:
             groups[-1].append(row)
         else:
             groups.append([row])
@@ -202,6 +214,7 @@ def collate(rows: Sequence[Row], padding: int) -> MicroBatch:
         "input_ids": torch.from_numpy(tokens),
         "attention_mask": torch.from_numpy(present),
         "kind": torch.tensor([row.kind for row in rows], dtype=torch.int64),
+        "temperature": torch.tensor([row.temperature for row in rows], dtype=torch.float64),
         "mask": torch.from_numpy(shifted.copy()),
         "behaviour": torch.from_numpy(behaviour[:, 1:].copy()),
         "advantages": torch.from_numpy(advantage * shifted),

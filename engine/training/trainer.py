@@ -15,18 +15,20 @@ sharded ones (FSDP2), as the launch says. Methods that need all ranks are called
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import re
 import time
+import types
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import structlog
 import torch
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import (
@@ -64,6 +66,7 @@ from engine.training.ranks import Ranks
 trl_imports.is_vllm_available = lambda min_version=None: False
 
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl.trainer.utils import add_fused_lm_head  # noqa: E402
 
 _log = structlog.get_logger()
 _ENDLESS = 2**31 - 1
@@ -114,7 +117,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     """Takes one optimiser step for every part of a batch that its feed hands out.
 
     Seams of TRL 1.16 and transformers that this class stands on: the overridden methods below,
-    ``_get_per_token_logps_and_entropies`` and ``_metrics``.
+    ``_get_per_token_logps_and_entropies``, ``add_fused_lm_head`` and ``_metrics``.
     """
 
     def __init__(
@@ -134,6 +137,10 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._logps = torch.zeros(())
         # The constructor wants prompts to generate from; here all rows come from the feed.
         super().__init__(train_dataset=Dataset.from_dict({"prompt": [""]}), **arguments)
+        for model in (self.model, self.ref_model):
+            if model is not None:
+                model = model.get_base_model() if is_peft_model(model) else model
+                _take_temperature(model, in_fp32=self.args.cast_lm_head_to_fp32)
 
     def run(self) -> None:
         """Serve the feed until it is closed. Raises what a step raised."""
@@ -249,7 +256,9 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.model.eval()
         # The class's own forward: the instance's is wrapped in autocast by accelerate. Sharded weights are
         # gathered by hooks of the instance.
-        model = self.model if is_sharded(self.model) else partial(type(self.model).forward, self.model)
+        model = (
+            self.model if is_sharded(self.model) else functools.partial(type(self.model).forward, self.model)
+        )
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
         self.model.train(training)
         logps = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
@@ -297,8 +306,9 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self, model: torch.nn.Module, inputs: MicroBatch, *, entropy: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ids = inputs["input_ids"]
+        at_temperature = functools.partial(model, temperature=inputs["temperature"][0].item())
         logps, entropies, _ = self._get_per_token_logps_and_entropies(
-            model, ids, inputs["attention_mask"], ids.size(1) - 1, compute_entropy=entropy
+            at_temperature, ids, inputs["attention_mask"], ids.size(1) - 1, compute_entropy=entropy
         )
         return logps, entropies
 
@@ -443,6 +453,28 @@ def build(
     _require_launch(trainer, ranks)
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _take_temperature(model: Any, *, in_fp32: bool) -> None:
+    """Give the model's forward an argument ``temperature``, which divides the logits of its fused head.
+
+    TRL's own head, which the constructor added, has one temperature for all rows.
+    """
+    heads: dict[float, Any] = {}
+    plain = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(module: Any, *positional: Any, temperature: float = 1.0, **named: Any) -> Any:
+        if temperature == 1.0:
+            return plain(*positional, **named)
+        if temperature not in heads:
+            outer = module.forward
+            outputs = ("log_probs", "entropy")
+            add_fused_lm_head(module, temperature, cast_lm_head_to_fp32=in_fp32, outputs=outputs)
+            heads[temperature], module.forward = module.forward, outer
+        return heads[temperature](*positional, **named)
+
+    model.forward = types.MethodType(forward, model)
 
 
 def _without_noise(settings: Any) -> Any:

@@ -341,7 +341,11 @@ class LearnerRole(Role):
             message.designs * share(settings.designer.quota, message.designer_samples),
             table.environments * table.plays_per_round,
         )
-        rows = policy_rows(selection.samples, self._training, size)
+        sampling: dict[Part, float] = {
+            "agent": self.config.agent.sampling.temperature,
+            "designer": self.config.designer.sampling.temperature,
+        }
+        rows = policy_rows(selection.samples, self._training, size, sampling)
         if self._examples:
             seed, step = self.config.run.seed, self._version.step
             examples = draw(self._examples, settings.supervised_samples, seed=seed, step=step)

@@ -18,7 +18,7 @@ from engine.errors import SpadeError
 from engine.inference.completion import InferenceError
 from engine.inference.launch import weight_backend
 from engine.inference.process import Ended, ServerFailed, external_server, serve
-from engine.inference.server_checks import HandshakeRefused, check_sampling
+from engine.inference.server_checks import HandshakeRefused
 from engine.inference.vllm import VllmClient, open_session
 from engine.records import served_versions
 from engine.weights import ways
@@ -75,9 +75,6 @@ class ServerRole(Role):
 
     async def run(self) -> None:
         """Serve until drained. Raises SpadeError when a server cannot be brought to serve."""
-        check_sampling(self.config.agent.sampling, "agent.sampling")
-        if self.config.designer.kind == "policy":
-            check_sampling(self.config.designer.sampling, "designer.sampling")
         count = len(self.config.server.urls) or self.config.server.count
         try:
             async with open_session() as session, anyio.create_task_group() as tasks:

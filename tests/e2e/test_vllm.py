@@ -83,12 +83,14 @@ async def world(
         yield World(VllmClient(process.url, session), process, model, directory, config)
 
 
-async def test_sampled_logprobs_are_those_of_transformers(world: World) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+async def test_sampled_logprobs_are_those_of_transformers(world: World, temperature: float) -> None:
+    """At each temperature they are log softmax(logits / T), as the trainer computes them."""
     await world.push(world.publish())
     completion = await world.client.generate(
-        PROMPT, SamplingConfig(max_tokens=64), deadline=60.0, stop_token_ids=[2]
+        PROMPT, SamplingConfig(max_tokens=64, temperature=temperature), deadline=60.0, stop_token_ids=[2]
     )
-    expected = logprobs(world.model, PROMPT + completion.tokens)[len(PROMPT) - 1 :]
+    expected = logprobs(world.model, PROMPT + completion.tokens, temperature)[len(PROMPT) - 1 :]
     assert np.max(np.abs(expected - np.asarray(completion.logprobs))) < 1e-4
     assert [span.version for span in completion.spans] == [Version(0, world.step).pack()]
     assert completion.spans[-1].stop == len(completion.tokens)
@@ -226,7 +228,7 @@ async def test_handshake_names_another_context_and_vocabulary(world: World) -> N
 async def test_handshake_agrees_at_any_temperature(world: World) -> None:
     policy = msgspec.structs.replace(world.publish(), vocabulary=VOCABULARY)
     await world.push(policy)
-    for temperature in (1.0, 0.7):
+    for temperature in (1.0, 0.6):
         result = await handshake(
             world.client, policy, SamplingConfig(temperature=temperature), tolerance=TOLERANCE, deadline=60.0
         )

@@ -29,17 +29,18 @@ run.steps=0 run.roles=agent,agent run.roles= run.seed=-1 run.steps=9223372036854
 reward.plateau_weight=nan learner.optimizer.learning_rate=inf bus.url=nats://host:port sandbox.min_level=5
 sandbox.memory_mb=-5 sandbox.max_live=-1 sandbox.cpu_call_seconds=0 designer.corpus=documents
 designer.memory_records=-1 bus.port=70000 bus.url=localhost:4222 server.count=0 server.urls=localhost
-server.urls=http://host:8000/v1 designer.sampling.temperature=0.7 agent.sampling.top_p=0.95
-agent.sampling.top_k=20 designer.sampling.max_tokens=1024 agent.context_tokens=4096
-agent.sampling.max_tokens=1024 agent.max_turns=3 agent.play_tokens=-1 server.request_seconds=10
-agent.episode_seconds=100 designer.skills=[] designer.skills_per_cohort=9 designer.prompt=huge
-curriculum.delay=1 curriculum.delay=-1 curriculum.hinted_rounds=0 curriculum.hinted_rounds=9
-reward.confidence=1 reward.confidence=0.4 reward.lowest_return=-2 reward.lowest_return=0.5
-curriculum.environments=5 curriculum.hinted_plays=3 curriculum.lead=5 learner.designer.max_staleness=3
-reward.low=0.7 reward.ramp=0 reward.invalid_reward=0.5 learner.agent.quota=9 learner.designer.quota=21
-learner.optimizer.learning_rate=-1e-5 learner.optimizer.beta2=1.0 learner.importance_cap=0.5
-learner.clip_low=1.5 learner.clip_high=0 learner.agent.clip_low=1.5 learner.agent.clip_high=-0.1
-learner.designer.importance_cap=0.5 learner.steps_per_batch=0 learner.minibatches=true
+server.urls=http://host:8000/v1 designer.sampling.temperature=0 agent.sampling.top_p=0.95
+agent.sampling.temperature=3 agent.sampling.top_k=20 designer.sampling.max_tokens=1024
+agent.context_tokens=4096 agent.sampling.max_tokens=1024 agent.max_turns=3 agent.play_tokens=-1
+server.request_seconds=10 agent.episode_seconds=100 designer.skills=[] designer.skills_per_cohort=9
+designer.prompt=huge curriculum.delay=1 curriculum.delay=-1 curriculum.hinted_rounds=0
+curriculum.hinted_rounds=9 reward.confidence=1 reward.confidence=0.4 reward.lowest_return=-2
+reward.lowest_return=0.5 curriculum.environments=5 curriculum.hinted_plays=3 curriculum.lead=5
+learner.designer.max_staleness=3 reward.low=0.7 reward.ramp=0 reward.invalid_reward=0.5
+learner.agent.quota=9 learner.designer.quota=21 learner.optimizer.learning_rate=-1e-5
+learner.optimizer.beta2=1.0 learner.importance_cap=0.5 learner.clip_low=1.5 learner.clip_high=0
+learner.agent.clip_low=1.5 learner.agent.clip_high=-0.1 learner.designer.importance_cap=0.5
+learner.steps_per_batch=0 learner.minibatches=true
 """
 
 

@@ -42,6 +42,7 @@ def complaints(designer: dict[str, Any] | None = None, **tables: Any) -> list[st
         {},
         {"repair": True},
         {"designs_per_ticket": 3},
+        {"sampling": {"temperature": 0.6, "max_tokens": 256}},
         {"kind": "frozen", "sampling": {"temperature": 0.6, "top_p": 0.95, "max_tokens": 256}},
         {"kind": "external", "external": EXTERNAL, "sampling": {"temperature": 0.6, "max_tokens": 256}},
         {"kind": "external", "external": EXTERNAL, "sampling": {"max_tokens": 16000}},
@@ -63,7 +64,9 @@ def test_these_can_run(designer: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("designer", "key"),
     [
-        ({"sampling": {"temperature": 0.6}}, "designer.sampling.temperature"),
+        ({"sampling": {"temperature": 0.0}}, "designer.sampling.temperature"),
+        ({"sampling": {"top_p": 0.9}}, "designer.sampling.top_p"),
+        ({"hint_train": True}, "designer.hint_sampling.temperature"),
         ({"kind": "frozen", "sampling": {"max_tokens": 16000}}, "designer.sampling.max_tokens"),
         ({"kind": "external"}, "designer.external.base_url"),
         (external(base_url="http://"), "designer.external.base_url"),

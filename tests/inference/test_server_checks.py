@@ -20,7 +20,6 @@ from engine.inference.completion import ServerGone
 from engine.inference.server_checks import (
     HandshakeRefused,
     check_external_servers,
-    check_sampling,
     examine,
     handshake,
     tempered_logprob,
@@ -126,22 +125,6 @@ async def test_another_tokenizer_is_refused_with_both_digests(tmp_path: Path) ->
     async with fake_vllm(root=str(tmp_path / "elsewhere")) as fake:
         await look(fake, msgspec.structs.replace(policy(1), tokenizer="beef" * 16), 8)
     assert tokenizer_digest(tmp_path / "elsewhere") == ""
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingConfig(top_p=0.9),
-        SamplingConfig(top_k=5),
-        SamplingConfig(temperature=0.0),
-        SamplingConfig(temperature=0.7),
-    ],
-    ids=str,
-)
-def test_sampling_that_cannot_be_corrected_is_refused(sampling: SamplingConfig) -> None:
-    with pytest.raises(ConfigError, match=r"agent\.sampling"):
-        check_sampling(sampling, "agent.sampling")
-    check_sampling(SamplingConfig(), "agent.sampling")
 
 
 @given(st.lists(st.floats(-20, 20), min_size=2, max_size=30), st.floats(0.2, 3.0))

@@ -16,7 +16,6 @@ import roles.server.role as server_role
 from bus.messages import Message, ServerLost, ServerServing
 from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig
 from engine.config import ServerConfig as ServerTable
-from engine.errors import ConfigError
 from engine.inference.process import ServerFailed
 from engine.inference.server_checks import HandshakeRefused
 from engine.weights.update import ServerBroken, UpdateRefused
@@ -209,17 +208,6 @@ async def test_wrong_logprobs_end_the_role_with_figures(tmp_path: Path) -> None:
             HandshakeRefused, match=r"softmax\(logits / T\) over all tokens by 0\.125, 0\.001 is allowed"
         ):
             await stage.role.run()
-
-
-async def test_sampling_the_trainer_cannot_correct_is_refused_before_anything(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, ("http://127.0.0.1:9",))
-    stage.role.config = Config(
-        run=RunConfig(name="t"),
-        model=ModelConfig(path="x"),
-        agent=AgentConfig(sampling=SamplingConfig(top_p=0.9)),
-    )
-    with pytest.raises(ConfigError, match="top_p"):
-        await stage.role.run()
 
 
 async def test_an_adopted_server_that_is_not_there_is_told(tmp_path: Path) -> None:

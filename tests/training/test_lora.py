@@ -21,7 +21,7 @@ TOKENS = tuple(range(3, 40, 3))
 
 
 def batch(seed: int) -> Batch:
-    rows = policy_rows(random_samples(6, seed=seed), {"agent": RoleTraining()}, 6)
+    rows = policy_rows(random_samples(6, seed=seed), {"agent": RoleTraining()}, 6, {"agent": 0.6})
     return build(rows, micro_batch_tokens=100, padding=VOCABULARY - 2)
 
 

@@ -22,12 +22,17 @@ pytestmark = [
 ]
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
 SIZE = 18
+APART: dict[Any, float] = {"agent": 0.6, "designer": 1.5}  # temperatures
 
 
 def batch_of(
-    samples: list[CreditedSample], examples: list[Example] | None = None, *, bound: int = 100
+    samples: list[CreditedSample],
+    examples: list[Example] | None = None,
+    *,
+    bound: int = 100,
+    temperatures: dict[Any, float] | None = None,
 ) -> Batch:
-    rows = policy_rows(samples, ROLES, SIZE) + supervised_rows(examples or [], 0.1)
+    rows = policy_rows(samples, ROLES, SIZE, temperatures) + supervised_rows(examples or [], 0.1)
     return build(rows, micro_batch_tokens=bound, padding=VOCABULARY - 2)
 
 
@@ -46,23 +51,25 @@ def load(policy: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
 
 
-def row_logps(model: Any, tokens: Any) -> torch.Tensor:
+def row_logps(model: Any, tokens: Any, temperature: float = 1.0) -> torch.Tensor:
     ids = torch.tensor(np.asarray(tokens, dtype=np.int64))[None]
-    logits = model(input_ids=ids).logits[0, :-1]
+    logits = model(input_ids=ids).logits[0, :-1] / temperature
     return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
 
 
-def naive_loss(model: Any, samples: list[CreditedSample], reference: Any, kl: float) -> torch.Tensor:
+def naive_loss(
+    model: Any, samples: list[CreditedSample], reference: Any, kl: float, temperatures: dict[Any, float]
+) -> torch.Tensor:
     """One row at a time, no padding, no micro-batches, straight from the definition (biased KL)."""
     total = torch.zeros(())
     for one in samples:
-        losses = []
+        losses, temperature = [], temperatures.get(one.role, 1.0)
         for part in one.segments:
             tokens, mask, behaviour = arrays(part)
-            logps = row_logps(model, tokens)
+            logps = row_logps(model, tokens, temperature)
             with torch.no_grad():
                 weight = torch.exp(logps - torch.tensor(behaviour[1:].copy())).clamp(max=2.0)
-                start = row_logps(reference, tokens)
+                start = row_logps(reference, tokens, temperature)
             value = -torch.exp(logps - logps.detach()) * one.credit.advantage * weight
             value = value + kl * (torch.exp(start - logps) - (start - logps) - 1)
             losses.append(value[torch.tensor(mask[1:].copy())])
@@ -87,11 +94,11 @@ class Gradients:
 
 
 @pytest.mark.parametrize(
-    ("mode", "unbiased"),
-    [("token_truncate", True), ("token_truncate", False), ("token_mask", True), ("sequence_truncate", True),
-     ("sequence_mask", True)],
+    ("mode", "unbiased", "temperature"),
+    [("token_truncate", True, 1.0), ("token_truncate", False, 1.0), ("token_mask", True, 1.0),
+     ("sequence_truncate", True, 1.0), ("sequence_mask", True, 1.0), ("token_truncate", True, 0.6)],
 )  # fmt: skip
-def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path: Path):
+def test_our_loss_is_trls_loss(mode: str, unbiased: bool, temperature: float, policy: Path, tmp_path: Path):
     """TRL scores four completions of one prompt; we get the same tokens, advantages and log-probs."""
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -117,7 +124,7 @@ def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path
             gradient_checkpointing=False,
             loss_type="grpo", epsilon=0.2, epsilon_high=0.28, beta=0.1, scale_rewards="none",
             vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_max=2.0,
-            use_bias_correction_kl=unbiased,
+            use_bias_correction_kl=unbiased, temperature=temperature,
             per_device_train_batch_size=4, num_generations=4,
         ),
         train_dataset=Dataset.from_dict({"prompt": [""]}),
@@ -155,7 +162,7 @@ def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path
         )
         for index in range(4)
     ]
-    rows = policy_rows(samples, ROLES, 4)
+    rows = policy_rows(samples, ROLES, 4, {"agent": temperature})
     (micro,) = build(rows, micro_batch_tokens=1000, padding=0).micro_batches
     our_loss = ours.compute_loss(ours.model, micro)
     our_loss.backward()
@@ -166,7 +173,10 @@ def test_our_loss_is_trls_loss(mode: str, unbiased: bool, policy: Path, tmp_path
     assert abs(their_loss.item()) > 1e-3
 
 
-def test_micro_batches_give_the_gradient_of_the_naive_batch(start: Callable[..., Any], policy: Path):
+@pytest.mark.parametrize("temperatures", [{}, APART], ids=["plain", "tempered"])
+def test_micro_batches_give_the_gradient_of_the_naive_batch(
+    temperatures: dict[Any, float], start: Callable[..., Any], policy: Path
+):
     keeper = Gradients()
     rate = 0.5
     learner = LearnerConfig(
@@ -178,10 +188,10 @@ def test_micro_batches_give_the_gradient_of_the_naive_batch(start: Callable[...,
     with start(learner, callbacks=(keeper,)) as running:
         for _ in range(2):  # the second step has a KL that is not zero
             before = copy.deepcopy(model.state_dict())
-            batch = batch_of(mixed(), bound=64)
+            batch = batch_of(mixed(), bound=64, temperatures=temperatures)
             assert len(batch.micro_batches) > 3
             values = running.step(batch)
-            loss = naive_loss(model, mixed(), reference, 0.2)
+            loss = naive_loss(model, mixed(), reference, 0.2, temperatures)
             model.zero_grad()
             loss.backward()
             assert values["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
@@ -196,6 +206,31 @@ def test_micro_batches_give_the_gradient_of_the_naive_batch(start: Callable[...,
             torch.testing.assert_close(weight, before[name] - rate * keeper.gradients[name])
     assert values["kl"] > 0
     assert values["micro_batches"] == len(batch.micro_batches)
+
+
+def test_log_probs_are_those_of_the_temperature_that_sampled(start: Callable[..., Any], policy: Path):
+    """With fresh samples of both roles, at temperatures of their own, no weight differs from 1."""
+    model, fresh = load(policy), []
+    for one in mixed():
+        parts = []
+        for part in one.segments:
+            tokens, mask, _ = arrays(part)
+            logps = np.append(0.0, row_logps(model, tokens, APART[one.role]).detach().numpy())
+            parts.append(segment(tokens.tolist(), mask.astype(int).tolist(), np.where(mask, logps, 0.0)))
+        fresh.append(sample(one.sample, role=one.role, advantage=one.credit.advantage, segments=parts))
+    example = Example(np.array([5, 6, 7, 8], dtype=np.int32), np.array([False, True, True, True]))
+    learner = LearnerConfig(
+        kl=0.1, optimizer=OptimizerConfig(learning_rate=0.0, weight_decay=0.0), steps_per_batch=2
+    )
+    with start(learner) as running:
+        values = running.step(batch_of(fresh, [example], temperatures=APART))
+        others = running.step(batch_of(fresh, [example]))
+    for role in ("agent", "designer"):
+        assert values[f"ratio_mean_{role}"] == pytest.approx(1.0, abs=1e-5)
+        assert values[f"behaviour_kl_{role}"] == pytest.approx(0.0, abs=1e-6)
+        assert values[f"ratio_deviation_{role}"] < 1e-5 < 1e-3 < others[f"ratio_deviation_{role}"]
+    assert values["loss_supervised"] == pytest.approx(-0.1 * row_logps(model, example.tokens).mean().item())
+    assert values["loss_supervised"] == pytest.approx(others["loss_supervised"])
 
 
 def test_one_step_moves_probability_towards_the_advantage(start: Callable[..., Any], policy: Path):

@@ -100,6 +100,11 @@ def test_what_we_read_and_set_is_there():
     source = inspect.getsource(parents()["transformers"])
     for seam in ("_globalstep_last_logged", "on_pre_optimizer_step", "current_gradient_accumulation_steps"):
         assert seam in source
+    from trl.trainer.utils import add_fused_lm_head
+
+    assert list(inspect.signature(add_fused_lm_head).parameters) == [
+        "model", "temperature", "cast_lm_head_to_fp32", "outputs"
+    ]  # fmt: skip
     code = inspect.getsource(parents()["trl"])
     for seam in ("self._metrics[", "self._step += 1", "self.ref_model", "self.beta", "fused_lm_head=True"):
         assert seam in code
