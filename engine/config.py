@@ -21,6 +21,7 @@ class RunConfig(Table, frozen=True, kw_only=True):
 
     ``steps`` counts rounds with episodes; a last batch trains the designs of windows that are still open
     then. ``drain_seconds`` bounds the time that roles get to finish their work when the run stops.
+    ``trackers`` get the figures of each round: "tensorboard", "trackio", "wandb", "mlflow", or your own.
     """
 
     name: str
@@ -29,6 +30,7 @@ class RunConfig(Table, frozen=True, kw_only=True):
     seed: int = 17
     roles: tuple[str, ...] = ("designer", "agent", "scorer", "learner", "server", "evaluator")
     drain_seconds: float = 60.0
+    trackers: tuple[str, ...] = ()
 
 
 class ModelConfig(Table, frozen=True, kw_only=True):
@@ -475,7 +477,6 @@ class LearnerConfig(Table, frozen=True, kw_only=True):
     best_by: str = ""
     start_over: bool = False
     step_seconds: float = 3600.0
-    report_to: tuple[str, ...] = ()
     launch: tuple[str, ...] = ()
     trl: dict[str, str | int | float | bool] = {}
 

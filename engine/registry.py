@@ -15,10 +15,14 @@ import msgspec
 
 from engine.errors import ConfigError
 
-ROLES, REWARDS, CORPORA, SUITES, POOLS = (
-    f"spade.{kind}" for kind in ("roles", "rewards", "corpora", "suites", "pools")
-)
-_KINDS = {ROLES: "role", REWARDS: "reward", CORPORA: "corpus", SUITES: "suite", POOLS: "environment pool"}
+_KINDS = {
+    (ROLES := "spade.roles"): "role",
+    (REWARDS := "spade.rewards"): "reward",
+    (CORPORA := "spade.corpora"): "corpus",
+    (SUITES := "spade.suites"): "suite",
+    (POOLS := "spade.pools"): "environment pool",
+    (TRACKERS := "spade.trackers"): "tracker",
+}
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 

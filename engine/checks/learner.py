@@ -10,7 +10,6 @@ from engine.errors import ConfigError
 
 Problem = tuple[str, str]
 LARGEST_RANK = 512
-_REPORTERS = ("tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "swanlab")
 _SECONDS_A_TOKEN = 0.2  # slower than that a server is of no use
 
 
@@ -64,7 +63,7 @@ def longest_reply(config: Config) -> float:
 
 def require_packages(learner: LearnerConfig) -> None:
     """Check that the packages that ``learner`` needs are installed. Raises ConfigError."""
-    needed = {name: f'learner.report_to = ["{name}"]' for name in learner.report_to if name in _REPORTERS}
+    needed = {}
     if learner.optimizer.kind != "adamw":
         needed["bitsandbytes"] = f'learner.optimizer.kind = "{learner.optimizer.kind}"'
     if learner.lora.rank:

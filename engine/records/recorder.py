@@ -22,6 +22,7 @@ from engine.errors import SpadeError
 from engine.records import history, served_versions
 from engine.records.diversity_log import DiversityMeter
 from engine.records.history import Event
+from engine.records.trackers import Trackers
 
 QUEUE = 4096
 BATCH = 512
@@ -33,11 +34,14 @@ T = TypeVar("T")
 class Recorder:
     """Records a run's events: run :meth:`run` in a task group and cancel it to stop.
 
+    Each round that is summed up goes to the ``trackers``.
+
     Raises SpadeError when the database cannot be written.
     """
 
-    def __init__(self, bus: Bus, path: Path) -> None:
+    def __init__(self, bus: Bus, path: Path, trackers: Trackers | None = None) -> None:
         self._bus = bus
+        self._trackers = trackers
         self._path = path
         self._connection = _open(path)
         self._position = history.position(self._connection)
@@ -83,7 +87,9 @@ class Recorder:
         await self._in_thread(history.put_note, name, value)
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the trackers and the database."""
+        if self._trackers is not None:
+            self._trackers.close(self._connection)
         self._connection.close()
 
     def statistics(self) -> dict[str, float]:
@@ -113,6 +119,8 @@ class Recorder:
         await self._in_thread(history.apply, batch)
         if any(isinstance(event.message, RoundSummary) for event in batch):
             await self._in_thread(self._meter.record)
+            if self._trackers is not None:
+                await self._in_thread(self._trackers.record)
             await anyio.to_thread.run_sync(malloc.release)
         self._queued -= len(batch)
         self._position = batch[-1].sequence

@@ -22,6 +22,7 @@ from engine import models, registry
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.inference import frozen, launch
+from engine.records import trackers
 from engine.run import RunDirectory
 from engine.running.child import guarded, tail
 from engine.running.role_host import load, login
@@ -40,6 +41,7 @@ def check_start(config: Config) -> None:
     Raises ConfigError.
     """
     roles = [load(name) for name in config.run.roles]
+    trackers.require(config)
     registry.require_owners(config.plugins, config.reward.variant)
     for key, port in ports(config):
         _require_free(key, port)

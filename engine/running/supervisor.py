@@ -32,6 +32,7 @@ from engine.faults import RoleFailed, explain
 from engine.records import history
 from engine.records import status as standing
 from engine.records.recorder import Recorder
+from engine.records.trackers import Trackers
 from engine.run import RunDirectory, free_mb
 from engine.running import drain_commands, role_host
 from engine.running.child import keep_running
@@ -190,7 +191,7 @@ class Supervisor:
         resumed = await drain_commands.give(bus, "resume")  # a role that reads it finds the current recipe
         _write_private(self.directory.root / "bus.json", msgspec.json.encode(address))
         self.log.info("bus.ready", url=public_url(address.url))
-        recorder = Recorder(bus, self.directory.database)
+        recorder = Recorder(bus, self.directory.database, Trackers(self.config, self.directory.root))
         try:
             await recorder.note("started", {"at": time.time(), "url": address.url})
             local = origin.local_config()

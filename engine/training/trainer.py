@@ -388,7 +388,7 @@ def arguments(learner: LearnerConfig, output: Path, *, seed: int) -> GRPOConfig:
         "logging_nan_inf_filter": False,
         "save_strategy": "no",
         "disable_tqdm": True,
-        "report_to": list(learner.report_to) or "none",
+        "report_to": "none",
         "seed": seed,
     }
     if optimizer.kind != "adamw":

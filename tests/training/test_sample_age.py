@@ -72,7 +72,7 @@ def test_under_other_settings_no_batch_is_the_same():
     slow, fast = (
         settings_digest(LearnerConfig(optimizer=OptimizerConfig(learning_rate=rate))) for rate in (1e-6, 1e-5)
     )
-    assert slow == settings_digest(LearnerConfig(report_to=("tensorboard",)))
+    assert slow == settings_digest(LearnerConfig(checkpoints_kept=5))
     kept = SampleAges(START, Lineage(), settings=slow).state()
     for settings, age in ((slow, 2), (fast, 18)):
         lineage = Lineage().fork(1, 16)

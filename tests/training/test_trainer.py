@@ -353,12 +353,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(start: Callab
 def test_trl_settings_pass_through_and_ours_do_not(tmp_path: Path):
     from engine.training.trainer import arguments
 
-    settings = arguments(
-        LearnerConfig(report_to=("tensorboard",), trl={"adam_epsilon": 1e-6}), tmp_path, seed=1
-    )
-    assert settings.report_to == ["tensorboard"]
+    settings = arguments(LearnerConfig(trl={"adam_epsilon": 1e-6}), tmp_path, seed=1)
     assert settings.adam_epsilon == 1e-6
-    assert arguments(LearnerConfig(), tmp_path, seed=1).report_to == []
     for key in ("loss_type", "learning_rate"):
         with pytest.raises(ConfigError, match=key):
             arguments(LearnerConfig(trl={key: 1}), tmp_path, seed=1)
@@ -372,22 +368,6 @@ def test_a_model_that_is_not_there_is_a_config_error(tmp_path: Path):
 
     with pytest.raises(ConfigError, match="cannot be loaded"):
         build_trainer(LearnerConfig(), tmp_path / "nothing", tmp_path, CommandQueue(), seed=1)
-
-
-def test_metrics_go_to_trls_reporters(start: Callable[..., Any], tmp_path: Path):
-    """Into an event file of tensorboard, as a reader of it finds them."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    with start(LearnerConfig(report_to=("tensorboard",))) as running:
-        told = [running.step(batch_of(random_samples(3, seed=seed))) for seed in range(2)]
-    (events,) = tmp_path.rglob("events.out.tfevents.*")
-    reader = EventAccumulator(str(events.parent))
-    reader.Reload()
-    for name in ("padding_waste", "entropy", "ratio_mean", "tokens_per_second"):
-        points = reader.Scalars(f"train/{name}")
-        assert [point.step for point in points] == [1, 2]
-        expected = [values[name] for values in told]
-        assert [point.value for point in points] == pytest.approx(expected, rel=1e-3)
 
 
 def test_padding_waste_is_the_share_of_computed_positions_without_a_token(start: Callable[..., Any]):
@@ -421,8 +401,6 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
         ({"optimizer": OptimizerConfig(kind="adamw_8bit")}, "bitsandbytes"),
         ({"optimizer": OptimizerConfig(kind="paged_adamw_8bit")}, "bitsandbytes"),
         ({"lora": LoraConfig(rank=8)}, "peft"),
-        ({"report_to": ("wandb",)}, "wandb"),
-        ({"report_to": ("trackio",)}, "trackio"),
     ):
         with pytest.raises(ConfigError, match=package) as caught:
             checks.require_packages(LearnerConfig(**settings))  # type: ignore[arg-type]
