@@ -66,7 +66,12 @@ from engine.training.ranks import Ranks
 trl_imports.is_vllm_available = lambda min_version=None: False
 
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl.trainer import grpo_trainer  # noqa: E402
 from trl.trainer.utils import add_fused_lm_head  # noqa: E402
+
+from engine.training import sharding  # noqa: E402
+
+grpo_trainer.prepare_fsdp = sharding.shard_reference
 
 _log = structlog.get_logger()
 _ENDLESS = 2**31 - 1
@@ -141,6 +146,10 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             if model is not None:
                 model = model.get_base_model() if is_peft_model(model) else model
                 _take_temperature(model, in_fp32=self.args.cast_lm_head_to_fp32)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        sharding.set_precision(self.accelerator)
 
     def run(self) -> None:
         """Serve the feed until it is closed. Raises what a step raised."""
@@ -248,20 +257,19 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def canary(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the log-probs of ``tokens[1:]`` given their prefix, float32 (T - 1,), without autocast.
 
-        Sharded weights are used in the precision of the training.
+        Sharded weights give those of the training, as their layers are gathered in its precision.
         """
         self._together("canary", tuple(tokens))
         ids = torch.tensor([list(tokens)], device=self.accelerator.device)
         training = self.model.training
         self.model.eval()
-        # The class's own forward: the instance's is wrapped in autocast by accelerate. Sharded weights are
-        # gathered by hooks of the instance.
-        model = (
-            self.model if is_sharded(self.model) else functools.partial(type(self.model).forward, self.model)
-        )
-        logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+        if is_sharded(self.model):
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "temperature": torch.ones(1)}
+            logps = self._log_probs(self.model, inputs, entropy=False)[0][0]
+        else:  # the class's own forward: the instance's is wrapped in autocast by accelerate
+            logits = type(self.model).forward(self.model, input_ids=ids, use_cache=False).logits[0, :-1]
+            logps = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
         self.model.train(training)
-        logps = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
         return logps.cpu().numpy().astype(np.float32)
 
     def capture(self) -> CheckpointTensors:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import torch
 from learner_fakes import VOCABULARY, random_samples
+from torch.distributed.fsdp import FSDPModule
 
 from engine.config import LearnerConfig, RoleTraining
 from engine.lineage import Version
@@ -45,9 +46,13 @@ def shard_on_cpu() -> None:
 
     def patched(self: Any, *arguments: Any, **named: Any) -> None:
         real(self, *arguments, **named)
+        if "fsdp_plugin" in self._shared_state:
+            return
         plugin = named.get("fsdp_plugin") or FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
         )
+        if self.mixed_precision == "bf16":
+            plugin.set_mixed_precision("bf16")
         self.distributed_type = state.DistributedType.FSDP
         self.fsdp_plugin = plugin
         state.PartialState._shared_state["distributed_type"] = state.DistributedType.FSDP
@@ -86,7 +91,12 @@ def main(job: dict[str, Any]) -> None:
         weights = {name: tensor.clone() for name, tensor in published.items()}
         how = trainer.accelerator.distributed_type.value
         canary = trainer.canary(TOKENS).tolist()
-        return {"weights": weights, "canary": canary, "sharded": trainer.sharded, "how": how}
+        models = (trainer.model, trainer.ref_model) if trainer.ref_model is not None else (trainer.model,)
+        units = [sum(isinstance(one, FSDPModule) for one in model.modules()) for model in models]
+        layers = [model.model.layers if hasattr(model, "model") else model for model in models]
+        kept = [str(next(each.parameters()).dtype) for each in layers]
+        found = {"weights": weights, "canary": canary, "sharded": trainer.sharded, "how": how}
+        return found | {"units": units, "dtypes": kept}
 
     if "resume" in job:
         errand(lambda: trainer.load(job["resume"], 1))

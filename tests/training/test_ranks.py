@@ -84,7 +84,7 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def compare_kept(ours: Path, theirs: Path) -> None:
     """Hold two checkpoints against each other: the weights, and all of the optimiser."""
-    from engine.training.checkpoint import tensors
+    from engine.training.checkpoint import read_tensors as tensors
 
     mine, other = tensors(ours), tensors(theirs)
     assert mine.model.keys() == other.model.keys()
@@ -136,6 +136,33 @@ def test_sharded_ranks_go_on_from_the_checkpoint_of_one(
     assert found["looks"][0]["sharded"]
     compare(found, {"looks": expected["looks"][1:], "metrics": expected["metrics"][1:]})
     compare_kept(kept(tmp_path, 2), kept(job["home"], 3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sharded_ranks_keep_log_probs_and_gradients_in_float32(policy: Path, tmp_path: Path):
+    """In bf16, with a reference that is sharded like the policy, layer by layer."""
+    learner = {**LEARNER, "precision": "bf16"}
+    job = {"learner": learner, "policy": str(policy), "home": str(tmp_path), "batches": BATCHES[:1]}
+    expected = run(job, tmp_path / "one", 1)
+    found = run({**job, "sharded": True}, tmp_path / "two", 2)
+    first, last = found["looks"]
+    assert first["how"] == "FSDP"
+    apart = (torch.tensor(first["canary"]) - torch.tensor(expected["looks"][0]["canary"])).abs()
+    assert apart.mean() < 1e-3, "one process answers the canary in float32 throughout"
+    assert apart.max() < 4e-3, "half of what a rounded log-prob may be off"
+    canary = torch.tensor(first["canary"])
+    assert (canary.bfloat16().float() != canary).float().mean() > 0.9
+    policy_units, reference_units = first["units"]
+    assert policy_units == reference_units == 2 + 4  # layers; embedding, norm, head, root
+    assert last["dtypes"] == ["torch.float32", "torch.bfloat16"]
+    one, other = found["metrics"][0], expected["metrics"][0]
+    assert one["kl"] == pytest.approx(0.0, abs=1e-6), "the reference is not the policy of the start"
+    for name in ("loss", "ratio_mean", "grad_norm"):
+        assert one[name] == pytest.approx(other[name], abs=1e-3), name
+    for name, tensor in expected["looks"][1]["weights"].items():
+        apart = (last["weights"][name] - tensor).abs()
+        assert apart.mean() < 2e-5, "Adam moves each weight by 1e-3"
 
 
 @pytest.mark.long
