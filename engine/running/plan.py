@@ -148,7 +148,7 @@ def _adoptable(config: Config, url: str) -> str:
 def _model(config: Config) -> str:
     """Return the model's directory, or a placeholder for a model that is built or unpacked at the start."""
     path = config.model.path
-    return "MODEL" if not path or path.startswith((models.WARMSTART, models.PACKAGE)) else path
+    return "MODEL" if not path or path.startswith((models.WARMSTART, models.PACKAGE, models.HUB)) else path
 
 
 def _command(config: Config, words: list[str]) -> str:

@@ -47,7 +47,7 @@ def check_start(config: Config) -> None:
         _require_free(key, port)
     if config.model.path.startswith(models.PACKAGE):
         models.packaged_gguf(config.model.path.removeprefix(models.PACKAGE))
-    elif not config.model.path.startswith(models.WARMSTART):
+    elif not config.model.path.startswith((models.WARMSTART, models.HUB)):
         models.resolve(config, Path())
     program = next(iter(config.learner.launch), "python")
     if "learner" in config.run.roles and not (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -116,3 +117,19 @@ def test_the_packaged_model_is_unpacked(tmp_path: Path, monkeypatch: pytest.Monk
     chat = ChatTokens(path)
     assert chat.rewrites == ""
     assert "Hi" in chat.decode(chat.first("Hi"))
+
+
+def test_a_model_of_the_hub_comes_from_its_cache(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub" / "models--owner--small"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(model, cached / "snapshots" / ("0" * 40))
+    assert models.resolve(config("hub:owner/small"), tmp_path) == cached / "snapshots" / ("0" * 40)
+    for name in ("owner/other", "not a name"):
+        with pytest.raises(ConfigError, match="cannot be had from the hub") as caught:
+            models.resolve(config(f"hub:{name}"), tmp_path)
+        assert f"hf download {name}" in caught.value.remedy
