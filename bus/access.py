@@ -40,7 +40,7 @@ class Access:
 
 ROLES: Mapping[str, Access] = {
     "designer": Access(
-        publishes=("sample.designer.>", "event.designer.*"),
+        publishes=("sample.designer.>", "event.designer.*", "event.designer.ready.*"),
         follows=("EVENT",),
         looks=("SAMPLE",),
         works=("designer",),

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from bus.messages import Credit, EpisodeSample, HeldDesign, Message, RoundClosed, Segment, Span
+from bus.messages import Credit, DesignSample, EpisodeSample, Message, RoundClosed, Segment, Span
+from engine.inference.segments import make_segment
 from engine.lineage import Version
 from engine.training.samples import CreditedSample, Sampled
 
@@ -60,12 +61,7 @@ def segment(
     spans = tuple(
         Span(version, int(start), int(stop)) for start, stop in zip(edges[::2], edges[1::2], strict=True)
     )
-    return Segment(
-        tokens=np.asarray(tokens, dtype="<i4").tobytes(),
-        mask=bytes(mask),
-        logprobs=np.asarray(logprobs, dtype="<f4").tobytes(),
-        spans=spans,
-    )
+    return make_segment(tokens, [value for value, bit in zip(logprobs, mask, strict=True) if bit], spans)
 
 
 def sample(
@@ -93,8 +89,8 @@ def sample(
 def sampled(one: CreditedSample) -> Sampled:
     """The message that holds the tokens of ``one``: its round is that of the play, or its cohort."""
     if one.role == "agent":
-        return EpisodeSample(episode=one.sample, skill="logic", round=one.round, segments=one.segments)
-    return HeldDesign(
+        return EpisodeSample(episode=one.sample, round=one.round, segments=one.segments)
+    return DesignSample(
         design=one.sample, cohort=one.round, attempt=0, skill="logic", valid=True, segments=one.segments
     )
 

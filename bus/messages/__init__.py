@@ -16,6 +16,7 @@ from bus.messages.parts import (
     Segment,
     Span,
     Turn,
+    WaysToWin,
 )
 from bus.messages.policy import EvaluationFinished, PolicyPublished, ServerLost, ServerServing
 from bus.messages.self_play import (
@@ -23,6 +24,7 @@ from bus.messages.self_play import (
     BatchTrained,
     DesignFailed,
     DesignRejected,
+    DesignSample,
     DesignTicket,
     EnvironmentReady,
     EnvironmentScored,
@@ -31,11 +33,11 @@ from bus.messages.self_play import (
     EpisodeRequest,
     EpisodeSample,
     FailureKind,
-    HeldDesign,
     Outcome,
     Role,
     RoundClosed,
     RoundSummary,
+    program_subject,
 )
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "DeadLetter",
     "DesignFailed",
     "DesignRejected",
+    "DesignSample",
     "DesignTicket",
     "EnvironmentReady",
     "EnvironmentScored",
@@ -60,7 +63,6 @@ __all__ = [
     "Finding",
     "Flag",
     "Heartbeat",
-    "HeldDesign",
     "Message",
     "Outcome",
     "PolicyPublished",
@@ -73,6 +75,8 @@ __all__ = [
     "ServerServing",
     "Span",
     "Turn",
+    "WaysToWin",
+    "program_subject",
     "register_message",
     "registered",
     "stable_id",

@@ -1,7 +1,7 @@
 """Parts that several messages share: token segments, turns of a play, review results.
 
-Arrays travel as raw little-endian bytes: token ids int32, log-probs float32, masks uint8.
-A policy version on the wire is the packed integer of ``engine.lineage.Version``.
+Arrays travel as raw little-endian bytes. A policy version on the wire is the packed integer of
+``engine.lineage.Version``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,32 @@ class Span(msgspec.Struct, frozen=True, gc=False, array_like=True):
     stop: int
 
 
-class Segment(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Segment(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A run of tokens that were really adjacent in the model's context.
 
-    ``tokens`` int32 (T,), ``mask`` uint8 (T,) with 1 on sampled tokens, ``logprobs`` float32 (T,) of
-    the behaviour policy, 0 where the mask is 0. ``spans`` cover exactly the masked positions.
+    ``tokens`` holds the ids with ``width`` bytes each: uint16 (2) or int32 (4). ``spans`` are the tokens that
+    were sampled, in order; ``logprobs`` float32 holds the behaviour policy's log-probs of these, one after
+    the other.
     """
 
     tokens: bytes
-    mask: bytes
     logprobs: bytes
     spans: tuple[Span, ...]
+    width: Literal[2, 4] = 4
+
+    def __len__(self) -> int:
+        """Return the number of tokens, sampled or not."""
+        return len(self.tokens) // self.width
+
+    @property
+    def dtype(self) -> str:
+        """The numpy type of ``tokens``."""
+        return "<u2" if self.width == 2 else "<i4"
+
+    @property
+    def sampled(self) -> int:
+        """The number of tokens that were sampled."""
+        return sum(span.stop - span.start for span in self.spans)
 
 
 def sample_id(owner: str, segments: tuple[Segment, ...]) -> str:
@@ -73,15 +88,14 @@ EnvironmentState = Literal["fresh", "frontier", "mastered", "intractable", "dege
 Flag = Literal["", "off_ticket", "incoherent"]
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The review of a program. ``rung`` is the step that refused it, "" for none.
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The verdict on a program, as it is published. ``rung`` is the step that refused it, "" for none.
 
-    ``firsts`` are first observations, ``alone`` the actions that win an instance at once, ``plans`` longer
-    solutions, ``actions`` what the program was seen to take in ``instances`` plays; the other fields are as
-    in ``EnvironmentReady``.
+    ``trivial_win_rate`` is the best win rate of a policy that does not look. ``summary`` says what the game
+    is about; ``near`` is the remembered program most like it, ``similarity`` their cosine. A design with a
+    ``flag`` earns the floor, ``flag_reason`` says why.
     """
 
-    source: str
     rung: str = ""
     reason: str = ""
     title: str = ""
@@ -92,6 +106,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     similarity: float | None = None
     flag: Flag = ""
     flag_reason: str = ""
+
+
+class WaysToWin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of a program's validation that its hint is checked against.
+
+    ``firsts`` are first observations, ``alone`` the actions that win an instance at once (one entry per
+    instance), ``plans`` longer solutions, ``actions`` those that the program took in ``instances`` plays.
+    """
+
     firsts: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
     plans: tuple[tuple[str, ...], ...] = ()

@@ -12,9 +12,9 @@ from bus.messages.parts import (
     EnvironmentStanding,
     EnvironmentState,
     Finding,
-    Flag,
     Segment,
     Turn,
+    WaysToWin,
     sample_id,
 )
 
@@ -22,6 +22,11 @@ Role = Literal["agent", "designer"]
 Arm = Literal["plain", "hinted"]
 FailureKind = Literal["infra", "env", "policy", "quarantined"]
 Outcome = Literal["terminated", "truncated", "failed"]
+
+
+def program_subject(environment: str) -> str:
+    """Return the subject of the facts that hold the program with this SHA-256."""
+    return f"event.designer.ready.{environment}"
 
 
 def _again(issue: int) -> str:
@@ -71,13 +76,13 @@ class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
 
 
 @register_message
-class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
+class DesignSample(Message, frozen=True, kw_only=True, tag="design_sample.v1", omit_defaults=True):
     """The tokens of one attempt at a design. They wait in the learner's buffer for their credit.
 
     ``prompt`` names the template and its version that the attempt was asked with. ``part`` is the call that
     the tokens are of: "" for the program, "hint" for its hint. A designer that is not trained has no tokens:
-    ``text`` is its reply then. ``finding`` is the review of the program, so that a ticket which is delivered
-    again is answered in the same way.
+    ``text`` is its reply then. With ``finding`` and ``wins`` a ticket that is delivered again is answered in
+    the same way.
     """
 
     stream: ClassVar[str] = "SAMPLE"
@@ -92,7 +97,8 @@ class HeldDesign(Message, frozen=True, kw_only=True, tag="held_design.v1"):
     prompt: str = ""
     part: Literal["", "hint"] = ""
     text: str = ""
-    finding: Finding | None = None
+    finding: Finding = Finding()
+    wins: WaysToWin = WaysToWin()
 
     @property
     def sample(self) -> str:
@@ -164,13 +170,11 @@ class DesignFailed(Message, frozen=True, kw_only=True, tag="design_failed.v1"):
 class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_ready.v1"):
     """A ticket was answered by a valid program. ``environment`` is the SHA-256 of ``source``.
 
-    ``hint`` is None when no acceptable hint was written: such a design has no regret term.
-    ``trivial_win_rate`` is the best win rate of a policy that does not look (validator canaries);
-    ``difficulty`` is the level a classifier gives the program, None where there is no classifier;
-    ``prompt`` names the template and its version that the program was asked for with. ``summary`` says what
-    the game is about; ``near`` is the remembered program most like it, ``similarity`` their cosine. A design
-    with a ``flag`` earns the floor, ``flag_reason`` says why. ``sample`` and ``hint_sample`` are the ids of
-    the tokens of program and hint, "" where they are not trained.
+    The last message on its subject is the one place of the program: requests name it by its digest. ``hint``
+    is None when no acceptable hint was written: such a design has no regret term. ``difficulty`` is the level
+    a classifier gives the program, None where there is no classifier; ``prompt`` names the template and its
+    version that the program was asked for with. ``sample`` and ``hint_sample`` are the ids of the tokens of
+    program and hint, "" where they are not trained.
     """
 
     design: str
@@ -182,17 +186,10 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
     source: str
     hint: str | None
     document: str
-    title: str
-    trivial_win_rate: float
-    degenerate: bool
+    finding: Finding = Finding()
     difficulty: float | None = None
     family: str | None = None
     prompt: str = ""
-    summary: str = ""
-    near: str = ""
-    similarity: float | None = None
-    flag: Flag = ""
-    flag_reason: str = ""
     sample: str = ""
     hint_sample: str = ""
 
@@ -202,25 +199,27 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
 
     @property
     def tail(self) -> str:
-        return "event.designer.ready"
+        return program_subject(self.environment)
 
 
 @register_message
-class EpisodeRequest(Message, frozen=True, kw_only=True, tag="episode_request.v1"):
-    """Work for an agent: play one instance. The arms of a pair differ in ``hint`` and ``arm`` only."""
+class EpisodeRequest(Message, frozen=True, kw_only=True, tag="episode_request.v1", omit_defaults=True):
+    """Work for an agent: play one instance. The arms of a pair differ in ``hint`` and ``arm`` only.
+
+    ``source`` is "" where the program is published (:func:`program_subject`), as it is in a run.
+    """
 
     stream: ClassVar[str] = "TASK"
     episode: str
     design: str
     environment: str
-    skill: str
     arm: Arm
     round: int
     index: int
     seed: int
-    source: str
-    hint: str | None
     max_turns: int
+    hint: str | None = None
+    source: str = ""
 
     @property
     def key(self) -> str:
@@ -232,7 +231,7 @@ class EpisodeRequest(Message, frozen=True, kw_only=True, tag="episode_request.v1
 
 
 @register_message
-class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.v1"):
+class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.v1", omit_defaults=True):
     """A play came to its end. ``returned`` is the agent's return in [-1, 1].
 
     ``failure`` is ``env`` or ``policy`` when one of them ended the play, else None. Such a play has
@@ -242,19 +241,17 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
 
     episode: str
     design: str
-    environment: str
-    skill: str
     arm: Arm
     round: int
     index: int
     seed: int
     returned: float
     outcome: Outcome
-    failure: FailureKind | None
-    reason: str
     turns: int
     transcript: tuple[Turn, ...]
     seconds: float
+    failure: FailureKind | None = None
+    reason: str = ""
     sample: str = ""
     tokens: int = 0
     versions: tuple[int, int] | None = None
@@ -347,7 +344,6 @@ class EpisodeSample(Message, frozen=True, kw_only=True, tag="episode_sample.v1")
     stream: ClassVar[str] = "SAMPLE"
     role: ClassVar[Role] = "agent"
     episode: str
-    skill: str
     round: int
     segments: tuple[Segment, ...]
 

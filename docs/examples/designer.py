@@ -26,11 +26,12 @@ async def main(url: str, run: str, programs: list[str]) -> None:
             answer = {key: ticket[key] for key in ("design", "cohort", "slot", "skill")}
             answer |= {"kind": "environment_ready.v1", "attempt": 0, "source": source, "hint": None}
             answer |= {"environment": hashlib.sha256(source.encode()).hexdigest(), "document": ""}
-            answer |= {"title": "from a file", "trivial_win_rate": 0.0, "degenerate": False}
+            answer |= {"finding": {"title": "from a file"}}
             key = f"ready:{ticket['design']}"
+            subject = f"spade.{run}.event.designer.ready.{answer['environment']}"
             frame = [1, answer["kind"], key, run, "designer", "files", time.time_ns(), 0, answer]
             headers = {"Nats-Msg-Id": key, "Nats-Expected-Stream": f"EVENT_{run}"}
-            await stream.publish(f"spade.{run}.event.designer.ready", msgpack.packb(frame), headers=headers)
+            await stream.publish(subject, msgpack.packb(frame), headers=headers)
             await work.ack_sync()
         except (TimeoutError, nats.errors.Error):
             await asyncio.sleep(0.1)  # no work, or no server: unacknowledged work is delivered again

@@ -26,7 +26,7 @@ _CALL, _CALL_BYTES = 4096, 64 << 20
 _PURGE, _PURGE_BYTES = 8192, 64 << 20
 _HELD = 512
 _WARM_UP = 64
-_TOKEN_BYTES = 9  # int32 token, uint8 mask, float32 log-probability
+_TOKEN_BYTES = 8  # int32 token, float32 log-probability
 _SET_PDEATHSIG = 1
 
 
@@ -68,11 +68,10 @@ def _sample(index: int, padding: int, total: int) -> EpisodeSample:
     tokens = padding // _TOKEN_BYTES
     segment = Segment(
         tokens=bytes(4 * tokens),
-        mask=b"\x01" * tokens,
         logprobs=bytes(4 * tokens),
         spans=(Span(1, 0, tokens),),
     )
-    return EpisodeSample(episode=f"e{index}", skill=str(total), round=index, segments=(segment,))
+    return EpisodeSample(episode=f"e{index}-{total}", round=index, segments=(segment,))
 
 
 def _task(index: int, padding: int, total: int) -> EpisodeRequest:
@@ -82,7 +81,6 @@ def _task(index: int, padding: int, total: int) -> EpisodeRequest:
         episode=f"e{index}",
         design="d",
         environment="e",
-        skill="bench",
         arm="plain",
         round=index,
         index=total,
@@ -167,7 +165,9 @@ def _position(message: Message) -> tuple[int, int]:
     from bus.messages import EpisodeRequest, EpisodeSample
 
     assert isinstance(message, EpisodeSample | EpisodeRequest)
-    return message.round, message.index if isinstance(message, EpisodeRequest) else int(message.skill)
+    return message.round, message.index if isinstance(message, EpisodeRequest) else int(
+        message.episode.rpartition("-")[2]
+    )
 
 
 async def _wait_for_start() -> None:

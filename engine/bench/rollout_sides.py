@@ -56,7 +56,6 @@ def requests(prefix: str, *, episodes: int, turns: int, words: int, seed: int) -
             episode=f"{prefix}-{number}",
             design="bench",
             environment="bench",
-            skill="bench",
             arm="plain",
             round=0,
             index=number,

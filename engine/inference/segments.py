@@ -32,7 +32,7 @@ class SegmentBuilder:
 
     def prompt(self, ids: Iterable[int]) -> None:
         """Append ids that were not sampled."""
-        self._append(list(ids), None)
+        self._tokens += ids
 
     def completion(self, completion: Completion) -> None:
         """Append sampled ids with their log-probs and versions.
@@ -43,7 +43,8 @@ class SegmentBuilder:
         offset = len(self._tokens)
         for span in completion.spans:
             self._extend_span(span.version, offset + span.start, offset + span.stop)
-        self._append(completion.tokens, completion.logprobs)
+        self._tokens += completion.tokens
+        self._logprobs += completion.logprobs
         if completion.tokens:
             self._sampled_to = len(self._tokens)
 
@@ -59,15 +60,9 @@ class SegmentBuilder:
 
     def _reset(self, ids: list[int]) -> None:
         self._tokens: list[int] = ids
-        self._mask: list[int] = [0] * len(ids)
-        self._logprobs: list[float] = [0.0] * len(ids)
+        self._logprobs: list[float] = []
         self._spans: list[Span] = []
         self._sampled_to = 0
-
-    def _append(self, ids: list[int], logprobs: list[float] | None) -> None:
-        self._tokens += ids
-        self._mask += [0 if logprobs is None else 1] * len(ids)
-        self._logprobs += [0.0] * len(ids) if logprobs is None else logprobs
 
     def _extend_span(self, version: int, start: int, stop: int) -> None:
         if start == stop:
@@ -85,22 +80,33 @@ class SegmentBuilder:
         if not self._sampled_to:
             return None
         end = self._sampled_to
-        return Segment(
-            tokens=np.asarray(self._tokens[:end], dtype="<i4").tobytes(),
-            mask=np.asarray(self._mask[:end], dtype="u1").tobytes(),
-            logprobs=np.asarray(self._logprobs[:end], dtype="<f4").tobytes(),
-            spans=tuple(self._spans),
-        )
+        return make_segment(self._tokens[:end], self._logprobs, self._spans)
+
+
+def make_segment(tokens: Sequence[int], logprobs: Sequence[float], spans: Iterable[Span]) -> Segment:
+    """Return a segment of ``tokens``; ``logprobs`` are those of the tokens in ``spans``, in order."""
+    ids = np.asarray(tokens, dtype="<i4")
+    small = not len(ids) or (ids.min() >= 0 and ids.max() <= np.iinfo(np.uint16).max)
+    return Segment(
+        tokens=(ids.astype("<u2") if small else ids).tobytes(),
+        logprobs=np.asarray(logprobs, dtype="<f4").tobytes(),
+        spans=tuple(spans),
+        width=2 if small else 4,
+    )
+
+
+def token_ids(segment: Segment) -> list[int]:
+    """Return the ids of all tokens of ``segment``."""
+    return [int(token) for token in np.frombuffer(segment.tokens, segment.dtype)]
 
 
 def prompt_and_reply(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
     """Return the ids of the first prompt in ``segments`` (at least one), and all ids that were sampled."""
-    prompt = np.frombuffer(segments[0].tokens, "<i4")[: segments[0].mask.find(1)].tolist()
     sampled: list[int] = []
     for segment in segments:
-        mask = np.frombuffer(segment.mask, np.uint8).astype(bool)
-        sampled += np.frombuffer(segment.tokens, "<i4")[mask].tolist()
-    return prompt, sampled
+        ids = token_ids(segment)
+        sampled += [token for span in segment.spans for token in ids[span.start : span.stop]]
+    return token_ids(segments[0])[: segments[0].spans[0].start], sampled
 
 
 def _check_cover(completion: Completion) -> None:

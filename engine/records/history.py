@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS rejections (id TEXT PRIMARY KEY, sequence INTEGER, at
 CREATE TABLE IF NOT EXISTS designs_failed (design TEXT PRIMARY KEY, sequence INTEGER, at REAL, cohort INTEGER,
     skill TEXT, attempts INTEGER, failure TEXT, reason TEXT);
 CREATE TABLE IF NOT EXISTS episodes (episode TEXT PRIMARY KEY, sequence INTEGER, at REAL, design TEXT,
-    skill TEXT, arm TEXT, round INTEGER, returned REAL, outcome TEXT, failure TEXT, turns INTEGER,
+    arm TEXT, round INTEGER, returned REAL, outcome TEXT, failure TEXT, turns INTEGER,
     tokens INTEGER, seconds REAL);
 CREATE INDEX IF NOT EXISTS episodes_at ON episodes (at);
 CREATE INDEX IF NOT EXISTS episodes_round ON episodes (round);
@@ -73,7 +73,6 @@ CREATE TABLE IF NOT EXISTS gauges (role TEXT, instance TEXT, state TEXT, at REAL
 _NEWEST = (
     "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = MAX(value, excluded.value)"
 )
-LABELS = ("prompt", "summary", "near", "similarity", "flag_reason", "hint_sample")
 """Fields of a design that ``labels`` keeps beside its flag."""
 LAST_AT = "last_event_at"
 """The counter that holds the time of the newest event."""
@@ -244,13 +243,20 @@ def _round(db: sqlite3.Connection, event: Event, x: m.RoundSummary) -> bool:
 
 
 def _ready(db: sqlite3.Connection, event: Event, x: m.EnvironmentReady) -> bool:
+    found = x.finding
     new = _insert(
         db, "environments", x.design, event.sequence, event.at, x.cohort, x.attempt, x.skill, x.environment,
-        x.source, x.hint, x.document, x.title, x.trivial_win_rate, x.degenerate, x.difficulty, x.family,
+        x.source, x.hint, x.document, found.title, found.trivial_win_rate, found.degenerate, x.difficulty,
+        x.family,
     )  # fmt: skip
     if new:
-        labels = {name: getattr(x, name) for name in LABELS}
-        db.execute("INSERT OR REPLACE INTO labels VALUES (?, ?, ?)", (x.design, x.flag, json.dumps(labels)))
+        labels = {
+            "prompt": x.prompt, "summary": found.summary, "near": found.near, "similarity": found.similarity,
+            "flag_reason": found.flag_reason, "hint_sample": x.hint_sample,
+        }  # fmt: skip
+        db.execute(
+            "INSERT OR REPLACE INTO labels VALUES (?, ?, ?)", (x.design, found.flag, json.dumps(labels))
+        )
         _count(db, "environments_accepted")
     return new
 
@@ -281,7 +287,7 @@ def _design_failed(db: sqlite3.Connection, event: Event, x: m.DesignFailed) -> b
 
 def _finished(db: sqlite3.Connection, event: Event, x: m.EpisodeFinished) -> bool:
     new = _insert(
-        db, "episodes", x.episode, event.sequence, event.at, x.design, x.skill, x.arm, x.round, x.returned,
+        db, "episodes", x.episode, event.sequence, event.at, x.design, x.arm, x.round, x.returned,
         x.outcome, x.failure, x.turns, x.tokens, x.seconds,
     )  # fmt: skip
     if not new:

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from bus.messages import Credit, EpisodeSample, HeldDesign, Role, Segment
+from bus.messages import Credit, DesignSample, EpisodeSample, Role, Segment
 from engine.lineage import Lineage, Version
 
 Kind = Literal["generated", "trained"]
-Sampled = EpisodeSample | HeldDesign
+Sampled = EpisodeSample | DesignSample
 """Messages that hold the tokens of a sample."""
 
 
@@ -35,13 +35,19 @@ class Arrays(NamedTuple):
 
 
 def arrays(segment: Segment) -> Arrays:
-    """Decode the little-endian arrays of ``segment``. Raises ValueError when a length does not fit."""
-    tokens = np.frombuffer(segment.tokens, dtype="<i4")
-    mask = np.frombuffer(segment.mask, dtype="u1")
-    logprobs = np.frombuffer(segment.logprobs, dtype="<f4")
-    if not len(tokens) == len(mask) == len(logprobs):
-        raise ValueError(f"{len(tokens)} tokens, {len(mask)} mask bits, {len(logprobs)} log-probs")
-    return Arrays(tokens, mask.astype(np.bool_), logprobs)
+    """Decode ``segment``. Raises ValueError when its arrays and its spans do not fit together."""
+    tokens = np.frombuffer(segment.tokens, dtype=segment.dtype).astype(np.int32)
+    sampled = np.frombuffer(segment.logprobs, dtype="<f4")
+    mask, end = np.zeros(len(tokens), dtype=np.bool_), 0
+    for span in segment.spans:
+        if not end <= span.start < span.stop <= len(tokens):
+            raise ValueError(f"spans {segment.spans} of {len(tokens)} tokens")
+        mask[span.start : span.stop], end = True, span.stop
+    if segment.sampled != len(sampled):
+        raise ValueError(f"{segment.sampled} sampled tokens, {len(sampled)} log-probs")
+    logprobs = np.zeros(len(tokens), dtype=np.float32)
+    logprobs[mask] = sampled
+    return Arrays(tokens, mask, logprobs)
 
 
 def versions(sample: Sampled | CreditedSample) -> frozenset[Version]:
@@ -56,31 +62,25 @@ def age(sample_versions: frozenset[Version], current: Version, lineage: Lineage)
 
 def trained_tokens(sample: Sampled | CreditedSample) -> int:
     """Return how many tokens of ``sample`` carry a loss."""
-    return sum(segment.mask.count(1) for segment in sample.segments)
+    return sum(segment.sampled for segment in sample.segments)
 
 
 def fault(sample: Sampled, vocabulary: int) -> str | None:
     """Return why ``sample`` cannot be trained on, or None.
 
-    ``"empty"`` has no sampled token. ``"malformed"`` has arrays of different lengths, a token outside
-    ``[0, vocabulary)``, a sampled first token (nothing predicts it), spans that do not cover exactly the
-    mask, or a log-prob that is not a finite number of at most 0.
+    ``"empty"`` has no sampled token. ``"malformed"`` has spans that overlap or do not fit the arrays, a
+    token outside ``[0, vocabulary)``, a sampled first token (nothing predicts it), or a log-prob that is not
+    a finite number of at most 0.
     """
     for segment in sample.segments:
         try:
             tokens, mask, logprobs = arrays(segment)
         except ValueError:
             return "malformed"
-        covered = np.zeros(len(mask), dtype=np.int64)
-        for span in segment.spans:
-            if not 0 <= span.start < span.stop <= len(mask):
-                return "malformed"
-            covered[span.start : span.stop] += 1
         sampled = logprobs[mask]
         if (
             (len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary))
             or (len(mask) and mask[0])
-            or not np.array_equal(covered, mask.astype(np.int64))
             or not np.isfinite(sampled).all()
             or (sampled > 1e-3).any()
         ):

@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from bus.messages import Segment
 from engine.errors import ConfigError
 from engine.training.batch import Example
-from engine.training.samples import CreditedSample
+from engine.training.samples import CreditedSample, arrays
 
 FILE = "supervised.jsonl"
 
@@ -72,11 +73,11 @@ class DesignArchive:
     def note(self, trained: Iterable[CreditedSample]) -> None:
         """Note the samples of a batch."""
         self._kept += [
-            Accepted(segment.tokens, segment.mask)
+            _accepted(segment)
             for sample in trained
             if sample.credit.accepted and sample.credit.reward > self._floor
             for segment in sample.segments
-            if segment.mask.count(1)
+            if segment.sampled
         ]
         del self._kept[: -self._capacity]
 
@@ -87,6 +88,11 @@ class DesignArchive:
     def state(self) -> tuple[Accepted, ...]:
         """Return the part that a checkpoint keeps."""
         return tuple(self._kept)
+
+
+def _accepted(segment: Segment) -> Accepted:
+    tokens, mask, _ = arrays(segment)
+    return Accepted(tokens.astype("<i4").tobytes(), mask.astype("u1").tobytes())
 
 
 def _text(kept: Accepted) -> Example:

@@ -122,24 +122,20 @@ class Played:
     @property
     def tokens(self) -> int:
         """The number of sampled tokens."""
-        return sum(segment.mask.count(1) for segment in self.segments)
+        return sum(segment.sampled for segment in self.segments)
 
     def sample(self, request: EpisodeRequest, rules: Rules) -> EpisodeSample | None:
         """Return the tokens for the learner; None where they are not trained."""
         masked = rules.mask_truncated and self.ending.outcome == "truncated"
         if masked or not self.tokens or (request.arm == "hinted" and not rules.train_hinted):
             return None
-        return EpisodeSample(
-            episode=request.episode, skill=request.skill, round=request.round, segments=self.segments
-        )
+        return EpisodeSample(episode=request.episode, round=request.round, segments=self.segments)
 
     def finished(self, request: EpisodeRequest, sample: EpisodeSample | None) -> EpisodeFinished:
         """Return the fact for the bus; ``sample`` holds the tokens that were published before it."""
         return EpisodeFinished(
             episode=request.episode,
             design=request.design,
-            environment=request.environment,
-            skill=request.skill,
             arm=request.arm,
             round=request.round,
             index=request.index,

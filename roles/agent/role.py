@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 import anyio
+import msgspec
 
 from bus import Delivery
 from bus.messages import EpisodeFailed, EpisodeRequest, FailureKind
 from engine.inference.completion import InferenceUnavailable
 from roles.agent.concurrency import EpisodeLimit, LoadSnapshot
 from roles.agent.episode import Player, Rules
+from roles.agent.programs import Programs
 from roles.base import Role, RoleContext
 from roles.work_loop import (
     INFRASTRUCTURE,
@@ -44,6 +46,7 @@ class AgentRole(Role):
         super().__init__(context)
         self._counts: Counter[str] = Counter()
         self._in_hand = self._turns = self._missed = 0
+        self._programs = Programs(self.bus)
         self._limit = EpisodeLimit(self.config.agent.concurrency)
 
     async def run(self) -> None:
@@ -109,6 +112,9 @@ class AgentRole(Role):
     async def _play(self, request: EpisodeRequest, delivery: Delivery) -> None:
         seconds = self.config.agent.episode_seconds
         try:
+            if not request.source:
+                source = await self._programs.source(request.environment)
+                request = msgspec.structs.replace(request, source=source)
             played = await self._player.play_on(request, seconds)
         except EnvQuarantined as error:
             await self._fail(request, delivery, "quarantined", str(error))

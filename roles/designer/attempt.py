@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from bus.messages import DesignTicket, Finding, HeldDesign, Segment
+from bus.messages import DesignSample, DesignTicket, Finding, Segment, WaysToWin
 from engine import prompts
 from engine.inference.segments import prompt_and_reply
+from roles.designer.authors import Author, DesignReply
 from roles.designer.corpus import Corpus, Document
-from roles.designer.design_backends import Author, DesignReply
 from roles.designer.environment_pool import Programs
 from roles.designer.prompt import Brief, PromptWriter
-from roles.designer.review import Commission, published
+from roles.designer.review import Commission, published, ways_to_win
 from roles.work_loop import sampling_seed
 from sandbox import extract
 
@@ -58,6 +58,11 @@ class Draft:
         return self.reply.text
 
     @property
+    def program(self) -> str:
+        """The program in the reply, "" where there is none."""
+        return self.source or extract(self.reply.visible)
+
+    @property
     def finish(self) -> str:
         return self.reply.finish
 
@@ -68,10 +73,12 @@ class Draft:
 
 @dataclass(frozen=True)
 class Judged:
-    """A draft with the published verdict on its program."""
+    """A draft, its program, and the published verdict on it."""
 
     draft: Draft
+    source: str
     finding: Finding
+    wins: WaysToWin = WaysToWin()  # noqa: RUF009 - frozen
 
     @property
     def valid(self) -> bool:
@@ -114,7 +121,7 @@ class Workshop:
         document, drawn = self._corpus.draw_uncut(ticket, attempt), self._draw(ticket, rng)
         return await anyio.to_thread.run_sync(self._prompt, ticket, document, drawn)
 
-    def asked(self, ticket: DesignTicket, held: HeldDesign) -> Asked:
+    def asked(self, ticket: DesignTicket, held: DesignSample) -> Asked:
         """Return the prompt that published tokens of ``ticket`` were an answer to."""
         return Asked(held.document, prompt_and_reply(held.segments)[0], ticket.design)
 
@@ -152,12 +159,20 @@ class Workshop:
         name = name if name in prompts.names() else f"{_REPAIR}full"
         found = before.finding
         reason = found.reason[:_LONGEST_REASON]
-        message = prompts.render(name, source=found.source, rung=found.rung, reason=reason)
+        message = prompts.render(name, source=before.source, rung=found.rung, reason=reason)
         reply = await self._designer.mend(before.draft.reply, message, seed=seed, key=ticket.design)
         return Draft(before.draft.document, reply, prompts.version(name)) if reply else None
 
-    def recall(self, held: HeldDesign) -> Draft:
-        """Return the draft that an earlier life of the ticket has already published."""
+    def recall(self, held: DesignSample) -> Judged:
+        """Return the attempt that an earlier life of the ticket has already published, with its verdict."""
+        draft = self._recalled(held)
+        # Of a reply that was cut, all of it is told.
+        source = draft.text if draft.finish == "length" else draft.program
+        return Judged(draft, source, held.finding, held.wins)
+
+    def _recalled(self, held: DesignSample) -> Draft:
+        if isinstance(self._designer, Programs):
+            return Draft(held.document, DesignReply(held.text, "stop"), source=held.text)
         if not held.segments:
             return Draft(held.document, DesignReply(held.text, "stop"), held.prompt)
         prompt, tokens = prompt_and_reply(held.segments)
@@ -173,20 +188,19 @@ class Workshop:
     async def judge(self, ticket: DesignTicket, draft: Draft) -> Judged:
         """Extract the program and run it up the validator's ladder. Raises the sandbox's infra errors."""
         if draft.reply.refusal:
-            return Judged(draft, Finding(source="", rung=REFUSED, reason=draft.reply.refusal))
+            return Judged(draft, "", Finding(rung=REFUSED, reason=draft.reply.refusal))
         if draft.finish == "length":
             reason = "the reply was cut at its length limit"
-            return Judged(draft, Finding(source=draft.text, rung="extract", reason=reason))
-        visible = draft.reply.visible
-        source = draft.source or extract(visible)
+            return Judged(draft, draft.text, Finding(rung="extract", reason=reason))
+        source = draft.program
         if not source.strip():
-            thinks = draft.text.strip() and not visible.strip()
+            thinks = draft.text.strip() and not draft.reply.visible.strip()
             reason = "no program in the reply" + (", only reasoning" if thinks else "")
-            return Judged(draft, Finding(source=source, rung="extract", reason=reason))
+            return Judged(draft, source, Finding(rung="extract", reason=reason))
         verdict = await self._validator.validate(
             source, ticket=Commission(ticket, draft.document), max_turns=self._config.max_turns
         )
-        return Judged(draft, published(source, verdict))
+        return Judged(draft, source, published(verdict), ways_to_win(verdict))
 
     def _tokens(self, text: str) -> int:
         return len(self._chat.encode(text))

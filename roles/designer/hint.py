@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+import msgspec
+
+from bus.messages import WaysToWin
 from engine import prompts
 from engine.inference.endpoint import EndpointRefused
 from engine.inference.replies import visible_reply
 from engine.inference.segments import prompt_and_reply
 from engine.inference.tokens import SegmentBuilder
-from roles.designer.design_backends import DesignReply
+from roles.designer.authors import DesignReply
 from roles.text_normalise import plain
 from roles.work_loop import sampling_seed
 
 if TYPE_CHECKING:
-    from bus.messages import HeldDesign, Segment
+    from bus.messages import DesignSample, Segment
     from engine.config import SamplingConfig
     from engine.inference.pool import InferencePool
     from engine.inference.tokens import ChatTokens
@@ -67,19 +70,6 @@ class Writer(Protocol):
     ) -> Answer: ...
 
 
-class Answers(NamedTuple):
-    """The known ways to win.
-
-    ``alone``: the action that wins an instance at once, one entry per instance; ``plans``: longer
-    solutions; ``actions``: those that the program took; ``instances`` counts those played.
-    """
-
-    alone: tuple[str, ...] = ()
-    plans: tuple[tuple[str, ...], ...] = ()
-    actions: frozenset[str] = frozenset()
-    instances: int = 0
-
-
 class Hint(NamedTuple):
     """An accepted hint, with its tokens where the policy wrote it."""
 
@@ -102,7 +92,7 @@ def clean_hint(text: str, finish: str, *, thought_open: bool = False) -> str | N
     return None if any(sign in line for sign in _NO_ADVICE) or not line.isprintable() else line
 
 
-def gives_away(hint: str, answers: Answers) -> str:
+def gives_away(hint: str, wins: WaysToWin) -> str:
     """Return how ``hint`` names the winning action, "" when it does not.
 
     It does when it says that the answer is one; when it holds a whole solution of several actions in order;
@@ -111,40 +101,40 @@ def gives_away(hint: str, answers: Answers) -> str:
     Actions and hint are compared as words, as they are written and as
     :func:`roles.text_normalise.plain` reads them.
     """
-    return _tells(hint, answers) or _tells(plain(hint), _plainly(answers))
+    return _tells(hint, wins) or _tells(plain(hint), _plainly(wins))
 
 
-def _plainly(answers: Answers) -> Answers:
-    return Answers(
-        tuple(map(plain, answers.alone)),
-        tuple(tuple(map(plain, plan)) for plan in answers.plans),
-        frozenset(map(plain, answers.actions)),
-        answers.instances,
+def _plainly(wins: WaysToWin) -> WaysToWin:
+    return msgspec.structs.replace(
+        wins,
+        alone=tuple(map(plain, wins.alone)),
+        plans=tuple(tuple(map(plain, plan)) for plan in wins.plans),
+        actions=tuple(map(plain, wins.actions)),
     )
 
 
-def _tells(hint: str, answers: Answers) -> str:
-    wins = Counter(_words(action) for action in answers.alone if _words(action))
+def _tells(hint: str, known: WaysToWin) -> str:
+    wins = Counter(_words(action) for action in known.alone if _words(action))
     for action in wins:
         spelt = r"\W*".join(map(re.escape, action))
         if re.search(rf"{_CLAIM}{spelt}(?!\w)", hint, re.IGNORECASE):
             return f"it says that {' '.join(action)!r} is the answer"
     said = _words(hint)
-    for plan in answers.plans:
+    for plan in known.plans:
         steps = _without_fillers(tuple(word for action in plan for word in _words(action)))
         if len(steps) > 1 and _within(steps, _without_fillers(said)):
             return "it holds a whole solution"
-    often = max(_INSTANCES, _NEARLY_ALL * answers.instances)
+    often = max(_INSTANCES, _NEARLY_ALL * known.instances)
     for action, times in wins.items():
         if len(wins) == 1 and times >= often and _names(said, action):
             return f"{' '.join(action)!r} always wins"
-    named = _named(said, wins, answers.actions)
+    named = _named(said, wins, known.actions)
     if len(named) == 1 and wins[named[0]] >= (1 if len(named[0]) >= _LONG_ACTION else 2):
         return f"{' '.join(named[0])!r} wins at once"
     return ""
 
 
-def _named(said: Words, wins: Counter[Words], taken: frozenset[str]) -> list[Words]:
+def _named(said: Words, wins: Counter[Words], taken: Sequence[str]) -> list[Words]:
     """Return the parts of a hint that could be an action.
 
     They are all numbers where numbers win, else the longest of the actions that were seen.
@@ -187,6 +177,13 @@ def adds_nothing(hint: str, firsts: Sequence[str]) -> bool:
     return True
 
 
+def fault_of(hint: str, wins: WaysToWin) -> str:
+    """Return the name of what is wrong with a hint, "" for nothing."""
+    if gives_away(hint, wins):
+        return "gives_away"
+    return "adds_nothing" if wins.firsts and adds_nothing(hint, wins.firsts) else ""
+
+
 class HintWriter:
     """Asks for a hint, up to ``attempts`` times: the current policy, or ``writer`` where there is one."""
 
@@ -213,10 +210,9 @@ class HintWriter:
         *,
         design: str,
         attempt: int,
-        answers: Answers | None = None,
-        firsts: Sequence[str] = (),
+        wins: WaysToWin = WaysToWin(),  # noqa: B008 - frozen
     ) -> Hint | None:
-        """Return an acceptable hint for ``source`` or None; ``firsts`` are first observations of it.
+        """Return a hint for ``source`` that is acceptable for its ``wins``, or None.
 
         Raises InferenceUnavailable.
         """
@@ -225,19 +221,13 @@ class HintWriter:
             if reply is None:
                 return None
             hint = clean_hint(reply.text, reply.finish, thought_open=reply.thought_open)
-            fault = "malformed" if hint is None else self.fault(hint, answers or Answers(), firsts)
+            fault = "malformed" if hint is None else fault_of(hint, wins)
             if hint is not None and not fault:
                 return Hint(hint, reply.segments)
             self._counts[f"hint_{fault}"] += 1
         return None
 
-    def fault(self, hint: str, answers: Answers, firsts: Sequence[str]) -> str:
-        """Return the name of what is wrong with a hint, "" for nothing."""
-        if gives_away(hint, answers):
-            return "gives_away"
-        return "adds_nothing" if firsts and adds_nothing(hint, firsts) else ""
-
-    def recall(self, held: HeldDesign) -> Hint | None:
+    def recall(self, held: DesignSample) -> Hint | None:
         """Return the hint that an earlier life of the ticket has published."""
         if not held.segments:
             return Hint(held.text) if held.text else None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -19,9 +19,9 @@ from bus.messages import (
     EnvironmentScored,
     EnvironmentStanding,
     EnvironmentState,
+    Finding,
     RoundSummary,
 )
-from roles.designer.memory_record import MemoryRecord
 
 _NEGATIVE: frozenset[EnvironmentState] = frozenset(("mastered", "intractable", "degenerate"))
 _FINAL: frozenset[EnvironmentState] = frozenset(("mastered", "degenerate"))
@@ -31,10 +31,69 @@ _SETTLED = 1 << 16
 # What a template writes around an example, in tokens, generously.
 _FRAME = 48
 _SHORTEST_CUT = 64
+_HELPS = 0.15
+_FEW = 0.5
+
+
+class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One environment.
+
+    ``standing`` holds the results of its window so far, or of the whole window once it is ``closed``; None
+    before the first. ``source`` is the whole program, "" when it is unknown; ``hint``: it has one.
+    """
+
+    design: str
+    environment: str
+    skill: str
+    source: str = ""
+    hint: bool = False
+    finding: Finding = Finding()
+    standing: EnvironmentStanding | None = None
+    closed: bool = False
+
+    @property
+    def state(self) -> EnvironmentState:
+        """The state of the environment.
+
+        An interval of zero width carries no information, so a state that follows from the win rate is then
+        fresh.
+        """
+        standing = self.standing
+        if standing is None:
+            return "degenerate" if self.finding.degenerate or self.finding.flag else "fresh"
+        if standing.state in _BY_WIN and not standing.win_low < standing.win_high:
+            return "fresh"
+        return standing.state
+
+    @property
+    def paid_regret(self) -> float:
+        """The regret by which examples are ordered; that of a hint that gives the answer away is none."""
+        return 0.0 if self.standing is None or self.standing.leak else self.standing.regret or 0.0
+
+    def view(self, polarity: Literal["positive", "negative"], source: str | None = None) -> dict[str, Any]:
+        """Return the values for a prompt template.
+
+        A positive example shows its program, or its beginning ``source``; a negative one shows ``title``,
+        ``summary`` and ``why``.
+        """
+        shown = "" if polarity == "negative" else self.source if source is None else source
+        return {
+            "polarity": polarity,
+            "environment": self.environment,
+            "state": self.state,
+            "title": self.finding.title,
+            "summary": self.finding.summary,
+            "win": self.standing.win if self.standing else 0.0,
+            "regret": self.standing.regret if self.standing else None,
+            "leak": bool(self.standing and self.standing.leak),
+            "why": why(self),
+            "source": shown,
+            "cut": polarity == "positive" and shown != self.source,
+        }
 
 
 class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a memory without the texts of its programs, which are in the archive."""
+    """The content of a memory as plain data."""
 
     closed: tuple[MemoryRecord, ...] = ()
     open: tuple[MemoryRecord, ...] = ()
@@ -82,18 +141,9 @@ class Memory:
             design=fact.design,
             environment=fact.environment,
             skill=fact.skill,
-            document=fact.document,
-            title=fact.title,
-            summary=fact.summary,
             source=fact.source,
             hint=fact.hint is not None,
-            trivial=fact.trivial_win_rate,
-            trivially=fact.degenerate,
-            flag=fact.flag,
-            flag_reason=fact.flag_reason,
-            family=fact.family,
-            difficulty=fact.difficulty,
-            state="degenerate" if fact.degenerate or fact.flag else "fresh",
+            finding=fact.finding,
         )
         _shrink(self._open, self._open_limit)
 
@@ -102,105 +152,60 @@ class Memory:
         for standing in fact.standings:
             record = self._open.get(standing.design)
             if record is not None:
-                self._open[standing.design] = msgspec.structs.replace(record, **_measured(standing))
+                self._open[standing.design] = msgspec.structs.replace(record, standing=standing)
 
     def scored(self, fact: EnvironmentScored) -> None:
         """Close a window; the same program again replaces its older record."""
         known = self._open.pop(fact.design, None)
         _note(self._finished, fact.design)
         if known is None or known.environment != fact.environment:
-            known = MemoryRecord(
-                design=fact.design, environment=fact.environment, skill=fact.skill, document=fact.document
-            )
+            known = MemoryRecord(design=fact.design, environment=fact.environment, skill=fact.skill)
+        standing = msgspec.convert(fact, EnvironmentStanding, from_attributes=True)
+        record = msgspec.structs.replace(known, standing=standing, closed=True)
         self._closed.pop(fact.environment, None)
-        self._closed[fact.environment] = msgspec.structs.replace(
-            known,
-            family=fact.family,
-            difficulty=fact.difficulty,
-            regret_low=fact.regret_low,
-            closed=True,
-            **_measured(fact),
-        )
-        if self._closed[fact.environment].state in _FINAL:
+        self._closed[fact.environment] = record
+        if record.state in _FINAL:
             _note(self._settled, fact.environment)
         _shrink(self._closed, self._limit)
 
-    def examples(
-        self,
-        skill: str,
-        *,
-        positive: int,
-        negative: int,
-        rng: random.Random,
-        tokens: Callable[[str], int] | None = None,
-        limit: int = 0,
-    ) -> list[dict[str, Any]]:
-        """Return up to ``positive`` frontier and ``negative`` mastered, intractable or degenerate records.
-
-        Positives are drawn from the best by regret (the top ``max(3 * positive, 10)``; a hint that leaks the
-        answer counts as regret 0), negatives uniformly; both from ``skill`` only and without repetition. The
-        same state and the same generator give the same examples. With ``tokens``, which counts a text, they
-        take at most ``limit`` tokens together: programs that fit are preferred to the beginning of one that
-        does not.
-        """
-        return self.draw(skill, positive=positive, negative=negative, rng=rng).views(tokens, limit)
-
     def draw(self, skill: str, *, positive: int, negative: int, rng: random.Random) -> DrawnExamples:
-        """Draw the records for :meth:`examples`; later facts do not change them."""
+        """Draw up to ``positive`` frontier and ``negative`` mastered, intractable or degenerate records.
+
+        Positives are drawn from the best by regret (the top ``max(3 * positive, 10)``), negatives uniformly;
+        both from ``skill`` only and without repetition. The same state and the same generator give the same
+        examples, and later facts do not change them.
+        """
         mine = [record for record in self._all() if record.skill == skill]
         missing = {record.environment for record in self._all() if record.state in _NEGATIVE}
         sound = [one for one in filter(self._exemplary, mine) if one.environment not in missing]
-        best = sorted(sound, key=lambda r: (-_regret(r), r.environment))
+        best = sorted(sound, key=lambda r: (-r.paid_regret, r.environment))
         drawn = _shuffled(best[: max(3 * positive, _BEST)], rng)
         missed = _shuffled([record for record in mine if record.state in _NEGATIVE], rng)
         return DrawnExamples(positive, drawn, missed[:negative])
 
     def freeze(self) -> MemoryState:
-        """Return the whole memory as plain data, without the texts of programs."""
+        """Return the whole memory as plain data."""
         return MemoryState(
-            closed=tuple(map(_bare, self._closed.values())),
-            open=tuple(map(_bare, self._open.values())),
+            closed=tuple(self._closed.values()),
+            open=tuple(self._open.values()),
             settled=tuple(self._settled),
             finished=tuple(self._finished),
         )
 
-    def thaw(self, frozen: MemoryState, sources: Mapping[str, str]) -> None:
-        """Take the content of ``frozen``; ``sources`` maps digests to programs.
-
-        Raises KeyError, and changes nothing, when one is missing.
-        """
-        closed = OrderedDict((r.environment, _clad(r, sources)) for r in frozen.closed)
-        opened = OrderedDict((r.design, _clad(r, sources)) for r in frozen.open)
-        self._closed, self._open = closed, opened
+    def thaw(self, frozen: MemoryState) -> None:
+        """Take the content of ``frozen``."""
+        self._closed = OrderedDict((record.environment, record) for record in frozen.closed)
+        self._open = OrderedDict((record.design, record) for record in frozen.open)
         self._settled = OrderedDict.fromkeys(frozen.settled)
         self._finished = OrderedDict.fromkeys(frozen.finished)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Memory) and self._parts() == other._parts()
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _parts(self) -> tuple[list[MemoryRecord], list[MemoryRecord], list[str], list[str]]:
-        return [*self._closed.values()], [*self._open.values()], [*self._settled], [*self._finished]
 
     def _all(self) -> Iterator[MemoryRecord]:
         yield from self._closed.values()
         yield from self._open.values()
 
     def _exemplary(self, record: MemoryRecord) -> bool:
-        sound = record.state == "frontier" and bool(record.source) and not record.flag
+        sound = record.state == "frontier" and bool(record.source) and not record.finding.flag
         return sound and record.environment not in self._settled
-
-
-_MEASURED = (
-    *("state", "plays", "win", "win_low", "win_high", "hinted", "hinted_plays", "regret", "turns"),
-    *("noise_floor", "leak"),
-)
-_ABSENT = "\0"
-
-
-def _regret(record: MemoryRecord) -> float:
-    return 0.0 if record.leak else record.regret or 0.0
 
 
 class DrawnExamples(NamedTuple):
@@ -210,8 +215,12 @@ class DrawnExamples(NamedTuple):
     positives: list[MemoryRecord]
     negatives: list[MemoryRecord]
 
-    def views(self, tokens: Callable[[str], int] | None, limit: int) -> list[dict[str, Any]]:
-        """Return the values for a prompt template, within ``limit`` tokens."""
+    def views(self, tokens: Callable[[str], int] | None = None, limit: int = 0) -> list[dict[str, Any]]:
+        """Return the values for a prompt template.
+
+        With ``tokens``, which counts a text, they take at most ``limit`` tokens together: programs that fit
+        are preferred to the beginning of one that does not.
+        """
         budget = _Budget(tokens, limit)
         negatives = [
             view
@@ -251,17 +260,6 @@ class _Budget:
         return "".join(lines[:low])
 
 
-def _measured(fact: EnvironmentStanding | EnvironmentScored) -> dict[str, Any]:
-    """Return the measured fields of a fact.
-
-    An interval of zero width carries no information, so a state that follows from the win rate is then reset.
-    """
-    found = {name: getattr(fact, name) for name in _MEASURED}
-    if fact.state in _BY_WIN and not fact.win_low < fact.win_high:
-        found["state"] = "fresh"
-    return found
-
-
 def _fitting(records: Iterable[MemoryRecord], count: int, budget: _Budget) -> list[MemoryRecord]:
     """Take the first ``count`` of different programs that the budget can pay."""
     taken: dict[str, MemoryRecord] = {}
@@ -289,11 +287,48 @@ def _shrink(store: OrderedDict[str, Any], limit: int) -> None:
         store.popitem(last=False)
 
 
-def _bare(record: MemoryRecord) -> MemoryRecord:
-    """Return the record without its program; a mark remembers that it had none."""
-    return msgspec.structs.replace(record, source="" if record.source else _ABSENT)
+# --- measurements in words ----------------------------------------------------------------------------
 
 
-def _clad(record: MemoryRecord, sources: Mapping[str, str]) -> MemoryRecord:
-    source = "" if record.source == _ABSENT else sources[record.environment]
-    return msgspec.structs.replace(record, source=source)
+def why(record: MemoryRecord) -> str:
+    """Return the measurements and their meaning in one to three sentences; "" for a fresh record."""
+    found, standing, state = record.finding, record.standing, record.state
+    if found.flag:
+        return f"It did not count: {found.flag_reason}."
+    if standing is not None and standing.leak:
+        return f"Its hint gave the answer away: with it they won {_percent(standing.hinted or 0.0)} at once."
+    played = standing if standing is not None and standing.plays else None
+    if state == "degenerate":
+        if found.degenerate:
+            won = _percent(found.trivial_win_rate)
+            return f"It can be won without looking: blind play won {won}."
+        seen = f" ({_measured(played)})" if played else ""
+        return f"It paid without being played, or broke in most plays{seen}."
+    if played is None:
+        return ""
+    verdict = {"mastered": "Too easy", "intractable": "Too hard"}.get(state, "About right")
+    hint = "" if state == "frontier" else _hint(record, played)
+    return f"{verdict}: {_measured(played)}.{hint and ' ' + hint}"
+
+
+def _measured(standing: EnvironmentStanding) -> str:
+    won = f"players won {_percent(standing.win)} of {standing.plays} plays"
+    if standing.win_low < standing.win_high:
+        low = _percent(standing.win_low, sign=False)
+        won += f" (95 % interval {low}-{_percent(standing.win_high)})"
+    return won if standing.turns is None else f"{won}, in {standing.turns:.1f} turns on average"
+
+
+def _hint(record: MemoryRecord, standing: EnvironmentStanding) -> str:
+    if standing.hinted is None:
+        return "There was no hint to it." if not record.hint else ""
+    won = _percent(standing.hinted)
+    if standing.hinted - standing.win >= _HELPS:
+        return f"With a hint they won {won}: what it tells cannot be found by playing."
+    if record.state == "intractable" and standing.hinted < _FEW:
+        return f"A hint did not help ({won}): the text may be unclear, or the goal out of reach."
+    return f"A hint made no difference ({won})."
+
+
+def _percent(share: float, *, sign: bool = True) -> str:
+    return f"{share * 100:.0f}{' %' if sign else ''}"

@@ -2,9 +2,9 @@
 
 A snapshot holds the memory, the number of uses of each document, and the EVENT sequence of the last fact in
 both; later facts are replayed, so a restart gives exactly the memory that a replay from the beginning gives.
-Programs lie beside it in the archive. A snapshot that is damaged, of another stream, or without all of its
-programs is not used: then the whole stream is replayed. A bounded stream has evicted its oldest facts; those
-that no snapshot holds are missing from the memory, counted and logged.
+A snapshot that is damaged or of another stream is not used: then the whole stream is replayed. A bounded
+stream has evicted its oldest facts; those that no snapshot holds are missing from the memory, counted and
+logged. Every accepted program is put into the archive, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from bus import Bus
 
-TAILS = ("event.designer.ready", "event.designer.rejected", "event.scorer.scored", "event.scorer.round")
+TAILS = ("event.designer.ready.*", "event.designer.rejected", "event.scorer.scored", "event.scorer.round")
 FILE = "designer.memory"
 SECONDS = 15.0
 _PATIENCE = 20.0
@@ -84,11 +84,8 @@ class MemoryStore:
     async def read_back(self) -> None:
         """Rebuild memory and uses of documents from the snapshot and the facts since."""
         snapshot = await anyio.to_thread.run_sync(read, self._directory)
-        if (
-            snapshot
-            and await self._is_ours(snapshot)
-            and await anyio.to_thread.run_sync(self._thaw, snapshot)
-        ):
+        if snapshot and await self._is_ours(snapshot):
+            self._memory.thaw(snapshot.memory)
             self.position = self._saved = snapshot.position
             self._key = snapshot.key
             self._used.update(snapshot.used)
@@ -148,7 +145,6 @@ class MemoryStore:
     async def _learn(self, sequence: int, fact: Message) -> None:
         match fact:
             case EnvironmentReady():
-                # The archive comes first, so that a snapshot never names a program that is missing.
                 await self._on_disk(self._archive.put, fact.source)
                 self._memory.ready(fact)
                 self._used[fact.document] += 1
@@ -197,16 +193,6 @@ class MemoryStore:
             return (await self._bus.get("EVENT", snapshot.position)).key == snapshot.key
         except (NotFound, Undecodable):
             return False
-
-    def _thaw(self, snapshot: MemorySnapshot) -> bool:
-        """Read the snapshot into the memory; False when the archive lacks one of its programs."""
-        wanted = {record.environment for record in (*snapshot.memory.closed, *snapshot.memory.open)}
-        sources = {name: source for name in wanted if (source := self._archive.get(name)) is not None}
-        try:
-            self._memory.thaw(snapshot.memory, sources)
-        except KeyError:
-            return False
-        return True
 
 
 def write(directory: Path, snapshot: MemorySnapshot) -> None:

@@ -1,4 +1,4 @@
-"""The two prompts of a designer as token ids: for a design and for its hint."""
+"""The two prompts of a designer as token ids, for a design and for its hint, and the skills in words."""
 
 from __future__ import annotations
 
@@ -8,16 +8,35 @@ from typing import TYPE_CHECKING, Any
 
 from engine import prompts
 from engine.errors import SpadeError
-from roles.designer import skills
 from roles.designer.corpus import cut
 
 if TYPE_CHECKING:
-    from engine.config import Config
+    from engine.config import Config, DesignerConfig
     from engine.inference.tokens import ChatTokens
-    from roles.designer.design_backends import PlainText
 
 _SMALLEST_DOCUMENT = 16
 _MARK = "x"
+
+DESCRIPTIONS: dict[str, str] = {
+    "Mathematical Reasoning": "finding quantities by calculation, and using each result for the next",
+    "Logical Deduction": "drawing what must follow from clues, and choosing the question that rules out most",
+    "Spatial Reasoning": "keeping positions, directions and shapes in mind while they change",
+    "Pattern Recognition": "discovering the rule behind what is shown, and foretelling what comes next",
+    "Optimization": "finding the best choice under limits by trying, comparing and trading off",
+    "Causal Inference": "finding out by intervention what brings about what",
+    "API Orchestration": "combining calls of several services so that the result of one feeds the next",
+    "Data Retrieval": "finding the one record that is meant, by filters and look-ups",
+    "State Modification": "changing exactly what was asked for and leaving everything else as it is",
+    "Error Recovery": "reading what went wrong in a call and reaching the goal in another way",
+    "Tool Selection": "telling apart tools that look alike, and leaving out those that do not help",
+    "Multi-Step Workflows": "keeping the order and the conditions of a long task",
+}
+
+
+def descriptions(config: DesignerConfig) -> dict[str, str]:
+    """Return one line for each skill that has one; the recipe's descriptions replace the built-in ones."""
+    own = {skill.name: skill.description for skill in config.custom_skills if skill.description}
+    return {**DESCRIPTIONS, **own}
 
 
 @dataclass(frozen=True)
@@ -40,7 +59,7 @@ class PromptWriter:
         self._hint_room = config.model.max_model_len - config.designer.hint_sampling.max_tokens
         self._document = config.designer.corpus_tokens
         self._chat = chat
-        self._descriptions = skills.descriptions(config.designer)
+        self._descriptions = descriptions(config.designer)
         self._imports = prompts.imports(config.sandbox.preload)
 
     @property
@@ -103,3 +122,23 @@ class PromptWriter:
     def _halve(self, document: str) -> str:
         keep = len(self._chat.encode(document)) // 2
         return cut(document, keep, self._chat) if keep >= _SMALLEST_DOCUMENT else ""
+
+
+class PlainText:
+    """A chat format for prompts that are plain text: the ids of the text and nothing else."""
+
+    def __init__(self, chat: ChatTokens) -> None:
+        self._chat = chat
+        self.stop_token_ids = chat.stop_token_ids
+
+    def first(self, content: str, system: str | None = None) -> list[int]:
+        """Return the ids of the content, after the system message if there is one."""
+        return self.encode(content if system is None else f"{system}\n\n{content}")
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of ``text``."""
+        return self._chat.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``, none of which is a special token."""
+        return self._chat.decode(ids)

@@ -9,16 +9,16 @@ program.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import msgspec
+import numpy as np
 
-from bus.messages import Finding, Flag
+from bus.messages import Finding, Flag, WaysToWin
+from engine.diversity.similarity import Embedder, Vectors, embedder, nearest
 from roles.designer.dead_code import dead_share
-from roles.designer.hint import Answers
-from roles.designer.near_duplicates import Neighbours
 from roles.work_loop import REASON_CHARACTERS
 from sandbox import Rejected
 
@@ -33,6 +33,7 @@ _TITLE_CHARACTERS, _SUMMARY_CHARACTERS = 120, 300
 # The part of the episodes that the checks of a hint need.
 _ACTIONS, _PLANS, _ACTION_CHARACTERS = 512, 16, 200
 _MOSTLY_DEAD = 0.5
+_CLAIMS = 4096
 
 
 class Commission(NamedTuple):
@@ -132,16 +133,14 @@ class Review:
         return "", ""
 
 
-def published(source: str, verdict: Verdict) -> Finding:
+def published(verdict: Verdict) -> Finding:
     """Return the verdict in the form in which it is published with a design.
 
     It is made once: a ticket that is delivered again repeats it, though memory may have grown since.
     """
     if not verdict.ok:
-        return Finding(source=source, rung=verdict.rung, reason=verdict.reason[:REASON_CHARACTERS])
-    alone, plans, actions = _wins(verdict)
+        return Finding(rung=verdict.rung, reason=verdict.reason[:REASON_CHARACTERS])
     return Finding(
-        source=source,
         title=title(next(iter(verdict.first_observations), "")),
         summary=summary(verdict),
         trivial_win_rate=verdict.trivial_win_rate,
@@ -150,17 +149,28 @@ def published(source: str, verdict: Verdict) -> Finding:
         similarity=verdict.similarity,
         flag=verdict.flag,
         flag_reason=verdict.flag_reason[:REASON_CHARACTERS],
-        firsts=tuple(verdict.first_observations),
-        alone=alone,
-        plans=plans[:_PLANS],
-        actions=tuple(sorted(action for action in actions if len(action) <= _ACTION_CHARACTERS)[:_ACTIONS]),
-        instances=len({episode.seed for episode in verdict.episodes}),
     )
 
 
-def answers(found: Finding) -> Answers:
+def ways_to_win(verdict: Verdict) -> WaysToWin:
     """Return what a hint must not say."""
-    return Answers(found.alone, found.plans, frozenset(found.actions), found.instances)
+    alone: dict[int, str] = {}
+    plans: dict[tuple[str, ...], None] = {}
+    actions: set[str] = set()
+    for episode in verdict.episodes:
+        played = episode.transcript
+        actions.update(played.actions[: len(played.steps)])
+        if played.won and len(played.actions) == 1:
+            alone.setdefault(episode.seed, played.actions[0])
+        elif played.won and episode.policy == "solution":
+            plans[played.actions] = None
+    return WaysToWin(
+        firsts=tuple(verdict.first_observations),
+        alone=tuple(alone.values()),
+        plans=tuple(plans)[:_PLANS],
+        actions=tuple(sorted(action for action in actions if len(action) <= _ACTION_CHARACTERS)[:_ACTIONS]),
+        instances=len({episode.seed for episode in verdict.episodes}),
+    )
 
 
 def summary(verdict: Verdict) -> str:
@@ -181,23 +191,80 @@ def digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def _wins(verdict: Verdict) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], set[str]]:
-    """Return the known ways to win and the actions that the program took.
-
-    They are the actions that win an instance at once (one per instance), the longer solutions, all actions.
-    """
-    alone: dict[int, str] = {}
-    plans: dict[tuple[str, ...], None] = {}
-    actions: set[str] = set()
-    for episode in verdict.episodes:
-        played = episode.transcript
-        actions.update(played.actions[: len(played.steps)])
-        if played.won and len(played.actions) == 1:
-            alone.setdefault(episode.seed, played.actions[0])
-        elif played.won and episode.policy == "solution":
-            plans[played.actions] = None
-    return tuple(alone.values()), tuple(plans), actions
-
-
 def _plain(name: str) -> str:
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
+
+
+# --- near-duplicates ---------------------------------------------------------------------------------
+
+
+class Near(NamedTuple):
+    """The program most like the one asked about: its digest, "" for none, and their cosine."""
+
+    environment: str = ""
+    similarity: float = 0.0
+
+
+class Neighbours:
+    """Vectors of the programs in ``memory``, made as they are asked for and dropped with the program.
+
+    ``bound`` 0 takes the bound that suits the embedder. A program is known from its claim on, long before
+    memory is told of it, so of two twins that are judged at the same time one finds the other; of two in
+    different processes neither does. Raises ConfigError for a sentence model that is not there.
+    """
+
+    def __init__(self, memory: Memory, *, method: str = "auto", bound: float = 0.0) -> None:
+        self._memory, self._method, self._bound = memory, method, bound
+        self._embedder: Embedder | None = None
+        self._vectors: dict[str, Vectors] = {}
+        self._claims: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._lock = anyio.Lock()
+
+    async def claim(self, source: str, environment: str, *, design: str, unless_close: bool = False) -> Near:
+        """Return the nearest known program of another ticket, and make this one known as ``design``'s.
+
+        With ``unless_close`` it is not made known when the nearest is a near-duplicate.
+        """
+        async with self._lock:
+            known = self._known(design)
+            near = await anyio.to_thread.run_sync(self._nearest, source, known)
+            if not (unless_close and self.close(near)):
+                self.note(source, environment, design=design)
+            return near
+
+    def note(self, source: str, environment: str, *, design: str) -> None:
+        """Make a program known that was compared before."""
+        self._claims[design] = (environment, source)
+        self._claims.move_to_end(design)
+        while len(self._claims) > _CLAIMS:
+            self._claims.popitem(last=False)
+
+    def release(self, design: str) -> None:
+        """Forget what a ticket claimed that came to nothing."""
+        self._claims.pop(design, None)
+
+    def close(self, near: Near) -> bool:
+        """Return whether ``near`` makes a program a near-duplicate."""
+        bound = self._bound or (self._embedder.near if self._embedder else 1.0)
+        return bool(near.environment) and near.similarity >= bound
+
+    def _known(self, design: str) -> dict[str, str]:
+        """Return the programs to compare with, by digest; a claim lasts until memory has its design."""
+        remembered = {record.design: record for record in self._memory.programs()}
+        for told in self._claims.keys() & remembered.keys():
+            del self._claims[told]
+        known = {r.environment: r.source for r in remembered.values() if r.design != design}
+        return known | dict(claim for other, claim in self._claims.items() if other != design)
+
+    def _nearest(self, source: str, known: dict[str, str]) -> Near:
+        if self._embedder is None:
+            self._embedder = embedder(self._method)
+        if not known:
+            return Near()
+        self._vectors = {name: row for name, row in self._vectors.items() if name in known}
+        new = [name for name in known if name not in self._vectors]
+        rows = self._embedder.embed([*(known[name] for name in new), source])
+        # views would hold all the rows that they were made with
+        self._vectors.update((name, row.copy()) for name, row in zip(new, rows, strict=False))
+        places, cosines = nearest(rows[-1:], np.stack([self._vectors[name] for name in known]))
+        return Near(list(known)[places[0, 0]], float(cosines[0, 0]))

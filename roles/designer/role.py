@@ -13,24 +13,22 @@ from bus.concurrency import flat_task_group
 from bus.messages import (
     DesignFailed,
     DesignRejected,
+    DesignSample,
     DesignTicket,
     EnvironmentReady,
     FailureKind,
-    Finding,
-    HeldDesign,
 )
 from engine.diversity import similarity
 from engine.records.archive import replace
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Judged, Workshop, mends
+from roles.designer.authors import check_designer, open_designer, open_external, prompts_for
 from roles.designer.corpus import Corpus, probe, read_revisions, write_revisions
-from roles.designer.designer_factory import check_designer, open_designer, open_external, prompts_for
 from roles.designer.hint import Hint, HintWriter
 from roles.designer.memory import Memory
 from roles.designer.memory_store import MemoryStore
 from roles.designer.prompt import PromptWriter
-from roles.designer.review import Review, answers, digest
-from roles.designer.skills import Coverage
+from roles.designer.review import Review, digest
 from roles.work_loop import (
     INFRASTRUCTURE,
     REASON_CHARACTERS,
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
     from engine.config import Config
     from engine.inference.endpoint import Endpoint
     from engine.inference.tokens import ChatTokens
-    from roles.designer.design_backends import Author
+    from roles.designer.authors import Author
     from roles.designer.environment_pool import Programs
 
 _COHORTS_KEPT = 16
@@ -244,17 +242,17 @@ class DesignerRole(Role):
             await self.bus.publish(mine)
         return judged
 
-    def _take_up(self, ticket: DesignTicket, held: HeldDesign) -> Judged:
+    def _take_up(self, ticket: DesignTicket, held: DesignSample) -> Judged:
         """Return an attempt that is published already, with the verdict that was published with it."""
-        assert held.finding is not None
-        if not held.finding.rung:
-            self._review.note(ticket.design, held.finding.source)
-        return Judged(self._workshop.recall(held), held.finding)
+        judged = self._workshop.recall(held)
+        if judged.valid:
+            self._review.note(ticket.design, judged.source)
+        return judged
 
     async def _held(
         self, ticket: DesignTicket, attempt: int, part: Literal["", "hint"] = ""
-    ) -> HeldDesign | None:
-        tail = HeldDesign(
+    ) -> DesignSample | None:
+        tail = DesignSample(
             design=ticket.design,
             cohort=ticket.cohort,
             attempt=attempt,
@@ -264,14 +262,14 @@ class DesignerRole(Role):
             part=part,
         ).tail
         record = await self.bus.last(tail)
-        return record.message if record and isinstance(record.message, HeldDesign) else None
+        return record.message if record and isinstance(record.message, DesignSample) else None
 
-    def _keepsake(self, ticket: DesignTicket, attempt: int, judged: Judged) -> HeldDesign | None:
+    def _keepsake(self, ticket: DesignTicket, attempt: int, judged: Judged) -> DesignSample | None:
         """Return what is published of an attempt that will be trained or must not be written twice."""
         trained = self._workshop.trained
         if not judged.valid and not (trained and self.config.designer.invalid == "penalise"):
             return None
-        return HeldDesign(
+        return DesignSample(
             design=ticket.design,
             cohort=ticket.cohort,
             attempt=attempt,
@@ -282,6 +280,7 @@ class DesignerRole(Role):
             document=judged.draft.document,
             prompt=judged.draft.prompt,
             finding=judged.finding,
+            wins=judged.wins,
         )
 
     @property
@@ -293,21 +292,15 @@ class DesignerRole(Role):
         """Return whether a hint is published before the fact about it: it is trained, or was paid for."""
         return self._trains_hints or self.config.designer.hint_writer == "external"
 
-    async def _hint(self, ticket: DesignTicket, attempt: int, found: Finding) -> tuple[Hint | None, str]:
+    async def _hint(self, ticket: DesignTicket, attempt: int, judged: Judged) -> tuple[Hint | None, str]:
         """Return a hint, the one that is published or else a new one, and the id of its tokens."""
         held = await self._held(ticket, attempt, "hint") if self._holds_hints else None
         if held is not None:
             return self._hints.recall(held), _sample(held)
-        hint = await self._hints.write(
-            found.source,
-            design=ticket.design,
-            attempt=attempt,
-            answers=answers(found),
-            firsts=found.firsts,
-        )
+        hint = await self._hints.write(judged.source, design=ticket.design, attempt=attempt, wins=judged.wins)
         if hint is None or not self._holds_hints:
             return hint, ""
-        mine = HeldDesign(
+        mine = DesignSample(
             design=ticket.design,
             cohort=ticket.cohort,
             attempt=attempt,
@@ -321,10 +314,9 @@ class DesignerRole(Role):
         return hint, _sample(mine)
 
     async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
-        found = judged.finding
-        hint, hint_sample = await self._hint(ticket, attempt, found)
-        environment = digest(found.source)
-        family, difficulty = self._classify(found.source)
+        hint, hint_sample = await self._hint(ticket, attempt, judged)
+        environment = digest(judged.source)
+        family, difficulty = self._classify(judged.source)
         await self.bus.publish(
             EnvironmentReady(
                 design=ticket.design,
@@ -333,20 +325,13 @@ class DesignerRole(Role):
                 attempt=attempt,
                 skill=ticket.skill,
                 environment=environment,
-                source=found.source,
+                source=judged.source,
                 hint=hint.text if hint else None,
                 sample=_sample(self._keepsake(ticket, attempt, judged)),
                 hint_sample=hint_sample if hint and self._trains_hints else "",
                 document=judged.draft.document,
                 prompt=judged.draft.prompt,
-                title=found.title,
-                summary=found.summary,
-                near=found.near,
-                similarity=found.similarity,
-                flag=found.flag,
-                flag_reason=found.flag_reason,
-                trivial_win_rate=found.trivial_win_rate,
-                degenerate=found.degenerate,
+                finding=judged.finding,
                 difficulty=difficulty,
                 family=family,
             )
@@ -368,7 +353,7 @@ class DesignerRole(Role):
                 skill=ticket.skill,
                 rung=judged.finding.rung,
                 reason=judged.finding.reason[:REASON_CHARACTERS],
-                source=judged.finding.source,
+                source=judged.source,
                 document=judged.draft.document,
                 prompt=judged.draft.prompt,
                 sample=_sample(self._keepsake(ticket, attempt, judged)),
@@ -434,6 +419,39 @@ def _salt(directory: Path) -> str:
         return salt
 
 
-def _sample(held: HeldDesign | None) -> str:
+def _sample(held: DesignSample | None) -> str:
     """Return the id of the tokens of an attempt, "" without any."""
-    return held.sample if held is not None and any(part.mask.count(1) for part in held.segments) else ""
+    return held.sample if held is not None and any(part.sampled for part in held.segments) else ""
+
+
+class Coverage:
+    """Counts accepted and rejected attempts by skill."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._accepted: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
+
+    def note(self, skill: str, *, accepted: bool) -> None:
+        """Count one attempt at a design for ``skill``."""
+        (self._accepted if accepted else self._rejected)[skill] += 1
+
+    def statistics(self) -> dict[str, float]:
+        """Return gauges of the coverage.
+
+        They are the number of skills with an accepted design, the smallest share of a skill in the accepted
+        designs (1/n when they are even), and the share of valid attempts of the least valid skill.
+        """
+        total = sum(self._accepted.values())
+        valid = [
+            self._accepted[name] / tries
+            for name in self._names
+            if (tries := self._accepted[name] + self._rejected[name])
+        ]
+        return {
+            "skills_covered": sum(self._accepted[name] > 0 for name in self._names),
+            "skills_smallest_share": min(self._accepted[name] for name in self._names) / total
+            if total
+            else 0,
+            "skills_least_valid": min(valid, default=0),
+        }

@@ -26,7 +26,7 @@ _SERVERS = ("event.server.serving", "event.server.lost")
 _PUBLISHED = "event.learner.published"
 _TRAINED = "event.learner.trained"
 _FINISHED = "event.evaluator.finished"
-_READY = "event.designer.ready"
+_READY = "event.designer.ready.*"
 _FACTS = (*_SERVERS, _PUBLISHED, _TRAINED, _FINISHED, _READY)
 _LINEAGE = "lineage"  # the key under which the learner stores the forks
 

@@ -89,7 +89,6 @@ def _item(suite: SuiteConfig, index: int, episode: HeldOutEpisode) -> HeldOutIte
         episode=stable_id("held", suite.name, index),
         design="",
         environment=hashlib.sha256(episode.source.encode()).hexdigest(),
-        skill=episode.family,
         arm="plain",
         round=0,
         index=index,

@@ -13,7 +13,7 @@ import msgspec
 
 from bus import Lease, Record
 from bus.concurrency import flat_task_group
-from bus.messages import BatchTrained, EpisodeSample, HeldDesign, PolicyPublished, RoundClosed
+from bus.messages import BatchTrained, DesignSample, EpisodeSample, PolicyPublished, RoundClosed
 from bus.messages import Role as Part
 from engine.checks.learner import require_packages
 from engine.config import Config, RoleTraining
@@ -222,7 +222,7 @@ class LearnerRole(Role):
         wanted = {one.sequence: one for one in kept}
         if wanted:
             async for record in self.bus.replay("SAMPLE", start=min(wanted)):
-                if isinstance(record.message, EpisodeSample | HeldDesign) and record.sequence in wanted:
+                if isinstance(record.message, EpisodeSample | DesignSample) and record.sequence in wanted:
                     self._buffer.restore(wanted.pop(record.sequence), record.message)
         for one in wanted.values():
             self._buffer.restore(one, None)
@@ -275,7 +275,7 @@ class LearnerRole(Role):
             reading.cancel_scope.cancel()
 
     async def _take(self, record: Record) -> None:
-        if isinstance(record.message, EpisodeSample | HeldDesign):
+        if isinstance(record.message, EpisodeSample | DesignSample):
             cause = self._buffer.admit(record.sequence, record.message)
             if cause == "malformed":
                 self.log.warning("learner.sample_refused", sample=record.message.sample, cause=cause)

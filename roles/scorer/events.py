@@ -77,10 +77,7 @@ def _count(state: CurriculumState, round_: int, kind: str) -> None:
     failures[kind] = failures.get(kind, 0) + 1
 
 
-_COPIED = (
-    *("attempt", "environment", "source", "hint", "document", "degenerate", "flag", "sample"),
-    *("hint_sample", "difficulty", "family"),
-)
+_COPIED = ("attempt", "environment", "hint", "document", "sample", "hint_sample", "difficulty", "family")
 
 
 def environment_ready(config: Config, state: CurriculumState, message: EnvironmentReady) -> list[Command]:
@@ -90,6 +87,7 @@ def environment_ready(config: Config, state: CurriculumState, message: Environme
         return _late(state)
     for name in _COPIED:
         setattr(design, name, getattr(message, name))
+    design.degenerate, design.flag = message.finding.degenerate, message.finding.flag
     design.status = "ready"
     cohort = state.cohorts[design.cohort]
     cohort.asked -= 1

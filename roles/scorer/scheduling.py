@@ -161,12 +161,10 @@ def request(
         episode=episode(config, design.design, round_, arm, index, attempt),
         design=design.design,
         environment=design.environment,
-        skill=design.skill,
         arm=arm,
         round=round_,
         index=index,
         seed=cohort_plan.seed(config.run.seed, design.design, round_, index),
-        source=design.source,
         hint=design.hint if arm == "hinted" else None,
         max_turns=config.agent.max_turns,
     )

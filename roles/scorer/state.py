@@ -67,7 +67,6 @@ class Design(msgspec.Struct, kw_only=True):
     attempt: int = 0
     issue: int = 0
     environment: str = ""
-    source: str = ""
     hint: str | None = None
     document: str = ""
     degenerate: bool = False
@@ -110,7 +109,7 @@ class DesignCredit(msgspec.Struct, frozen=True, array_like=True):
     """The credit of a designer sample until its batch is ``due``.
 
     ``group`` names the samples it was compared with, where they are those of one ticket, ``members`` is how
-    many they are. ``part`` is that of the ``HeldDesign``.
+    many they are. ``part`` is that of the ``DesignSample``.
     """
 
     design: str

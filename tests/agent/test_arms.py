@@ -89,7 +89,6 @@ async def play(chat: ChatTokens, arm: str, *, thinks: bool, prompt: str) -> tupl
         episode=f"e-{arm}",
         design="d",
         environment="v",
-        skill="s",
         arm=arm,  # type: ignore[arg-type]
         round=0,
         index=0,

@@ -55,7 +55,7 @@ def child(url: str, token: str, instance: str, directory: Path, hang: str) -> It
 
 def request(episode: str, seed: int) -> EpisodeRequest:
     return EpisodeRequest(
-        episode=episode, design="d", environment="v", skill="s", arm="plain", round=0, index=0, seed=seed,
+        episode=episode, design="d", environment="v", arm="plain", round=0, index=0, seed=seed,
         source=COUNTER, hint=None, max_turns=5,
     )  # fmt: skip
 

@@ -119,7 +119,7 @@ async def servers(*versions: int) -> AsyncIterator[list[Server]]:
 async def play(pool: InferencePool, sandbox: Sandbox) -> Played:
     rules = Rules(sampling=SamplingConfig(max_tokens=64), max_turns=TURNS, context_tokens=4096, prompt="nano")
     request = EpisodeRequest(
-        episode="e", design="d", environment="v", skill="s", arm="plain", round=0, index=0, seed=1, source="",
+        episode="e", design="d", environment="v", arm="plain", round=0, index=0, seed=1, source="",
         hint=None, max_turns=TURNS,
     )  # fmt: skip
     return await Player(pool, sandbox, Chat(), rules).play(request)  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ async def test_a_server_that_dies_between_turns_changes_the_versions_and_nothing
     assert played.ending.returned == 1.0
     assert played.transcript == undisturbed.transcript
     (whole,), (segment,) = undisturbed.segments, played.segments
-    assert (segment.tokens, segment.mask, segment.logprobs) == (whole.tokens, whole.mask, whole.logprobs)
+    assert (segment.tokens, segment.logprobs) == (whole.tokens, whole.logprobs)
     assert [span.version for span in segment.spans] == [4] * 3 + [7] * 2
     assert [(span.start, span.stop) for span in segment.spans] == [
         (span.start, span.stop) for span in whole.spans

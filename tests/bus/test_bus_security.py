@@ -26,6 +26,7 @@ from bus.messages import (
     DeadLetter,
     DesignFailed,
     DesignRejected,
+    DesignSample,
     DesignTicket,
     EnvironmentReady,
     EnvironmentScored,
@@ -35,7 +36,6 @@ from bus.messages import (
     EpisodeSample,
     EvaluationFinished,
     Heartbeat,
-    HeldDesign,
     Message,
     PolicyPublished,
     RoundClosed,
@@ -54,7 +54,7 @@ NAMES = Names(RUN)
 SPEAKERS: dict[type[Message], set[str]] = {
     DesignTicket: {"scorer"},
     EpisodeRequest: {"scorer"},
-    HeldDesign: {"designer"},
+    DesignSample: {"designer"},
     DesignRejected: {"designer"},
     DesignFailed: {"designer", "scorer"},
     EnvironmentReady: {"designer"},
@@ -212,10 +212,10 @@ async def _score(bus: Bus) -> None:
 async def _design(bus: Bus) -> None:
     async with bus.consume("designer", limit=1) as work:
         delivery = await first(work)
-        held = example(HeldDesign, design=delivery.message.design)
+        held = example(DesignSample, design=delivery.message.design)
         await bus.publish_all([held, example(DesignRejected), example(EnvironmentReady)])
         assert (await bus.last(held.tail)) is not None
-        assert [record.message async for record in bus.replay("EVENT", tails=["event.designer.ready"])]
+        assert [record.message async for record in bus.replay("EVENT", tails=["event.designer.ready.*"])]
         await delivery.ack()
 
 
@@ -240,7 +240,7 @@ async def _close(bus: Bus) -> None:
 async def _train(bus: Bus) -> None:
     async with bus.lease("leader.learner", ttl=2), bus.follow("SAMPLE") as samples:
         kinds = [type((await first(samples)).message) for _ in range(3)]
-        assert set(kinds) == {HeldDesign, EpisodeSample, RoundClosed}
+        assert set(kinds) == {DesignSample, EpisodeSample, RoundClosed}
         await bus.publish(example(BatchTrained))
         await bus.purge("SAMPLE", below=2)
 

@@ -173,9 +173,9 @@ async def test_in_a_cluster_a_stream_may_be_without_a_leader_for_longer(
 
 
 def example_of_design() -> Message:
-    from bus.messages import HeldDesign
+    from bus.messages import DesignSample
 
-    return example(HeldDesign)
+    return example(DesignSample)
 
 
 async def test_a_server_that_takes_less_than_before_refuses_one_message(

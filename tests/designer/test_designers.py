@@ -18,7 +18,7 @@ from engine.config import Config, DesignerConfig, ModelConfig, RunConfig
 from engine.errors import ConfigError
 from engine.evals import external_benchmarks
 from engine.running import role_host
-from roles.designer.designer_factory import check_designer
+from roles.designer.authors import check_designer
 from roles.designer.environment_pool import Programs, read
 from sandbox import SandboxSettings
 

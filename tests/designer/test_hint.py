@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenes.judged_programs import judged
 
+from bus.messages import WaysToWin
 from engine.nano import seeds
-from roles.designer.hint import LONGEST_HINT, Answers, adds_nothing, clean_hint, gives_away
-from roles.designer.review import answers, published
+from roles.designer.hint import LONGEST_HINT, adds_nothing, clean_hint, gives_away
+from roles.designer.review import ways_to_win
 from roles.text_normalise import plain
 
 
@@ -53,26 +54,89 @@ def test_what_is_accepted_is_one_bounded_line_without_an_action(text: str) -> No
         assert "\\boxed" not in hint
 
 
-NUMBERS = Answers(alone=("17", "42", "42", "63"), actions=frozenset(map(str, range(100))))
-DOORS = Answers(alone=("red", "red", "blue"), actions=frozenset({"red", "blue", "green", "open"}))
-WAY = Answers(
-    plans=(("left", "left", "up"), ("up", "right")), actions=frozenset({"left", "up", "right", "down"})
+NUMBERS = WaysToWin(alone=("17", "42", "42", "63"), actions=tuple(map(str, range(100))))
+DOORS = WaysToWin(
+    alone=("red", "red", "blue"),
+    actions=(
+        "red",
+        "blue",
+        "green",
+        "open",
+    ),
 )
-ALWAYS = Answers(alone=("swordfish",) * 3, actions=frozenset({"swordfish", "banana"}), instances=3)
-SEVEN = Answers(alone=("7",) * 5, actions=frozenset({"7", "8"}), instances=5)
-LETTERS = Answers(alone=("A", "D", "D"), actions=frozenset("ABCD"), instances=5)
-OFTEN = Answers(alone=("4",) * 5, actions=frozenset({"4", "5"}), instances=12)
-ROOMS = Answers(plans=(("go to kitchen", "take key", "go to hall"),), actions=frozenset({"take key"}))
-CELLS = frozenset({"A1", "B4", "B5"})
-GRID = Answers(alone=("B4", "B4"), actions=CELLS, instances=2)
-PAIRS = Answers(alone=("2,3",) * 4, actions=frozenset({"2", "3", "1,1", "2,3"}), instances=4)
-DECIMALS = Answers(alone=("3.5",) * 2, actions=frozenset({"3.5", "4.0"}), instances=6)
-OPEN = Answers(alone=("open door",) * 3, actions=frozenset({"open", "open door", "look"}), instances=3)
-LONG = Answers(alone=("pull the rusty chain",), actions=frozenset({"wait"}), instances=6)
+WAY = WaysToWin(
+    plans=(("left", "left", "up"), ("up", "right")),
+    actions=(
+        "left",
+        "up",
+        "right",
+        "down",
+    ),
+)
+ALWAYS = WaysToWin(
+    alone=("swordfish",) * 3,
+    actions=(
+        "swordfish",
+        "banana",
+    ),
+    instances=3,
+)
+SEVEN = WaysToWin(
+    alone=("7",) * 5,
+    actions=(
+        "7",
+        "8",
+    ),
+    instances=5,
+)
+LETTERS = WaysToWin(alone=("A", "D", "D"), actions=tuple("ABCD"), instances=5)
+OFTEN = WaysToWin(
+    alone=("4",) * 5,
+    actions=(
+        "4",
+        "5",
+    ),
+    instances=12,
+)
+ROOMS = WaysToWin(plans=(("go to kitchen", "take key", "go to hall"),), actions=("take key",))
+CELLS = (
+    "A1",
+    "B4",
+    "B5",
+)
+GRID = WaysToWin(alone=("B4", "B4"), actions=CELLS, instances=2)
+PAIRS = WaysToWin(
+    alone=("2,3",) * 4,
+    actions=(
+        "2",
+        "3",
+        "1,1",
+        "2,3",
+    ),
+    instances=4,
+)
+DECIMALS = WaysToWin(
+    alone=("3.5",) * 2,
+    actions=(
+        "3.5",
+        "4.0",
+    ),
+    instances=6,
+)
+OPEN = WaysToWin(
+    alone=("open door",) * 3,
+    actions=(
+        "open",
+        "open door",
+        "look",
+    ),
+    instances=3,
+)
+LONG = WaysToWin(alone=("pull the rusty chain",), actions=("wait",), instances=6)
 
 
 @pytest.mark.parametrize(
-    ("hint", "answers", "gives"),
+    ("hint", "wins", "gives"),
     [
         ("The answer is 42.", NUMBERS, True),
         ("the secret number: 17", NUMBERS, True),
@@ -101,7 +165,7 @@ LONG = Answers(alone=("pull the rusty chain",), actions=frozenset({"wait"}), ins
         ("The answer is: B4", GRID, True),
         ("Shoot at B4 or at B5.", GRID, False),
         ("Look for a ship of 4.", GRID, False),
-        ("Shoot at B4.", Answers(alone=("B4",), actions=CELLS, instances=6), False),
+        ("Shoot at B4.", WaysToWin(alone=("B4",), actions=CELLS, instances=6), False),
         ("Dig at 2,3", PAIRS, True),
         ("Dig at (2, 3).", PAIRS, True),
         ("Go 2 steps.", PAIRS, False),
@@ -111,8 +175,8 @@ LONG = Answers(alone=("pull the rusty chain",), actions=frozenset({"wait"}), ins
         ("Keys open doors.", OPEN, False),
         ("Pull the rusty chain.", LONG, True),
         ("Pull the chain.", LONG, False),
-        ("Halve the range, starting at 50.", Answers(alone=("50",), instances=6), False),
-        ("Halve the range, starting at 50.", Answers(alone=("50", "50", "7"), instances=6), True),
+        ("Halve the range, starting at 50.", WaysToWin(alone=("50",), instances=6), False),
+        ("Halve the range, starting at 50.", WaysToWin(alone=("50", "50", "7"), instances=6), True),
         ("Say seven.", SEVEN, True),
         ("the answer is SEVEN", SEVEN, True),
         ("\uff17 it is", SEVEN, True),
@@ -121,7 +185,7 @@ LONG = Answers(alone=("pull the rusty chain",), actions=frozenset({"wait"}), ins
         ("7\u200b", SEVEN, True),
         ("Say seventy.", SEVEN, False),
         ("seventy-seven", SEVEN, False),
-        ("Say 7", Answers(alone=("seven",) * 3, instances=3), True),
+        ("Say 7", WaysToWin(alone=("seven",) * 3, instances=3), True),
         ("Say s w o r d f i s h", ALWAYS, True),
         ("sword\u00adfish", ALWAYS, True),
         ("OPENDOOR!", OPEN, True),
@@ -129,12 +193,12 @@ LONG = Answers(alone=("pull the rusty chain",), actions=frozenset({"wait"}), ins
         ("I am a b or c", DOORS, False),
         ("It is A, B, C or D.", LETTERS, False),
         ("It is D.", LETTERS, True),
-        ("", Answers(), False),
-        ("Say 5", Answers(), False),
+        ("", WaysToWin(), False),
+        ("Say 5", WaysToWin(), False),
     ],
 )
-def test_a_hint_may_not_name_the_winning_action(hint: str, answers: Answers, gives: bool) -> None:
-    assert bool(gives_away(hint, answers)) is gives
+def test_a_hint_may_not_name_the_winning_action(hint: str, wins: WaysToWin, gives: bool) -> None:
+    assert bool(gives_away(hint, wins)) is gives
 
 
 @given(st.integers(0, 99))
@@ -150,7 +214,7 @@ def test_numbers_in_words_are_read(number: int) -> None:
 
 @given(st.text(max_size=80), st.text(alphabet="0123456789", min_size=1, max_size=4))
 def test_saying_that_something_is_the_answer_is_always_seen(before: str, action: str) -> None:
-    assert gives_away(f"{before} the answer is {action}.", Answers(alone=(action, "other")))
+    assert gives_away(f"{before} the answer is {action}.", WaysToWin(alone=(action, "other")))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +247,7 @@ def test_the_hints_of_seed_programs_are_hints(family: seeds.Family) -> None:
         source = family.program(parameters, rng.choice(seeds.NOUNS))
         verdict = judged(source, turns=family.max_turns)
         hint = family.hint(parameters)
-        assert gives_away(hint, answers(published(source, verdict))) == "", source
+        assert gives_away(hint, ways_to_win(verdict)) == "", source
         # where all of a cycle is shown, its hint is no news: the writer is asked again
         if family.name != "cycle":
             assert not adds_nothing(hint, verdict.first_observations), source

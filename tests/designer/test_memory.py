@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scenes import small_run
 
 from bus.messages import EnvironmentReady, EnvironmentScored, EnvironmentStanding, Message, RoundSummary
-from roles.designer.memory import Memory
+from roles.designer.memory import Memory, MemoryState
 
 STATES = ("fresh", "frontier", "mastered", "intractable", "degenerate")
 
@@ -89,9 +89,11 @@ def titles(views: list[dict[str, Any]], polarity: str) -> list[str]:
     return [view["title"] for view in views if view["polarity"] == polarity]
 
 
-def examples(memory: Memory, *, seed: int = 0, **options: Any) -> list[dict[str, Any]]:
-    settings = {"positive": 50, "negative": 50, **options}
-    return memory.examples("Logic", rng=random.Random(seed), **settings)
+def examples(
+    memory: Memory, *, seed: int = 0, positive: int = 50, negative: int = 50, **budget: Any
+) -> list[dict[str, Any]]:
+    drawn = memory.draw("Logic", positive=positive, negative=negative, rng=random.Random(seed))
+    return drawn.views(**budget)
 
 
 @st.composite
@@ -206,26 +208,14 @@ def test_a_memory_at_rest_and_the_facts_since_give_the_same_memory(facts: list[M
     for fact in facts[:cut]:
         tell(before, fact)
     data = msgspec.msgpack.encode(before.freeze())
-    sources = {record.environment: record.source for record in before.programs()}
-    after.thaw(msgspec.msgpack.decode(data, type=type(before.freeze())), sources)
-    assert after == before
+    after.thaw(msgspec.msgpack.decode(data, type=MemoryState))
+    assert after.freeze() == before.freeze()
     for fact in facts[cut:]:
         tell(after, fact)
-    assert after == through
+    assert after.freeze() == through.freeze()
     assert examples(after, seed=cut) == examples(through, seed=cut)
     assert len(through) <= 3
     assert through.waiting <= 4
-
-
-def test_a_program_that_is_missing_leaves_the_memory_as_it_was() -> None:
-    memory, other = Memory(5), Memory(5)
-    remember(memory, 1)
-    memory.ready(ready(2))
-    remember(other, 7)
-    untouched = other.freeze()
-    with pytest.raises(KeyError):
-        other.thaw(memory.freeze(), {"e1": "class Game1Env: ..."})
-    assert other.freeze() == untouched
 
 
 def test_standings_correct_an_open_window_and_its_end_has_the_last_word() -> None:
@@ -234,7 +224,8 @@ def test_standings_correct_an_open_window_and_its_end_has_the_last_word() -> Non
     assert examples(memory) == []
     memory.played(played(standing(1, "intractable", win=0.0), standing(9, "frontier")))
     (view,) = examples(memory)
-    assert (view["polarity"], view["win"], view["plays"]) == ("negative", 0.0, 4)
+    assert (view["polarity"], view["win"]) == ("negative", 0.0)
+    assert "of 4 plays" in view["why"]
     memory.played(played(standing(1, "frontier", regret=0.5)))
     (view,) = examples(memory)
     assert (view["polarity"], view["regret"], view["source"]) == ("positive", 0.5, "class Game1Env: ...")
@@ -366,8 +357,7 @@ def test_a_design_that_is_told_of_again_makes_no_second_record() -> None:
     memory.ready(ready(1))
     assert (len(memory), memory.waiting) == (1, 0)
     again = Memory(10)
-    again.thaw(memory.freeze(), {"e1": "class Game1Env: ..."})
-    assert again == memory
+    again.thaw(memory.freeze())
     again.ready(ready(1))
     assert again.waiting == 0
 
@@ -378,7 +368,6 @@ def test_a_hint_that_holds_the_answer_makes_no_best_example() -> None:
         memory.ready(ready(number))
         memory.scored(scored(number, regret=0.1 + number / 100, leak=number == 11, noise_floor=0.2))
     drawn = [view for seed in range(40) for view in examples(memory, seed=seed, positive=3)]
-    assert all(view["noise_floor"] == 0.2 for view in drawn)
     assert {view["environment"] for view in drawn} == {f"e{number}" for number in range(1, 11)}
 
 

@@ -90,7 +90,7 @@ async def test_a_restart_replays_only_what_came_since(tmp_path: Path) -> None:
     assert second.store.replayed == len(history) - 90
     whole = await begun(bus, tmp_path / "b")
     assert whole.store.replayed == len(history)
-    assert second.memory == whole.memory
+    assert second.memory.freeze() == whole.memory.freeze()
     assert sorted(second.used) == sorted(whole.used)
     assert len(second.memory) == 10
 
@@ -106,14 +106,6 @@ def rewritten(**fields: Any) -> Callable[[Path], Any]:
     return lambda path: memory_store.write(path.parent, msgspec.structs.replace(read(path.parent), **fields))
 
 
-def lose_a_program(path: Path) -> None:
-    ProgramArchive(path.parent).path(read(path.parent).memory.closed[0].environment).unlink()
-
-
-def spoil_a_program(path: Path) -> None:
-    ProgramArchive(path.parent).path(read(path.parent).memory.open[0].environment).write_text("import os")
-
-
 @pytest.mark.parametrize(
     "harm",
     [
@@ -124,8 +116,6 @@ def spoil_a_program(path: Path) -> None:
         rewritten(run="another"),
         rewritten(key="of another stream"),
         rewritten(position=10_000),
-        lose_a_program,
-        spoil_a_program,
     ],
 )
 async def test_a_snapshot_that_cannot_be_trusted_is_not_used(
@@ -137,12 +127,12 @@ async def test_a_snapshot_that_cannot_be_trusted_is_not_used(
     harm(tmp_path / FILE)
     after = await begun(bus, tmp_path)
     assert after.store.replayed == len(history)
-    assert after.memory == before.memory
+    assert after.memory.freeze() == before.memory.freeze()
     assert sorted(after.used) == sorted(before.used)
     # and it has been repaired
     again = await begun(bus, tmp_path)
     assert again.store.replayed == 0
-    assert again.memory == before.memory
+    assert again.memory.freeze() == before.memory.freeze()
 
 
 class Told:
@@ -183,7 +173,7 @@ async def test_what_a_snapshot_holds_may_be_forgotten(tmp_path: Path) -> None:
     await bus.purge("EVENT", below=len(history) + 10)
     log: Any = Told()
     life = await begun(bus, tmp_path, log=log)
-    assert (life.memory, log.warnings) == (whole.memory, [])
+    assert (life.memory.freeze(), log.warnings) == (whole.memory.freeze(), [])
     assert life.store.statistics()["memory_missed"] == 0
 
 
@@ -207,7 +197,7 @@ async def test_following_learns_and_saves(tmp_path: Path) -> None:
             while life.store.position < len(history) or life.store.statistics()["memory_unsaved"]:
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
-    assert life.memory == (await begun(bus, tmp_path / "b")).memory
+    assert life.memory.freeze() == (await begun(bus, tmp_path / "b")).memory.freeze()
     snapshot = read(tmp_path)
     assert snapshot.position == len(history)
     assert set(ProgramArchive(tmp_path)) == {
@@ -265,10 +255,11 @@ async def test_memory_after_a_kill_equals_memory_before(tmp_path: Path, at: int)
     life = await begun(bus, tmp_path)
     assert 0 < life.store.replayed <= len(history) - at + 2
     whole = await begun(bus, tmp_path / "b")
-    assert life.memory == whole.memory
+    assert life.memory.freeze() == whole.memory.freeze()
     assert sorted(life.used) == sorted(whole.used)
     views = [
-        one.memory.examples("Logic", positive=3, negative=2, rng=random.Random(4)) for one in (life, whole)
+        one.memory.draw("Logic", positive=3, negative=2, rng=random.Random(4)).views()
+        for one in (life, whole)
     ]
     assert views[0] == views[1] != []
 

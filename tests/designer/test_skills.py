@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from engine import ablations, recipe
 from engine.config import Config, CurriculumConfig, DesignerConfig, ModelConfig, RunConfig, SkillConfig
-from roles.designer.skills import DESCRIPTIONS, Coverage, descriptions
+from roles.designer.prompt import DESCRIPTIONS, descriptions
+from roles.designer.role import Coverage
 from roles.scorer import cohort_plan
 
 

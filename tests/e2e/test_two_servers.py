@@ -38,6 +38,7 @@ from engine.inference.completion import Completion
 from engine.inference.vllm import VllmClient
 from engine.lineage import Version
 from engine.running.role_host import Host, services
+from engine.training.samples import arrays
 from engine.weights.publisher import FilePublisher
 from sandbox import SandboxSettings
 
@@ -145,8 +146,8 @@ class Learner:
 
     def error(self, segment: Segment) -> float:
         """Return the largest distance of a segment's log-probs from those of the weights of its spans."""
-        tokens = np.frombuffer(segment.tokens, "<i4").tolist()
-        found = np.frombuffer(segment.logprobs, "<f4")
+        ids, _, found = arrays(segment)
+        tokens = ids.tolist()
         worst = 0.0
         for span in segment.spans:
             self._model.load_state_dict(self.weights[span.version])

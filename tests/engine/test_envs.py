@@ -14,7 +14,7 @@ import pytest
 from scenes.archived_run import GAMES, judged, played, run_with, source, written
 from scenes.small_run import config, ready
 
-from bus.messages import Message
+from bus.messages import Finding, Message
 from engine.config import PoolConfig, SuiteConfig
 from engine.diversity.measures import SAMPLE, WrittenEnvironment, measure
 from engine.diversity.similarity import embed
@@ -167,9 +167,8 @@ def test_text_of_a_model_cannot_steer_a_terminal(tmp_path: Path) -> None:
 
 
 def test_a_flag_is_listed_shown_and_drawn(tmp_path: Path) -> None:
-    flagged = msgspec.structs.replace(
-        written("d2", source("rivers")), flag="off_ticket", flag_reason="a maze", prompt="p/3"
-    )
+    finding = Finding(flag="off_ticket", flag_reason="a maze")
+    flagged = msgspec.structs.replace(written("d2", source("rivers")), finding=finding, prompt="p/3")
     run = run_with(tmp_path, [written("d1", source("apples")), flagged, *played(0, ["d1", "d2"])], "flags")
     with closing(history.open_for_reading(run.database)) as opened:
         catalogue = Catalogue(opened)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from engine.inference.replies import visible_reply
 from engine.inference.tokens import ChatTokens
 from roles.agent.actions import find_action, find_call
-from roles.designer.design_backends import DesignReply
+from roles.designer.authors import DesignReply
 from roles.designer.hint import clean_hint
 from sandbox import extract
 

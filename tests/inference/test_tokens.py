@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from bus.messages import Segment, Span
 from engine.errors import ConfigError
 from engine.inference.completion import Completion
 from engine.inference.tokens import ChatTokens, SegmentBuilder
+from engine.training import samples
 
 CHATML = (
     "{% for m in messages %}"
@@ -197,11 +197,8 @@ STEPS = st.lists(
 
 
 def arrays(segment: Segment) -> tuple[list[int], list[int], list[float]]:
-    return (
-        np.frombuffer(segment.tokens, "<i4").tolist(),
-        np.frombuffer(segment.mask, "u1").tolist(),
-        np.frombuffer(segment.logprobs, "<f4").tolist(),
-    )
+    tokens, mask, logprobs = samples.arrays(segment)
+    return tokens.tolist(), mask.astype(int).tolist(), logprobs.tolist()
 
 
 @given(STEPS)

@@ -11,7 +11,6 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -23,8 +22,9 @@ from engine.config import SamplingConfig
 from engine.errors import ConfigError
 from engine.inference.completion import Completion
 from engine.inference.tokens import ChatTokens
+from engine.training.samples import arrays
 from roles.agent.episode import Played, Player, Rules
-from roles.designer.design_backends import PolicyAuthor
+from roles.designer.authors import PolicyAuthor
 
 TURNS = 6
 APPENDING = ["qwen2_5", "smollm2", "llama3", "llama3_2", "strict"]
@@ -279,7 +279,7 @@ class Scripted:
 
 
 REQUEST = EpisodeRequest(
-    episode="e", design="d", environment="v", skill="s", arm="plain", round=0, index=0, seed=1, source="",
+    episode="e", design="d", environment="v", arm="plain", round=0, index=0, seed=1, source="",
     hint=None, max_turns=TURNS,
 )  # fmt: skip
 
@@ -301,9 +301,7 @@ def assert_trained_is_sampled(played: Played, asked: Asked) -> None:
     trained: list[int] = []
     logprobs: list[float] = []
     for segment in played.segments:
-        tokens = np.frombuffer(segment.tokens, "<i4").tolist()
-        mask = np.frombuffer(segment.mask, "u1").tolist()
-        known = np.frombuffer(segment.logprobs, "<f4").tolist()
+        tokens, mask, known = (array.tolist() for array in arrays(segment))
         position = 0
         while position < len(tokens):
             prompt, sampled, _ = calls.pop(0)

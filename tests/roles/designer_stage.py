@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
 from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import scored, ticket
 
-from bus.messages import DesignTicket, EnvironmentReady, EnvironmentScored, HeldDesign, Message, Segment
+from bus.messages import DesignSample, DesignTicket, EnvironmentReady, EnvironmentScored, Message, Segment
 from engine.config import DesignerConfig, SamplingConfig
+from engine.training.samples import arrays
 from roles import work_loop
 from roles.designer import role as designer_role
 from roles.designer.role import DesignerRole
@@ -118,7 +118,7 @@ class Stage:
         (found,) = await self.answers(EnvironmentReady, to=tickets)
         return found
 
-    async def held(self) -> list[HeldDesign]:
+    async def held(self) -> list[DesignSample]:
         return [record.message async for record in self.bus.replay("SAMPLE")]  # type: ignore[misc]
 
 
@@ -130,5 +130,5 @@ def verdict_on(ready: EnvironmentReady, **fields: Any) -> EnvironmentScored:
 
 def tokens(segment: Segment, *, trained: bool) -> list[int]:
     """Return the tokens of a segment that carry a loss, or those that do not."""
-    mask = np.frombuffer(segment.mask, np.uint8).astype(bool)
-    return np.frombuffer(segment.tokens, "<i4")[mask if trained else ~mask].tolist()
+    ids, mask, _ = arrays(segment)
+    return ids[mask if trained else ~mask].tolist()

@@ -203,7 +203,7 @@ async def test_tokens_are_stored_before_the_fact_that_names_them(tmp_path: Path)
     assert isinstance(fact, EpisodeFinished)
     assert isinstance(sample, EpisodeSample)
     assert (fact.sample, sample.episode, sample.round) == (sample.sample, request.episode, request.round)
-    assert fact.tokens == sum(segment.mask.count(1) for segment in sample.segments)
+    assert fact.tokens == sum(segment.sampled for segment in sample.segments)
 
 
 async def test_a_defect_ends_the_role(tmp_path: Path) -> None:

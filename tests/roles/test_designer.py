@@ -30,8 +30,8 @@ async def test_a_ticket_becomes_an_environment(tmp_path: Path) -> None:
     assert fact.source.strip() == COUNTER.strip()
     assert fact.environment == hashlib.sha256(fact.source.encode()).hexdigest()
     assert fact.hint == "count upwards"
-    assert fact.title == "count from 2"
-    assert (fact.trivial_win_rate, fact.degenerate) == (0.25, False)
+    assert fact.finding.title == "count from 2"
+    assert (fact.finding.trivial_win_rate, fact.finding.degenerate) == (0.25, False)
     assert (fact.family, fact.difficulty) == (None, None)
     (held,) = await stage.held()
     assert (held.design, held.cohort, held.attempt, held.valid, held.skill) == ("d1", 3, 0, True, "Logic")
@@ -150,7 +150,7 @@ async def test_memory_grows_while_at_work_and_can_be_switched_off(tmp_path: Path
                     await anyio.lowlevel.checkpoint()
             await stage.bus.publish(ticket("d2"))
             with anyio.fail_after(5):
-                async with stage.bus.follow("EVENT", tails=("event.designer.ready",)) as records:
+                async with stage.bus.follow("EVENT", tails=("event.designer.ready.*",)) as records:
                     while (await anext(records)).message.design != "d2":
                         pass
         assert ("three times" in stage.policy.design_prompts[-1]) is memory

@@ -22,7 +22,7 @@ from engine.inference import endpoint as endpoint_module
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointMisused
 from engine.inference.spending import EndpointSpent
-from roles.designer.designer_factory import account
+from roles.designer.authors import account
 from roles.designer.hint import HintWriter
 from roles.designer.prompt import PromptWriter
 
@@ -118,7 +118,7 @@ async def test_the_run_ends_when_its_money_is_spent_and_goes_on_with_more(tmp_pa
         assert 2 <= asked <= 6.0 / COST
         rich = poor | external(fake, max_cost=1000.0, **prices)
         stage = Stage(tmp_path, Policy("never asked"), bus=wire, **rich)
-        async with stage.at_work(), wire.follow("EVENT", tails=("event.designer.ready",)) as facts:
+        async with stage.at_work(), wire.follow("EVENT", tails=("event.designer.ready.*",)) as facts:
             answered = set()
             with anyio.fail_after(60):
                 while len(answered) < 40:

@@ -14,7 +14,7 @@ from role_fakes import FakeChat, FakePool, FakeSandbox, make_config, make_contex
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import ticket
 
-from bus.messages import DesignRejected, DesignTicket, EnvironmentReady, HeldDesign
+from bus.messages import DesignRejected, DesignSample, DesignTicket, EnvironmentReady
 from engine import prompts
 from engine.config import DesignerConfig, SamplingConfig
 from engine.errors import ConfigError
@@ -55,7 +55,7 @@ def role_at(bus: MemoryBus, directory: Path, documents: Path, **designer: Any) -
 
 async def work(role: DesignerRole, bus: MemoryBus, *tickets: DesignTicket) -> None:
     """Let the role answer these tickets and drain it."""
-    ended = ("event.designer.ready", "event.designer.failed")
+    ended = ("event.designer.ready.*", "event.designer.failed")
     start = (await bus.stream_info("EVENT")).last + 1
     await bus.publish_all(tickets)
     async with anyio.create_task_group() as tasks, bus.follow("EVENT", start=start, tails=ended) as facts:
@@ -111,9 +111,9 @@ async def test_designs_say_what_they_were_asked_with(tmp_path: Path, documents: 
     facts = [record.message async for record in bus.replay("EVENT")]
     held = [record.message async for record in bus.replay("SAMPLE")]
     designs = [
-        fact for fact in (*facts, *held) if isinstance(fact, EnvironmentReady | DesignRejected | HeldDesign)
+        fact for fact in (*facts, *held) if isinstance(fact, EnvironmentReady | DesignRejected | DesignSample)
     ]
-    assert {type(design) for design in designs} == {EnvironmentReady, DesignRejected, HeldDesign}
+    assert {type(design) for design in designs} == {EnvironmentReady, DesignRejected, DesignSample}
     assert {design.prompt for design in designs} == {prompts.version("design_full")}
     found = role.statistics()
     assert (found["documents"], found["skills_covered"], found["corpus_epoch"]) == (17, 1, 1)

@@ -12,7 +12,7 @@ from scenes.small_run import ticket
 
 from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, Message
 from engine.inference.completion import InferenceUnavailable
-from roles.designer.review import answers, published
+from roles.designer.review import ways_to_win
 from sandbox import StepResult, Verdict
 from sandbox.probes import Transcript
 from sandbox.verdict import Episode
@@ -53,9 +53,8 @@ async def test_a_held_design_is_told_of_as_it_was_found(mood: str, tmp_path: Pat
     (held,), later = await handed_down(tmp_path, Policy(GOOD))
     Moods.mood, Moods.looked = mood, 0
     ready = await later.ready(ticket(attempts=1))
-    assert ready.source == held.finding.source
     assert ready.source.strip() == COUNTER.strip()
-    assert (ready.title, ready.trivial_win_rate, ready.hint) == ("count from 2", 0.25, "look up")
+    assert (ready.finding, ready.hint) == (held.finding, "look up")
     assert Moods.looked == 0, "what was judged is not judged again"
     assert await later.held() == [held]
 
@@ -91,7 +90,7 @@ async def test_of_two_lives_at_once_each_fact_names_its_own_tokens(tmp_path: Pat
         ready = await stage.ready(ticket(attempts=1))
         program, hint = await stage.held()
         assert (ready.sample, ready.hint_sample) == (program.sample, hint.sample)
-        assert ready.source == program.finding.source
+        assert ready.finding == program.finding
         facts.append(ready)
     assert len({name for fact in facts for name in (fact.sample, fact.hint_sample)}) == 4
 
@@ -116,11 +115,10 @@ def test_what_is_kept_for_the_checks_of_a_hint_is_bounded() -> None:
 
     long = [episode(0, "sweep", *(f"a{number}" for number in range(5000)), "x" * 5000)]
     plans = [episode(number, "solution", f"p{number}", "open") for number in range(99)]
-    found = published(
-        "s", Verdict(ok=True, rung="accepted", episodes=(*long, *plans, episode(99, "last action", "7")))
-    )
+    episodes = (*long, *plans, episode(99, "last action", "7"))
+    found = ways_to_win(Verdict(ok=True, rung="accepted", episodes=episodes))
     assert len(found.actions) == 512
     assert max(map(len, found.actions)) < 10
     assert len(found.plans) == 16
-    assert answers(found).alone == ("7",)
-    assert answers(found).instances == 100
+    assert found.alone == ("7",)
+    assert found.instances == 100

@@ -15,14 +15,14 @@ from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config
 from scenes.judged_programs import judged
 from scenes.small_run import ticket
 
-from bus.messages import DesignRejected, EnvironmentReady
+from bus.messages import DesignRejected, EnvironmentReady, WaysToWin
 from engine.config import DesignerConfig, SamplingConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointRefused
 from engine.records.archive import ProgramArchive
 from roles.designer import role as designer_role
-from roles.designer.hint import Answers, Hint, HintWriter
+from roles.designer.hint import Hint, HintWriter
 from roles.designer.prompt import PromptWriter
 from sandbox import Check, Program, Rejected, Verdict
 
@@ -62,15 +62,16 @@ def test_a_sentence_model_that_is_not_there_is_said_before_the_start() -> None:
 async def test_what_the_program_declares_is_told(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(LOGIC))
     ready = await stage.ready()
-    assert ready.summary == "Counting; count; three in order"
-    assert (ready.flag, ready.flag_reason, ready.near, ready.similarity) == ("", "", "", None)
+    assert ready.finding.summary == "Counting; count; three in order"
+    found = ready.finding
+    assert (found.flag, found.flag_reason, found.near, found.similarity) == ("", "", "", None)
     assert ProgramArchive(tmp_path).get(ready.environment) == ready.source
 
 
 async def test_a_flag_is_part_of_the_fact_or_a_rejection(tmp_path: Path) -> None:
     ready = await Stage(tmp_path, Policy(OTHER)).ready()
-    assert ready.flag == "off_ticket"
-    assert "Optimization" in ready.flag_reason
+    assert ready.finding.flag == "off_ticket"
+    assert "Optimization" in ready.finding.flag_reason
     stage = Stage(tmp_path, Policy(OTHER, LOGIC), conformity="reject")
     rejected, _ = await stage.answers(DesignRejected, EnvironmentReady)
     assert (rejected.rung, rejected.source.strip()) == ("off_ticket", DECLARED.strip())
@@ -84,8 +85,8 @@ async def test_a_near_copy_of_a_remembered_program(tmp_path: Path) -> None:
     first = await stage.ready()
     again = Stage(tmp_path, Policy(LOGIC), bus=stage.bus)
     _, second = await again.answers(EnvironmentReady, EnvironmentReady, to=[ticket("d2")])
-    assert second.near == first.environment
-    assert second.similarity == pytest.approx(1.0)
+    assert second.finding.near == first.environment
+    assert second.finding.similarity == pytest.approx(1.0)
     assert again.designer.statistics()["near_duplicates"] == 1
     await stage.bus.publish(verdict_on(first))
     strict = Stage(tmp_path, Policy(LOGIC, GOOD), bus=stage.bus, duplicates="reject", memory_duplicate=0.99)
@@ -141,10 +142,10 @@ async def test_refused_hints_are_asked_for_again_and_counted() -> None:
     replies = iter(["the answer is 42", "A number from 1 to 99.", "Halve what is left."])
     pool = FakePool(lambda *_: next(replies))
     hints = writer(pool)
-    answers = Answers(alone=("17", "42", "63"), actions=frozenset(map(str, range(100))))
-    hint = await hints.write(
-        "class A: ...", design="d", attempt=0, answers=answers, firsts=["A number from 1 to 99."]
+    wins = WaysToWin(
+        firsts=("A number from 1 to 99.",), alone=("17", "42", "63"), actions=tuple(map(str, range(100)))
     )
+    hint = await hints.write("class A: ...", design="d", attempt=0, wins=wins)
     assert hint.text == "Halve what is left."
     assert len(hint.segments) == 1
     assert hints.statistics() == {"hint_gives_away": 1, "hint_adds_nothing": 1}

@@ -11,7 +11,7 @@ from role_fakes import COUNTER, STOP, USER, FakeChat
 from scenes.endpoint_fake import Say, fake_endpoint, talking_vllm
 from scenes.small_run import ticket
 
-from bus.messages import DesignFailed, DesignRejected, EnvironmentReady, HeldDesign
+from bus.messages import DesignFailed, DesignRejected, DesignSample, EnvironmentReady
 from engine.config import EndpointConfig, FrozenConfig, PoolConfig, SamplingConfig
 from engine.inference.completion import InferenceUnavailable
 
@@ -28,7 +28,7 @@ def numbered(number: int) -> str:
     return f"```python\n{COUNTER.replace('count from', f'count {number} from')}```"
 
 
-def prompts(held: list[HeldDesign]) -> set[tuple[int, ...]]:
+def prompts(held: list[DesignSample]) -> set[tuple[int, ...]]:
     """Return the distinct prompts that the held designs answer."""
     return {tuple(tokens(one.segments[0], trained=False)) for one in held}
 

@@ -6,7 +6,6 @@ import threading
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 import pytest
 from role_fakes import COUNTER, OTHER_STOP, STOP, USER, FakeChat, FakePool, FakeSandbox
 
@@ -14,6 +13,7 @@ from bus.messages import EpisodeRequest, Segment
 from engine.config import SamplingConfig
 from engine.inference.completion import InferenceUnavailable
 from engine.lineage import Version
+from engine.training import samples
 from roles.agent import episode
 from roles.agent.actions import find_action
 from roles.agent.episode import Ending, Player, Rules, terminal_return
@@ -27,7 +27,6 @@ def make_request(**fields: Any) -> EpisodeRequest:
         "episode": "ep1",
         "design": "d1",
         "environment": "e1",
-        "skill": "Logic",
         "arm": "plain",
         "round": 0,
         "index": 0,
@@ -63,11 +62,8 @@ def make_player(
 
 
 def arrays(segment: Segment) -> tuple[list[int], list[int], list[float]]:
-    return (
-        np.frombuffer(segment.tokens, "<i4").tolist(),
-        np.frombuffer(segment.mask, np.uint8).tolist(),
-        np.frombuffer(segment.logprobs, "<f4").tolist(),
-    )
+    tokens, mask, logprobs = samples.arrays(segment)
+    return tokens.tolist(), mask.astype(int).tolist(), logprobs.tolist()
 
 
 def wordy(_: str, call: int) -> str:

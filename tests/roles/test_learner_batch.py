@@ -10,6 +10,7 @@ import pytest
 import structlog
 import torch
 from learner_fakes import random_samples, round_closed
+from msgspec.structs import replace
 from scenes.memory_bus import MemoryBus
 
 from bus.messages import Credit
@@ -26,7 +27,7 @@ from engine.context import RoleContext
 from engine.training.batch import KINDS, Batch
 from engine.training.buffer import Selection
 from engine.training.samples import CreditedSample
-from engine.training.supervised import Accepted, DesignArchive
+from engine.training.supervised import DesignArchive
 from roles.learner.role import LearnerRole as LearnerRole
 
 PADDING = 61
@@ -100,8 +101,9 @@ def test_a_sample_weighs_by_the_counts_of_its_round(tmp_path: Path) -> None:
 def test_the_supervised_mix_draws_from_its_examples(tmp_path: Path) -> None:
     learner = role(tmp_path, supervised_mix=0.25, supervised_samples=3)
     texts = random_samples(6, seed=5, role="designer")
-    accepted = [Accepted(one.segments[0].tokens, one.segments[0].mask) for one in texts]
-    learner._examples = DesignArchive(capacity=9, floor=0.0, state=accepted).examples()
+    archive = DesignArchive(capacity=9, floor=-1.0)
+    archive.note(one._replace(credit=replace(one.credit, accepted=True)) for one in texts)
+    learner._examples = archive.examples()
     made = batch(learner, both(2, 0))
     assert made.rows == 2 + 3
     assert weight(made, "supervised") == pytest.approx(0.25)

@@ -42,7 +42,7 @@ async def test_versions_count_batches_and_the_archive_outlives_a_restart(tmp_pat
     assert [batch.step for batch in (first, second, third)] == [1, 2, 3]
     assert third.max_staleness == 2
     assert {batch.metrics["optimizer_steps"] for batch in (first, second, third)} == {2.0}
-    learned = sum(segment.mask.count(1) for one in designs[:2] for segment in one.segments)
+    learned = sum(segment.sampled for one in designs[:2] for segment in one.segments)
     assert [batch.metrics["supervised_tokens"] for batch in (first, second, third)] == [0, learned, learned]
     versions = [Version.unpack(one.version) for one in await world.events(PolicyPublished)]
     assert versions[-1] == Version(0, 3)

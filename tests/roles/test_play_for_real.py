@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
 from role_fakes import FakeChat, FakePool, make_config, make_context
 from scenes.memory_bus import MemoryBus
@@ -16,7 +15,7 @@ from scenes.small_run import ticket as make_ticket
 from test_episode import make_request
 
 from bus import codec
-from bus.messages import DesignRejected, EnvironmentReady, EpisodeFinished, HeldDesign
+from bus.messages import DesignRejected, DesignSample, EnvironmentReady, EpisodeFinished
 from engine.config import AgentConfig as AgentConfig
 from engine.config import DesignerConfig as DesignerConfig
 from engine.config import ModelConfig, SamplingConfig
@@ -24,6 +23,7 @@ from engine.inference.tokens import ChatTokens
 from engine.nano import seeds
 from engine.nano.seeds.corpus import examples
 from engine.nano.tokenizer import train
+from engine.training.samples import arrays
 from roles.agent.episode import Player, Rules
 from roles.agent.role import AgentRole
 from roles.designer.role import DesignerRole
@@ -128,8 +128,7 @@ async def test_a_context_equals_the_rendered_conversation(chat: ChatTokens) -> N
         said = [text for turn in played.transcript for text in (turn.observation, turn.reply)]
         assert pool.calls[-1]["prompt"] == chat.render(said[:-1])
         (segment,) = played.segments
-        tokens = np.frombuffer(segment.tokens, "<i4")
-        mask = np.frombuffer(segment.mask, np.uint8).astype(bool)
+        tokens, mask, _ = arrays(segment)
         assert chat.decode(tokens[mask].tolist()) == "".join(turn.reply for turn in played.transcript)
         assert {span.version for span in segment.spans} == {5}
 
@@ -232,11 +231,11 @@ async def test_from_a_ticket_to_plays(chat: ChatTokens, tmp_path: Path) -> None:
         assert rejected.attempt == 0
         assert (ready.family, ready.attempt, ready.hint) == (family.name, 1, hint)
         assert ready.difficulty is not None
-        assert "kites" in ready.title
+        assert "kites" in ready.finding.title
         assert ready.document.startswith("guess-")
         assert seeds.classify(ready.source) is not None
         held = [record.message async for record in bus.replay("SAMPLE")]
-        assert [item.valid for item in held if isinstance(item, HeldDesign)] == [False, True]
+        assert [item.valid for item in held if isinstance(item, DesignSample)] == [False, True]
         played = {fact.episode: fact for fact in facts if isinstance(fact, EpisodeFinished)}
         assert len(played) == 12
         assert all(fact.outcome == "terminated" for fact in played.values())

@@ -8,7 +8,7 @@ from functools import lru_cache
 import msgspec
 from learner_fakes import segment
 
-from bus.messages import DesignTicket, EpisodeRequest, EpisodeSample, HeldDesign, Message, Segment, Turn
+from bus.messages import DesignSample, DesignTicket, EpisodeRequest, EpisodeSample, Message, Segment, Turn
 from engine.config import Config
 from scenes.scorer_world import failed, finished, lost, ready, rejected
 
@@ -63,7 +63,7 @@ class Cast:
         return tokens(versions, self._chance.randint(1, 9))
 
     def design(
-        self, ticket: DesignTicket, versions: tuple[int, ...], held: dict[str, HeldDesign]
+        self, ticket: DesignTicket, versions: tuple[int, ...], held: dict[str, DesignSample]
     ) -> list[Message]:
         """Try to write a design; a second try mostly finds the attempts that were stored before."""
         answers: list[Message] = []
@@ -72,7 +72,7 @@ class Cast:
         for attempt in range(ticket.attempts):
             if self._happens(self._luck.infra):
                 return [*answers, failed(ticket, attempt, failure="infra")]
-            written = HeldDesign(
+            written = DesignSample(
                 design=ticket.design,
                 cohort=ticket.cohort,
                 attempt=attempt,
@@ -91,7 +91,7 @@ class Cast:
         return [*answers, failed(ticket, ticket.attempts)]
 
     def _ready(
-        self, ticket: DesignTicket, program: HeldDesign, sample: str, held: dict[str, HeldDesign]
+        self, ticket: DesignTicket, program: DesignSample, sample: str, held: dict[str, DesignSample]
     ) -> list[Message]:
         hint = None if self._happens(self._luck.no_hint) else HINT
         tokens: list[Message] = []
@@ -104,9 +104,10 @@ class Cast:
             ticket, attempt=program.attempt, hint=hint, degenerate=self._happens(self._luck.degenerate)
         )
         flag = "off_ticket" if self._happens(self._luck.flagged) else ""
+        finding = msgspec.structs.replace(fact.finding, flag=flag)
         return [
             *tokens,
-            msgspec.structs.replace(fact, sample=sample, hint_sample=hint_sample, flag=flag),
+            msgspec.structs.replace(fact, sample=sample, hint_sample=hint_sample, finding=finding),
         ]
 
     def play(self, request: EpisodeRequest, versions: tuple[int, ...]) -> list[Message]:
@@ -123,7 +124,6 @@ class Cast:
             won = self._chance.choice([0.95, 0.5, -1.0])
         sample = EpisodeSample(
             episode=request.episode,
-            skill=request.skill,
             round=request.round,
             segments=self._tokens(versions),
         )

@@ -19,11 +19,11 @@ from learner_fakes import VOCABULARY
 
 from bus.messages import (
     BatchTrained,
+    DesignSample,
     DesignTicket,
     EnvironmentScored,
     EpisodeRequest,
     EpisodeSample,
-    HeldDesign,
     Message,
     PolicyPublished,
     RoundClosed,
@@ -83,7 +83,7 @@ class Loop:
     tasks: dict[str, Work] = field(default_factory=dict)
     in_hand: dict[str, tuple[Work, tuple[int, ...]]] = field(default_factory=dict)
     asked: dict[str, Work] = field(default_factory=dict)
-    held: dict[str, HeldDesign] = field(default_factory=dict)
+    held: dict[str, DesignSample] = field(default_factory=dict)
     flushed: tuple[int, ...] = ()
     crashes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -264,11 +264,11 @@ class Loop:
             self.counts["redelivered"] += 1
             answers = answers[: self.chance.randint(0, len(answers))]
         for answer in answers:
-            if not isinstance(answer, EpisodeSample | HeldDesign):
+            if not isinstance(answer, EpisodeSample | DesignSample):
                 self.events.append(answer)
                 continue
             self._sample(answer)
-            if isinstance(answer, HeldDesign):
+            if isinstance(answer, DesignSample):
                 self.held[answer.tail] = answer
 
     # --- servers --------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class Loop:
         self.buffer = Buffer(limits, vocabulary=VOCABULARY, state=checkpoint.buffer)  # type: ignore[arg-type]
         for one in checkpoint.buffer.kept:
             kept = self.samples[one.sequence - 1] if one.sequence >= self.floor else None
-            assert isinstance(kept, EpisodeSample | HeldDesign), "a sample that a checkpoint keeps was purged"
+            assert isinstance(kept, EpisodeSample | DesignSample), "a sample of a checkpoint was purged"
             self.buffer.restore(one, kept)
         assert checkpoint.cursor + 1 >= self.floor, "what the learner must read again was purged"
         self.cursor, self.announced = checkpoint.cursor, checkpoint.announced

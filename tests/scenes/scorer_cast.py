@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
-import numpy as np
 import structlog
 from msgspec.structs import replace
 
 from bus import Bus
 from bus.messages import (
+    DesignSample,
     DesignTicket,
     EpisodeRequest,
     EpisodeSample,
-    HeldDesign,
     Message,
     PolicyPublished,
     RoundClosed,
@@ -25,6 +24,7 @@ from bus.messages import (
     Span,
 )
 from engine.config import Config
+from engine.inference.segments import make_segment, token_ids
 from engine.lineage import Version
 from engine.training.samples import CreditedSample, Sampled
 from roles.base import RoleContext
@@ -34,20 +34,13 @@ from scenes.scorer_world import failed, finished, published, ready, rejected, se
 
 def segment(text: str, version: Version) -> Segment:
     """Return a segment that carries ``text`` as its tokens, all sampled by ``version``."""
-    tokens = np.frombuffer(text.encode(), dtype="u1").astype("<i4")
-    mask = np.ones(len(tokens), dtype="u1")
-    mask[0] = 0
-    return Segment(
-        tokens=tokens.tobytes(),
-        mask=mask.tobytes(),
-        logprobs=np.zeros(len(tokens), dtype="<f4").tobytes(),
-        spans=(Span(version.pack(), 1, len(tokens)),),
-    )
+    tokens = list(text.encode())
+    return make_segment(tokens, [0.0] * (len(tokens) - 1), [Span(version.pack(), 1, len(tokens))])
 
 
 def text_of(sample: CreditedSample) -> str:
     """Return the text that :func:`segment` put into the sample's first segment."""
-    return bytes(np.frombuffer(sample.segments[0].tokens, dtype="<i4").astype("u1")).decode()
+    return bytes(token_ids(sample.segments[0])).decode()
 
 
 @dataclass
@@ -98,7 +91,7 @@ class Cast:
         for attempt in range(ticket.attempts):
             valid = self._luck("valid", ticket.design, attempt) > 0.3
             tokens = segment(f"{ticket.design}-{attempt}", self.version)
-            held = HeldDesign(
+            held = DesignSample(
                 design=ticket.design,
                 cohort=ticket.cohort,
                 attempt=attempt,
@@ -128,7 +121,6 @@ class Cast:
         text = f"{request.design}/{request.round}/{request.arm}/{request.index}"
         sample = EpisodeSample(
             episode=request.episode,
-            skill=request.skill,
             round=request.round,
             segments=(segment(text, self.version),),
         )
@@ -146,7 +138,7 @@ class Cast:
         async with self.bus.follow("SAMPLE") as records:
             async for record in records:
                 match record.message:
-                    case EpisodeSample() | HeldDesign() as sample:
+                    case EpisodeSample() | DesignSample() as sample:
                         assert self.stored.setdefault(sample.sample, sample) == sample
                     case RoundClosed() as closed:
                         if closed.round in self.rounds:

@@ -25,6 +25,7 @@ from bus.messages import (
     EpisodeFailed,
     EpisodeFinished,
     EpisodeRequest,
+    Finding,
     Message,
     PolicyPublished,
     RoundClosed,
@@ -382,9 +383,7 @@ def ready(
         source="class TestEnv: ...",
         hint=hint,
         document="",
-        title="t",
-        trivial_win_rate=0.0,
-        degenerate=degenerate,
+        finding=Finding(title="t", degenerate=degenerate),
         difficulty=2.0,
     )
 
@@ -432,8 +431,6 @@ def finished(
         versions=versions,
         episode=request.episode,
         design=request.design,
-        environment=request.environment,
-        skill=request.skill,
         arm=request.arm,
         round=request.round,
         index=request.index,

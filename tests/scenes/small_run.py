@@ -19,6 +19,7 @@ from bus.messages import (
     EpisodeFinished,
     EpisodeRequest,
     EvaluationFinished,
+    Finding,
     Message,
     PolicyPublished,
     RoundSummary,
@@ -104,12 +105,14 @@ def rejected(design: str, attempt: int = 0, **fields: Any) -> DesignRejected:
 
 
 def ready(design: str, cohort: int = 0, **fields: Any) -> EnvironmentReady:
+    """Return the fact; ``fields`` are those of its finding, too."""
     values = {
         "slot": 0, "attempt": 0, "skill": "Logical Deduction", "environment": "f" * 64, "source": SOURCE,
         "hint": "Count <i>up</i>.", "document": "doc", "title": f"Counting {design}", "trivial_win_rate": 0.1,
-        "degenerate": False, "difficulty": 1.0,
+        "difficulty": 1.0, **fields,
     }  # fmt: skip
-    return EnvironmentReady(design=design, cohort=cohort, **(values | fields))
+    found = {name: values.pop(name) for name in Finding.__struct_fields__ if name in values}
+    return EnvironmentReady(design=design, cohort=cohort, finding=Finding(**found), **values)
 
 
 def scored(design: str, round_: int = 0, reward: float = 0.5, **fields: Any) -> EnvironmentScored:
@@ -126,7 +129,7 @@ def finished(
     episode: str, design: str = "d1", returned: float = 1.0, arm: str = "plain", round_: int = 0
 ) -> EpisodeFinished:
     return EpisodeFinished(
-        episode=episode, design=design, environment="f" * 64, skill="Logical Deduction", arm=arm,
+        episode=episode, design=design, arm=arm,
         round=round_, index=0, seed=1, returned=returned, outcome="terminated", failure=None, reason="",
         turns=1, transcript=(Turn("<count>", "say \\boxed{1}", "1", returned),),
         seconds=0.5, sample=f"sample-{episode}", tokens=3, versions=(0, 0),
@@ -136,7 +139,7 @@ def finished(
 def request(number: int, **fields: Any) -> EpisodeRequest:
     """Return the work of playing one instance without a hint."""
     values = {
-        "design": "d1", "environment": "f", "skill": "s", "arm": "plain", "round": 0, "source": "",
+        "design": "d1", "environment": "f", "arm": "plain", "round": 0, "source": "",
         "hint": None, "max_turns": 8,
     }  # fmt: skip
     return EpisodeRequest(episode=f"e{number}", index=number, seed=number, **(values | fields))

@@ -92,7 +92,7 @@ def reward(recipe: Config, ready: EnvironmentReady, plays: list[EpisodeFinished]
     table = recipe.reward
     plain = [one for one in plays if one.arm == "plain"]
     crashed = sum(one.failure == "env" for one in plain)
-    if ready.degenerate or ready.flag or crashed > len(plain) / 2:
+    if ready.finding.degenerate or ready.finding.flag or crashed > len(plain) / 2:
         return table.degenerate_reward
     if not plain:
         return None

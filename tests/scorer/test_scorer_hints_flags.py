@@ -7,7 +7,7 @@ import pytest
 from scenes.scorer_script import play_all, start
 from scenes.scorer_world import World, config, finished, ready
 
-from bus.messages import Credit, EpisodeRequest, Turn
+from bus.messages import Credit, EpisodeRequest, Finding, Turn
 from engine.config import Config
 from roles.scorer.curriculum import Curriculum
 
@@ -36,7 +36,7 @@ def by_arm(request: EpisodeRequest) -> float:
 def test_a_flagged_design_earns_the_floor(parity: bool, reward: float | None, state: str) -> None:
     rewards = {"degenerate_reward": -0.1, "reference_parity": parity}
     world, machine = start(config(steps=1, curriculum=ONE_ROUND, reward=rewards))
-    flagged, *others = answer(world, machine, flag="off_ticket", flag_reason="another skill")
+    flagged, *others = answer(world, machine, finding=Finding(flag="off_ticket", flag_reason="another skill"))
     play_all(world, machine, by_arm)
     score = world.scored[flagged]
     assert score.state == state

@@ -319,7 +319,6 @@ def _request(episode: str = "e") -> EpisodeRequest:
         episode=episode,
         design="d",
         environment="",
-        skill="",
         arm="plain",
         round=0,
         index=0,

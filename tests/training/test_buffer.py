@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from learner_fakes import VOCABULARY, round_closed, sample, sampled, segment
 from msgspec.structs import replace
 
-from bus.messages import RoundClosed
+from bus.messages import RoundClosed, Span
 from engine.config import RoleTraining
 from engine.lineage import Lineage, Version
 from engine.training.buffer import Buffer, BufferState, KeptSample, Selection
@@ -276,17 +276,19 @@ def test_a_power_of_two_is_not_below_itself() -> None:
         segment([1, 2], [1, 1]),
         segment([1, 2], [0, 1], [0.0, float("-inf")]),
         segment([1, 2], [0, 1], [0.0, 0.5]),
-        segment([1, 2, 3], [0, 1]),
+        segment([1, 2], [0, 1, 1]),
+        replace(segment([1, 2], [0, 1]), tokens=b"odd"),
     ],
 )
 def test_malformed_samples_are_refused(part: Any) -> None:
     assert fault(sampled(sample("x", segments=[part])), VOCABULARY) == "malformed"
 
 
-def test_spans_must_cover_the_mask() -> None:
+def test_spans_must_fit_the_tokens() -> None:
     whole = segment([1, 2, 3], [0, 1, 1])
-    bare = type(whole)(tokens=whole.tokens, mask=whole.mask, logprobs=whole.logprobs, spans=())
-    assert fault(sampled(sample("x", segments=[bare])), VOCABULARY) == "malformed"
+    for spans in ((), (Span(0, 1, 2),), (Span(0, 1, 4),), (Span(0, 1, 3), Span(0, 2, 3)), (Span(0, 2, 1),)):
+        other = replace(whole, spans=spans)
+        assert fault(sampled(sample("x", segments=[other])), VOCABULARY) == "malformed"
     assert fault(sampled(sample("x", segments=[segment([1, 2], [0, 0])])), VOCABULARY) == "empty"
     assert fault(sampled(sample("x")), VOCABULARY) is None
 

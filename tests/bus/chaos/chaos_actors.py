@@ -153,9 +153,9 @@ async def learn(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
                 continue
             for record in batch:
                 assert isinstance(record.message, EpisodeSample)
-                producer, number, weight = record.message.skill.split("/")
+                producer, _, number = record.message.episode.rpartition("-")
                 if ledger.add(producer, int(number)):
-                    state["total"] += int(weight)
+                    state["total"] += record.message.round
                     state["count"] += 1
                 else:
                     state["again"] += 1

@@ -45,7 +45,6 @@ def piece(producer: str, number: int, seed: int) -> EpisodeRequest:
         episode=f"{producer}-{number}",
         design=producer,
         environment="",
-        skill="chaos",
         arm="plain",
         round=0,
         index=number,
@@ -61,8 +60,6 @@ def answer(work: EpisodeRequest, instance: str) -> EpisodeFinished:
     return EpisodeFinished(
         episode=work.episode,
         design=work.design,
-        environment="",
-        skill=work.skill,
         arm=work.arm,
         round=work.round,
         index=work.index,
@@ -81,12 +78,10 @@ def sample(result: EpisodeFinished) -> EpisodeSample:
     """Return what the learner is to count for a result."""
     segment = Segment(
         tokens=result.index.to_bytes(4, "little") * _TOKENS,
-        mask=b"\x01" * _TOKENS,
         logprobs=bytes(4 * _TOKENS),
         spans=(Span(0, 0, _TOKENS),),
     )
-    name = f"{result.design}/{result.index}/{result.seed}"
-    return EpisodeSample(episode=result.episode, skill=name, round=0, segments=(segment,))
+    return EpisodeSample(episode=result.episode, round=result.seed, segments=(segment,))
 
 
 @dataclass

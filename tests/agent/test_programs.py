@@ -1,0 +1,46 @@
+"""The agent's programs: read once from the facts of the run, by their digest."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from scenes.memory_bus import MemoryBus
+from scenes.small_run import ready
+
+from roles.agent.programs import Programs
+from sandbox import InfraFailure
+
+
+class CountingBus(MemoryBus):
+    """Counts the facts that are looked up."""
+
+    looked = 0
+
+    async def last(self, tail: str):
+        self.looked += 1
+        return await super().last(tail)
+
+
+async def test_a_program_is_looked_up_once() -> None:
+    bus = CountingBus(run="test", role="agent", instance="a")
+    await bus.publish_all([ready("d1", environment="e1", source="one"), ready("d2", environment="e2")])
+    programs, found = Programs(bus), list[str]()
+
+    async def ask() -> None:
+        found.append(await programs.source("e1"))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(8):
+            tasks.start_soon(ask)
+    assert (found, bus.looked) == (["one"] * 8, 1)
+    assert await programs.source("e2") != "one"
+
+
+async def test_a_program_that_no_fact_holds_is_a_fault_of_the_infrastructure() -> None:
+    """The episode is handed back; it may come later, after an outage of the bus."""
+    bus = MemoryBus(run="test", role="agent", instance="a")
+    programs = Programs(bus)
+    with pytest.raises(InfraFailure, match="no program e1"):
+        await programs.source("e1")
+    await bus.publish(ready("d1", environment="e1", source="one"))
+    assert await programs.source("e1") == "one"
