@@ -165,9 +165,9 @@ def _position(message: Message) -> tuple[int, int]:
     from bus.messages import EpisodeRequest, EpisodeSample
 
     assert isinstance(message, EpisodeSample | EpisodeRequest)
-    return message.round, message.index if isinstance(message, EpisodeRequest) else int(
-        message.episode.rpartition("-")[2]
-    )
+    if isinstance(message, EpisodeRequest):
+        return message.round, message.index
+    return message.round, int(message.episode.rpartition("-")[2])
 
 
 async def _wait_for_start() -> None:
