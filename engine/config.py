@@ -98,8 +98,9 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     """The vLLM servers.
 
     ``args`` are vLLM's own flags without dashes (true = bare flag), ``environment`` is added to the
-    child's. ``urls`` adopts running servers instead of starting them. ``canary_tolerance`` bounds the
-    difference between the server's and the learner's log-probs (:attr:`Config.canary_tolerance`).
+    child's. ``devices`` are dealt to the ``count`` servers in order (``docs/full-scale.md``). ``urls``
+    adopts running servers instead of starting them. ``canary_tolerance`` bounds the difference between
+    the server's and the learner's log-probs (:attr:`Config.canary_tolerance`).
 
     ``weights`` names the path of new weights to the servers: a shared disk (``file``), the broker
     (``bus``) or the learner's GPU (``nccl``), see ``docs/weights.md``. ``rollout`` updates the servers one
@@ -107,6 +108,7 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     """
 
     count: int = 1
+    devices: tuple[int, ...] = ()
     urls: tuple[str, ...] = ()
     port: int = 0
     args: dict[str, str | int | float | bool] = {}
@@ -164,6 +166,7 @@ class FrozenConfig(Table, frozen=True, kw_only=True):
     """
 
     path: str = ""
+    devices: tuple[int, ...] = ()
     url: str = ""
     port: int = 0
     args: dict[str, str | int | float | bool] = {}
@@ -433,7 +436,10 @@ class LoraConfig(Table, frozen=True, kw_only=True):
 
 
 class LearnerConfig(Table, frozen=True, kw_only=True):
-    """The learner role. ``launch`` is the command prefix for several devices (``docs/learner.md``).
+    """The learner role.
+
+    With several ``devices`` it is sharded over them; ``launch`` is a command prefix of your own for other
+    ways (``docs/learner.md``).
 
     The ``checkpoints_kept`` newest checkpoints stay, and with ``best_by`` the best one: by the win rate
     on the suite of that name, or by ``metric:NAME`` of a batch (the highest; ``metric:-NAME``: the
@@ -478,6 +484,7 @@ class LearnerConfig(Table, frozen=True, kw_only=True):
     best_by: str = ""
     start_over: bool = False
     step_seconds: float = 3600.0
+    devices: tuple[int, ...] = ()
     launch: tuple[str, ...] = ()
     trl: dict[str, str | int | float | bool] = {}
 

@@ -193,7 +193,7 @@ class _Side:
 @asynccontextmanager
 async def open_side(job: SideJob) -> AsyncIterator[_Side]:
     """Start the process of ``job`` and yield its handle; it is killed at the end."""
-    command = [sys.executable, "-m", "engine.bench.bus_side", msgspec.json.encode(job).decode()]
+    command = [sys.executable, "-P", "-m", "engine.bench.bus_side", msgspec.json.encode(job).decode()]
     process = await anyio.open_process(command)
     try:
         yield _Side(process, job)

@@ -152,7 +152,7 @@ def _run(path: Path, overrides: list[str], config: Config) -> None:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     log = directory.root / "bench.out"
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "engine.cli", "run", str(path), *overrides]
+        command = [sys.executable, "-P", "-m", "engine.cli", "run", str(path), *overrides]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
             code = process.wait()

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine import registry
+from engine import placement, registry
 from engine.checks.designers import designers
 from engine.checks.learner import learners, longest_reply
 from engine.config import Config, DesignerConfig, SamplingConfig
@@ -431,6 +431,7 @@ _RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _lengths,
     _designer,
     designers,
+    placement.check,
     _agent,
     _curriculum,
     _ages,

@@ -59,6 +59,7 @@ def config_of(config: Config) -> Config:
         server=replace(
             server,
             count=1,
+            devices=frozen.devices,
             urls=(),
             port=frozen.port,
             args=server.args | frozen.args,

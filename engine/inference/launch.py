@@ -6,7 +6,6 @@ Run as ``python -P -m engine.inference.launch deep|shallow FLAGS...`` it lets vL
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.inference import LEASH, WEIGHT_BACKEND
 from engine.inference.adapters import kept
+from engine.placement import VISIBLE, arguments, of_server, workers
 
 SERVED_NAME = "policy"
 _GPU_BACKENDS = ("nccl",)  # engines of vLLM's own; the other ways use our file engine
@@ -36,7 +36,6 @@ _OWNED = {
     "headless": "Start it with `vllm serve --headless` on the other hosts; this one listens.",
     "api-server-count": "The label of the weights and the pause belong to one API server.",
 }
-_SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM has kernels for these
 _SECRETS = ("SPADE_BUS_TOKEN",)
 _VALIDATE_SECONDS = 120.0
@@ -61,7 +60,7 @@ def flags(config: Config, model_path: Path, port: int, *, updates: bool = True) 
         found |= _adapter_flags(config)
     if config.adapters or not updates:
         found.pop("weight-transfer-config", None)
-    own = arguments(config)
+    own = arguments(config.server)
     for flag, value in own.items():
         if flag in _OWNED:
             raise ConfigError(
@@ -70,7 +69,7 @@ def flags(config: Config, model_path: Path, port: int, *, updates: bool = True) 
                 remedy=_OWNED[flag],
             )
         found[flag] = value
-    if "distributed-executor-backend" not in own and _workers(own) > 1:
+    if "distributed-executor-backend" not in own and workers(config.server) > 1:
         found.pop("distributed-executor-backend", None)  # ours is for one worker
     _check_block_size(found)
     words = []
@@ -83,17 +82,14 @@ def flags(config: Config, model_path: Path, port: int, *, updates: bool = True) 
     return words
 
 
-def arguments(config: Config) -> dict[str, str | int | float | bool]:
-    """Return ``[server.args]`` as vLLM spells its flags."""
-    return {key.lstrip("-").replace("_", "-"): value for key, value in config.server.args.items()}
-
-
 def external_command(config: Config, model: str, url: str) -> list[str]:
     """Return the command line by which somebody else starts the external server at ``url``."""
     found = flags(config, Path(model), urlsplit(url).port or 80)
     place = found.index("--host")
     del found[place : place + 2]
-    values = {key: value for key, value in settings(config).items() if key not in (LEASH, "VLLM_HOST_IP")}
+    values = {
+        key: value for key, value in settings(config).items() if key not in (LEASH, "VLLM_HOST_IP", VISIBLE)
+    }
     return [
         "env",
         *(f"{key}={value}" for key, value in values.items()),
@@ -107,31 +103,26 @@ def external_command(config: Config, model: str, url: str) -> list[str]:
 
 def copies(config: Config) -> int:
     """Return how many times a server holds the weights on its first host: data parallelism copies them."""
-    flags = arguments(config)
+    flags = arguments(config.server)
     size = flags.get("data-parallel-size-local", flags.get("data-parallel-size", 1))
     return size if isinstance(size, int) else 1
 
 
 def spans_hosts(config: Config) -> bool:
     """Return whether a server's workers run on several hosts, by Ray or vLLM's multiprocessing."""
-    flags = arguments(config)
+    flags = arguments(config.server)
     backends = (flags.get("distributed-executor-backend"), flags.get("data-parallel-backend"))
     return "ray" in backends or flags.get("nnodes", 1) != 1 or "data-parallel-address" in flags
 
 
-def _workers(flags: dict[str, str | int | float | bool]) -> int:
-    sizes = [flags.get(flag, 1) for flag in _SIZES]
-    return math.prod(size for size in sizes if isinstance(size, int))
-
-
-def environment(config: Config) -> dict[str, str]:
-    """Return the whole environment of a server: ours without secrets, defaults, the recipe's on top."""
+def environment(config: Config, index: int = 0) -> dict[str, str]:
+    """Return the whole environment of server ``index``: ours without secrets, and :func:`settings`."""
     inherited = {key: value for key, value in os.environ.items() if key not in _SECRETS}
-    return inherited | settings(config)
+    return inherited | settings(config, index)
 
 
-def settings(config: Config) -> dict[str, str]:
-    """Return the environment of a server beyond that of this process: defaults, with the recipe's on top."""
+def settings(config: Config, index: int = 0) -> dict[str, str]:
+    """Return what the environment of server ``index`` has beyond this process's: the recipe's over defaults."""
     values = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -154,7 +145,7 @@ def settings(config: Config) -> dict[str, str]:
         }
     if config.adapters:
         values["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
-    return values | config.server.environment
+    return values | config.server.environment | of_server(config, index)
 
 
 def check_args(config: Config, model_path: Path) -> None:

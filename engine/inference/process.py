@@ -91,7 +91,7 @@ async def serve(
             stdin=subprocess.PIPE,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env=environment(config),
+            env=environment(config, index),
             start_new_session=True,
         )
     server = VllmProcess(f"http://{host}:{port}", port, log_path, process)

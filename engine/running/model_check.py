@@ -34,7 +34,7 @@ class _ModelFault(msgspec.Struct):
 
 def check(model: Path, lora: LoraConfig) -> None:
     """Check the model in ``model`` in a child process. Raises ConfigError with what does not work."""
-    command = [sys.executable, "-m", "engine.running.model_check", str(model)]
+    command = [sys.executable, "-P", "-m", "engine.running.model_check", str(model)]
     try:
         result = subprocess.run(
             [*command, msgspec.json.encode(lora).decode()],

@@ -120,7 +120,7 @@ def _servers(config: Config, parameters: int) -> Iterator[Process]:
         port = table.port + index if table.port else 0
         yield Process(
             name=f"vllm {index}",
-            command=_command(config, launch.command(config, Path(_model(config)), port)),
+            command=_command(config, launch.command(config, Path(_model(config)), port), index),
             port=port,
             memory_gb=_BASE["vllm"] + weights + cache,
             note=_CPU_NOTE if cache else "device memory where it has a device, plus its cache",
@@ -151,8 +151,8 @@ def _model(config: Config) -> str:
     return "MODEL" if not path or path.startswith((models.WARMSTART, models.PACKAGE, models.HUB)) else path
 
 
-def _command(config: Config, words: list[str]) -> str:
-    values = (f"{key}={value}" for key, value in launch.settings(config).items())
+def _command(config: Config, words: list[str], index: int = 0) -> str:
+    values = (f"{key}={value}" for key, value in launch.settings(config, index).items())
     return shlex.join(["env", *values, *words])
 
 

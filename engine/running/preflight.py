@@ -18,7 +18,7 @@ import msgspec
 from anyio.streams.text import TextReceiveStream
 
 from bus import BusError
-from engine import models, registry
+from engine import models, placement, registry
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.inference import frozen, launch
@@ -49,6 +49,7 @@ def check_start(config: Config) -> None:
         models.packaged_gguf(config.model.path.removeprefix(models.PACKAGE))
     elif not config.model.path.startswith((models.WARMSTART, models.HUB)):
         models.resolve(config, Path())
+    placement.require_devices(config)
     program = next(iter(config.learner.launch), "python")
     if "learner" in config.run.roles and not (
         shutil.which(program) or (Path(sys.executable).parent / program).exists()

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from anyio.abc import TaskStatus
 from bus import Bus, connect, provision, serve
 from bus.connection import public_url
 from bus.messages import Heartbeat
+from engine import placement
 from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import SpadeError
@@ -382,10 +383,10 @@ def stages(roles: Mapping[str, type[RoleLike]]) -> list[list[str]]:
 def child_command(name: str, config: Config, address: Address, directory: Path) -> list[str]:
     """Return the command line of a role in a process of its own (token and run travel by environment).
 
-    ``learner.launch`` takes the place of the Python interpreter, for example ``accelerate launch ...`` or
-    ``env NAME=VALUE python``; programs of this environment need not be on PATH.
+    The interpreter of the learner may be a launcher of several processes (``engine.placement``); programs of
+    this environment need not be on PATH.
     """
-    launch: Sequence[str] = (config.learner.launch if name == "learner" else ()) or ("python",)
+    launch = placement.learner_launch(config) if name == "learner" else ["python", "-P"]
     beside = Path(sys.executable).parent
     return [
         *(str(beside / word) if word in _LAUNCHERS else word for word in launch),

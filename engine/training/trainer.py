@@ -408,7 +408,7 @@ def arguments(learner: LearnerConfig, output: Path, *, seed: int) -> GRPOConfig:
             remedy="Use the settings of [learner]; the loss is computed from them.",
         )
     try:
-        return GRPOConfig(**ours, **learner.trl)
+        settings = GRPOConfig(**ours, **learner.trl)
     except TypeError as error:
         raise ConfigError(f"learner.trl: {error}", remedy="Use fields of trl.GRPOConfig.") from error
     except ValueError as error:
@@ -416,6 +416,8 @@ def arguments(learner: LearnerConfig, output: Path, *, seed: int) -> GRPOConfig:
             f"The trainer refuses its settings: {error}",
             remedy="Change what it names: learner.precision, learner.trl, learner.launch.",
         ) from error
+    settings._n_gpu = min(settings.n_gpu, 1)  # else one process that sees several would become DataParallel
+    return settings
 
 
 def build(

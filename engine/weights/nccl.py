@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 
+from engine import placement
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 CONTROL_SECONDS = 60.0
 _HEALTH_SECONDS = 3.0
 _ASK_SECONDS = 0.5
-_WORKERS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 _ATTEMPTS = 2
 
 log = structlog.get_logger("spade.weights")
@@ -245,7 +245,7 @@ def open_publisher(config: Config, policy: Policy) -> NcclPublisher:
     dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else None
     writer = DeviceWriter(
         addresses(config),
-        workers=workers_of(config),
+        workers=placement.workers(server),
         cache=server.pause_cache,
         seconds=server.start_seconds,
         open_engine=opener(policy.weights, dtype),
@@ -259,21 +259,6 @@ def addresses(config: Config) -> tuple[str, ...]:
     if server.urls:
         return tuple(url.rstrip("/") for url in server.urls)
     return tuple(f"http://127.0.0.1:{server.port + index}" for index in range(server.count))
-
-
-def workers_of(config: Config) -> int:
-    """Return how many workers each server has by its flags.
-
-    Raises ConfigError for a flag that is no number.
-    """
-    flags = {key.lstrip("-").replace("_", "-"): value for key, value in config.server.args.items()}
-    count = 1
-    for flag in _WORKERS:
-        value = flags.get(flag, 1)
-        if not isinstance(value, int):
-            raise ConfigError(f"server.args.{flag} = {value!r} must be a number", where="server.args")
-        count *= value
-    return count
 
 
 def opener(

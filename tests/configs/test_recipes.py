@@ -86,15 +86,17 @@ def test_parameters_are_counted() -> None:
 
 @pytest.mark.parametrize("name", [*GAMES, "qwen3-8b-tools"])
 def test_accelerate_accepts_the_learners_launch(name: str) -> None:
-    from engine.running.supervisor import Address, child_command
-
-    launch = load(name).learner.launch
-    if "accelerate" not in launch:
-        return
     from accelerate.commands.launch import launch_command_parser
 
+    from engine.running.supervisor import Address, child_command
+
     words = child_command("learner", load(name), Address("nats://h:1", "", name), Path("run"))
-    devices = launch[1].removeprefix("CUDA_VISIBLE_DEVICES=").split(",")
+    devices = load(name).learner.devices
+    assert words[:2] == ["env", f"CUDA_VISIBLE_DEVICES={','.join(map(str, devices))}"]
+    if len(devices) == 1:
+        assert words[2].endswith("/python")
+        assert words[3] == "-P"
+        return
     parsed = launch_command_parser().parse_args(words[words.index("launch") + 1 :])
     assert parsed.num_processes == len(devices)
     assert (parsed.use_fsdp, int(parsed.fsdp_version)) == (True, 2)
@@ -159,11 +161,25 @@ def test_trl_accepts_the_learners_settings(name: str, tmp_path: Path) -> None:
     assert settings.beta == loaded.learner.kl
 
 
-def test_the_plan_has_the_environment_of_servers_and_counts_their_copies(tmp_path: Path) -> None:
-    made = plan.make(load("qwen3-4b-games"), RunDirectory(tmp_path))
+def test_seven_replicas_get_seven_devices(tmp_path: Path) -> None:
+    settings = ["server.count=7", "server.devices=[0,1,2,3,4,5,6]", "learner.devices=[7]"]
+    made = plan.make(recipe.load(CONFIGS / "qwen3-4b-games.toml", settings).config, RunDirectory(tmp_path))
+    commands = {process.name: process.command for process in made.processes}
+    for index in range(7):
+        assert f"CUDA_VISIBLE_DEVICES={index} " in commands[f"vllm {index}"]
+        assert "VLLM_SERVER_DEV_MODE=1" in commands[f"vllm {index}"]
+    assert commands["learner"].startswith("env CUDA_VISIBLE_DEVICES=7 ")
+
+
+def test_the_plan_counts_the_copies_of_data_parallel_servers(tmp_path: Path) -> None:
+    settings = [
+        "server.count=1",
+        "server.devices=[]",
+        "learner.devices=[]",
+        "server.args.data-parallel-size=7",
+    ]
+    made = plan.make(recipe.load(CONFIGS / "qwen3-4b-games.toml", settings).config, RunDirectory(tmp_path))
     server = next(process for process in made.processes if process.name == "vllm 0")
-    assert "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6" in server.command
-    assert "VLLM_SERVER_DEV_MODE=1" in server.command
     assert server.memory_gb > 7 * 4e9 * 2 / plan.GB  # each of the seven holds the model in bfloat16
 
 

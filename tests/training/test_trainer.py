@@ -429,3 +429,16 @@ def test_a_launch_that_accelerate_does_not_follow_is_refused(
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="asks for FSDP2"):
         build_trainer(LearnerConfig(), policy, tmp_path, CommandQueue(), seed=1)
+
+
+def test_one_process_that_sees_eight_devices_trains_on_the_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Transformers would spread the model over all of them (nn.DataParallel)."""
+    from engine.training.trainer import arguments
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    settings = arguments(LearnerConfig(), tmp_path, seed=1)
+    assert (str(settings.device), settings.n_gpu) == ("cuda:0", 1)

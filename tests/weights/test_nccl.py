@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from scenes.fake_vllm import FakeVllm, fake_vllm
 
+from engine import placement
 from engine.config import Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError
 from engine.weights import nccl
-from engine.weights.nccl import DeviceWriter, Fleet, TransferFailed, addresses, workers_of
+from engine.weights.nccl import DeviceWriter, Fleet, TransferFailed, addresses
 from engine.weights.publisher import Release
 
 NAMES = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2]]}
@@ -162,10 +163,8 @@ def config(**settings: Any) -> Config:
 def test_servers_and_their_workers_are_known_from_the_recipe() -> None:
     started = config(count=2, port=9000, args={"tensor_parallel_size": 4, "pipeline-parallel-size": 2})
     assert addresses(started) == ("http://127.0.0.1:9000", "http://127.0.0.1:9001")
-    assert workers_of(started) == 8
+    assert placement.workers(started.server) == 8
     assert addresses(config(urls=("http://h:1/",))) == ("http://h:1",)
-    with pytest.raises(ConfigError, match="must be a number"):
-        workers_of(config(args={"tensor-parallel-size": "many"}))
 
 
 def test_a_learner_without_a_gpu_says_so_before_anything_starts() -> None:
