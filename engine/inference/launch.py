@@ -122,7 +122,7 @@ def environment(config: Config, index: int = 0) -> dict[str, str]:
 
 
 def settings(config: Config, index: int = 0) -> dict[str, str]:
-    """Return what the environment of server ``index`` has beyond this process's: the recipe's over defaults."""
+    """Return what server ``index`` has in its environment beyond ours: the recipe's over defaults."""
     values = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
