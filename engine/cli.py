@@ -174,6 +174,29 @@ def report(run: Run = None, run_option: RunOption = None, directory: Directory =
 
 
 @app.command()
+def watch(
+    run: Run = None,
+    directory: Directory = Path("runs"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 0,
+    token: Annotated[str, typer.Option(envvar="SPADE_WATCH_TOKEN", help="Default: drawn at random.")] = "",
+) -> None:
+    """Serve the live page of a run: curves, roles, environments, logs, metrics for Prometheus."""
+    from functools import partial
+
+    import anyio
+
+    from engine.run import find
+    from engine.views import watch as live_page
+
+    page = partial(live_page.serve, find(run, directory), host, port, partial(print, flush=True), token)
+    try:
+        anyio.run(page)
+    except KeyboardInterrupt:
+        print("The page is closed; the run goes on.")
+
+
+@app.command()
 def role(
     name: Annotated[str, typer.Argument(help="Role, as in the entry-point group spade.roles.")],
     connect: Annotated[str, typer.Option(help="URL of the run's bus.", show_default=False)],

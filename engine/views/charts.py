@@ -1,12 +1,13 @@
-"""Charts of the report: traces as dictionaries, a figure as a fragment of HTML."""
+"""Charts of the report and the live page: traces and figures as the dictionaries that Plotly draws."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2563a8", "#d9822b", "#2e8b57", "#c0392b", "#8a8f98"
 COLOURS = (BLUE, ORANGE, GREEN, RED)
+GRID = "#e8ebef"
 
 Row = dict[str, Any]
 
@@ -25,7 +26,7 @@ def curves(
     names: dict[str, str],
     span: tuple[float, float] | None = None,
     x: str = "round",
-) -> str:
+) -> Row | None:
     """Draw columns of ``rows`` against their round; columns without values are left out."""
     traces = []
     for colour, (key, name) in zip(COLOURS, names.items(), strict=False):
@@ -34,44 +35,26 @@ def curves(
     return figure(title, traces, x, span)
 
 
-def figure(title: str, traces: list[Row], x: str, span: tuple[float, float] | None = None) -> str:
-    """Return a chart of ``traces`` over ``x``, y in ``span`` or from zero; "" without traces."""
+def figure(title: str, traces: list[Row], x: str, span: tuple[float, float] | None = None) -> Row | None:
+    """Return a chart of ``traces`` over ``x``, y in ``span`` or from zero; None without traces."""
     if not traces:
-        return ""
+        return None
+    vertical = {"range": list(span)} if span else {"rangemode": "tozero"}
     layout = {
         "height": 300,
-        "xaxis": {"title": {"text": x}},
-        "yaxis": {
-            "range": [span[0], span[1]] if span else None,
-            "rangemode": "tozero" if not span else "normal",
-        },
+        "xaxis": {"title": {"text": x}, "gridcolor": GRID},
+        "yaxis": vertical | {"gridcolor": GRID},
         "showlegend": len(traces) > 1,
     }
     return drawn(title, traces, layout)
 
 
-def drawn(title: str, traces: list[Row], layout: Row) -> str:
-    """Return ``traces`` as HTML, with the common layout and ``layout`` over it."""
-    import plotly.graph_objects as go
-
-    chart = go.Figure([_plotted(go, values) for values in traces])
-    chart.update_layout(
-        title={"text": title, "font": {"size": 14}},
-        template="plotly_white",
-        margin={"l": 45, "r": 10, "t": 40, "b": 70},
-        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0.0, "xanchor": "left"},
-    )
-    chart.update_layout(layout)
-    convert: Callable[..., str] = chart.to_html
-    return convert(
-        include_plotlyjs=False, full_html=False, config={"displayModeBar": False, "responsive": True}
-    )
-
-
-def _plotted(go: Any, values: Row) -> Any:
-    """Return one trace as plotly's object; ``type`` "bar" makes bars of it."""
-    if values.get("type") != "bar":
-        return go.Scatter(**values)
-    return go.Bar(
-        x=values["x"], y=values["y"], name=values["name"], marker={"color": values["line"]["color"]}
-    )
+def drawn(title: str, traces: list[Row], layout: Row) -> Row:
+    """Return ``traces`` as what Plotly draws, with the common layout and ``layout`` over it."""
+    common = {
+        "title": {"text": title, "font": {"size": 14}, "x": 0.02},
+        "margin": {"l": 45, "r": 10, "t": 40, "b": 85},
+        "legend": {"orientation": "h", "y": -0.34, "yanchor": "top", "x": 0.0, "xanchor": "left"},
+        "font": {"family": "system-ui, sans-serif", "size": 12},
+    }
+    return {"data": traces, "layout": common | layout}

@@ -75,16 +75,15 @@ def render(run: RunDirectory, connection: sqlite3.Connection) -> str:
         state=state,
         written=time.strftime("%Y-%m-%d %H:%M"),
         recipe=run.config_file.read_text(encoding="utf-8") if run.config_file.exists() else "",
-        # Plotly's own code, and figures that escape their texts.
         library=markupsafe.Markup(plotly.offline.get_plotlyjs()),
-        figures=[markupsafe.Markup(drawn) for drawn in figures(connection)],
+        figures=figures(connection),
         diversity=report_diversity.section(connection),
         groups=[("Best environments", best), ("Worst environments", worst)],
     )
 
 
-def figures(connection: sqlite3.Connection) -> list[str]:
-    """Return the curves as HTML fragments; a curve without data is left out."""
+def figures(connection: sqlite3.Connection) -> list[Row]:
+    """Return the curves of a run; a curve without data is left out. Raises sqlite3.Error."""
     rounds = [json.loads(row[0]) for row in connection.execute("SELECT summary FROM rounds ORDER BY round")]
     tree = status.lineage(connection)
     batches = status.surviving(connection, tree)
@@ -131,7 +130,7 @@ def _plays(connection: sqlite3.Connection, design: str) -> list[Row]:
     return [row | {"turns": json.loads(row["turns"])} for row in chosen.values()]
 
 
-def _learner(batches: Sequence[Row]) -> list[str]:
+def _learner(batches: Sequence[Row]) -> list[Row | None]:
     """Draw the learner's own figures over the steps of the surviving batches."""
     rows = [{"round": row["step"], **json.loads(row["metrics"])} for row in batches]
     return [
@@ -145,7 +144,7 @@ def _learner(batches: Sequence[Row]) -> list[str]:
     ]
 
 
-def _held_out(connection: sqlite3.Connection, tree: Lineage) -> str:
+def _held_out(connection: sqlite3.Connection, tree: Lineage) -> Row | None:
     """Draw the win rates by the weights on the path to the current ones."""
     alive = status.alive_evaluation(tree)
     rows = _rows(connection, f"SELECT * FROM evaluations WHERE {alive} ORDER BY suite, step, sequence")
@@ -169,7 +168,7 @@ def _held_out(connection: sqlite3.Connection, tree: Lineage) -> str:
     return figure("Held-out win rate (95 % intervals)", traces, "step", (0, 1))
 
 
-def _regret(connection: sqlite3.Connection) -> str:
+def _regret(connection: sqlite3.Connection) -> Row | None:
     """Draw the mean regret of the windows that closed in a round with its 95 % interval.
 
     The noise is the standard error of a single environment's regret.
@@ -181,7 +180,7 @@ def _regret(connection: sqlite3.Connection) -> str:
         "WHERE regret IS NOT NULL GROUP BY round ORDER BY round",
     )
     if not rows:
-        return ""
+        return None
     x = [row["round"] for row in rows]
     mean = [row["mean"] for row in rows]
     wide = [1.96 * math.sqrt(max(row["square"] - row["mean"] ** 2, 0) / row["n"]) for row in rows]
@@ -203,7 +202,7 @@ def _regret(connection: sqlite3.Connection) -> str:
     return figure("Regret: hinted - plain return, closed windows", [band, *line, *floor], "round")
 
 
-def _validity(rounds: Sequence[Row]) -> str:
+def _validity(rounds: Sequence[Row]) -> Row | None:
     points = [
         (row["round"], row["accepted"] / (row["accepted"] + row["rejected"]))
         for row in rounds
@@ -212,7 +211,7 @@ def _validity(rounds: Sequence[Row]) -> str:
     return figure("Share of designs that pass the validator", trace(points, GREEN), "round", (0, 1))
 
 
-def _tokens(connection: sqlite3.Connection, batches: Sequence[Row]) -> str:
+def _tokens(connection: sqlite3.Connection, batches: Sequence[Row]) -> Row | None:
     """Draw tokens per second between the ends of two batches: all episodes of the later one's round."""
     tokens = dict(connection.execute("SELECT round, SUM(tokens) FROM episodes GROUP BY round").fetchall())
     points = [
@@ -223,15 +222,19 @@ def _tokens(connection: sqlite3.Connection, batches: Sequence[Row]) -> str:
     return figure("Sampled tokens per second, whole loop", trace(points, GREY), "round")
 
 
-def _lengths(batches: Sequence[Row], role: str) -> str:
+def _lengths(batches: Sequence[Row], role: str) -> Row | None:
     """Draw the lengths of samples as generated and as trained: one bar per power of two."""
     metrics = json.loads(batches[-1]["metrics"]) if batches else {}
     traces = []
     for colour, kind in ((GREY, "generated"), (BLUE, "trained")):
         prefix = f"{kind}_{role}_under_"
         counts = {int(name.removeprefix(prefix)): n for name, n in metrics.items() if name.startswith(prefix)}
-        bars = [(f"< {bound}", count) for bound, count in sorted(counts.items())]
-        traces += [{**one, "type": "bar"} for one in trace(bars, colour, kind)]
+        if counts:
+            bars = {
+                "x": [f"< {bound}" for bound in sorted(counts)],
+                "y": [counts[bound] for bound in sorted(counts)],
+            }
+            traces.append(bars | {"type": "bar", "name": kind, "marker": {"color": colour}})
     return figure(f"Lengths of {role} samples (count by tokens)", traces, "tokens")
 
 

@@ -59,7 +59,7 @@ def _section(connection: sqlite3.Connection) -> Row:
     places, method = _laid_out(chosen, vectors)
     return {
         "curves": [*_curves(diversity_log.rounds(connection)), *_flagged(connection)],
-        "picture": _picture(connection, chosen, places, method) if chosen else "",
+        "picture": _picture(connection, chosen, places, method) if chosen else None,
         "rows": diversity_log.overall(items, chosen, vectors, weighed, near=embedder.near),
         "near": embedder.near,
         "sampled": len(chosen),
@@ -121,7 +121,7 @@ def _laid_out(chosen: Sequence[WrittenEnvironment], vectors: Vectors) -> tuple[P
     return places[[row[item.environment] for item in chosen]], method
 
 
-def _curves(rounds: Sequence[Row]) -> list[str]:
+def _curves(rounds: Sequence[Row]) -> list[Row]:
     varied = {"vendi": "programs (Vendi score)", "effective_skills": "skills"}
     repeated = {
         "duplicates": "equal in the round",
@@ -138,7 +138,7 @@ def _curves(rounds: Sequence[Row]) -> list[str]:
     return [one for one in found if one]
 
 
-def _flagged(connection: sqlite3.Connection) -> list[str]:
+def _flagged(connection: sqlite3.Connection) -> list[Row]:
     """Draw the shares of designs that do not match their ticket."""
     rows: dict[int, Row] = {}
     flags: dict[str, str] = {}
@@ -154,7 +154,7 @@ def _flagged(connection: sqlite3.Connection) -> list[str]:
 
 def _picture(
     connection: sqlite3.Connection, chosen: Sequence[WrittenEnvironment], places: Places, method: str
-) -> str:
+) -> Row:
     facts = {row[0]: tuple(row[1:]) for row in connection.execute(_HOVER)}
     skills = sorted({item.skill for item in chosen})
     traces = []

@@ -1,0 +1,244 @@
+"""The live page of a run: an HTTP server over its database, and orders to its supervisor.
+
+Routes: ``/`` the page, ``/api/status``, ``/api/curves``, ``/api/environments``, ``/api/environments/DESIGN``,
+``/api/logs``, ``POST /api/stop``, ``/metrics`` for Prometheus. Each needs the token: as ``?token=``, in the
+cookie that the page sets, or as a bearer token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import signal
+import time
+import tomllib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+from aiohttp import web
+
+from engine.errors import ConfigError, SpadeError
+from engine.records import status
+from engine.records.envs import Catalogue
+from engine.records.status import RunStatus
+from engine.run import RunDirectory
+from engine.views import report
+from engine.views.charts import Row
+from engine.views.overview import about, reading
+
+COOKIE = "spade_token"
+LOG_LINES = 200
+_PAGE = Path(__file__).with_name("watch.html")
+_RUN: web.AppKey[RunDirectory] = web.AppKey("run", RunDirectory)
+_TOKEN: web.AppKey[str] = web.AppKey("token", str)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def serve(run: RunDirectory, host: str, port: int, say: Callable[[str], None], token: str = "") -> None:
+    """Serve the page of ``run`` until cancelled; ``port`` 0 takes a free one. ``say`` gets the address.
+
+    Raises SpadeError when the port cannot be had.
+    """
+    token = token or secrets.token_urlsafe(18)
+    runner = web.AppRunner(make_app(run, token), access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise SpadeError(
+                f"The page cannot listen on {host}:{port}: {error.strerror}.",
+                remedy="Name another port: --port 0 takes a free one.",
+            ) from error
+        address = runner.addresses[0]
+        say(f"http://{address[0]}:{address[1]}/?token={token}")
+        await anyio.sleep_forever()
+    finally:
+        await runner.cleanup()
+
+
+def make_app(run: RunDirectory, token: str) -> web.Application:
+    """Return the application of ``run``; requests without ``token`` get status 401."""
+    app = web.Application(middlewares=[_authorise, _explain])
+    app[_RUN], app[_TOKEN] = run, token
+    app.add_routes(
+        [
+            web.get("/", _page),
+            web.get("/plotly.js", _plotly),
+            web.get("/metrics", _metrics),
+            web.get("/api/status", partial(_json, read_status)),
+            web.get("/api/curves", partial(_json, read_curves)),
+            web.get("/api/environments", partial(_json, read_environments)),
+            web.get("/api/environments/{design}", _environment),
+            web.get("/api/logs", partial(_json, read_logs)),
+            web.post("/api/stop", _stop),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def _authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
+    token = request.app[_TOKEN]
+    bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    given = request.query.get("token") or request.cookies.get(COOKIE) or bearer
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        raise web.HTTPUnauthorized(
+            text="Open the address that `spade watch` printed: it ends with the token.\n"
+        )
+    response = await handler(request)
+    if request.query.get("token"):
+        response.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
+    return response
+
+
+@web.middleware
+async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer errors of the run as text: 404 for a name that is not there, 503 for a database that is not."""
+    try:
+        return await handler(request)
+    except ConfigError as error:
+        return web.Response(status=404, text=str(error))
+    except SpadeError as error:
+        return web.Response(status=503, text=str(error))
+
+
+async def _page(request: web.Request) -> web.StreamResponse:
+    return web.Response(text=_PAGE.read_text(encoding="utf-8"), content_type="text/html")
+
+
+async def _plotly(request: web.Request) -> web.StreamResponse:
+    import plotly.offline
+
+    text = await anyio.to_thread.run_sync(plotly.offline.get_plotlyjs)
+    headers = {"Cache-Control": "private, max-age=86400"}
+    return web.Response(text=text, content_type="text/javascript", headers=headers)
+
+
+async def _json(read: Callable[[RunDirectory], Any], request: web.Request) -> web.StreamResponse:
+    return _answer(await anyio.to_thread.run_sync(read, request.app[_RUN]))
+
+
+async def _environment(request: web.Request) -> web.StreamResponse:
+    read = partial(read_environment, request.app[_RUN], request.match_info["design"])
+    return _answer(await anyio.to_thread.run_sync(read))
+
+
+async def _metrics(request: web.Request) -> web.StreamResponse:
+    run = request.app[_RUN]
+    with reading(run) as connection:
+        text = metrics(run.root.name, await anyio.to_thread.run_sync(status.read, connection))
+    return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+
+async def _stop(request: web.Request) -> web.StreamResponse:
+    """Ask the run's supervisor on this host to drain, as Ctrl-C does."""
+    facts = await anyio.to_thread.run_sync(read_status, request.app[_RUN])
+    if facts["state"] != "running":
+        return web.Response(status=409, text="The run is not running.\n")
+    if facts["host"] != os.uname().nodename:
+        return web.Response(status=409, text=f"The run runs on {facts['host']}: stop it there.\n")
+    os.kill(facts["pid"], signal.SIGTERM)
+    return web.Response(status=202, text="The run finishes the work in hand and stops.\n")
+
+
+def _answer(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def read_status(run: RunDirectory) -> dict[str, Any]:
+    """Return name, state, rounds and all fields of the status, and the roles with their ages in seconds."""
+    with reading(run) as connection:
+        state = status.read(connection)
+        roles = [
+            {"role": row["role"], "instance": row["instance"], "state": row["state"],
+             "age": time.time() - row["at"], "figures": msgspec.json.decode(row["statistics"])}
+            for row in connection.execute("SELECT * FROM gauges ORDER BY role, instance")
+        ]  # fmt: skip
+    fields: dict[str, Any] = msgspec.to_builtins(state)
+    return about(run, state) | fields | {"roles": roles, "steps": _steps(run)}
+
+
+def _steps(run: RunDirectory) -> int | None:
+    """Return the rounds that the recipe asks for."""
+    try:
+        return int(tomllib.loads(run.config_file.read_text(encoding="utf-8"))["run"]["steps"])
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        return None
+
+
+def read_curves(run: RunDirectory) -> list[Row]:
+    """Return the curves of the report."""
+    with reading(run) as connection:
+        return report.figures(connection)
+
+
+def read_environments(run: RunDirectory) -> list[dict[str, Any]]:
+    """Return all environments, the highest lower bound of regret first."""
+    with reading(run) as connection:
+        return [msgspec.to_builtins(one) for one in Catalogue(connection).select(sort="regret_low")]
+
+
+def read_environment(run: RunDirectory, design: str) -> dict[str, Any]:
+    """Return one environment with source, hint and recorded episodes. Raises ConfigError for none."""
+    with reading(run) as connection:
+        catalogue = Catalogue(connection)
+        entry = catalogue.find(design)
+        source, hint = catalogue.program(entry)
+        fields: dict[str, Any] = msgspec.to_builtins(entry)
+        return fields | {"source": source, "hint": hint, "plays": catalogue.plays(entry)}
+
+
+def read_logs(run: RunDirectory) -> dict[str, list[str]]:
+    """Return the last lines of each log of the run."""
+    found = {}
+    for path in sorted(run.logs.glob("*.jsonl")) + sorted(run.logs.glob("*.out")):
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - 200 * LOG_LINES))
+            found[path.name] = stream.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+    return found
+
+
+def metrics(name: str, state: RunStatus) -> str:
+    """Return the status as Prometheus text, with ``name`` as the label of the run."""
+    figures: dict[str, float | None] = {
+        "step": state.step,
+        "rounds_trained": state.rounds,
+        "episodes_finished_total": state.episodes_finished,
+        "environments_accepted_total": state.environments_accepted,
+        "designs_rejected_total": state.designs_rejected,
+        "tokens_sampled_total": state.tokens_sampled,
+        "tokens_per_second": state.tokens_per_second,
+        "max_staleness": state.max_staleness_seen,
+        "valid_share": state.valid_share,
+        "regret": state.regret,
+        "silent_roles": len(state.stale_roles),
+        "last_event_timestamp_seconds": state.last_event_at,
+    }
+    figures |= {f"round_{key}": value for key, value in (state.summary or {}).items() if _is_number(value)}
+    run = f'run="{_label(name)}"'
+    lines = [f"spade_{key}{{{run}}} {value}" for key, value in figures.items() if value is not None]
+    lines += [
+        f'spade_held_out_win_rate{{{run},suite="{_label(one.suite)}"}} {one.win}' for one in state.evaluations
+    ]
+    lines += [
+        f'spade_gauge{{{run},role="{_label(role)}",name="{_label(key)}"}} {value}'
+        for role, values in state.gauges.items()
+        for key, value in values.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
