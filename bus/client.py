@@ -52,10 +52,12 @@ class NatsBus(Bus):
         role: str,
         instance: str,
         limits: Limits | None = None,
+        life: tuple[str, str] = ("", ""),
         consumers: Mapping[str, Consumer] = CONSUMERS,
     ) -> None:
         super().__init__(run=run, role=role, instance=instance)
         self.connection = connection
+        self._life, self._ended = life
         self.publisher = StreamPublisher(connection, limits)
         self._consumers = consumers
         self._streams = {kind: self.names.stream(kind) for kind in STREAMS}
@@ -207,8 +209,10 @@ class NatsBus(Bus):
 
     @asynccontextmanager
     async def lease(self, name: str, *, ttl: float = 10.0, wait: float = 30.0) -> AsyncIterator[Lease]:
-        holder = f"{self.role}/{self.instance}/{secrets.token_hex(6)}"
-        async with self._state.lease(name, holder, ttl=ttl, wait=wait) as lease:
+        us = f"{self.role}/{self.instance}/"
+        holder = f"{us}{self._life}{secrets.token_hex(6)}"
+        ended = us + self._ended if self._ended else ""
+        async with self._state.lease(name, holder, ttl=ttl, wait=wait, ended=ended) as lease:
             yield lease
 
     @property
@@ -250,15 +254,17 @@ async def connect(
     patience: float = 900.0,
     connect_seconds: float = 10.0,
     limits: Limits | None = None,
+    life: tuple[str, str] = ("", ""),
 ) -> AsyncIterator[NatsBus]:
     """Join the run ``run`` as ``instance`` of ``role``; the bus is open while the context is.
 
     ``url`` may name several servers of a cluster, separated by commas, and hold percent-encoded
     credentials. ``token`` or ``seed_file`` (the nkey of the role) prove who we are; ``tls`` is a file of CA
     certificates to trust, or a context. ``patience`` is how many seconds a call waits for a server that
-    went away. ``limits`` are the bounds of publishing. Raises BusUnavailable when no server answers within
-    ``connect_seconds``, BusError when it refuses us or has no JetStream, Denied when the key is another
-    role's.
+    went away. ``limits`` are the bounds of publishing. ``life`` names this life of the instance and an
+    earlier one that is known to have ended, whose leases are free. Raises BusUnavailable when no server
+    answers within ``connect_seconds``, BusError when it refuses us or has no JetStream, Denied when the key
+    is another role's.
 
     The caller must not block its event loop for longer than 30 s: leases of work would end.
     """
@@ -272,7 +278,7 @@ async def connect(
         patience=patience,
         connect_seconds=connect_seconds,
     ) as connection:
-        bus = NatsBus(connection, run=run, role=role, instance=instance, limits=limits)
+        bus = NatsBus(connection, run=run, role=role, instance=instance, limits=limits, life=life)
         async with bus.publisher.running():
             if seed_file:
                 # Answers to another role's inbox would be denied; here that is an error, later a silence.

@@ -77,11 +77,13 @@ class KeyValueStore:
         return int(headers["Nats-Sequence"]), answer.data, headers.get(_ID, "")
 
     @asynccontextmanager
-    async def lease(self, name: str, holder: str, *, ttl: float, wait: float) -> AsyncIterator[Lease]:
-        """Hold ``name``. See :meth:`bus.interface.Bus.lease`."""
+    async def lease(
+        self, name: str, holder: str, *, ttl: float, wait: float, ended: str = ""
+    ) -> AsyncIterator[Lease]:
+        """Hold ``name`` (:meth:`bus.interface.Bus.lease`); holders that begin with ``ended`` are no more."""
         if ttl < _LEAST_TTL:
             raise BusError(f"lease {name}: ttl {ttl:g} s is below the server's {_LEAST_TTL:g} s")
-        sent, revision = await self._acquire(name, holder, ttl, wait)
+        sent, revision = await self._acquire(name, holder, ttl, wait, ended.encode())
         lease = Lease(revision)
         renewal = _LeaseRenewal(self, name, holder, ttl, lease, sent)
         try:
@@ -108,14 +110,16 @@ class KeyValueStore:
         except BusError as error:
             log.debug("lease %s stays until it expires: %s", name, error)
 
-    async def _acquire(self, name: str, holder: str, ttl: float, wait: float) -> tuple[float, int]:
+    async def _acquire(
+        self, name: str, holder: str, ttl: float, wait: float, ended: bytes
+    ) -> tuple[float, int]:
         with anyio.move_on_after(wait):
             while True:
                 sent = anyio.current_time()
                 try:
                     return sent, await self.update("lease", name, holder.encode(), 0, ttl=ttl)
                 except Conflict:
-                    taken = await self._take_free(name, holder, ttl)
+                    taken = await self._take_free(name, holder, ttl, ended)
                     if taken is not None:
                         return sent, taken
                     await anyio.sleep(min(1.0, ttl / 10))
@@ -123,10 +127,10 @@ class KeyValueStore:
         other = found[1].decode(errors="replace") if found and found[1] != _FREE else "no one now"
         raise BusUnavailable(f"lease {name}, held by {other},", wait, remedy="Does another one run?")
 
-    async def _take_free(self, name: str, holder: str, ttl: float) -> int | None:
-        """Return the revision with which a lease that was given back became ours, None when it is held."""
+    async def _take_free(self, name: str, holder: str, ttl: float, ended: bytes) -> int | None:
+        """Return the revision with which a lease that was left became ours, None when it is held."""
         found = await self.get("lease", name)
-        if found is None or found[1] != _FREE:
+        if found is None or not (found[1] == _FREE or (ended and found[1].startswith(ended))):
             return None
         try:
             return await self.update("lease", name, holder.encode(), found[0], ttl=ttl)

@@ -218,12 +218,12 @@ def role(
     import anyio
 
     from engine import malloc
-    from engine.running import role_host
+    from engine.running import role_host, warm_restart
 
     malloc.share_arenas()
     role_host.die_with_parent()
     os.environ.pop("SPADE_BUS_TOKEN", None)
-    role_host.require(name, connect)
+    life = warm_restart.live(role_host.require(name, connect))
 
     async def work() -> None:
         await role_host.serve_role(
@@ -235,6 +235,7 @@ def role(
             ca=ca,
             instance=instance or role_host.instance_name(name),
             directory=directory,
+            life=life,
         )
 
     anyio.run(work, backend_options={"use_uvloop": True})

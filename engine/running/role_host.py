@@ -73,14 +73,15 @@ class Origin(msgspec.Struct, frozen=True):
         )
 
 
-def require(name: str, url: str) -> None:
+def require(name: str, url: str) -> type[RoleLike]:
     """Check what ``spade role`` was given before it waits for a bus. Raises ConfigError."""
-    load(name)
+    role = load(name)
     if not is_bus_url(url):
         raise ConfigError(
             f"--connect {public_url(url)!r} is not the URL of a bus.",
             remedy="Example: nats://127.0.0.1:4222. Those of a private broker stand in runs/NAME/bus.json.",
         )
+    return role
 
 
 def load(name: str) -> type[RoleLike]:
@@ -245,12 +246,14 @@ async def serve_role(
     directory: Path | None,
     credentials: str = "",
     ca: str = "",
+    life: tuple[str, str] = ("", ""),
 ) -> None:
     """Run one role alone in this process until it ends, a drain is ordered, or a signal comes.
 
     Returns at once while the run drains (:mod:`engine.running.drain_commands`).
 
     ``secret`` is the token of the bus, ``credentials`` the key of the role (a file, or a directory of keys).
+    ``life`` is that of :mod:`engine.running.warm_restart`.
 
     ``directory`` None takes the run's own directory on its host, else a scratch one in the user's cache.
     Raises ConfigError, SpadeError or BusError.
@@ -259,7 +262,7 @@ async def serve_role(
     if _followed(role_class):
         return
     known = login(name, token=secret, credentials=credentials, ca=ca)
-    async with connect(url, run=run, role=name, instance=instance, **known) as bus:
+    async with connect(url, run=run, role=name, instance=instance, life=life, **known) as bus:
         standing = await drain_commands.standing(bus)
         origin = await get_origin(bus)
         config = origin.local_config()
@@ -282,6 +285,8 @@ async def serve_role(
                     draining=draining,
                     shared=shared,
                 )
+                if life[1]:
+                    log.warning("role.restarted", why="a signal ended the one before")
                 log.info("role.started", directory=str(place))
                 await Host(role_class(context), context).run()
                 log.info("role.ended")

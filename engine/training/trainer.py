@@ -31,14 +31,7 @@ import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
 from numpy.typing import NDArray
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PrinterCallback,
-    TrainerCallback,
-)
+from transformers import utils as transformers_utils
 from transformers.utils import logging as transformers_logging
 from trl import import_utils as trl_imports
 
@@ -62,9 +55,18 @@ from engine.training.parameters import (
 )
 from engine.training.ranks import Ranks
 
-# TRL's own vLLM client stays unused: importing vLLM for it takes seconds and 180 MB.
+# Parts that stay unused would import scikit-learn, scipy (half a second) and vLLM (seconds, 180 MB).
+transformers_utils.is_sklearn_available = transformers_utils.is_scipy_available = lambda: False
 trl_imports.is_vllm_available = lambda min_version=None: False
 
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PrinterCallback,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.trainer import grpo_trainer  # noqa: E402
 from trl.trainer.utils import add_fused_lm_head  # noqa: E402

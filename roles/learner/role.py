@@ -96,6 +96,14 @@ class LearnerRole(Role):
         require_packages(config.learner)
 
     @classmethod
+    def preload(cls) -> bool:
+        """Import the trainer's modules. Returns whether forks can use them: not those that may know a GPU."""
+        import torch
+
+        _import_trainer()
+        return torch.version.cuda is None and torch.version.hip is None
+
+    @classmethod
     def follow(cls) -> None:
         """Work for the learner that is on the bus, as one of the processes of its launch."""
         from engine.training.rank_worker import follow

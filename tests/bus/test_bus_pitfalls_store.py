@@ -16,7 +16,7 @@ from bus_examples import summary, ticket
 from bus_trouble import RUN, consumers_of, kill, over_nats, rejected, served, use
 from bus_worlds import TOKEN, nats_world, nothing_comes, take
 
-from bus import NatsBus, connect, provision, state
+from bus import BusUnavailable, NatsBus, connect, provision, state
 from bus.connection import ApiError
 from bus.follow import Follower
 from bus.pull import Delivered
@@ -126,6 +126,27 @@ async def test_pitfall_23_a_lease_that_expired_has_a_new_holder_soon(
         async with other.lease("leader.x", ttl=1.0, wait=5.0) as second:
             assert 0.5 < anyio.current_time() - start < 2.0
             assert second.revision > first.revision
+
+
+async def test_a_lease_of_a_life_that_has_ended_is_free_for_the_next_one(nats_url: str) -> None:
+    """It is told by who saw the end; without a word it would stay for its time."""
+    async with nats_world(nats_url) as w:
+        run = over_nats(w).run
+
+        def joined(*life: str) -> Any:
+            return connect(nats_url, run=run, role="learner", instance="learner-0", token=TOKEN, life=life)
+
+        async with (
+            joined("a", "") as one,
+            joined("b", "") as other,
+            joined("c", "a") as next_one,
+            one.lease("leader.x", ttl=30.0) as first,
+        ):
+            with pytest.raises(BusUnavailable):
+                async with other.lease("leader.x", ttl=30.0, wait=0.2):
+                    pass
+            async with next_one.lease("leader.x", ttl=30.0, wait=2.0) as second:
+                assert second.revision > first.revision
 
 
 async def nothing(*_: Any) -> None:

@@ -113,12 +113,15 @@ class Watched:
         if kind in self.apart:
             return psutil.Process(self.apart[kind].pid)
         marks = {"learner": "engine.cli role learner", "broker": "nats-server", "server": "vllm.entrypoints"}
+        found = None
         for process in psutil.Process(self.run.pid).children(recursive=True):
             words = process.cmdline()
-            # the guardian of a process has its whole command among its own words
-            if marks[kind] in " ".join(words[:5]) and not any("guardian" in word for word in words[:5]):
-                return process
-        return None
+            # the guard of a process has its whole command among its own words
+            if marks[kind] in " ".join(words[:5]) and not any(
+                "subprocess_guard" in word for word in words[:5]
+            ):
+                found = process  # the last one: a learner works in a fork of its first process
+        return found
 
     async def kill(self, kind: str) -> None:
         with anyio.fail_after(RECOVERY_SECONDS):
