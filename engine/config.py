@@ -273,6 +273,8 @@ class AgentConfig(Table, frozen=True, kw_only=True):
     ``concurrency`` is the upper bound of episodes in play; the role plays no more than keep the servers
     busy and than the sandbox admits. ``play_tokens`` bounds all replies of an episode together (0:
     ``context_tokens``); ``episode_seconds`` bounds the time between two replies (``docs/rollout.md``).
+    ``tool_format`` "native" shows tools, and reads calls, in the format of the model's chat template;
+    ``malformed`` "mask" does not train replies whose calls cannot be read.
     """
 
     concurrency: int = 288
@@ -283,6 +285,8 @@ class AgentConfig(Table, frozen=True, kw_only=True):
     episode_seconds: float = 300.0
     truncated: Literal["zero", "mask"] = "zero"
     prompt: str = "full"
+    tool_format: Literal["box", "native"] = "box"
+    malformed: Literal["train", "mask"] = "train"
 
 
 class CurriculumConfig(Table, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sandbox.criteria import read_tools
     from sandbox.errors import (
         EnvCrashed,
         EnvError,
@@ -59,6 +60,7 @@ _HOMES = {
     "ProtectionReport": "protection",
     "SandboxSettings": "settings",
     "extract": "source",
+    "read_tools": "criteria",
     "Rejected": "trial",
     **dict.fromkeys(("RUNGS", "Check", "Program", "Validator", "ValidatorSettings", "Verdict"), "validate"),
 }
@@ -93,6 +95,7 @@ __all__ = [
     "ValidatorSettings",
     "Verdict",
     "extract",
+    "read_tools",
 ]
 
 

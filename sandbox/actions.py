@@ -135,7 +135,7 @@ def tool_actions(tools: Sequence[Mapping[str, Any]], observation: str) -> tuple[
                 for place, (name, inner) in enumerate(parameters.get("properties", {}).items())
             }
             found.append(json.dumps({"name": tool["function"]["name"], "arguments": arguments}))
-        found.append(json.dumps({"answer": words[variant % len(words)]}))
+        found.append(json.dumps({("answer", "reply")[variant % 2]: words[variant % len(words)]}))
     return tuple(dict.fromkeys(found))[:_MAX_ACTIONS]
 
 

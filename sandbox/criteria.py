@@ -1,11 +1,16 @@
 """The rungs of tool environments: their criteria, and the plan that fulfils them.
 
-The predicates are the design's own code and decide about the reward, so each is watched: false at the start,
-an exact boolean on every state that is met, and made true by a tool call of the reference plan.
+The predicates are the design's own code and decide about the reward, so each is watched: an exact boolean on
+every state that is met, false when its turn comes, and made true by a call of the reference plan.
+No call of the plan is refused, and its words can be found: in the text, in the tools or in what they answer.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +22,9 @@ from sandbox.tools import MAX_TOOLS
 from sandbox.trial import Rejected, Trial
 
 _PLANS = 3
+_REFUSED = re.compile(r"^Error(?: in \w+)?: .*", re.MULTILINE)
+_WORD = re.compile(r"[^\W_]{3,}")
+_FREE = " so to speak"
 
 
 async def examine(trial: Trial) -> None:
@@ -26,11 +34,8 @@ async def examine(trial: Trial) -> None:
         await trial.open(seed)
         met = await _criteria(trial, f"after reset({seed})")
         trial.criteria = len(met)
-        if any(met):
-            which = met.index(True) + 1
-            raise Rejected(
-                "criteria", f"criterion {which} is true already after reset({seed}); there is nothing to do"
-            )
+        if met[0]:
+            raise Rejected("criteria", f"criterion 1 is true already after reset({seed})")
         if number == 0 and await _criteria(trial, "a second time") != met:
             raise Rejected("criteria", "the criteria change when they are evaluated; they must only look")
         if number < _PLANS:
@@ -68,31 +73,98 @@ async def _follow(trial: Trial, seed: int) -> None:
     """Carry the plan out and see which of its calls makes which criterion true."""
     try:
         actions = solution_actions(await trial.instance.call("solution"))
-        # begun again: asking must not change the world
-        await trial.open(seed)
     except EnvFailure as error:
         raise Rejected("criteria", f"plan(): {tell(error)}") from None
+    reached, seen = await _carry_out(trial, seed, actions)
+    if reached < trial.criteria:
+        raise Rejected("criteria", f"no call of the plan makes criterion {reached + 1} true for seed {seed}")
+    unseen = _unseen(actions, seen + json.dumps(trial.toolbox, ensure_ascii=False))
+    if unseen:
+        unseen = _unseen(actions, seen + await _look(trial, seed))
+    for word in sorted(unseen):
+        other = [action.replace(word, word + _FREE) for action in actions]
+        with contextlib.suppress(Rejected):
+            if (await _carry_out(trial, seed, other))[0] == trial.criteria:
+                continue
+        raise Rejected("criteria", f"the plan needs {word!r} for seed {seed}, which nothing tells the player")
+
+
+async def _carry_out(trial: Trial, seed: int, actions: Sequence[str]) -> tuple[int, str]:
+    """Play ``actions`` from a reset on; return how many criteria came true in turn, and all that was read.
+
+    Raises Rejected for a refused call, an error, a step that is done before its turn, and no end.
+    """
+    seen = [await trial.open(seed)]  # begun again: asking must not change the world
+    done, ended = 0, False
     reached = [False] * trial.criteria
-    over, failed, taken = False, "", 0
     for action in actions[: trial.turns]:
-        taken += 1
         try:
             step = await trial.instance.step(action)
         except EnvFailure as error:
             raise Rejected("criteria", f"the plan's {action}: {tell(error)}") from None
-        failed = failed or next((line for line in step.observation.splitlines() if "Error" in line[:40]), "")
-        for index, met in enumerate(await _criteria(trial, f"after the plan's {action}")):
-            reached[index] = reached[index] or met
-        over = step.done
-        if over:
+        seen.append(step.observation)
+        refused = _REFUSED.search(step.observation)
+        if refused:
+            raise Rejected("criteria", f"the plan's {action} for seed {seed}: {refused[0][:160]}")
+        for index, true in enumerate(await _criteria(trial, f"after the plan's {action}")):
+            reached[index] = reached[index] or true
+        told, made = step.info.get("done"), _read(action)
+        now = told if type(told) is int else done
+        if now - done > (len(made) if isinstance(made, list) else 1):
+            raise Rejected("criteria", f"criterion {now} is true before its turn for seed {seed}")
+        done, ended = now, step.done
+        if ended:
             break
-    if not all(reached):
-        which = reached.index(False) + 1
-        why = f" ({failed[:160]})" if failed else ""
-        raise Rejected("criteria", f"no call of the plan makes criterion {which} true for seed {seed}{why}")
-    if not over:
-        limit = f" within {trial.turns} turns" if taken < len(actions) else ""
+    met = reached.index(False) if False in reached else trial.criteria
+    if met == trial.criteria and not ended:
+        limit = f" within {trial.turns} turns" if len(actions) > trial.turns else ""
         raise Rejected("criteria", f"the plan does not bring the episode to its end{limit} for seed {seed}")
+    return met, "\n".join(seen)
+
+
+def _unseen(actions: Sequence[str], seen: str) -> set[str]:
+    """Return the words in arguments of ``actions`` that ``seen`` does not hold, but for an ending.
+
+    A number is none: it may have been worked out.
+    """
+    known = seen.casefold()
+    words = {word for action in actions for text in _texts(_read(action)) for word in _WORD.findall(text)}
+    stems = {word: word[: max(3, len(word) - 2)] if word.isalpha() else word for word in words}
+    return {word for word, stem in stems.items() if not word.isdigit() and stem.casefold() not in known}
+
+
+def _read(action: str) -> object:
+    """Return the JSON of an action; None when it is none: a forged plan may be anything."""
+    try:
+        return json.loads(action)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts among the arguments of an action."""
+    match value:
+        case str():
+            yield value
+        case list():
+            for item in value:
+                yield from _texts(item)
+        case {"name": str(), "arguments": Mapping() as arguments}:
+            yield from _texts(list(arguments.values()))
+        case Mapping() if not {"reply", "answer"} & set(value):
+            yield from _texts([*value, *value.values()])
+
+
+async def _look(trial: Trial, seed: int) -> str:
+    """Return what the tools answer that need no argument."""
+    seen = [json.dumps(trial.toolbox, ensure_ascii=False)]
+    for tool in trial.toolbox:
+        function = tool["function"]
+        if not function["parameters"].get("required"):
+            await trial.open(seed)
+            with contextlib.suppress(EnvError):
+                seen.append(str(await trial.instance.call("execute_tool", function["name"], {})))
+    return "\n".join(seen)
 
 
 async def _criteria(trial: Trial, when: str) -> list[bool]:

@@ -137,7 +137,7 @@ class Runner:
         linecache.cache[contract.FILENAME] = (len(source), None, lines, contract.FILENAME)
         module = ModuleType(contract.MODULE)
         sys.modules[contract.MODULE] = module
-        contract.namespace(module, ToolEnv=tools.ToolEnv, ToolError=tools.ToolError)
+        contract.namespace(module, ToolEnv=tools.ToolEnv, ToolError=tools.ToolError, REPLY=tools.REPLY)
         with _faults("load"):
             exec(code, module.__dict__)
             return contract.find_class(module)

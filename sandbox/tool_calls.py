@@ -2,7 +2,8 @@
 
 An action is one JSON object ``{"name": ..., "arguments": {...}}``, a list of such objects, or a text with
 ``<tool_call>`` blocks that hold them (the form of Qwen and Hermes models). The final answer is
-``{"answer": ...}`` or ``<answer>...</answer>``; it may follow calls in the same action.
+``{"answer": ...}`` or ``<answer>...</answer>``; it may follow calls in the same action. ``{"reply": ...}`` is
+a text to the user, ``{"unreadable": ...}`` says what is wrong with calls in a form that somebody else read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 MAX_CALLS = 16
 HOW = (
     'Call a tool with {"name": "...", "arguments": {...}}, several with a list of such objects; '
-    'end with {"answer": "..."}.'
+    'say something to the user with {"reply": "..."}; end with {"answer": "..."}.'
 )
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -33,7 +34,10 @@ class ToolCall(NamedTuple):
 
 
 class ToolAction(NamedTuple):
-    """The content of one action: ``calls`` in order, then perhaps the final ``answer``."""
+    """The content of one action: ``calls`` in order, then perhaps the final ``answer``.
+
+    Without both it is a text to the user.
+    """
 
     calls: tuple[ToolCall, ...]
     answer: str | None
@@ -57,8 +61,12 @@ def parse(action: str) -> ToolAction:
     answer = answers[-1].strip() if answers else None
     for block in blocks:
         for item in _items(block):
+            if isinstance(item, dict) and set(item) == {"unreadable"}:
+                raise Unreadable(str(item["unreadable"]))
             if isinstance(item, dict) and set(item) == {"answer"}:
                 answer = _answer(item["answer"])
+            elif isinstance(item, dict) and set(item) == {"reply"}:
+                _answer(item["reply"])
             else:
                 calls.append(_call(item))
     if len(calls) > MAX_CALLS:

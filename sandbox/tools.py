@@ -18,14 +18,24 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from sandbox import schema, tool_calls
 from sandbox.contract import ContractError, exact_bool
 
-OWNED = ("reset", "step", "get_tools", "execute_tool", "criteria_met", "solution")
+OWNED = ("reset", "step", "get_tools", "execute_tool", "criteria_met", "messages", "solution")
 PREFIX = "tool_"
 MAX_INSTRUCTIONS, MAX_TOOLS, MAX_RESULT = 12, 24, 4000
+_NOT_YET = "That is not done yet."
+_ANSWER = 'All instructions are done. Give the final answer: {"answer": "..."}'
 Predicate = Callable[[Any], bool]
 
 
 class ToolError(Exception):
     """A tool tells the player why it did not work."""
+
+
+def REPLY(state: Any) -> bool:
+    """Stand for a predicate: the right act is to say something to the user and to change nothing.
+
+    It serves requests that lack something, and those that no tool can fulfil.
+    """
+    return False
 
 
 class Tool(NamedTuple):
@@ -49,7 +59,7 @@ class ToolEnv:
 
     ``setup(rng)`` returns the state of a new instance; methods ``tool_<name>`` with type hints are the
     tools (``schemas[name]`` replaces the schema of their arguments); ``instructions()`` returns pairs of a
-    text and a predicate over the state, in order; ``plan()`` returns the calls that fulfil them;
+    text and a predicate over the state (or :func:`REPLY`), in order; ``plan()`` returns what fulfils them;
     ``answer()``, asked once after ``setup``, returns the expected final answer or None. ``scoring`` pays
     for all of them together or each its share, at the end of the episode only.
 
@@ -63,12 +73,13 @@ class ToolEnv:
     schemas: ClassVar[Mapping[str, Any]] = {}
 
     state: Any
-    __show_tools = True
     __tools: dict[str, Tool] | None = None
     __steps: tuple[tuple[str, Predicate], ...] = ()
     __expected: str | int | float | None = None
     __turn = __done = 0
     __over = True
+    __shown = ""
+    __messages: tuple[tuple[str, str], ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -76,17 +87,12 @@ class ToolEnv:
         if taken:
             raise ContractError(f"{cls.__name__} defines {taken[0]}, which ToolEnv owns")
 
-    def __init__(self, max_turns: int | None = None, *, show_tools: bool = True, **_: Any) -> None:
-        """Collect the tools of the design.
-
-        ``max_turns`` can only lower the design's own; ``show_tools`` False leaves the tools to a template of
-        the model's own.
-        """
+    def __init__(self, max_turns: int | None = None, **_: Any) -> None:
+        """Collect the tools of the design; ``max_turns`` can only lower the design's own."""
         if type(self.max_turns) is not int or self.max_turns < 1:
             raise ContractError(f"max_turns must be a whole number of at least 1, not {self.max_turns!r}")
         if max_turns is not None:
             self.max_turns = min(self.max_turns, max_turns)
-        self.__show_tools = show_tools
         self.__tools = self.__collect()
 
     def setup(self, rng: random.Random) -> Any:
@@ -98,9 +104,9 @@ class ToolEnv:
         raise ContractError("a tool environment needs instructions(): pairs of a text and a predicate")
 
     def plan(self) -> Iterable[Any]:
-        """Return the calls that fulfil all instructions.
+        """Return the acts that fulfil all instructions.
 
-        They are pairs (name, arguments), or lists of such pairs for several calls in one turn.
+        They are pairs (name, arguments), lists of such pairs for several calls in one turn, or texts to say.
         """
         raise ContractError("a tool environment needs plan(): the calls that fulfil its instructions")
 
@@ -122,10 +128,16 @@ class ToolEnv:
         self.__expected = _read_expected(self.answer())
         self.__turn = self.__done = 0
         self.__over = False
+        self.__shown = repr(self.state)
+        opening = (self.intro.strip(), self.__steps[0][0])
+        self.__messages = (("user", "\n\n".join(part for part in opening if part)),)
         return self.__opening(), self.__info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Carry out the calls of ``action`` in order, then judge its final answer, if it has one."""
+        """Carry out the calls of ``action`` in order, then judge its final answer, if it has one.
+
+        A text to the user counts where there is no call beside it.
+        """
         if self.__over:
             return "The episode is over.", 0.0, False, True, self.__info()
         self.__turn += 1
@@ -135,14 +147,24 @@ class ToolEnv:
             turn = tool_calls.parse(action)
         except tool_calls.Unreadable as error:
             lines = [f"Error: {error}"]
+            results = lines
         else:
-            lines = [self.__run(call) for call in turn.calls]
+            results = [self.__run(call) for call in turn.calls]
+            lines = [self.__named(call, result) for call, result in zip(turn.calls, results, strict=True)]
             given = turn.answer
+            if not turn.calls and given is None:
+                results = lines
+                self.__hear()
         if given is not None:
             return self.__finish(lines, given)
         if self.__done == len(self.__steps) and self.__expected is None:
             return self.__finish(lines, None)
-        lines += self.__news(before)
+        news = self.__news(before)
+        if news:
+            self.__shown = repr(self.state)
+        user = self.__next() if news else "" if results else _NOT_YET
+        lines += news or ([] if results else [_NOT_YET])
+        self.__messages = (*(("tool", text) for text in results), *([("user", user)] if user else ()))
         if self.__turn >= self.max_turns:
             self.__over = True
             return "\n".join([*lines, "No turns are left."]), 0.0, False, True, self.__info()
@@ -165,7 +187,15 @@ class ToolEnv:
 
     def execute_tool(self, name: str, arguments: dict[str, Any] | None = None) -> str:
         """Carry out one call and return its text. Counts no turn and never ends the episode."""
-        return self.__run(tool_calls.ToolCall(name, {} if arguments is None else arguments))
+        call = tool_calls.ToolCall(name, {} if arguments is None else arguments)
+        return self.__named(call, self.__run(call))
+
+    def messages(self) -> list[tuple[str, str]]:
+        """Return the last observation as a chat: pairs of a role ("tool" or "user") and a text.
+
+        Each call has its result; a new instruction is the user's.
+        """
+        return list(self.__messages)
 
     def criteria_met(self) -> list[bool]:
         """Evaluate every predicate on the present state, in order."""
@@ -175,6 +205,9 @@ class ToolEnv:
         """Return the actions of :meth:`plan`, one a turn, and the final answer where one is expected."""
         actions = []
         for entry in self.plan():
+            if isinstance(entry, str):
+                actions.append(json.dumps({"reply": entry}, ensure_ascii=False))
+                continue
             made = [_planned(one) for one in (entry if isinstance(entry, list) else [entry])]
             actions.append(json.dumps(made[0] if len(made) == 1 else made, ensure_ascii=False))
         if self.__expected is not None:
@@ -221,9 +254,24 @@ class ToolEnv:
         while self.__done < len(self.__steps) and self.__holds(self.__done):
             self.__done += 1
         text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-        return f"{call.name}: {text[:MAX_RESULT]}"
+        return text[:MAX_RESULT]
+
+    def __named(self, call: tool_calls.ToolCall, result: str) -> str:
+        """Return a result as a line that says of which call."""
+        return result if result.startswith("Error") else f"{call.name}: {result}"
+
+    def __hear(self) -> None:
+        """Take a text to the user: it fulfils an instruction that wants one, if nothing was changed."""
+        wanted = self.__done < len(self.__steps) and self.__steps[self.__done][1] is REPLY
+        self.__done += wanted and repr(self.state) == self.__shown
+
+    def __next(self) -> str:
+        """Return the user's next words."""
+        return self.__steps[self.__done][0] if self.__done < len(self.__steps) else _ANSWER
 
     def __holds(self, number: int) -> bool:
+        if self.__steps[number][1] is REPLY:
+            return number < self.__done
         try:
             return exact_bool(self.__steps[number][1](self.state), "its value")
         except ContractError as error:
@@ -231,10 +279,9 @@ class ToolEnv:
 
     def __opening(self) -> str:
         parts = [self.intro.strip(), f"Instruction 1 of {len(self.__steps)}: {self.__steps[0][0]}"]
-        if self.__show_tools:
-            lines = [f"- {tool.signature()}: {tool.description}" for tool in (self.__tools or {}).values()]
-            parts.append("\n".join(["Tools:", *lines]))
-            parts.append(tool_calls.HOW)
+        lines = [f"- {tool.signature()}: {tool.description}" for tool in (self.__tools or {}).values()]
+        parts.append("\n".join(["Tools:", *lines]))
+        parts.append(tool_calls.HOW)
         parts.append(f"There are {self.max_turns} turns.")
         return "\n\n".join(part for part in parts if part)
 
@@ -242,7 +289,7 @@ class ToolEnv:
         """Return the lines about the instructions that were done in this turn."""
         lines = [f"Instruction {number + 1} is done." for number in range(before, self.__done)]
         if self.__done == len(self.__steps):
-            return [*lines, 'All instructions are done. Give the final answer: {"answer": "..."}']
+            return [*lines, _ANSWER]
         if lines:
             text = self.__steps[self.__done][0]
             lines.append(f"Instruction {self.__done + 1} of {len(self.__steps)}: {text}")
@@ -312,4 +359,4 @@ def _planned(entry: Any) -> dict[str, Any]:
         return dict(entry)
     if isinstance(entry, tuple) and len(entry) == 2:
         return {"name": entry[0], "arguments": dict(entry[1])}
-    raise ContractError("plan() must return pairs (name, arguments), or lists of such pairs")
+    raise ContractError("plan() must return pairs (name, arguments), lists of such pairs, or texts")

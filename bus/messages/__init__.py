@@ -15,6 +15,7 @@ from bus.messages.parts import (
     Flag,
     Segment,
     Span,
+    ToolUse,
     Turn,
     WaysToWin,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "ServerLost",
     "ServerServing",
     "Span",
+    "ToolUse",
     "Turn",
     "WaysToWin",
     "program_subject",

@@ -84,6 +84,15 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     reward: float
 
 
+class ToolUse(msgspec.Struct, frozen=True, array_like=True):
+    """Tools in a play: calls that could be read, turns whose calls could not, instructions done, and all."""
+
+    calls: int = 0
+    malformed: int = 0
+    done: int = 0
+    of: int = 0
+
+
 EnvironmentState = Literal["fresh", "frontier", "mastered", "intractable", "degenerate"]
 Flag = Literal["", "off_ticket", "incoherent"]
 

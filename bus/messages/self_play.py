@@ -13,6 +13,7 @@ from bus.messages.parts import (
     EnvironmentState,
     Finding,
     Segment,
+    ToolUse,
     Turn,
     WaysToWin,
     sample_id,
@@ -237,6 +238,7 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
     ``failure`` is ``env`` or ``policy`` when one of them ended the play, else None. Such a play has
     its defined value and stays in its group (invariant I5). ``tokens`` were sampled, by the policy
     ``versions`` (oldest, newest); they lie in SAMPLE under ``sample``, "" where they are not trained.
+    ``tool_use`` is None for a game.
     """
 
     episode: str
@@ -255,6 +257,7 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
     sample: str = ""
     tokens: int = 0
     versions: tuple[int, int] | None = None
+    tool_use: ToolUse | None = None
 
     @property
     def key(self) -> str:

@@ -19,6 +19,9 @@ class SegmentBuilder:
 
     def __init__(self) -> None:
         self._closed: list[Segment] = []
+        self._spans: list[Span] = []
+        self._sampled_to = 0
+        self._before: tuple[int, list[Span], int] = (0, [], 0)
         self._reset([])
 
     @property
@@ -40,6 +43,7 @@ class SegmentBuilder:
         Raises ValueError when the spans do not cover exactly the tokens.
         """
         _check_cover(completion)
+        self._before = (len(self._logprobs), list(self._spans), self._sampled_to)
         offset = len(self._tokens)
         for span in completion.spans:
             self._extend_span(span.version, offset + span.start, offset + span.stop)
@@ -47,6 +51,11 @@ class SegmentBuilder:
         self._logprobs += completion.logprobs
         if completion.tokens:
             self._sampled_to = len(self._tokens)
+
+    def withdraw(self) -> None:
+        """Leave the last completion out of training: it stays in the context as a prompt."""
+        start, self._spans, self._sampled_to = self._before
+        del self._logprobs[start:]
 
     def rewrite(self, ids: Iterable[int]) -> None:
         """Replace the context: the tokens sampled so far become a closed segment."""
@@ -61,7 +70,7 @@ class SegmentBuilder:
     def _reset(self, ids: list[int]) -> None:
         self._tokens: list[int] = ids
         self._logprobs: list[float] = []
-        self._spans: list[Span] = []
+        self._spans = []
         self._sampled_to = 0
 
     def _extend_span(self, version: int, start: int, stop: int) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +22,15 @@ import structlog
 from jinja2.exceptions import TemplateError
 
 from engine.errors import ConfigError
+from engine.inference.native_calls import PROBE, TAGGED, CallFormat, Tools, listing, recognise
 from engine.inference.replies import CHANNEL_MARKS, THOUGHT_NAMES, opens_thought, visible_reply
 from engine.inference.segments import SegmentBuilder as SegmentBuilder
 
 log = structlog.get_logger("spade.inference")
 
 Thinking = Literal["off", "on", "unset"]
+# A turn: a text, or (role, text) of results of tools ("tool") and of the user's words that follow them.
+Content = str | Sequence[tuple[str, str]]
 
 # Templates with a date line get this day: a prompt must not depend on the day or host of its rendering.
 TODAY = date(2024, 7, 26)
@@ -36,6 +40,19 @@ _THOUGHTFUL = f"<think>\nWx7 idle thoughts\n</think>\n\n{_REPLY}"
 _SECOND, _SECOND_REPLY = "Sx7 second words", "Tx7 more words"
 _THIRD = "Ux7 third words"
 _REASONING = re.compile(rf"[<\[◁]\W*(seed:)?({THOUGHT_NAMES})\W*[>\]▷]", re.IGNORECASE)
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": PROBE,
+        "description": "Vx7",
+        "parameters": {"type": "object", "properties": {"Wx7": {"type": "string"}}, "required": ["Wx7"]},
+    },
+}
+_PROBE_CALL = {
+    "id": "probe0007",
+    "type": "function",
+    "function": {"name": PROBE, "arguments": {"Wx7": "..."}},
+}
 _PROMPT_TAIL = 48  # tokens at the end of a prompt in which the template may open a thought
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
 _PRIVATE = range(0xE000, 0xF8FF)
@@ -56,6 +73,19 @@ class TurnBridge:
     before: str
 
 
+@dataclass(frozen=True)
+class ToolStyle:
+    """The manner in which a chat template shows tools.
+
+    ``calls`` is the format of calls, ``lists`` tells whether the template shows the tools that it is given,
+    ``results`` is the role of their results: "user" where the template has none of its own.
+    """
+
+    calls: CallFormat
+    lists: bool
+    results: str
+
+
 class ChatTokens:
     """The tokenizer and chat template of a model directory.
 
@@ -73,6 +103,7 @@ class ChatTokens:
         if thinking != "unset":
             self._options["enable_thinking"] = thinking == "on"
         added = {str(token): token for token in self._tokenizer.added_tokens_decoder.values() if str(token)}
+        self._added = tuple(added)
         reasoning = {name for name in added if _REASONING.fullmatch(name)}
         special = {name for name, token in added.items() if token.special}
         channels = special.intersection(CHANNEL_MARKS)
@@ -85,21 +116,60 @@ class ChatTokens:
         self._bridge, self.rewrites = self._find_bridge()
         self.stop_token_ids: tuple[int, ...] = self._stops()
 
-    def first(self, content: str, system: str | None = None) -> list[int]:
+    def first(self, content: str, system: str | None = None, tools: Tools = ()) -> list[int]:
         """Return the ids of a conversation's first turn, up to where the reply begins.
 
         Raises ConfigError when the template refuses it (some take no system message).
         """
-        return self.render([content], system)
+        return self.render([content], system, tools)
 
-    def render(self, messages: Sequence[str], system: str | None = None) -> list[int]:
+    def render(self, messages: Sequence[Content], system: str | None = None, tools: Tools = ()) -> list[int]:
         """Return the ids of a whole conversation, up to where the next reply begins.
 
-        ``messages`` are the texts of user and model in turn, the user first and last.
+        ``messages`` are the turns of user (and tools) and model, the user first and last.
         """
-        return self._pieces(*self._worded(messages, system))
+        if tools and not self.tool_style.lists:
+            messages = [f"{listing(tools)}\n\n{messages[0]}", *messages[1:]]
+        return self._pieces(*self._worded(messages, system, tools))
 
-    def bridge(self, observation: str) -> list[int] | None:
+    @cached_property
+    def tool_style(self) -> ToolStyle:
+        """The manner in which the template shows tools, found by rendering some.
+
+        Raises ConfigError for a template that shows tools, and writes calls in a form that is not read here.
+        """
+        asked = {"role": "user", "content": _USER}
+        called = {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}
+        answer = [{"role": "assistant", "content": _REPLY}, {"role": "tool", "content": _SECOND}]
+        lists = PROBE in (self._tried([asked], [_PROBE_TOOL]) or "")
+        written = (self._tried([asked, called], ending=False) or "").removeprefix(
+            (self._tried([asked]) or "").rstrip()
+        )
+        calls = recognise(written.partition(self._stop)[0] if self._stop else written)
+        ways = [self._tried([asked, *answer, *more]) for more in ([], [asked])]
+        own = lists and all(way is not None and _SECOND in way for way in ways)
+        if calls is None and lists:
+            raise ConfigError(
+                "the chat template writes calls of tools in a form that cannot be read",
+                where=str(self._path),
+                remedy='Set agent.tool_format = "box".',
+            )
+        marks = {name for name in self._added if calls and name in calls.example}
+        self._silent -= {int(self._fast.token_to_id(name)) for name in marks}
+        return ToolStyle(calls or TAGGED, lists, "tool" if own else "user")
+
+    def _tried(self, chat: list[dict[str, Any]], tools: Any = None, *, ending: bool = True) -> str | None:
+        """Return the text of a made-up conversation; None where the template has no place for it."""
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    chat, tools=tools, tokenize=False, add_generation_prompt=ending, **self._options
+                )
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError):
+            return None
+
+    def bridge(self, observation: Content) -> list[int] | None:
         """Return the ids between a reply and the next one, None when the template rewrites history.
 
         A template may rewrite it always, or because of this observation; then ``render`` the conversation. A
@@ -133,12 +203,16 @@ class ChatTokens:
         return str(self._fast.decode(kept, skip_special_tokens=False))
 
     def _text(self, messages: Sequence[str], system: str | None = None) -> str:
-        chat = [] if system is None else [{"role": "system", "content": system}]
         roles = ("user", "assistant")
-        chat += [{"role": roles[turn % 2], "content": content} for turn, content in enumerate(messages)]
+        chat = [(roles[turn % 2], content) for turn, content in enumerate(messages)]
+        return self._rendered([("system", system), *chat] if system is not None else chat)
+
+    def _rendered(self, turns: Sequence[tuple[str, str]], tools: Tools = ()) -> str:
+        chat = [{"role": role, "content": content} for role, content in turns]
+        shown = {"tools": list(tools)} if tools and self.tool_style.lists else {}
         try:
             rendered = self._tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=True, **self._options
+                chat, tokenize=False, add_generation_prompt=True, **shown, **self._options
             )
         except (TemplateError, TypeError) as error:
             names = " -> ".join(message["role"] for message in chat)
@@ -149,21 +223,30 @@ class ChatTokens:
             ) from error
         return str(rendered)
 
-    def _worded(self, messages: Sequence[str], system: str | None) -> tuple[str, str]:
+    def _worded(self, messages: Sequence[Content], system: str | None, tools: Tools = ()) -> tuple[str, str]:
         """Return the rendered conversation and the mark in it, as ``_spelled`` does.
 
         The template gets each message unchanged, except for names of control tokens in it. In replies the
         marks of reasoning stay, since the template may cut there.
         """
+        turns = [] if system is None else [("system", system)]
+        turns += self._flat(messages)
         if self._channels:  # the template writes the header of the answer's channel itself
-            messages = [visible_reply(text) if turn % 2 else text for turn, text in enumerate(messages)]
-        parts = [_sound(message) for message in messages]
-        names = [self._reply_controls if turn % 2 else self._controls for turn in range(len(parts))]
-        if system is not None:
-            parts.append(_sound(system))
-            names.append(self._controls)
-        parts, mark = self._spelled(parts, names)
-        return self._text(parts[: len(messages)], None if system is None else parts[-1]), mark
+            turns = [(role, visible_reply(text) if role == "assistant" else text) for role, text in turns]
+        names = [self._reply_controls if role == "assistant" else self._controls for role, _ in turns]
+        parts, mark = self._spelled([_sound(text) for _, text in turns], names)
+        roles = [role for role, _ in turns]
+        return self._rendered(list(zip(roles, parts, strict=True)), tools), mark
+
+    def _flat(self, messages: Sequence[Content]) -> Iterator[tuple[str, str]]:
+        """Yield role and text of each message; results of tools are the user's where they have no role."""
+        for turn, content in enumerate(messages):
+            if isinstance(content, str):
+                yield ("user", "assistant")[turn % 2], content
+            elif self.tool_style.results == "user":
+                yield "user", "\n".join(text for _, text in content)
+            else:
+                yield from content
 
     def _spelled(self, parts: list[str], names: Sequence[Sequence[str]]) -> tuple[list[str], str]:
         """Break every name of a control token in ``parts``, part by part those in ``names``.

@@ -15,7 +15,7 @@ the program ended the play             terminated  none      last reward, clippe
 the program cut the play               truncated   none      0
 turns, context, reply or all replies   truncated   policy    0
 too long
-no action in the reply                 failed      policy    0
+no action in the reply (in the box)    failed      policy    0
 the program raised, hung, crashed, ... failed      env       0
 =====================================  ==========  ========  ==========================
 
@@ -32,30 +32,42 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from bus.messages import EpisodeFinished, EpisodeRequest, EpisodeSample, FailureKind, Outcome, Segment, Turn
+from bus.messages import (
+    EpisodeFinished,
+    EpisodeRequest,
+    EpisodeSample,
+    FailureKind,
+    Outcome,
+    Segment,
+    ToolUse,
+    Turn,
+)
 from engine import prompts
+from engine.inference.replies import visible_reply
 from engine.inference.tokens import SegmentBuilder
 from roles.agent.actions import find_action, find_call
 from roles.work_loop import sampling_seed
-from sandbox import EnvFailure, EnvQuarantined
+from sandbox import EnvFailure, EnvProtocolError, EnvQuarantined, read_tools
 
 if TYPE_CHECKING:
     from engine.config import Config, SamplingConfig
     from engine.inference.pool import InferencePool
-    from engine.inference.tokens import ChatTokens
-    from sandbox import Instance, SandboxPool
+    from engine.inference.tokens import ChatTokens, Content
+    from sandbox import Instance, SandboxPool, StepResult
 
 _REASON_CHARACTERS = 400
 _LONG_TEXT = 8192  # characters: from about five milliseconds on
 _LONG_REPLY = 4096  # tokens: from about two milliseconds on
 
-_Text = TypeVar("_Text", str, list[str])
+_UNREADABLE = '{"unreadable":'
+
+_Text = TypeVar("_Text")
 _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
 
@@ -70,7 +82,8 @@ class Rules:
 
     ``context_tokens`` counts prompt and replies of one context, ``play_tokens`` all replies of the play (0:
     without a bound of its own); ``prompt`` names the template family. ``mask_truncated`` leaves a truncated
-    play out of training, ``train_hinted`` trains hinted plays too.
+    play out of training, ``train_hinted`` trains hinted plays too. ``native`` plays tool environments in the
+    format of the chat template, ``mask_malformed`` leaves replies out of training whose calls cannot be read.
     """
 
     sampling: SamplingConfig
@@ -80,6 +93,8 @@ class Rules:
     mask_truncated: bool = False
     play_tokens: int = 0
     train_hinted: bool = False
+    native: bool = False
+    mask_malformed: bool = False
 
     @classmethod
     def of(cls, config: Config, *, sampling: SamplingConfig | None = None) -> Rules:
@@ -93,6 +108,8 @@ class Rules:
             prompt=agent.prompt,
             mask_truncated=agent.truncated == "mask",
             train_hinted=config.learner.train_hinted,
+            native=agent.tool_format == "native",
+            mask_malformed=agent.malformed == "mask",
         )
 
 
@@ -107,27 +124,27 @@ class Ending(NamedTuple):
 
 @dataclass(frozen=True)
 class Played:
-    """One finished play. ``versions`` is the lowest and highest version that sampled a token."""
+    """One finished play. ``versions`` is the lowest and highest version that sampled a token.
+
+    ``tokens`` were sampled, trained or not. ``tool_use`` is None for a game.
+    """
 
     ending: Ending
     segments: tuple[Segment, ...]
     transcript: tuple[Turn, ...]
     seconds: float
+    tokens: int = 0
+    tool_use: ToolUse | None = None
 
     @property
     def versions(self) -> tuple[int, int] | None:
         seen = [span.version for segment in self.segments for span in segment.spans]
         return (min(seen), max(seen)) if seen else None
 
-    @property
-    def tokens(self) -> int:
-        """The number of sampled tokens."""
-        return sum(segment.sampled for segment in self.segments)
-
     def sample(self, request: EpisodeRequest, rules: Rules) -> EpisodeSample | None:
         """Return the tokens for the learner; None where they are not trained."""
         masked = rules.mask_truncated and self.ending.outcome == "truncated"
-        if masked or not self.tokens or (request.arm == "hinted" and not rules.train_hinted):
+        if masked or not self.segments or (request.arm == "hinted" and not rules.train_hinted):
             return None
         return EpisodeSample(episode=request.episode, round=request.round, segments=self.segments)
 
@@ -150,6 +167,7 @@ class Played:
             sample=sample.sample if sample else "",
             tokens=self.tokens,
             versions=self.versions,
+            tool_use=self.tool_use,
         )
 
 
@@ -160,10 +178,16 @@ def terminal_return(reward: float) -> float:
 
 @dataclass
 class _Context:
-    """The context of the model (``segments``), and the texts behind it, in turn."""
+    """The context of the model (``segments``), and the texts behind it, in turn.
+
+    ``seen`` is the last observation. ``tools`` are those that the chat template shows.
+    """
 
     segments: SegmentBuilder
-    messages: list[str]
+    messages: list[Content]
+    seen: str
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    used: ToolUse | None = None
     last_token: int = -1
     sampled: int = 0
     transcript: list[Turn] = field(default_factory=list)
@@ -230,8 +254,12 @@ class Player:
         else:
             progress()
             try:
-                context = await self._open(request, instance.first)
+                context = await self._open(request, instance)
                 ending = await self._turns(request, instance, context, progress)
+            except EnvQuarantined:
+                raise
+            except EnvFailure as error:
+                ending = _env_failure(error)
             finally:
                 await instance.close()
         return Played(
@@ -239,17 +267,24 @@ class Player:
             segments=tuple(context.segments.segments()) if context else (),
             transcript=tuple(context.transcript) if context else (),
             seconds=time.monotonic() - started,
+            tokens=context.sampled if context else 0,
+            tool_use=context.used if context else None,
         )
 
     def _turn_budget(self, request: EpisodeRequest) -> int:
         return min(request.max_turns, self.rules.max_turns)
 
-    async def _open(self, request: EpisodeRequest, observation: str) -> _Context:
+    async def _open(self, request: EpisodeRequest, instance: Instance) -> _Context:
         hint = request.hint if request.arm == "hinted" else None
-        content = prompts.render(f"play_{self.rules.prompt}", observation=observation, hint=hint)
+        observation, tools, prompt = instance.first, [], self.rules.prompt
+        if instance.tools and self.rules.native:
+            tools, prompt = read_tools(await instance.call("get_tools")), "native"
+            observation = "\n".join(text for _, text in await _said(instance))
+        content = prompts.render(f"play_{prompt}", observation=observation, hint=hint)
         segments = SegmentBuilder()
-        segments.prompt(await _encoded(self._chat.first, content))
-        return _Context(segments=segments, messages=[content])
+        segments.prompt(await _encoded(partial(self._chat.first, tools=tools), content))
+        used = ToolUse() if instance.tools else None
+        return _Context(segments, [content], content, tools, used)
 
     async def _turns(
         self, request: EpisodeRequest, instance: Instance, context: _Context, progress: Callable[[], None]
@@ -296,10 +331,10 @@ class Player:
 
     async def _act(self, instance: Instance, context: _Context, answer: _Reply) -> Ending | None:
         """Carry out ``answer``; return the ending, or None when the play goes on."""
-        seen, reply = context.messages[-1], answer.text
-        find = partial(find_call if instance.tools else find_action, thought_open=answer.thought_open)
+        seen, reply = context.seen, answer.text
         action = None
         if answer.finish != "length":
+            find = self._finder(instance, context, thought_open=answer.thought_open)
             action = await _apart(find, reply, long=len(reply) > _LONG_TEXT)
         if action is None:
             context.transcript.append(Turn(seen, reply, "", 0.0))
@@ -309,24 +344,44 @@ class Player:
         self.stepping += 1
         try:
             result = await instance.step(action)
+            said = await _said(instance) if context.tools and not result.done else result.observation
         except EnvFailure as error:
             context.transcript.append(Turn(seen, reply, action, 0.0))
             return _env_failure(error)
         finally:
             self.stepping -= 1
+        if context.used is not None:
+            context.used = _counted(context.used, action, result)
+        if self.rules.mask_malformed and action.startswith(_UNREADABLE):
+            context.segments.withdraw()
         context.transcript.append(Turn(seen, reply, action, result.reward))
         if result.terminated:
             return Ending("terminated", returned=terminal_return(result.reward))
         if result.truncated:
             return Ending("truncated", None, "the environment cut the play")
-        context.messages += [reply, result.observation]
+        context.messages += [reply, said]
+        context.seen = result.observation
         return None
+
+    def _finder(
+        self, instance: Instance, context: _Context, *, thought_open: bool
+    ) -> Callable[[str], str | None]:
+        """Return what finds the action in a reply; with tools of the chat template it finds one in any."""
+        if not context.tools:
+            return partial(find_call if instance.tools else find_action, thought_open=thought_open)
+        calls = self._chat.tool_style.calls
+        return lambda reply: calls.action(visible_reply(reply, thought_open=thought_open), context.tools)
 
     async def _append(self, context: _Context) -> None:
         bridge = await _encoded(self._chat.bridge, context.messages[-1])
         if bridge is None:
-            # The template rewrites history: what the model sees next is not adjacent to what it saw.
-            context.segments.rewrite(await _encoded(self._chat.render, context.messages))
+            # The template rewrites history: what the model sees next may not be adjacent to what it saw.
+            render = partial(self._chat.render, tools=context.tools)
+            ids, known = await _encoded(render, context.messages), context.segments.context
+            if context.tools and ids[: len(known)] == known:
+                context.segments.prompt(ids[len(known) :])
+            else:
+                context.segments.rewrite(ids)
             return
         close = self._chat.close()
         if context.last_token not in close:
@@ -337,13 +392,33 @@ class Player:
 
 async def _encoded(encode: Callable[[_Text], _Made], text: _Text) -> _Made:
     """Return ``encode(text)``."""
-    size = len(text) if isinstance(text, str) else sum(map(len, text))
+    size = len(text) if isinstance(text, str) else len(str(text))
     return await _apart(encode, text, long=size > _LONG_TEXT)
 
 
 async def _apart(make: Callable[[_Given], _Made], given: _Given, *, long: bool) -> _Made:
     """Return ``make(given)``; where that takes ``long`` it is done in a thread, and other plays go on."""
     return await anyio.to_thread.run_sync(make, given) if long else make(given)
+
+
+async def _said(instance: Instance) -> list[tuple[str, str]]:
+    """Return the last observation of a tool environment as a chat. Raises EnvFailure."""
+    try:
+        said = msgspec.convert(await instance.call("messages"), list[tuple[Literal["tool", "user"], str]])
+    except msgspec.ValidationError as error:
+        raise EnvProtocolError(f"messages() did not return messages: {str(error)[:200]}") from None
+    if not said:
+        raise EnvProtocolError("messages() is empty")
+    return [(role, text) for role, text in said]
+
+
+def _counted(used: ToolUse, action: str, result: StepResult) -> ToolUse:
+    """Return ``used`` with one more turn."""
+    told = [result.info.get(name) for name in ("done", "of")]
+    done, of = (number if isinstance(number, int) else 0 for number in told)
+    malformed = action.startswith(_UNREADABLE) or result.observation.startswith("Error: ")
+    calls = 0 if malformed else action.count('"name"')
+    return ToolUse(used.calls + calls, used.malformed + malformed, done, of)
 
 
 def _env_failure(error: EnvFailure) -> Ending:

@@ -83,7 +83,6 @@ def test_the_first_observation_holds_the_first_instruction_only() -> None:
     assert '- lamp(on: one of "on", "off"): Switch the lamp.' in first
     assert "- open(drawer: integer, gently: boolean (optional)): Open a drawer." in first
     assert "4 turns" in first
-    assert "Tools:" not in fresh(show_tools=False)[1]
 
 
 def test_instructions_come_one_after_the_other_and_pay_at_the_end() -> None:

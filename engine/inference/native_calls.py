@@ -1,0 +1,233 @@
+"""Tool calls in a model's own format: which one its template writes, and the calls in a reply. Pure.
+
+Readers of our own, because vLLM's parsers (hermes, qwen3_coder, glm45, llama3_json, mistral and pythonic do take
+text outside a server) import torch, and hand malformed calls on as plain text. Formats with the same frame
+share a reader: ``tagged`` reads ``<tool_call>`` blocks of JSON (Hermes, Qwen), of ``<function=...>`` (Qwen3-Coder)
+and of ``<arg_key>`` (GLM).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sandbox.tool_calls import Unreadable, load
+
+Tools = Sequence[Mapping[str, Any]]
+Call = dict[str, Any]
+
+PROBE = "probe_tool"
+_ANSWER = re.compile(r'<answer>.*?</answer>|^\s*\{\s*"answer"\s*:.*\}\s*$', re.DOTALL)
+_LIST = re.compile(r"\[\s*(?=[A-Za-z_][\w.]*\()")
+_FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*(.*?)\s*</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
+_PAIRS = re.compile(r"\s*([^<>\s{]+)\s*((?:<arg_key>.*?</arg_value>\s*)*)", re.DOTALL)
+_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
+_WORDS = {"true": True, "false": False, "null": None}
+_WRITTEN = {
+    "tagged": re.compile(rf"<tool_call>\s*(\{{.*|<function=)?.*{PROBE}.*</tool_call>", re.DOTALL),
+    "mistral": re.compile(rf"\[TOOL_CALLS\].*{PROBE}.*?\}}\]?", re.DOTALL),
+    "pythonic": re.compile(rf"\[{PROBE}\(.*?\)\]"),
+    "json": re.compile(rf'\{{"name": "{PROBE}".*?\}}\}}'),
+}
+_OPEN, _SHUT = "<tool_call>", "</tool_call>"
+
+
+class CallFormat(NamedTuple):
+    """A reader, and an example of the form that it reads."""
+
+    name: str
+    example: str
+
+    def action(self, reply: str, tools: Tools) -> str:
+        """Return a visible reply as an action of a tool environment.
+
+        It is a list of calls, the final answer, what is wrong with the calls, or the text to the user.
+        """
+        try:
+            calls = _READERS[self.name](reply, tools)
+        except Unreadable as error:
+            return json.dumps({"unreadable": f"{error} A call looks like this: {self.example}"})
+        if calls:
+            return json.dumps(calls, ensure_ascii=False)
+        return reply.strip() if _ANSWER.search(reply) else json.dumps({"reply": reply}, ensure_ascii=False)
+
+
+TAGGED = CallFormat("tagged", f'{_OPEN}{{"name": "...", "arguments": {{...}}}}{_SHUT}')
+
+
+def recognise(written: str) -> CallFormat | None:
+    """Return the format of ``written``, a call of the tool PROBE as a chat template writes it."""
+    for name, form in _WRITTEN.items():
+        if found := form.search(written):
+            return CallFormat(name, found[0].replace(PROBE, "NAME"))
+    return None
+
+
+def listing(tools: Tools) -> str:
+    """Return the tools as text, for templates that show none."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    return "\n".join(["These tools are there:", *lines, f"A call looks like this: {TAGGED.example}"])
+
+
+def _tagged(text: str, tools: Tools) -> list[Call]:
+    calls, at = [], text.find(_OPEN)
+    if at < 0 and re.match(r'\s*(```\w*\s*)?\{\s*"name"', text):
+        raise Unreadable("A call is not marked as one.")
+    while at >= 0:
+        at += len(_OPEN)
+        if text[at:].lstrip()[:1] in ("{", "["):
+            made, at = _json(text, at)
+        else:
+            end = text.find(_SHUT, at)
+            made, at = [_spelled(text[at : end if end >= 0 else len(text)], tools)], end
+        if at < 0 or not text[at:].lstrip().startswith(_SHUT):
+            raise Unreadable(f"A {_OPEN} is not closed by {_SHUT}.")
+        calls += made
+        at = text.find(_OPEN, at)
+    return calls
+
+
+def _spelled(block: str, tools: Tools) -> Call:
+    """Read a block that names each argument in a mark of its own."""
+    if function := _FUNCTION.fullmatch(block):
+        name, inside, pair = function[1].strip(), function[2], _PARAMETER
+    elif pairs := _PAIRS.fullmatch(block):
+        name, inside, pair = pairs[1], pairs[2], _PAIR
+    else:
+        raise Unreadable("This block holds no call.")
+    if pair.sub("", inside).strip():
+        raise Unreadable("Something stands between the arguments.")
+    known: Mapping[str, Any] = next(
+        (one["function"]["parameters"] for one in tools if one["function"]["name"] == name), {}
+    )
+    schemas = known.get("properties", {})
+    found = [(key.strip(), value) for key, value in pair.findall(inside)]
+    if len(dict(found)) < len(found):
+        raise Unreadable("An argument is given twice.")
+    return _call(name, {key: _value(value, schemas.get(key, {})) for key, value in found})
+
+
+def _value(text: str, schema: Mapping[str, Any]) -> Any:
+    """Return an argument that is written as text: text where its schema wants that, else JSON."""
+    if schema.get("type") == "string" or any(isinstance(one, str) for one in schema.get("enum", ())):
+        return text
+    try:
+        return load(text.strip())
+    except Unreadable:
+        return text
+
+
+def _bare(text: str, tools: Tools) -> list[Call]:
+    text = text.strip().removeprefix("<|python_tag|>").lstrip()
+    calls: list[Call] = []
+    while text.startswith("{") and not re.match(r'\{\s*"answer"', text):
+        made, at = _json(text, 0)
+        calls, text = calls + made, text[at:].lstrip(" \n;")
+    if calls and text:
+        raise Unreadable("Something stands behind the calls.")
+    return calls
+
+
+def _mistral(text: str, tools: Tools) -> list[Call]:
+    calls = []
+    for part in text.split("[TOOL_CALLS]")[1:]:
+        named = _NAMED.match(part)
+        if named is None:
+            made, at = _json(part, 0)
+            calls += made
+        else:
+            arguments, at = _decoded(part, named.end())
+            calls.append(_call(named[1], arguments))
+        if part[at:].strip():
+            raise Unreadable("Something stands behind a call.")
+    return calls
+
+
+def _pythonic(text: str, tools: Tools) -> list[Call]:
+    start = _LIST.search(text)
+    if start is None:
+        return []
+    try:
+        listed = re.sub(r"\s*<\|\w+\|>\s*$", "", text[start.start() :])
+        tree = ast.parse(listed.strip(), mode="eval").body
+        if not isinstance(tree, ast.List) or not all(_is_call(one) for one in tree.elts):
+            raise Unreadable("This is not a list of calls.")
+        return [
+            _call(ast.unparse(one.func), {str(word.arg): _literal(word.value) for word in one.keywords})
+            for one in tree.elts
+            if isinstance(one, ast.Call)
+        ]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, Unreadable):
+            raise
+        raise Unreadable(f"These are not calls in Python's form: {str(error)[:80]}.") from None
+
+
+def _is_call(node: ast.expr) -> bool:
+    named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute) and not node.args
+    return named and all(word.arg for word in node.keywords)  # type: ignore[attr-defined]
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return the value of a literal that JSON knows, true, false and null among them."""
+    match node:
+        case ast.Name(id=word) if word in _WORDS:
+            return _WORDS[word]
+        case ast.List(elts=items):
+            return [_literal(item) for item in items]
+        case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant) for key in keys):
+            return {
+                str(_literal(key)): _literal(value) for key, value in zip(keys, values, strict=True) if key
+            }
+        case _:
+            return load(json.dumps(ast.literal_eval(node)))
+
+
+def _json(text: str, at: int) -> tuple[list[Call], int]:
+    """Return the call, or the list of calls, in the JSON at ``at``, and where it ends."""
+    found, end = _decoded(text, at)
+    items = found if isinstance(found, list) else [found]
+    if not items:
+        raise Unreadable("The list of calls is empty.")
+    return [_object(item) for item in items], end
+
+
+def _decoded(text: str, at: int) -> tuple[Any, int]:
+    at += len(text[at:]) - len(text[at:].lstrip())
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, at)
+    except RecursionError:
+        raise Unreadable("The JSON is nested too deeply.") from None
+    except ValueError as error:
+        raise Unreadable(f"This is not valid JSON: {error}.") from None
+    return load(text[at:end]), end
+
+
+def _object(item: Any) -> Call:
+    if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+        raise Unreadable('A call has a "name".')
+    given = [key for key in ("arguments", "parameters") if key in item]
+    unknown = sorted(set(item) - {"name", "id", "type", *given})
+    if len(given) != 1 or unknown:
+        raise Unreadable(f'A call has "name" and "arguments"{f", not {unknown[0]!r}" if unknown else ""}.')
+    arguments = item[given[0]]
+    return _call(item["name"], load(arguments) if isinstance(arguments, str) else arguments)
+
+
+def _call(name: str, arguments: Any) -> Call:
+    if not isinstance(arguments, dict):
+        raise Unreadable("The arguments must be an object.")
+    return {"name": name, "arguments": arguments}
+
+
+_READERS: dict[str, Callable[[str, Tools], list[Call]]] = {
+    "tagged": _tagged,
+    "json": _bare,
+    "mistral": _mistral,
+    "pythonic": _pythonic,
+}
