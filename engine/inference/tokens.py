@@ -22,9 +22,9 @@ import structlog
 from jinja2.exceptions import TemplateError
 
 from engine.errors import ConfigError
-from engine.inference.native_calls import PROBE, TAGGED, CallFormat, Tools, listing, recognise
 from engine.inference.replies import CHANNEL_MARKS, THOUGHT_NAMES, opens_thought, visible_reply
 from engine.inference.segments import SegmentBuilder as SegmentBuilder
+from engine.native_calls import PROBE, TAGGED, CallFormat, Tools, listing, recognise
 
 log = structlog.get_logger("spade.inference")
 
@@ -44,14 +44,18 @@ _PROBE_TOOL = {
     "type": "function",
     "function": {
         "name": PROBE,
-        "description": "Vx7",
-        "parameters": {"type": "object", "properties": {"Wx7": {"type": "string"}}, "required": ["Wx7"]},
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"argument": {"type": "string"}},
+            "required": ["argument"],
+        },
     },
 }
 _PROBE_CALL = {
     "id": "probe0007",
     "type": "function",
-    "function": {"name": PROBE, "arguments": {"Wx7": "..."}},
+    "function": {"name": PROBE, "arguments": {"argument": "..."}},
 }
 _PROMPT_TAIL = 48  # tokens at the end of a prompt in which the template may open a thought
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")

@@ -1,5 +1,7 @@
 """The nano tokenizer: byte-level BPE, numbers 10-99 as whole tokens, a chat template that only appends.
 
+Tools stand before the first turn, their results in turns of the system; calls have Python's form.
+
 Numbers as single tokens matter: digit by digit a policy of this size learns no arithmetic (nano.md).
 """
 
@@ -11,21 +13,37 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from engine.native_calls import CallFormat, Tools
+
 PAD, END, USER, ASSISTANT, SYSTEM = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
 SPECIALS = (PAD, END, USER, ASSISTANT, SYSTEM)
 
 # Rendering a longer conversation only appends to the shorter one, so contexts grow by ids (invariant I3).
 CHAT_TEMPLATE = (
+    "{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ ' ' if not loop.first }}"
+    "{{ tool['function']['name'] }}({{ tool['function']['parameters']['properties'] | join(', ') }})"
+    "{% endfor %}{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{{ '<|' + ('system' if message['role'] == 'tool' else message['role']) + '|>' }}{{ message['content'] }}"
+    "{% for call in message['tool_calls'] %}[{{ call['function']['name'] }}("
+    "{% for name, value in call['function']['arguments'] | items %}{{ name }}={{ value | tojson }}"
+    "{% endfor %}"
+    ")]{% endfor %}"
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+CALLS = CallFormat("pythonic", '[NAME(argument="...")]')
 
 # The box, attribute access, numbers, words with the blank before them, line starts, runs of punctuation.
 _PIECES = r" ?\\boxed\{| ?self\.|\d{1,2}| ?[A-Za-z_]+|\n *|[^\sA-Za-z_\d]+|\s+"
 _NUMBERS = tuple(str(number) for number in range(10, 100))
+
+
+def signatures(tools: Tools) -> str:
+    """Return the tools as the chat template shows them."""
+    made = [(tool["function"]["name"], tool["function"]["parameters"]["properties"]) for tool in tools]
+    return " ".join(f"{name}({', '.join(properties)})" for name, properties in made)
 
 
 def train(texts: Iterable[str], *, vocabulary: int, context: int) -> Any:

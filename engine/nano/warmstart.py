@@ -214,16 +214,18 @@ class ExampleEncoder:
         self._tokenizer = tokenizer
         self._design_weight = design_weight
         self._ids: dict[str, list[int]] = {}
-        names = (tokenizers.USER, tokenizers.ASSISTANT, tokenizers.END)
-        self._user, self._assistant, self._end = tokenizer.convert_tokens_to_ids(list(names))
+        names = {"user": tokenizers.USER, "assistant": tokenizers.ASSISTANT, "system": tokenizers.SYSTEM}
+        self._marks = {role: tokenizer.convert_tokens_to_ids(name) for role, name in names.items()}
+        self._end = tokenizer.convert_tokens_to_ids(tokenizers.END)
 
     def __call__(self, item: SeedExample) -> Tokens:
         tokens: list[int] = []
         weights: list[float] = []
         for index, content in enumerate(item.contents):
-            reply = index % 2 == 1
+            role = item.roles[index] if item.roles else ("user", "assistant")[index % 2]
+            reply = role == "assistant"
             ids = self._encode(content)
-            tokens += [self._assistant if reply else self._user, *ids]
+            tokens += [self._marks[role], *ids]
             weights.append(0.0)
             if not reply:
                 weights += [0.0] * len(ids)

@@ -23,7 +23,7 @@ class Chat:
 
     stop_token_ids = (STOP,)
 
-    def first(self, content: str, system: str | None = None) -> list[int]:
+    def first(self, content: str, system: str | None = None, tools: object = ()) -> list[int]:
         return [USER, *map(ord, content)]
 
     def opens_thought(self, prompt: list[int]) -> bool:

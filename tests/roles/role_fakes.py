@@ -45,7 +45,7 @@ class FakeChat:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(token - _OFFSET) for token in ids if token >= _OFFSET)
 
-    def first(self, content: str, system: str | None = None) -> list[int]:
+    def first(self, content: str, system: str | None = None, tools: object = ()) -> list[int]:
         return [START, USER, *self.encode(content)]
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
@@ -57,7 +57,7 @@ class FakeChat:
     def close(self) -> list[int]:
         return [] if self._rewrites else [STOP]
 
-    def render(self, messages: Sequence[str]) -> list[int]:
+    def render(self, messages: Sequence[str], system: str | None = None, tools: object = ()) -> list[int]:
         """Like ``first`` and bridges, but earlier replies are left out."""
         turns = [(USER, *self.encode(text)) for text in messages[::2]]
         return [START, *(token for turn in turns for token in turn)]

@@ -71,6 +71,7 @@ class Family(ABC):
     ``template`` is the program with ``$slots``; ``slots`` lists, in order, the ones ``parse`` reads (the
     others are derived in ``fill``). ``documents`` are texts with a ``{noun}``: the noun goes into the
     observation, so the document is needed to write the program that is expected.
+    With ``tools`` its programs are tool environments, and players are sent their messages.
     Levels run from 1 (easy) to 6. The warm start sees levels 1-3 without withheld parameters only.
     """
 
@@ -80,6 +81,7 @@ class Family(ABC):
     slots: ClassVar[tuple[str, ...]]
     documents: ClassVar[tuple[str, ...]]
     max_turns: ClassVar[int] = MAX_TURNS
+    tools: ClassVar[bool] = False
 
     @abstractmethod
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
+from engine.nano import tokenizer
 from engine.nano.seeds.base import SEED_LEVELS, Family, Parameters
 from engine.nano.seeds.cycle import PALETTE
 from engine.nano.seeds.nouns import NOUNS
 from engine.prompts import render
+from sandbox.tools import ToolEnv, ToolError
 
 Kind = Literal["design", "hint", "play", "drill"]
 
@@ -38,7 +40,7 @@ _WORDS = (*NOUNS, *PALETTE)
 
 @dataclass(frozen=True)
 class SeedExample:
-    """One conversation: contents in turn of user and assistant, beginning with the user.
+    """One conversation: contents in turn of user and assistant, beginning with the user, or of ``roles``.
 
     ``decisive`` are the character ranges of a design's reply that are not the same in all of its family.
     """
@@ -50,6 +52,7 @@ class SeedExample:
     hinted: bool = False
     won: bool = False
     decisive: tuple[tuple[int, int], ...] = ()
+    roles: tuple[str, ...] = ()
 
 
 def examples(
@@ -118,6 +121,8 @@ def play(family: Family, parameters: Parameters, noun: str, rng: Random, *, hint
     thinks = rng.random() < chances[min(family.level(parameters), len(chances)) - 1]
     line = family.hint(parameters) if hinted else None
     environment = load(family.program(parameters, noun))
+    if family.tools:
+        return _tool_play(family, environment, line, rng, thinks=thinks)
     observation: str = environment.reset(rng.randrange(_INSTANCES))
     script = family.think(observation, line, rng) if thinks else family.blurt(observation, rng)
     contents = [render("play_nano", observation=observation, hint=line)]
@@ -131,6 +136,33 @@ def play(family: Family, parameters: Parameters, noun: str, rng: Random, *, hint
         reply = script.send(observation)
     script.close()
     return SeedExample("play", family.name, tuple(contents), thinks, hinted, won=reward > 0)
+
+
+def _tool_play(
+    family: Family, environment: Any, hint: str | None, rng: Random, *, thinks: bool
+) -> SeedExample:
+    """Return one scripted play with tools, in the messages that the agent role would append."""
+    environment.reset(rng.randrange(_INSTANCES))
+    tools = environment.get_tools()
+    ((_, observation),) = environment.messages()
+    script = family.think(observation, hint, rng) if thinks else family.blurt(observation, rng)
+    said = [
+        ("system", tokenizer.signatures(tools)),
+        ("user", render("play_native", observation=observation, hint=hint)),
+    ]
+    reply, won = next(script), False
+    for _ in range(family.max_turns):
+        said.append(("assistant", reply))
+        _, reward, ended, cut, _ = environment.step(tokenizer.CALLS.action(reply, tools))
+        won = reward > 0
+        if ended or cut:
+            break
+        answers = environment.messages()
+        said += [("system" if role == "tool" else role, text) for role, text in answers]
+        reply = script.send("\n".join(text for _, text in answers))
+    script.close()
+    roles, contents = zip(*said, strict=True)
+    return SeedExample("play", family.name, contents, thinks, hint is not None, won, roles=roles)
 
 
 def drill(rng: Random) -> SeedExample:
@@ -156,7 +188,7 @@ def load(source: str) -> Any:
 
     Never for a program that a model wrote: those run in the sandbox only.
     """
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"ToolEnv": ToolEnv, "ToolError": ToolError}
     exec(compile(source, "<seed program>", "exec"), namespace)
     return namespace["Env"]()
 

@@ -31,9 +31,8 @@ def carelessly(reply: str, rng: Random) -> str:
 class ToolFamily(SizedFamily):
     """A family whose programs are tool environments: the size and the spare turns make the level."""
 
-    slots = ("tries", "base", "end")
     tools: ClassVar[bool] = True
-    usual: ClassVar[int]
+    usual: ClassVar[int] = 4
 
     def level(self, parameters: Parameters) -> int:
         return min(6, max(1, self.band(int(parameters[self.size])) + self.usual - self.tries(parameters)))
@@ -46,7 +45,6 @@ class Knobs(ToolFamily):
     skill = "Tool Selection"
     size = "spread"
     slots = ("tries", "base", "spread", "way")
-    usual = 4
     bands: ClassVar[Mapping[int, tuple[int, ...]]] = {
         1: (2, 3, 4),
         2: (2, 3, 4),
@@ -64,17 +62,17 @@ class Knobs(ToolFamily):
 class Env(ToolEnv):
  max_turns=$tries
  def setup(self,rng):
-  a=$base+rng.randint(0,9);return {"x":0,"a":a,"b":a+rng.randint(1,$spread)}
+  self.x=0;self.a=$base+rng.randint(0,9);self.b=self.a+rng.randint(1,$spread);return {}
  def turn(self,w,n):
   if w!="$way":raise ToolError("stuck")
-  self.state["x"]=n;return "ok"
+  self.x=n;return "ok"
  def tool_blue(self,n:int):return self.turn("blue",n)
  def tool_red(self,n:int):return self.turn("red",n)
  def tool_tan(self,n:int):return self.turn("tan",n)
  def instructions(self):
-  s=self.state;return [(f"Set the $noun to {s['a']}",lambda s:s["x"]==s["a"]),(f"Now to {s['b']}",lambda s:s["x"]==s["b"])]
- def plan(self):
-  s=self.state;return [("$way",{"n":s["a"]}),("$way",{"n":s["b"]})]
+  yield f"Set the $noun to {self.a}",lambda s:self.x==self.a
+  yield f"Now to {self.b}",lambda s:self.x==self.b
+ def plan(self):return [("$way",{"n":self.a}),("$way",{"n":self.b})]
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
@@ -84,7 +82,7 @@ class Env(ToolEnv):
 
     def level(self, parameters: Parameters) -> int:
         band = self.band(int(parameters[self.size]))
-        return min(6, max(1, band + 4 - self.tries(parameters) if band < 2 else band + 3 - self.tries(parameters)))
+        return min(6, max(1, band + (4 if band == 1 else 3) - self.tries(parameters)))
 
     def fill(self, parameters: Parameters) -> Parameters:
         if str(parameters["way"]) not in _WAYS or int(parameters["spread"]) < 1:
@@ -106,7 +104,8 @@ class Env(ToolEnv):
     def blurt(self, observation: str, rng: Random) -> Script:
         wanted = numbers(observation)[0]
         while True:
-            observation = yield carelessly(call("", rng.choice(_WAYS), n=wanted + rng.choice((0, 0, 1))), rng)
+            reply = call("", rng.choice(_WAYS), n=wanted + rng.choice((0, 0, 1)))
+            observation = yield carelessly(reply, rng)
 
 
 class Orders(ToolFamily):
@@ -134,16 +133,16 @@ class Orders(ToolFamily):
 class Env(ToolEnv):
  max_turns=$tries
  def setup(self,rng):
-  return {"n":$base+rng.randint(0,9),"seen":False,"got":0}
+  self.n=$base+rng.randint(0,9);self.seen=self.got=False;return {}
  def tool_count(self):
-  self.state["seen"]=True;return f"{self.state['n']} $noun"
+  self.seen=True;return f"{self.n} $noun"
  def tool_order(self,n:int):
-  if n!=self.state["n"]+$more:raise ToolError("$more more")
-  self.state["got"]=n;return "ok"
+  if n!=self.n+$more:raise ToolError("$more more")
+  self.got=True;return "ok"
  def instructions(self):
-  return [("Count the $noun",lambda s:s["seen"]),("Order them and some more",lambda s:s["got"]>0)]
- def plan(self):
-  return [("count",{}),("order",{"n":self.state["n"]+$more})]
+  yield "Count the $noun",lambda s:self.seen
+  yield "Order them and some more",lambda s:self.got
+ def plan(self):return [("count",{}),("order",{"n":self.n+$more})]
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
@@ -174,13 +173,15 @@ class Env(ToolEnv):
 
 
 class Rooms(ToolFamily):
-    """A call fails and says on which side to go on: the hint tells where to begin (Error Recovery)."""
+    """A call fails and says on which side to go on: the hint tells where to begin (Error Recovery).
+
+    After three doors nothing opens: many calls in one turn do not replace thought.
+    """
 
     name = "rooms"
     skill = "Error Recovery"
     size = "top"
     slots = ("top", "tries", "base", "end")
-    usual = 4
     bands: ClassVar[Mapping[int, tuple[int, ...]]] = {
         1: (6, 7, 8),
         2: (9, 10, 11),
@@ -198,18 +199,18 @@ class Rooms(ToolFamily):
 class Env(ToolEnv):
  max_turns=$tries
  def setup(self,rng):
-  return {"n":rng.randint($base,$end),"open":None}
+  self.n=rng.randint($base,$end);self.x=-1;self.t=0;return {}
  def tool_open(self,n:int):
-  d=n-self.state["n"]
-  if d:raise ToolError("over" if d>0 else "under")
-  self.state["open"]=n;return "here"
+  d=n-self.n;self.t+=1
+  if d or self.t>3:raise ToolError("over" if d>0 else "under")
+  self.x=n;return "here"
  def tool_shut(self,n:int):
-  if n==self.state["open"]:self.state["open"]=-1
+  if n==self.x:self.x=99
   return "ok"
  def instructions(self):
-  return [("Open the $noun in 0..$top",lambda s:s["open"]==s["n"]),("Shut it",lambda s:s["open"]==-1)]
- def plan(self):
-  n=self.state["n"];return [("open",{"n":n}),("shut",{"n":n})]
+  yield "Open the $noun in 0..$top",lambda s:self.x==self.n
+  yield "Shut it",lambda s:self.x==99
+ def plan(self):return [("open",{"n":self.n}),("shut",{"n":self.n})]
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:

@@ -1,9 +1,9 @@
 """Tool calls in a model's own format: which one its template writes, and the calls in a reply. Pure.
 
-Readers of our own, because vLLM's parsers (hermes, qwen3_coder, glm45, llama3_json, mistral and pythonic do take
-text outside a server) import torch, and hand malformed calls on as plain text. Formats with the same frame
-share a reader: ``tagged`` reads ``<tool_call>`` blocks of JSON (Hermes, Qwen), of ``<function=...>`` (Qwen3-Coder)
-and of ``<arg_key>`` (GLM).
+vLLM's parsers are not used (hermes, qwen3_coder, glm45, llama3_json, mistral and pythonic take text outside a
+server): they import torch, and pass malformed calls on as plain text. Formats with one frame share a reader:
+``tagged`` reads ``<tool_call>`` blocks of JSON (Hermes, Qwen3), of ``<function=...>`` (Qwen3-Coder) and of
+``<arg_key>`` (GLM).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _value(text: str, schema: Mapping[str, Any]) -> Any:
     if schema.get("type") == "string" or any(isinstance(one, str) for one in schema.get("enum", ())):
         return text
     try:
-        return load(text.strip())
+        return load({"True": "true", "False": "false", "None": "null"}.get(text.strip(), text.strip()))
     except Unreadable:
         return text
 
