@@ -46,6 +46,8 @@ class ToolAction(NamedTuple):
 def parse(action: str) -> ToolAction:
     """Read ``action``. Raises Unreadable; then no part of it is to be carried out."""
     text = action.strip()
+    if _is_json(text):
+        return _made([text], [])
     # searched only where an end follows: thousands of openings must not use up the program's time
     if text.rfind("<tool_call>") > text.rfind("</tool_call>"):
         raise Unreadable("A <tool_call> is not closed by </tool_call>. " + HOW)
@@ -57,6 +59,20 @@ def parse(action: str) -> ToolAction:
         blocks = [_unfenced(text)]
         if not blocks[0].startswith(("{", "[")):
             raise Unreadable("This is neither a tool call nor a final answer. " + HOW)
+    return _made(blocks, answers)
+
+
+def _is_json(text: str) -> bool:
+    if not text.startswith(("{", "[")):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _made(blocks: list[str], answers: list[str]) -> ToolAction:
     calls: list[ToolCall] = []
     answer = answers[-1].strip() if answers else None
     for block in blocks:

@@ -241,7 +241,7 @@ class ToolEnv:
         tools = self.__tools or {}
         tool = tools.get(call.name)
         if tool is None:
-            return f"Error: there is no tool {call.name!r}; the tools are {', '.join(tools)}."
+            return f"Error in {call.name}: there is no tool {call.name!r}; the tools are {', '.join(tools)}."
         # called by hand with something else than an object
         where = "" if isinstance(call.arguments, dict) else "the arguments"
         wrong = schema.problems(call.arguments, tool.parameters, where)
