@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 import sys
@@ -160,6 +161,45 @@ def status(
     print(shown.json() if as_json else shown.text())
     if check and not shown.healthy:
         raise typer.Exit(1)
+
+
+@app.command("ls")
+def list_runs(directory: Directory = Path("runs")) -> None:
+    """List the runs: state, rounds, time of the last event."""
+    from engine.views import overview
+
+    print(overview.listing(directory))
+
+
+@app.command()
+def stop(run: Run = None, directory: Directory = Path("runs")) -> None:
+    """Stop a run of this host as Ctrl-C does: it finishes the work in hand; the same command continues it."""
+    from engine.run import find
+
+    found = find(run, directory)
+    print(f"{found.root.name}: process {found.stop()} finishes the work in hand and stops.")
+
+
+@app.command()
+def logs(
+    run: Run = None,
+    name: Annotated[str, typer.Argument(help="Log file; without one, list them.")] = "",
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Last lines to print.")] = 40,
+    directory: Directory = Path("runs"),
+) -> None:
+    """List the log files of a run, or print the last lines of one."""
+    from engine.errors import ConfigError
+    from engine.run import find
+    from engine.text import clean
+
+    found = {path.name: path for path in sorted(find(run, directory).logs.glob("*")) if path.is_file()}
+    if name and name not in found:
+        raise ConfigError(f"There is no log {name!r}.", remedy=f"Logs: {', '.join(found) or 'none yet'}.")
+    if not name:
+        print("\n".join(f"{path.stat().st_size:>10,}  {path}" for path in found.values()))
+        return
+    with found[name].open(encoding="utf-8", errors="replace") as stream:
+        print(clean("".join(collections.deque(stream, lines))), end="")
 
 
 @app.command()

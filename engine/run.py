@@ -11,9 +11,11 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,6 +109,28 @@ class RunDirectory:
             return None
         finally:
             os.close(descriptor)
+
+    def stop(self) -> int:
+        """Ask the process that runs this run to finish the work in hand and end; return its pid.
+
+        It goes on for up to ``run.drain_seconds``. Raises SpadeError when no process of this host runs it.
+        """
+        holder = self.holder()
+        if holder is None:
+            raise SpadeError(f"The run {self.root.name} is not running.")
+        if holder.get("host") != socket.gethostname():
+            raise SpadeError(
+                f"The run {self.root.name} runs on {holder.get('host')}.", remedy="Stop it on that host."
+            )
+        os.kill(holder["pid"], signal.SIGTERM)
+        return int(holder["pid"])
+
+    def steps(self) -> int | None:
+        """Return the rounds that its recipe asks for, None when that cannot be read."""
+        try:
+            return int(tomllib.loads(self.config_file.read_text(encoding="utf-8"))["run"]["steps"])
+        except (OSError, KeyError, tomllib.TOMLDecodeError):
+            return None
 
     def adopt(self, config: Config) -> bool:
         """Write ``config`` as the run's; return whether the run existed before.

@@ -20,8 +20,9 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from bus import ServerHandle, provision, serve
 from engine.bench.bus_side import RUN, SideJob, SideResult
-from engine.bench.harness import Load, LoadMeter, Machine, Spread, describe, quantile, spread
+from engine.bench.harness import Load, LoadMeter, Spread, quantile, spread
 from engine.errors import SpadeError
+from engine.machine import Machine, describe
 
 SMALL, LARGE = 1024, 36 * 1024
 AGE_RATE = 500.0

@@ -1,28 +1,14 @@
-"""Shared by the benchmarks: the machine and its load during a measurement, and simple statistics."""
+"""Shared by the benchmarks: the load of the machine during a measurement, and simple statistics."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import resource
 import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from time import monotonic
 
 import msgspec
 import psutil
-
-
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine that ran the measurement; ``memory_gb`` is in GiB."""
-
-    system: str
-    processor: str
-    cores: int
-    memory_gb: float
-    python: str
-    versions: dict[str, str]
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,28 +23,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     others: float
     steal: float
     average: tuple[float, float, float]
-
-
-def describe(packages: Iterable[str] = ()) -> Machine:
-    """Describe this machine, with the versions of those of ``packages`` that are installed."""
-    installed = {one.name for one in importlib.metadata.distributions()}
-    return Machine(
-        system=f"{platform.system()} {platform.release()}",
-        processor=_processor(),
-        cores=psutil.cpu_count() or 1,
-        memory_gb=round(psutil.virtual_memory().total / (1 << 30), 1),
-        python=platform.python_version(),
-        versions={one: importlib.metadata.version(one) for one in packages if one in installed},
-    )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -17,9 +17,10 @@ from pathlib import Path
 import msgspec
 
 from engine import recipe
-from engine.bench.harness import Load, LoadMeter, Machine, describe
+from engine.bench.harness import Load, LoadMeter
 from engine.config import Config
 from engine.errors import SpadeError
+from engine.machine import Machine, describe
 from engine.run import RunDirectory
 
 Progress = Callable[[str], None]

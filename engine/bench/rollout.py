@@ -21,7 +21,7 @@ import msgspec
 
 import bus
 from bus.messages import ServerServing
-from engine.bench.harness import Load, LoadMeter, Machine, Spread, describe, spread
+from engine.bench.harness import Load, LoadMeter, Spread, spread
 from engine.bench.policy import build_nano, publish
 from engine.bench.rollout_sides import (
     BareClient,
@@ -36,6 +36,7 @@ from engine.inference.pool import InferencePool
 from engine.inference.process import serve
 from engine.inference.tokens import ChatTokens
 from engine.inference.vllm import VllmClient, open_session
+from engine.machine import Machine, describe
 from engine.weights.loaders import FileLoader
 from engine.weights.update import update
 from sandbox import SandboxPool, SandboxSettings

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from engine.bench.harness import Load, LoadMeter, Machine, describe, own_cpu_seconds, quantile
+from engine.bench.harness import Load, LoadMeter, own_cpu_seconds, quantile
+from engine.machine import Machine, describe
 
 if TYPE_CHECKING:
     from sandbox import Instance, SandboxPool

@@ -23,13 +23,14 @@ import numpy as np
 
 import bus
 from bus.messages import PolicyPublished
-from engine.bench.harness import Load, LoadMeter, Machine, describe
+from engine.bench.harness import Load, LoadMeter
 from engine.bench.policy import BenchPolicy, smol, vocabulary
 from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference import vllm_schema
 from engine.inference.process import serve
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient, open_session
 from engine.lineage import Version
+from engine.machine import Machine, describe
 from engine.weights.loaders import BusLoader, Cache, FileLoader, WeightLoader
 from engine.weights.publisher import FilePublisher, Release
 from engine.weights.update import Updated, update

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +16,7 @@ from engine.lineage import Lineage, Version
 from engine.records import history
 
 RECENT_SECONDS = 60.0
+RECENT_ROUNDS = 10
 
 # One index step per fence; there is one fence per start of a learner.
 _FIRSTS = """WITH RECURSIVE fences (fence) AS (
@@ -76,6 +79,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``versions_serving`` has one step per server that is not lost; after an orderly end, those that served
     when it began. ``lineage`` lists the forks: each fence (start of a learner) with the step at which it left
     its predecessor. ``rounds`` counts trained rounds with episodes; ``final``: windows were flushed.
+    ``round_seconds`` is the median time between the newest rounds.
     """
 
     step: int
@@ -102,6 +106,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     mean_staleness: float | None
     tokens_sampled: int
     tokens_per_second: float
+    round_seconds: float | None
     valid_share: float | None
     summary: dict[str, Any] | None
     diversity: dict[str, Any] | None
@@ -211,6 +216,7 @@ class StatusReader:
             mean_staleness=last["mean_staleness"] if last else None,
             tokens_sampled=counters.get("tokens_sampled", 0),
             tokens_per_second=_token_rate(db, gauges, now),
+            round_seconds=_round_seconds(db),
             valid_share=accepted / (accepted + rejected) if accepted + rejected else None,
             summary=json.loads(summary["summary"]) if summary else None,
             diversity=_diversity(db),
@@ -363,6 +369,14 @@ def _token_rate(
         "SELECT SUM(tokens), MIN(at) FROM episodes WHERE at > ?", (now - RECENT_SECONDS,)
     ).fetchone()
     return float(row[0]) / max(now - row[1], 1.0) if row[0] else 0.0
+
+
+def _round_seconds(connection: sqlite3.Connection) -> float | None:
+    """Return the median time between the newest rounds, which a stop between two of them does not change."""
+    rows = connection.execute("SELECT at FROM rounds ORDER BY round DESC LIMIT ?", (RECENT_ROUNDS + 1,))
+    times = [row[0] for row in rows]
+    gaps = [later - earlier for later, earlier in itertools.pairwise(times)]
+    return statistics.median(gaps) if gaps else None
 
 
 def _diversity(connection: sqlite3.Connection) -> dict[str, Any] | None:

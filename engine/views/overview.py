@@ -16,7 +16,7 @@ import msgspec
 from engine.errors import SpadeError
 from engine.records import history, status
 from engine.records.status import RunStatus
-from engine.run import RunDirectory, find
+from engine.run import RunDirectory, find, newest_first
 from engine.text import duration, number
 
 
@@ -54,16 +54,28 @@ def read(run: str | None, directory: Path) -> RunOverview:
 
 
 def about(found: RunDirectory, state: RunStatus) -> dict[str, Any]:
-    """Return the run's name, directory, state, and the other process that runs it."""
+    """Return the run's name, directory, state, rounds asked for, times, and the other process that runs it.
+
+    ``elapsed_seconds`` counts from the last start, ``seconds_left`` is an estimate for a running run.
+    """
     holder = found.holder()
     if holder is not None and holder.get("pid") == os.getpid():
         holder = None
     ended = state.notes.get("ended") or {}
     how = "running" if holder is not None else "complete" if ended.get("complete") else "stopped"
+    steps, left, elapsed = found.steps(), None, None
+    if how == "running" and steps is not None and state.round_seconds is not None:
+        left = max(steps - state.rounds, 0) * state.round_seconds
+    if started := (state.notes.get("started") or {}).get("at"):
+        end = time.time() if how == "running" else max(ended.get("at", 0.0), state.last_event_at or started)
+        elapsed = max(end - started, 0.0)
     return {
         "run": found.root.name,
         "directory": str(found.root),
         "state": how,
+        "steps": steps,
+        "elapsed_seconds": elapsed,
+        "seconds_left": left,
         "pid": holder.get("pid") if holder else None,
         "host": holder.get("host") if holder else None,
     }
@@ -119,6 +131,36 @@ _FIGURES = {
 }
 
 
+def _rounds(facts: dict[str, Any], state: RunStatus) -> str:
+    asked = "" if facts["steps"] is None else f" of {facts['steps']}"
+    return f"{state.rounds}{asked}{' and the final batch' if state.final else ''}"
+
+
+def _times(facts: dict[str, Any]) -> str:
+    elapsed, left = facts["elapsed_seconds"], facts["seconds_left"]
+    shown = "-" if elapsed is None else f"{duration(elapsed)} since the start"
+    return shown if left is None else f"{shown}, about {duration(left)} left"
+
+
+def listing(directory: Path) -> str:
+    """Return one line per run in ``directory``, the last used first: name, state, rounds, last event."""
+    rows = [("run", "state", "rounds", "last event")]
+    for run in newest_first(directory):
+        try:
+            found = read(str(run.root), directory)
+        except SpadeError as error:
+            rows.append((run.root.name, "unreadable", "-", error.what))
+            continue
+        at = found.state.last_event_at
+        ago = f"{duration(time.time() - at)} ago" if at else "none"
+        rows.append((run.root.name, found.facts["state"], _rounds(found.facts, found.state), ago))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
+        for row in rows
+    )
+
+
 def _lines(facts: dict[str, Any], state: RunStatus) -> list[tuple[str, Any]]:
     serving = ", ".join(f"{item.server}: {item.version}" for item in state.servers if item.lost is None)
     summary = state.summary or {}
@@ -127,7 +169,8 @@ def _lines(facts: dict[str, Any], state: RunStatus) -> list[tuple[str, Any]]:
         ("run", f"{facts['run']} ({facts['state']})"),
         ("directory", facts["directory"]),
         ("step", state.step),
-        ("rounds trained", f"{state.rounds}{' and the final batch' if state.final else ''}"),
+        ("rounds trained", _rounds(facts, state)),
+        ("time", _times(facts)),
         (
             "last event",
             f"{duration(time.time() - state.last_event_at)} ago" if state.last_event_at else "none",

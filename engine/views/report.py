@@ -73,6 +73,7 @@ def render(run: RunDirectory, connection: sqlite3.Connection) -> str:
     return environment.get_template(_TEMPLATE.name).render(
         facts=about(run, state),
         state=state,
+        start=state.notes.get("started"),
         written=time.strftime("%Y-%m-%d %H:%M"),
         recipe=run.config_file.read_text(encoding="utf-8") if run.config_file.exists() else "",
         library=markupsafe.Markup(plotly.offline.get_plotlyjs()),

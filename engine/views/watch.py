@@ -8,11 +8,8 @@ cookie that the page sets, or as a bearer token.
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
-import signal
 import time
-import tomllib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -140,12 +137,10 @@ async def _metrics(request: web.Request) -> web.StreamResponse:
 
 async def _stop(request: web.Request) -> web.StreamResponse:
     """Ask the run's supervisor on this host to drain, as Ctrl-C does."""
-    facts = await anyio.to_thread.run_sync(read_status, request.app[_RUN])
-    if facts["state"] != "running":
-        return web.Response(status=409, text="The run is not running.\n")
-    if facts["host"] != os.uname().nodename:
-        return web.Response(status=409, text=f"The run runs on {facts['host']}: stop it there.\n")
-    os.kill(facts["pid"], signal.SIGTERM)
+    try:
+        await anyio.to_thread.run_sync(request.app[_RUN].stop)
+    except SpadeError as error:
+        return web.Response(status=409, text=str(error))
     return web.Response(status=202, text="The run finishes the work in hand and stops.\n")
 
 
@@ -163,15 +158,7 @@ def read_status(run: RunDirectory) -> dict[str, Any]:
             for row in connection.execute("SELECT * FROM gauges ORDER BY role, instance")
         ]  # fmt: skip
     fields: dict[str, Any] = msgspec.to_builtins(state)
-    return about(run, state) | fields | {"roles": roles, "steps": _steps(run)}
-
-
-def _steps(run: RunDirectory) -> int | None:
-    """Return the rounds that the recipe asks for."""
-    try:
-        return int(tomllib.loads(run.config_file.read_text(encoding="utf-8"))["run"]["steps"])
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
-        return None
+    return about(run, state) | fields | {"roles": roles}
 
 
 def read_curves(run: RunDirectory) -> list[Row]:
@@ -199,7 +186,7 @@ def read_environment(run: RunDirectory, design: str) -> dict[str, Any]:
 def read_logs(run: RunDirectory) -> dict[str, list[str]]:
     """Return the last lines of each log of the run."""
     found = {}
-    for path in sorted(run.logs.glob("*.jsonl")) + sorted(run.logs.glob("*.out")):
+    for path in sorted(path for path in run.logs.glob("*") if path.is_file()):
         with path.open("rb") as stream:
             stream.seek(max(0, path.stat().st_size - 200 * LOG_LINES))
             found[path.name] = stream.read().decode(errors="replace").splitlines()[-LOG_LINES:]

@@ -239,3 +239,33 @@ def test_a_damaged_database_is_one_paragraph(spade: Spade, tmp_path: Path) -> No
     (tmp_path / "runs" / "bad").mkdir(parents=True)
     (tmp_path / "runs" / "bad" / "run.db").write_text("no database")
     refused(spade("status", "bad"), "damaged", code=1)
+
+
+def test_runs_are_listed_with_their_rounds(spade: Spade, finished_run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "run.db").write_bytes(b"not a database")
+    lines = spade("ls").stdout.splitlines()
+    assert lines[0].split() == ["run", "state", "rounds", "last", "event"]
+    rows = {line.split()[0]: line for line in lines[1:]}
+    assert "complete" in rows["toy"]
+    assert "1 of 1 and the final batch" in rows["toy"]
+    assert "unreadable" in rows["broken"]
+
+
+def test_logs_are_listed_and_their_last_lines_printed(spade: Spade, finished_run: RunDirectory) -> None:
+    finished_run.logs.mkdir(exist_ok=True)
+    (finished_run.logs / "learner.out").write_text("".join(f"line {number}\x1b[2J\n" for number in range(90)))
+    log = finished_run.logs / "learner.out"
+    assert spade("logs").stdout.split() == [f"{log.stat().st_size:,}", str(log)]
+    shown = spade("logs", "toy", "learner.out", "-n", "2").stdout
+    assert shown == "line 88\ufffd[2J\nline 89\ufffd[2J\n"
+    refused(spade("logs", "toy", "nope"), "no log 'nope'", "learner.out")
+
+
+def test_only_a_run_that_runs_here_is_stopped(spade: Spade, finished_run: RunDirectory) -> None:
+    refused(spade("stop", "toy"), "is not running", code=1)
+    with finished_run.locked():
+        holder = finished_run.holder()
+        assert holder is not None
+        finished_run.lock_file.write_text(json.dumps(holder | {"host": "elsewhere"}))
+        refused(spade("stop", "toy"), "runs on elsewhere", "on that host", code=1)

@@ -72,7 +72,9 @@ def test_plain_lines_are_printed_on_news_only(status: RunStatus) -> None:
     view.update(status, "draining")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
-    assert "step 1  round 1/1  envs 1  valid 100%  plain 0.400  hinted 0.600  regret 0.250" in lines[0]
+    assert (
+        "step 1  round 1/1  left -  envs 1  valid 100%  plain 0.400  hinted 0.600  regret 0.250" in lines[0]
+    )
     assert "mid 0.510±0.039@1" in lines[0]
     assert "draining" in lines[1]
 

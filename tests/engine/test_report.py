@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import pytest
 from scenes import small_run
 from scenes.small_run import batch, evaluation, events, finished, policy, ready, scored, summary
 
 from engine import recipe
 from engine.errors import SpadeError
+from engine.machine import describe
 from engine.records import history
 from engine.run import RunDirectory
 from engine.views import report
@@ -29,6 +32,9 @@ def run_of(path: Path, *, empty: bool = False) -> RunDirectory:
             messages += [ready(design), scored(design, round_=index % 3, reward=index / 10)]
             messages += [finished(f"{arm}{index}", design, 1.0, arm, round_=1) for arm in ("plain", "hinted")]
         history.apply(connection, events(messages))
+        machine = msgspec.to_builtins(describe(["msgspec"]))
+        started = {"at": 1.0, "command": ["spade", "run", "toy"], "commit": "c0ffee", "machine": machine}
+        history.put_note(connection, "started", started)
     connection.close()
     return run
 
@@ -44,6 +50,11 @@ def test_the_page_needs_nothing_else(page: str) -> None:
     assert "<script src" not in page
     assert "<link" not in page
     assert "plotly.js v" in page[:20000]
+
+
+def test_the_page_says_what_made_the_run(page: str) -> None:
+    for part in ("spade run toy", "commit c0ffee", f"msgspec {version('msgspec')}", "cores"):
+        assert part in page
 
 
 def test_each_curve_is_there(page: str) -> None:
