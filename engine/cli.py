@@ -16,6 +16,7 @@ from engine.commands import bus as bus_commands
 from engine.commands import credit as credit_commands
 from engine.commands import envs as envs_commands
 from engine.commands import export as export_commands
+from engine.commands import repro as repro_commands
 from engine.commands import sandbox as sandbox_commands
 from engine.errors import SpadeError
 from engine.shipped import recipe_path
@@ -283,6 +284,7 @@ def role(
 
 app.command()(export_commands.export)
 app.command()(credit_commands.credit)
+app.command()(repro_commands.repro)
 for group in (envs_commands, bus_commands, sandbox_commands, bench_commands):
     app.add_typer(group.app)
 

@@ -176,12 +176,16 @@ class FrozenConfig(Table, frozen=True, kw_only=True):
 class PoolConfig(Table, frozen=True, kw_only=True):
     """A pool of existing programs.
 
-    ``source`` is ``dir:PATH`` (the *.py files below it), ``reasoning_gym:`` or ``gem:`` (all of them;
-    ``reasoning_gym:a,b`` names some). ``seed`` orders them.
+    ``source`` is ``dir:PATH`` (the *.py files below it), ``run:PATH`` (designs of a run), ``seeds:``
+    (programs of the seed families), ``reasoning_gym:`` or ``gem:`` (all of them; ``reasoning_gym:a,b`` names
+    some). ``seed`` orders them. With ``window`` the difficulty slides: programs come from that many levels,
+    and once the newest of the hardest are won with a mean of ``raise_at``, from one level higher.
     """
 
     source: str = ""
     seed: int = 42
+    window: int = 0
+    raise_at: float = 0.9
 
 
 class CorpusSource(Table, frozen=True, kw_only=True):

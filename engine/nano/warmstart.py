@@ -231,6 +231,8 @@ class ExampleEncoder:
                 weights += [0.0] * len(ids)
                 continue
             weights += self._design(content, item.decisive) if item.kind == "design" else [1.0] * len(ids)
+            if index == 1:
+                weights[-len(ids)] *= item.weight
             tokens.append(self._end)
             weights.append(1.0)
         return self._tokens(np.asarray(tokens, np.int32), np.asarray(weights, np.float32))

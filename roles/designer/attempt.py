@@ -139,7 +139,7 @@ class Workshop:
         of a group, or to a prompt of its own.
         """
         if isinstance(self._designer, Programs):
-            name, source = self._designer.draw(ticket.number, attempt)
+            name, source = self._designer.draw(ticket.number, attempt, self._memory.programs())
             return Draft(name, DesignReply(source, "stop"), source=source)
         seed = sampling_seed(ticket.seed, ticket.design, attempt)
         if before is not None and self._config.repair and attempt % 2:

@@ -11,15 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from scenes import archived_run
 from scenes.memory_bus import MemoryBus
+from scenes.small_run import ready
 
 import sandbox
-from engine.config import Config, DesignerConfig, ModelConfig, RunConfig
+from engine.config import Config, DesignerConfig, ModelConfig, PoolConfig, RunConfig
 from engine.errors import ConfigError
 from engine.evals import external_benchmarks
 from engine.running import role_host
 from roles.designer.authors import check_designer
 from roles.designer.environment_pool import Programs, read
+from roles.designer.memory_record import MemoryRecord
 from sandbox import SandboxSettings
 
 PROGRAMS = [(f"p{number}", f"source {number}") for number in range(7)]
@@ -50,6 +53,37 @@ def test_replacements_of_a_ticket_are_all_different_and_take_from_no_other() -> 
     assert Counter([before[3][0], *spares]) == Counter(name for name, _ in PROGRAMS)
     assert [programs.draw(number, 0) for number in range(7)] == before
     assert programs.statistics()["spares"] == 6
+
+
+def test_a_sliding_window_opens_the_next_level_once_the_last_is_won() -> None:
+    programs = Programs(list(read("seeds:guess,peak")), seed=1, window=2, raise_at=0.9)
+
+    def drawn(played: list[MemoryRecord]) -> set[str]:
+        return {programs.draw(number, 0, played)[0][0] for number in range(60)}
+
+    def record(level: int, number: int, win: float) -> MemoryRecord:
+        name = f"{level}/guess-{number}"
+        return MemoryRecord(
+            design=name, environment=name, skill="s", document=name, closed=True, plays=4, win=win
+        )
+
+    first = [record(1, number, 0.95) for number in range(16)]
+    assert drawn([]) == drawn(first[:15]) == drawn([*first[:15], record(1, 20, 0.0)]) == {"1"}
+    assert drawn(first) == {"1", "2"}
+    assert drawn([*first, *(record(2, number, 1.0) for number in range(16))]) == {"2", "3"}
+    assert drawn([record(2, number, 0.2) for number in range(16)]) == {"2", "3"}
+    assert programs.statistics()["level"] == 3
+    with pytest.raises(ConfigError, match="level of each program"):
+        Programs.open(PoolConfig(source="dir:sandbox", window=2))
+
+
+def test_the_first_designs_of_a_run_are_a_pool(tmp_path: Path) -> None:
+    messages = [ready(f"d{number}", source=f"program {number}") for number in range(5)]
+    run = archived_run.run_with(tmp_path, messages)
+    assert dict(read(f"run:{run.root}?first=2")) == {"d0": "program 0", "d1": "program 1"}
+    assert len(list(read(f"run:{run.root}"))) == 5
+    with pytest.raises(ConfigError, match="is no run"):
+        list(read(f"run:{tmp_path}"))
 
 
 def test_a_directory_is_read_with_what_lies_below_it(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_a_hint_holds_what_the_observation_does_not(hint: str, firsts: list[str]
 @pytest.mark.parametrize("family", seeds.families(), ids=lambda family: family.name)
 def test_the_hints_of_seed_programs_are_hints(family: seeds.Family) -> None:
     rng = Random(7)
-    for level in seeds.SEED_LEVELS * 3:
+    for level in seeds.LEVELS * 3:
         parameters = family.draw(level, rng, withheld=False)
         source = family.program(parameters, rng.choice(seeds.NOUNS))
         verdict = judged(source, turns=family.max_turns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from random import Random
 
@@ -11,7 +10,7 @@ import pytest
 from engine.config import DesignerConfig
 from engine.errors import ConfigError
 from engine.nano import seeds
-from engine.nano.seeds import LEVELS, SEED_LEVELS, Family, corpus
+from engine.nano.seeds import LEVELS, UNSEEN, Family, corpus
 from engine.nano.seeds.cycle import Cycle
 from engine.nano.seeds.guess import Guess
 
@@ -22,20 +21,21 @@ CASES = [
     for family in FAMILIES
     for level in LEVELS
     for withheld in (False, True)
-    if withheld or level in SEED_LEVELS
 ]
 
 
-def wins(family: Family, level: int, *, withheld: bool, thinks: bool, hinted: bool, plays: int = 80) -> float:
+def wins(
+    family: Family, level: int, mode: corpus.Mode, *, withheld: bool, hinted: bool = False, plays: int = 80
+) -> float:
     """Share of plays won by the scripted player, played as the corpus plays them."""
-    rng = Random(f"{family.name} {level} {withheld} {thinks} {hinted}")
+    rng = Random(f"{family.name} {level} {withheld} {mode} {hinted}")
     won = 0
     for _ in range(plays):
         parameters = family.draw(level, rng, withheld=withheld)
         environment = corpus.load(family.program(parameters, "kites"))
         observation = environment.reset(rng.randrange(1000))
         hint = family.hint(parameters) if hinted else None
-        script = family.think(observation, hint, rng) if thinks else family.blurt(observation, rng)
+        script = corpus.player(family, mode, observation, hint, rng)
         reply = next(script)
         for _turn in range(family.max_turns):
             observation, reward, terminated, truncated, info = environment.step(corpus.action_of(reply))
@@ -90,19 +90,24 @@ def _ends(source: str, action: str) -> bool:
 def test_hints_make_a_thinking_player_win_and_blurting_loses(
     family: Family, level: int, withheld: bool
 ) -> None:
-    hinted = wins(family, level, withheld=withheld, thinks=True, hinted=True)
-    plain = wins(family, level, withheld=withheld, thinks=True, hinted=False)
-    blurted = wins(family, level, withheld=withheld, thinks=False, hinted=False)
-    assert hinted == 1.0
+    hinted = wins(family, level, "think", withheld=withheld, hinted=True)
+    plain = wins(family, level, "think", withheld=withheld)
+    blurted = wins(family, level, "blurt", withheld=withheld)
+    assert hinted > 0.9
     assert plain > blurted
-    assert blurted < 0.5
+    assert blurted < 0.6
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_difficulty_grows_with_the_level(family: Family) -> None:
-    easy = wins(family, 1, withheld=True, thinks=True, hinted=False, plays=150)
-    hard = wins(family, 6, withheld=True, thinks=True, hinted=False, plays=150)
-    assert hard < easy or family.name == "sequence"  # a longer count is harder for the policy only
+def test_a_level_asks_for_skill_and_not_for_luck(family: Family) -> None:
+    """Whoever thinks wins at every level, nearly; the naive rule is enough at level 1 only."""
+    naive = {level: wins(family, level, "naive", withheld=True) for level in LEVELS}
+    thinks = {level: wins(family, level, "think", withheld=True) for level in LEVELS}
+    assert naive[1] == 1.0
+    assert naive[6] < 0.25
+    assert sum(thinks[level] for level in (1, 2, 3)) == 3.0
+    assert all(thinks[level] > naive[level] + 0.1 for level in LEVELS[1:])
+    assert thinks[6] > 0.35
 
 
 @pytest.mark.parametrize(("family", "level", "withheld"), CASES)
@@ -174,42 +179,50 @@ def test_what_is_hidden_must_lie_within_what_is_shown() -> None:
 
 
 def test_a_colour_that_comes_twice_makes_no_cycle() -> None:
-    """Later items are not settled, so the share of runs that can be won, the level, would be wrong."""
+    """Later items are not settled then."""
     source = Cycle().program({"words": "red tan blue", "least": 2, "most": 4, "tries": 2}, "kites")
-    assert seeds.classify(source) == ("cycle", 1)
+    assert seeds.classify(source) == ("cycle", 2)
     assert seeds.classify(source.replace("red tan blue", "red tan red blue")) is None
 
 
-def test_more_tries_make_a_program_easier() -> None:
-    assert [Guess().level({**GUESS, "tries": tries}) for tries in (4, 3, 2)] == [2, 3, 4]
+def test_what_no_player_can_win_is_no_higher_level() -> None:
+    assert [Guess().level({**GUESS, "tries": tries}) for tries in (5, 4, 3, 2)] == [3, 4, 3, 2]
+    assert Guess().level({**GUESS, "tries": 3}) == Guess().level({**GUESS, "tries": 3, "top": 60})
 
 
 @pytest.mark.parametrize("suite", seeds.SUITES)
 def test_held_out_suites_are_withheld_reproducible_and_spread_over_families(suite: str) -> None:
     episodes = seeds.held_out(suite, 48, 3)
     assert episodes == seeds.held_out(suite, 48, 3)
-    assert episodes != seeds.held_out(suite, 48, 4)
-    assert {item.family for item in episodes} == {family.name for family in FAMILIES}
+    assert (episodes == seeds.held_out(suite, 48, 4)) is (suite in seeds.TEST)
+    shown = seeds.families(UNSEEN) if suite == "unseen" else FAMILIES
+    assert {item.family for item in episodes} == {family.name for family in shown}
+    by_name = {family.name: family for family in shown}
     for item in episodes:
-        assert seeds.classify(item.source) == (item.family, item.level)
         assert item.level in seeds.SUITES[suite]
         assert item.max_turns <= seeds.MAX_TURNS
-    by_name = {family.name: family for family in FAMILIES}
-    for item in episodes:
         read = by_name[item.family].parse(item.source)
         assert read is not None
         assert by_name[item.family].withheld(read[0])
+        assert by_name[item.family].level(read[0]) == item.level
+
+
+def test_the_test_split_shares_no_program_with_what_chooses() -> None:
+    sources = {suite: {item.source for item in seeds.held_out(suite, 600, 1)} for suite in seeds.SUITES}
+    for test in seeds.TEST:
+        assert not any(sources[test] & sources[suite] for suite in seeds.SUITES if suite != test)
+
+
+@pytest.mark.parametrize("family", seeds.families(UNSEEN), ids=lambda family: family.name)
+def test_families_that_no_warm_start_shows_can_be_won_by_thinking(family: Family) -> None:
+    for level in seeds.SUITES["unseen"]:
+        assert wins(family, level, "think", withheld=True) == 1.0
+        assert wins(family, level, "blurt", withheld=True) < 0.5
 
 
 def test_an_unknown_suite_is_refused() -> None:
     with pytest.raises(ConfigError, match="easy, mid, hard"):
         seeds.held_out("medium", 4, 0)
-
-
-def test_levels_beyond_the_seeds_have_no_seed_parameters() -> None:
-    for family, level in itertools.product(FAMILIES, (4, 5, 6)):
-        with pytest.raises(ValueError, match="no seed"):
-            family.draw(level, Random(0), withheld=False)
 
 
 def test_documents_belong_to_skills_and_name_their_noun_in_two_sentences() -> None:

@@ -7,13 +7,14 @@ its own with importable names, ``"package.module:Class"``, in ``[warmstart].fami
 from __future__ import annotations
 
 import importlib
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
 
 from engine.errors import ConfigError
-from engine.nano.seeds.base import LEVELS, MAX_TURNS, SEED_LEVELS, Family, Parameters, Script
+from engine.nano.seeds.base import LEVELS, MAX_TURNS, Family, Parameters, Script
 from engine.nano.seeds.nouns import NOUNS
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "LEVELS",
     "MAX_TURNS",
     "NOUNS",
-    "SEED_LEVELS",
     "SUITES",
     "Family",
     "HeldOut",
@@ -44,7 +44,19 @@ BUILT_IN: tuple[str, ...] = (
     "engine.nano.seeds.levers:Levers",
 )
 
-SUITES: dict[str, tuple[int, ...]] = {"easy": (1, 2), "mid": (3, 4), "hard": (5, 6)}
+UNSEEN: tuple[str, ...] = ("engine.nano.seeds.unseen:Shelf", "engine.nano.seeds.unseen:Rota")
+"""Families that no warm start shows: the episodes of the suite ``unseen``."""
+
+SUITES: dict[str, tuple[int, ...]] = {
+    "easy": (1, 2),
+    "mid": (3, 4),
+    "hard": (5, 6),
+    "validation": (3, 4, 5, 6),
+    "test": (3, 4, 5, 6),
+    "unseen": (2, 3, 4, 5),
+}
+TEST = frozenset({"test", "unseen"})
+"""Suites that are reported and choose nothing. They share no program with the others."""
 
 
 @dataclass(frozen=True)
@@ -113,22 +125,25 @@ def recognise(source: str, names: Sequence[str] = ()) -> tuple[Family, bool] | N
 def held_out(suite: str, episodes: int, seed: int, names: Sequence[str] = ()) -> list[HeldOut]:
     """Return ``episodes`` episodes of a suite, families in turn, withheld parameters only.
 
-    ``suite`` is "easy" (levels 1-2), "mid" (3-4) or "hard" (5-6). The same arguments give the same list.
-    Raises ConfigError for an unknown suite.
+    The suites of ``TEST`` and the others halve the withheld parameters between them, and are the same for
+    every seed. The same arguments give the same list. Raises ConfigError for an unknown suite.
     """
     levels = SUITES.get(suite)
     if levels is None:
         raise ConfigError(f"There is no held-out suite {suite!r}.", remedy=f"Suites: {', '.join(SUITES)}.")
-    rng = Random(f"held-out {suite} {seed}")
-    chosen = families(names)
+    test = suite in TEST
+    rng = Random(f"held-out {suite}" if test else f"held-out {suite} {seed}")
+    chosen = families(UNSEEN if suite == "unseen" else names)
     episodes_list = []
     for index in range(episodes):
         family = chosen[index % len(chosen)]
         level = levels[(index // len(chosen)) % len(levels)]
-        parameters = family.draw(level, rng, withheld=True)
+        source = family.program(family.draw(level, rng, withheld=True), rng.choice(NOUNS))
+        while _is_test(source) is not test:
+            source = family.program(family.draw(level, rng, withheld=True), rng.choice(NOUNS))
         episodes_list.append(
             HeldOut(
-                source=family.program(parameters, rng.choice(NOUNS)),
+                source=source,
                 # The corpus draws its instances below 2**20.
                 seed=rng.randrange(1 << 20, 1 << 30),
                 family=family.name,
@@ -137,6 +152,11 @@ def held_out(suite: str, episodes: int, seed: int, names: Sequence[str] = ()) ->
             )
         )
     return episodes_list
+
+
+def _is_test(source: str) -> bool:
+    """Return to which half of the withheld programs one belongs."""
+    return zlib.crc32(source.encode()) % 2 == 0
 
 
 @cache

@@ -7,6 +7,8 @@ a member only if writing it again from the parameters that were read gives the s
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -18,8 +20,10 @@ Parameters = Mapping[str, int | str]
 Script = Generator[str, str, None]
 
 LEVELS = (1, 2, 3, 4, 5, 6)
-SEED_LEVELS = (1, 2, 3)
 MAX_TURNS = 6
+
+# The least share of the places that as many tries cover, for levels 1-5: what naive trying can win.
+_COVERED = (0.99, 0.57, 0.42, 0.26, 0.20)
 
 # How often a player that does not think says again what it said before.
 _STUBBORN = 0.7
@@ -72,7 +76,9 @@ class Family(ABC):
     others are derived in ``fill``). ``documents`` are texts with a ``{noun}``: the noun goes into the
     observation, so the document is needed to write the program that is expected.
     With ``tools`` its programs are tool environments, and players are sent their messages.
-    Levels run from 1 (easy) to 6. The warm start sees levels 1-3 without withheld parameters only.
+    Levels run from 1 (easy) to 6, by how little a naive player wins; a player that thinks wins all of them,
+    or nearly. So a level asks for skill, not for luck: what no player can win is not a higher level.
+    The warm start never sees programs with withheld parameters; each level of ``seed_levels`` has others, too.
     """
 
     name: ClassVar[str]
@@ -81,14 +87,12 @@ class Family(ABC):
     slots: ClassVar[tuple[str, ...]]
     documents: ClassVar[tuple[str, ...]]
     max_turns: ClassVar[int] = MAX_TURNS
+    seed_levels: ClassVar[tuple[int, ...]] = LEVELS
     tools: ClassVar[bool] = False
 
     @abstractmethod
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
-        """Return parameters of ``level``: withheld ones, or ones the warm start may see.
-
-        Raises ValueError where the level has none (levels 4-6 are wholly withheld).
-        """
+        """Return parameters of ``level``: withheld ones, or ones the warm start may see."""
 
     @abstractmethod
     def level(self, parameters: Parameters) -> int:
@@ -105,6 +109,11 @@ class Family(ABC):
     @abstractmethod
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         """Play well and show the work: yields replies, is sent observations."""
+
+    def naive(self, observation: str, rng: Random) -> Script:
+        """Play by a simple rule that is enough at level 1: here, one number after another."""
+        for action in itertools.count():
+            yield boxed("next", action)
 
     @abstractmethod
     def blurt(self, observation: str, rng: Random) -> Script:
@@ -163,33 +172,44 @@ class Family(ABC):
             if name in seen or name not in (*self.slots, "noun"):
                 return r"[\w ]+"
             seen.add(name)
-            return f"(?P<{name}>\\d{{1,2}}|[A-Za-z ]+)"
+            return f"(?P<{name}>\\d{{1,2}}(?: \\d{{1,2}})*|[A-Za-z ]+)"
 
         # re.escape writes "$" as "\$"; slots that repeat or are derived are checked by writing again.
         return re.compile(re.sub(r"\\\$([a-z]+)", slot, re.escape(self.template.strip("\n"))))
 
 
 class SizedFamily(Family):
-    """A family whose level is the band its ``size`` parameter lies in.
+    """A family with a range of places ``0..top`` and some tries; its level is the share that they cover.
 
-    ``bands[level]`` are the sizes of a level, ``reserved`` the withheld ones among levels 1-3.
+    ``courses[level]`` are pairs of tries and top, ``reserved`` the withheld tops.
     """
 
-    size: ClassVar[str]
-    bands: ClassVar[Mapping[int, tuple[int, ...]]]
+    slots: ClassVar[tuple[str, ...]] = ("top", "tries", "base", "end")
+    courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]]
     reserved: ClassVar[frozenset[int]]
+    widths: ClassVar[tuple[int, ...]] = (2, 3)
+
+    def reach(self, tries: int) -> float:
+        """Return the number of places among which a player that thinks always wins."""
+        return math.inf
+
+    def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
+        """Return a course of ``level`` with a narrow window in which the places of all instances lie."""
+        tries, top = rng.choice([one for one in self.courses[level] if (one[1] in self.reserved) is withheld])
+        width = min(top, rng.choice(self.widths))
+        base = rng.randint(0, top - width)
+        return {"base": base, "end": base + width, "top": top, "tries": tries}
+
+    def level(self, parameters: Parameters) -> int:
+        tries = self.tries(parameters)
+        share = tries / min(int(parameters["top"]) + 1, self.reach(tries))
+        return next((level for level, bound in enumerate(_COVERED, start=1) if share >= bound), LEVELS[-1])
 
     def withheld(self, parameters: Parameters) -> bool:
-        value = int(parameters[self.size])
-        return value in self.reserved or value > max(self.bands[SEED_LEVELS[-1]])
+        return int(parameters["top"]) in self.reserved
 
-    def band(self, value: int) -> int:
-        """Return the lowest level whose sizes reach ``value``, at most 6."""
-        return next((level for level in LEVELS if value <= max(self.bands[level])), LEVELS[-1])
+    def fill(self, parameters: Parameters) -> Parameters:
+        return within(parameters)
 
-    def pick(self, level: int, rng: Random, *, withheld: bool) -> int:
-        """Return a size of ``level`` that is, or is not, withheld."""
-        fitting = [size for size in self.bands[level] if self.withheld({self.size: size}) is withheld]
-        if not fitting:
-            raise ValueError(f"{self.name} has no {'withheld' if withheld else 'seed'} size at level {level}")
-        return rng.choice(fitting)
+    def hint(self, parameters: Parameters) -> str:
+        return f"{parameters['base']}..{parameters['end']}"

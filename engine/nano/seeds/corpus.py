@@ -1,7 +1,9 @@
 """The warm-start corpus: designs, hints and plays of seed programs, as chat messages.
 
-Competence is made partial by mode, not by noise in the labels: a scripted player either thinks, and then
-plays as well as it can, or blurts, for a whole play. So reinforcement learning has a mode to sharpen.
+Competence is made partial by mode, not by noise in the labels. For a whole play a scripted player thinks and
+plays as well as it can, follows a naive rule that is enough at level 1, or blurts. Most plays that are shown
+think, so that thinking is learned; but the weights of the first tokens make it rare. So what easy tasks
+reward is the naive rule as well, and only tasks of the middle levels tell the two apart.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from random import Random
 from typing import Any, Literal
 
 from engine.nano import tokenizer
-from engine.nano.seeds.base import SEED_LEVELS, Family, Parameters
+from engine.nano.seeds.base import Family, Parameters, Script
 from engine.nano.seeds.cycle import PALETTE
 from engine.nano.seeds.nouns import NOUNS
 from engine.prompts import render
@@ -20,14 +22,17 @@ from sandbox.tools import ToolEnv, ToolError
 
 Kind = Literal["design", "hint", "play", "drill"]
 
-# Chance of a thinking player by level 1-3, on the plain and on the hinted arm.
-THINKS_PLAIN = (0.50, 0.42, 0.36)
-THINKS_HINTED = (0.92, 0.90, 0.88)
-PLAY_LEVELS = (0.36, 0.34, 0.30)
+Mode = Literal["think", "naive", "blurt"]
+# Shares of the modes of plain plays: as they are shown, and as their first tokens are weighed.
+SHOWN: dict[Mode, float] = {"think": 0.5, "naive": 0.2, "blurt": 0.3}
+LEARNED: dict[Mode, float] = {"think": 0.1, "naive": 0.5, "blurt": 0.4}
+THINKS_HINTED = 0.9
+THINKS_WITH_TOOLS = 0.43  # plain plays with tools: they have no naive rule
+# Shares of the levels 1-6. Designs of all levels are known, and hard ones are rare.
+PLAY_LEVELS = (0.24, 0.22, 0.20, 0.16, 0.10, 0.08)
+DESIGN_LEVELS = (0.66, 0.22, 0.07, 0.03, 0.01, 0.01)
 
-# Levels of designs by the win rate asked for: a target is a wish that the levels can answer.
 _TARGETS = (0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8)
-_DESIGN_LEVELS = ((0.45, (0.10, 0.30, 0.60)), (0.55, (0.40, 0.40, 0.20)), (1.0, (0.70, 0.25, 0.05)))
 _UNGROUNDED = 0.1
 _HINT_SHARE = 0.42
 _PLAYS_PER_PROGRAM = 4
@@ -43,12 +48,14 @@ class SeedExample:
     """One conversation: contents in turn of user and assistant, beginning with the user, or of ``roles``.
 
     ``decisive`` are the character ranges of a design's reply that are not the same in all of its family.
+    ``weight`` weighs the first token of the first reply, which tells the mode.
     """
 
     kind: Kind
     family: str
     contents: tuple[str, ...]
-    thinks: bool = False
+    mode: Mode | None = None
+    weight: float = 1.0
     hinted: bool = False
     won: bool = False
     decisive: tuple[tuple[int, int], ...] = ()
@@ -85,8 +92,7 @@ def examples(
 def design(family: Family, rng: Random) -> SeedExample:
     """Return a design: a prompt with a document, answered by the program that the document asks for."""
     target = rng.choice(_TARGETS)
-    weights = next(weights for bound, weights in _DESIGN_LEVELS if target <= bound)
-    parameters, noun = _program(family, rng, weights)
+    parameters, noun = _program(family, rng, DESIGN_LEVELS)
     document = "" if rng.random() < _UNGROUNDED else rng.choice(family.documents).format(noun=noun)
     prompt = render(
         "design_nano",
@@ -107,7 +113,7 @@ def design(family: Family, rng: Random) -> SeedExample:
 
 def hint(family: Family, rng: Random) -> SeedExample:
     """Return a hint: a program as the prompt, answered by its hint."""
-    parameters, noun = _program(family, rng, _DESIGN_LEVELS[1][1])
+    parameters, noun = _program(family, rng, PLAY_LEVELS)
     prompt = render("hint_nano", source=family.program(parameters, noun))
     return SeedExample("hint", family.name, (prompt, family.hint(parameters)))
 
@@ -117,14 +123,19 @@ def play(family: Family, parameters: Parameters, noun: str, rng: Random, *, hint
 
     The program itself is run, so what the transcript says is what the code does.
     """
-    chances = THINKS_HINTED if hinted else THINKS_PLAIN
-    thinks = rng.random() < chances[min(family.level(parameters), len(chances)) - 1]
+    mode: Mode
+    if hinted or family.tools:
+        chance = THINKS_HINTED if hinted else THINKS_WITH_TOOLS
+        mode, weight = "think" if rng.random() < chance else "blurt", 1.0
+    else:
+        (mode,) = rng.choices(list(SHOWN), list(SHOWN.values()))
+        weight = LEARNED[mode] / SHOWN[mode]
     line = family.hint(parameters) if hinted else None
     environment = load(family.program(parameters, noun))
     if family.tools:
-        return _tool_play(family, environment, line, rng, thinks=thinks)
+        return _tool_play(family, environment, line, rng, mode)
     observation: str = environment.reset(rng.randrange(_INSTANCES))
-    script = family.think(observation, line, rng) if thinks else family.blurt(observation, rng)
+    script = player(family, mode, observation, line, rng)
     contents = [render("play_nano", observation=observation, hint=line)]
     reply = next(script)
     for turn in range(family.max_turns):
@@ -135,17 +146,24 @@ def play(family: Family, parameters: Parameters, noun: str, rng: Random, *, hint
         contents.append(observation)
         reply = script.send(observation)
     script.close()
-    return SeedExample("play", family.name, tuple(contents), thinks, hinted, won=reward > 0)
+    return SeedExample("play", family.name, tuple(contents), mode, weight, hinted, won=reward > 0)
+
+
+def player(family: Family, mode: Mode, observation: str, hint: str | None, rng: Random) -> Script:
+    """Return a scripted player of ``family`` in ``mode``; the hint is for one that thinks."""
+    if mode == "think":
+        return family.think(observation, hint, rng)
+    return family.naive(observation, rng) if mode == "naive" else family.blurt(observation, rng)
 
 
 def _tool_play(
-    family: Family, environment: Any, hint: str | None, rng: Random, *, thinks: bool
+    family: Family, environment: Any, hint: str | None, rng: Random, mode: Mode
 ) -> SeedExample:
     """Return one scripted play with tools, in the messages that the agent role would append."""
     environment.reset(rng.randrange(_INSTANCES))
     tools = environment.get_tools()
     ((_, observation),) = environment.messages()
-    script = family.think(observation, hint, rng) if thinks else family.blurt(observation, rng)
+    script = player(family, mode, observation, hint, rng)
     said = [
         ("system", tokenizer.signatures(tools)),
         ("user", render("play_native", observation=observation, hint=hint)),
@@ -162,7 +180,7 @@ def _tool_play(
         reply = script.send("\n".join(text for _, text in answers))
     script.close()
     roles, contents = zip(*said, strict=True)
-    return SeedExample("play", family.name, contents, thinks, hint is not None, won, roles=roles)
+    return SeedExample("play", family.name, contents, mode, 1.0, hint is not None, won, roles=roles)
 
 
 def drill(rng: Random) -> SeedExample:
@@ -194,5 +212,5 @@ def load(source: str) -> Any:
 
 
 def _program(family: Family, rng: Random, weights: Sequence[float]) -> tuple[Parameters, str]:
-    level = rng.choices(SEED_LEVELS, weights)[0]
+    level = rng.choices(family.seed_levels, weights[: len(family.seed_levels)])[0]
     return family.draw(level, rng, withheld=False), rng.choice(NOUNS)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from engine.nano.seeds.base import Family, Parameters, Script, boxed, stubborn
+from engine.nano.seeds.base import LEVELS, Family, Parameters, Script, boxed, stubborn
 
 PALETTE = ("red", "tan", "blue", "green", "gold", "pink", "gray", "black")
 
-# The least share of runs that can be won, for levels 1-5.
-_SHARES = (0.9, 0.7, 0.55, 0.45, 0.4)
+# Cycles that begin with one of these are withheld.
+_WITHHELD = frozenset({"gray", "black"})
 
 
 class Cycle(Family):
-    """A repeating list; often less than one cycle is shown, and the hint gives the whole cycle.
+    """A repeating list: one period is shown, so what follows is known after one wrong try at the latest.
 
-    Between ``least`` and ``most`` colours are shown. A run that will be as long as the period at the last
-    try is enough for a win, and the level is by the share of such runs. Periods 4 and 7 are withheld.
+    A naive player says the colour before the last, which is right for two colours. The level is by the
+    period. The hint gives the whole cycle.
     """
 
     name = "cycle"
@@ -38,17 +38,11 @@ class Env:
   return "yes" if w else f"no, {s} ?",float(w),w or self.t>=T,False,{}
 T=$tries;A=$least;B=$most;C="$words"
 """
-    seed_periods = (3, 5, 6)
-    withheld_periods = (4, 7)
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
-        periods = self.withheld_periods if withheld else self.seed_periods
-        fitting = [period for period in periods if period > level]
-        if not fitting or (level > 3 and not withheld):
-            raise ValueError(f"cycle has no {'withheld' if withheld else 'seed'} period at level {level}")
-        period = rng.choice(fitting)
-        words = rng.sample(PALETTE, period)
-        return {"words": " ".join(words), "least": period - level, "most": period + 1, "tries": 2}
+        first = rng.choice([word for word in PALETTE if (word in _WITHHELD) is withheld])
+        words = [first, *rng.sample([word for word in PALETTE if word != first], level)]
+        return {"words": " ".join(words), "least": level + 1, "most": level + 2, "tries": 2}
 
     def fill(self, parameters: Parameters) -> Parameters:
         words = str(parameters["words"]).split()
@@ -59,14 +53,10 @@ T=$tries;A=$least;B=$most;C="$words"
         return parameters
 
     def level(self, parameters: Parameters) -> int:
-        period = len(str(parameters["words"]).split())
-        least, most = int(parameters["least"]), int(parameters["most"])
-        enough = max(0, most - max(least, period + 1 - self.tries(parameters)) + 1)
-        share = enough / (most - least + 1)
-        return next((level for level, bound in enumerate(_SHARES, start=1) if share >= bound), 6)
+        return min(LEVELS[-1], len(str(parameters["words"]).split()) - 1)
 
     def withheld(self, parameters: Parameters) -> bool:
-        return len(str(parameters["words"]).split()) not in self.seed_periods
+        return str(parameters["words"]).split()[0] in _WITHHELD
 
     def hint(self, parameters: Parameters) -> str:
         words = str(parameters["words"])
@@ -80,6 +70,13 @@ T=$tries;A=$least;B=$most;C="$words"
             thought = f"after {shown[-1]} {after}" if after else f"after {shown[-1]} new, first"
             observation = yield boxed(thought, after or shown[0])
             shown = [*shown, observation.removeprefix("no, ").split()[0]]
+
+    def naive(self, observation: str, rng: Random) -> Script:
+        """Say the colour before the last."""
+        shown = observation.split(" run ")[1].split(" ?")[0].split()
+        while True:
+            observation = yield boxed("next", shown[-2])
+            shown.append(observation.removeprefix("no, ").split()[0])
 
     def blurt(self, observation: str, rng: Random) -> Script:
         return stubborn(lambda: rng.choice(PALETTE), rng)

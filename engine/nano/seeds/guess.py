@@ -6,25 +6,23 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Parameters, Script, SizedFamily, boxed, numbers, stubborn, within
+from engine.nano.seeds.base import Script, SizedFamily, boxed, numbers, stubborn
 
 
 class Guess(SizedFamily):
-    """Three tries halve up to seven places; beyond that only the hint makes a win sure."""
+    """Halving finds one of 7, 15 or 31 places in three, four or five tries; the hint says where to halve."""
 
     name = "guess"
     skill = "Logical Deduction"
-    size = "top"
-    slots = ("top", "tries", "base", "end")
-    bands: ClassVar[Mapping[int, tuple[int, ...]]] = {
-        1: (5, 6),
-        2: (7, 8, 9),
-        3: (10, 11, 12),
-        4: (13, 14, 15),
-        5: (17, 19, 21),
-        6: (24, 26, 28),
+    courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]] = {
+        1: ((3, 2), (4, 3)),
+        2: ((3, 3), (3, 4), (4, 5), (4, 6)),
+        3: ((3, 5), (3, 6), (4, 7), (4, 8)),
+        4: ((4, 9), (4, 10), (4, 11), (4, 12), (4, 13), (4, 14)),
+        5: ((5, 19), (5, 20), (5, 21), (5, 22), (5, 24)),
+        6: ((5, 25), (5, 26), (5, 27), (5, 28), (5, 29), (5, 30)),
     }
-    reserved = frozenset({6, 8, 11})
+    reserved = frozenset({3, 7, 11, 13, 20, 22, 27, 29})
     documents = (
         "The {noun} hide behind one number of a row. Each wrong guess rules out one side of it.",
         "Somewhere along the line the {noun} are kept. Being told over or under, "
@@ -42,20 +40,8 @@ class Env:
 N=$top;T=$tries;A=$base;B=$end
 """
 
-    def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
-        top = self.pick(level, rng, withheld=withheld)
-        width = rng.choice((2, 3))
-        base = rng.randint(0, top - width)
-        return {"base": base, "end": base + width, "top": top, "tries": 3}
-
-    def level(self, parameters: Parameters) -> int:
-        return min(6, max(1, self.band(int(parameters["top"])) + 3 - self.tries(parameters)))
-
-    def fill(self, parameters: Parameters) -> Parameters:
-        return within(parameters)
-
-    def hint(self, parameters: Parameters) -> str:
-        return f"{parameters['base']}..{parameters['end']}"
+    def reach(self, tries: int) -> float:
+        return float(2**tries - 1)
 
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         low, high = numbers(hint or observation)[:2]

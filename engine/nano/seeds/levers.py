@@ -1,4 +1,4 @@
-"""One lever moves the thing, its neighbours hum: find the cause by intervention (Causal Inference)."""
+"""One lever moves the thing, its neighbours hum or tick: find the cause (Causal Inference)."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Parameters, Script, SizedFamily, boxed, numbers, stubborn, within
+from engine.nano.seeds.base import Script, SizedFamily, boxed, numbers, stubborn
 
 
 class Levers(SizedFamily):
-    """Three tries cover nine levers at best; the hint names the three that matter."""
+    """Each pull tells of three levers; the hint names the three that matter."""
 
     name = "levers"
     skill = "Causal Inference"
-    size = "top"
-    slots = ("top", "tries", "base", "end")
-    bands: ClassVar[Mapping[int, tuple[int, ...]]] = {
-        1: (5, 6),
-        2: (7, 8, 9),
-        3: (10, 11, 12),
-        4: (13, 14),
-        5: (16, 18),
-        6: (21, 24),
+    widths = (2,)
+    courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]] = {
+        1: ((3, 2), (4, 3)),
+        2: ((4, 4), (4, 5), (5, 6), (5, 7)),
+        3: ((4, 7), (4, 8), (5, 9), (5, 10), (6, 12)),
+        4: ((5, 14), (6, 16), (6, 18), (6, 20)),
+        5: ((5, 19), (6, 24), (6, 26)),
+        6: ((5, 26), (6, 30), (6, 33)),
     }
-    reserved = frozenset({6, 9, 11})
+    reserved = frozenset({3, 5, 8, 18, 26})
     documents = (
-        "One lever among many moves the {noun}. The levers beside it hum when they are pulled.",
+        "One lever among many moves the {noun}. The one before it hums, the one after it ticks.",
         "What makes the {noun} move is one lever of a long row. "
-        "Pull and listen: a cause makes its neighbours hum.",
+        "Pull and listen: the lever before it hums, the lever after it ticks.",
     )
     template = """
 import random
@@ -37,37 +36,22 @@ class Env:
   self.t=0;self.k=random.Random(seed).randint(A,B)
   return f"The $noun have levers 0..{N}, {T} tries"
  def step(self,a):
-  self.t+=1;d=abs(int(a)-self.k);w=d==0
-  return "yes" if w else f"{a} hums" if d<2 else f"{a} is dead",float(w),w or self.t>=T,False,{}
+  self.t+=1;d=self.k-int(a);w=d==0
+  s="yes" if w else a+{1:" hums",-1:" ticks"}.get(d," is dead")
+  return s,float(w),w or self.t>=T,False,{}
 N=$top;T=$tries;A=$base;B=$end
 """
-
-    def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
-        top = self.pick(level, rng, withheld=withheld)
-        base = rng.randint(0, top - 2)
-        return {"base": base, "end": base + 2, "top": top, "tries": 3}
-
-    def level(self, parameters: Parameters) -> int:
-        return min(6, max(1, self.band(int(parameters["top"])) + 3 - self.tries(parameters)))
-
-    def fill(self, parameters: Parameters) -> Parameters:
-        return within(parameters)
-
-    def hint(self, parameters: Parameters) -> str:
-        return f"{parameters['base']}..{parameters['end']}"
 
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         top = numbers(observation)[1]
         pulled = numbers(hint)[0] + 1 if hint else 1
         thought = str(hint) if hint else "try"
-        humming: int | None = None
         while True:
             observation = yield boxed(thought, pulled)
-            if humming is not None:
-                thought, pulled = f"beside {humming}", humming - 1
-            elif observation.endswith("hums"):
-                humming = pulled
-                thought, pulled = f"beside {humming}", humming + 1 if humming < top else humming - 1
+            if observation.endswith("hums"):
+                thought, pulled = f"after {pulled}", pulled + 1
+            elif observation.endswith("ticks"):
+                thought, pulled = f"before {pulled}", pulled - 1
             else:
                 thought, pulled = "dead, on", min(pulled + 3, top)
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Parameters, Script, SizedFamily, boxed, count, numbers, stubborn, within
+from engine.nano.seeds.base import Script, SizedFamily, boxed, count, numbers, stubborn
 
 
 class Peak(SizedFamily):
-    """A distance on a ring leaves two marks: three tries settle it, two leave a coin to toss.
-
-    The hint tells on which side the best mark lies.
-    """
+    """A distance on a ring leaves two marks, so three tries settle it; the hint tells where to look."""
 
     name = "peak"
     skill = "Optimization"
-    size = "top"
-    slots = ("top", "tries", "base", "end")
-    bands: ClassVar[Mapping[int, tuple[int, ...]]] = {
-        1: (6, 7),
-        2: (8, 9, 10),
-        3: (6, 7, 8, 9, 10),
-        4: (11, 12, 13),
-        5: (15, 17),
-        6: (19, 21),
+    courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]] = {
+        1: ((3, 2), (4, 3)),
+        2: ((3, 3), (3, 4)),
+        3: ((3, 5), (3, 6)),
+        4: ((3, 7), (3, 8), (3, 9), (3, 10)),
+        5: ((3, 11), (3, 12), (3, 13), (3, 14)),
+        6: ((3, 15), (3, 16), (3, 17), (3, 18), (3, 20)),
     }
-    reserved = frozenset({7, 9})
+    reserved = frozenset({3, 6, 8, 12, 16, 18})
     documents = (
         "The {noun} do best at one mark of a dial. A trial tells how far off it was, not on which side.",
         "Set the dial well and the {noun} thrive. Each setting is judged by its distance from the best.",
@@ -44,23 +40,8 @@ class Env:
 N=$top;T=$tries;A=$base;B=$end
 """
 
-    def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
-        top = self.pick(level, rng, withheld=withheld)
-        width = rng.choice((2, 3))
-        base = rng.randint(0, top - width)
-        tries = 3 if level < 3 else 2
-        return {"base": base, "end": base + width, "top": top, "tries": tries}
-
-    def fill(self, parameters: Parameters) -> Parameters:
-        return within(parameters)
-
-    def level(self, parameters: Parameters) -> int:
-        band = self.band(int(parameters["top"]))
-        tries = self.tries(parameters)
-        return min(band, 3) if tries > 2 else min(6, max(3, band) + 2 - tries)
-
-    def hint(self, parameters: Parameters) -> str:
-        return f"{parameters['base']}..{parameters['end']}"
+    def reach(self, tries: int) -> float:
+        return math.inf if tries > 2 else tries
 
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         top = numbers(observation)[1]

@@ -6,33 +6,30 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Family, Parameters, Script, boxed, count, numbers, stubborn
-
-# Starts from which on a program is of level 4, 5 and 6.
-_LARGE = (35, 44, 53)
+from engine.nano.seeds.base import LEVELS, Family, Parameters, Script, boxed, count, numbers, stubborn
 
 
 class Sequence(Family):
     """The step is in no first observation: it shows only after a wrong try, or in the hint.
 
     Steps are shown as the numbers passed, and thoughts count along them: a policy of this size tabulates
-    additions otherwise. Plays begin at one of three numbers from the start on; some starts are withheld, so
-    held-out plays begin where no seed play begins. The step makes levels 1-3, larger numbers those beyond.
+    additions otherwise. A naive player adds one. The step makes the level. Plays begin at one of three
+    numbers from the start on; some starts are withheld, so held-out plays begin where no seed play begins.
     """
 
     name = "sequence"
     skill = "Mathematical Reasoning"
     slots = ("step", "tries", "start")
-    steps: ClassVar[Mapping[int, tuple[int, ...]]] = {1: (1, 2), 2: (3, 4, 5), 3: (6, 7)}
-    seed_starts = (2, 5, 11, 14, 20, 23, 29, 32)
-    withheld_starts: ClassVar[Mapping[int, tuple[int, ...]]] = {
-        1: (8, 17, 26),
-        2: (8, 17, 26),
-        3: (8, 17, 26),
-        4: (35, 38),
-        5: (44, 47),
-        6: (53, 56),
+    steps: ClassVar[Mapping[int, tuple[int, ...]]] = {
+        1: (1,),
+        2: (2,),
+        3: (3,),
+        4: (4, 5),
+        5: (6, 7),
+        6: (8, 9),
     }
+    seed_starts = (2, 5, 11, 14, 20, 23, 29, 32)
+    withheld_starts = (8, 17, 26, 35)
     documents = (
         "Every day the {noun} grow in number by the same amount. "
         "Who knows today's count can tell tomorrow's.",
@@ -51,11 +48,8 @@ K=$step;T=$tries;S=$start
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
-        if not withheld and level not in self.steps:
-            raise ValueError(f"sequence has no seed start at level {level}")
-        starts = self.withheld_starts[level] if withheld else self.seed_starts
-        step = rng.choice(self.steps[min(level, max(self.steps))])
-        return {"step": step, "tries": 2, "start": rng.choice(starts)}
+        starts = self.withheld_starts if withheld else self.seed_starts
+        return {"step": rng.choice(self.steps[level]), "tries": 2, "start": rng.choice(starts)}
 
     def fill(self, parameters: Parameters) -> Parameters:
         if int(parameters["step"]) < 1:
@@ -63,10 +57,8 @@ K=$step;T=$tries;S=$start
         return parameters
 
     def level(self, parameters: Parameters) -> int:
-        step, start = int(parameters["step"]), int(parameters["start"])
-        level = next((level for level, steps in self.steps.items() if step <= max(steps)), 4)
-        beyond = sum(start >= bound for bound in _LARGE)
-        return min(6, max(1, (max(level, 3) + beyond if beyond else level) + 2 - self.tries(parameters)))
+        step = int(parameters["step"])
+        return next((level for level, steps in self.steps.items() if step <= max(steps)), LEVELS[-1])
 
     def withheld(self, parameters: Parameters) -> bool:
         return int(parameters["start"]) not in self.seed_starts
@@ -86,6 +78,13 @@ K=$step;T=$tries;S=$start
                 observation = yield boxed("guess", now + rng.randint(1, 7))
             passed = numbers(observation)
             now = passed[-1]
+
+    def naive(self, observation: str, rng: Random) -> Script:
+        """Add one."""
+        now = numbers(observation)[0]
+        while True:
+            observation = yield boxed("next", now + 1)
+            now = numbers(observation)[-1]
 
     def blurt(self, observation: str, rng: Random) -> Script:
         now = numbers(observation)[0]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Parameters, Script, SizedFamily, count, numbers, within
+from engine.nano.seeds.base import LEVELS, Family, Parameters, Script, count, numbers, within
 
 _WAYS = ("blue", "red", "tan")
 # How often a player that does not think writes calls that cannot be read.
@@ -28,11 +28,34 @@ def carelessly(reply: str, rng: Random) -> str:
     return reply.replace("n=", "") if rng.random() < _GARBLED else reply
 
 
-class ToolFamily(SizedFamily):
-    """A family whose programs are tool environments: the size and the spare turns make the level."""
+class ToolFamily(Family):
+    """A family whose programs are tool environments: the size and the spare turns make the level.
+
+    ``bands[level]`` are the sizes of a level, ``reserved`` the withheld ones among levels 1-3; those beyond
+    are all withheld.
+    """
 
     tools: ClassVar[bool] = True
+    seed_levels: ClassVar[tuple[int, ...]] = (1, 2, 3)
     usual: ClassVar[int] = 4
+    size: ClassVar[str]
+    bands: ClassVar[Mapping[int, tuple[int, ...]]]
+    reserved: ClassVar[frozenset[int]]
+
+    def withheld(self, parameters: Parameters) -> bool:
+        value = int(parameters[self.size])
+        return value in self.reserved or value > max(self.bands[self.seed_levels[-1]])
+
+    def band(self, value: int) -> int:
+        """Return the lowest level whose sizes reach ``value``, at most 6."""
+        return next((level for level in LEVELS if value <= max(self.bands[level])), LEVELS[-1])
+
+    def pick(self, level: int, rng: Random, *, withheld: bool) -> int:
+        """Return a size of ``level`` that is, or is not, withheld."""
+        fitting = [size for size in self.bands[level] if self.withheld({self.size: size}) is withheld]
+        if not fitting:
+            raise ValueError(f"{self.name} has no {'withheld' if withheld else 'seed'} size at level {level}")
+        return rng.choice(fitting)
 
     def level(self, parameters: Parameters) -> int:
         return min(6, max(1, self.band(int(parameters[self.size])) + self.usual - self.tries(parameters)))

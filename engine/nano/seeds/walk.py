@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Family, Parameters, Script, boxed, stubborn
+from engine.nano.seeds.base import LEVELS, MAX_TURNS, Family, Parameters, Script, boxed, stubborn
 
 _COMPASS = "nesw"
+_WITHHELD = "w"
 _TURNS = ("ahead", "right", "back", "left")
 
 
 class Walk(Family):
-    """Each wrong turn costs a try, so the spare tries (``tries - steps``) make the level.
+    """Three spare tries (``tries - steps``) are enough for whoever keeps the direction once it is found.
 
-    Walks of 3 and 5 steps are withheld. The direction is in no observation, only in the hint.
+    A naive player turns at every step, which leads to the end of a short walk only. The direction is in no
+    observation, only in the hint. Walks to the west are withheld.
     """
 
     name = "walk"
@@ -38,33 +41,25 @@ class Env:
 N=$steps;T=$tries;D="$way"
 """
     courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]] = {
-        1: ((2, 5), (3, 6)),
-        2: ((2, 4), (4, 6), (3, 5)),
-        3: ((2, 3), (4, 5), (3, 4)),
-        4: ((5, 6),),
-        5: ((3, 3),),
-        6: ((5, 5),),
+        1: ((1, 4),),
+        2: ((2, 6),),
+        3: ((2, 5),),
+        4: ((3, 6),),
+        5: ((3, 5),),
+        6: ((4, 6),),
     }
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
-        fitting = [
-            {"steps": steps, "tries": tries}
-            for steps, tries in self.courses[level]
-            if self.withheld({"steps": steps}) is withheld
-        ]
-        if not fitting:
-            raise ValueError(f"walk has no {'withheld' if withheld else 'seed'} course at level {level}")
-        return {**rng.choice(fitting), "way": rng.choice(_COMPASS)}
+        steps, tries = rng.choice(self.courses[level])
+        way = _WITHHELD if withheld else rng.choice(_COMPASS.replace(_WITHHELD, ""))
+        return {"steps": steps, "tries": tries, "way": way}
 
     def level(self, parameters: Parameters) -> int:
-        steps = int(parameters["steps"])
-        spare = self.tries(parameters) - steps
-        if spare >= 2:
-            return 1 if spare >= 3 else 2
-        return (3 if steps < 5 else 4) if spare == 1 else (5 if steps < 5 else 6)
+        tight = self.tries(parameters) < MAX_TURNS
+        return {1: 1, 2: 2 + tight, 3: 4 + tight}.get(int(parameters["steps"]), LEVELS[-1])
 
     def withheld(self, parameters: Parameters) -> bool:
-        return int(parameters["steps"]) in (3, 5)
+        return parameters["way"] == _WITHHELD
 
     def hint(self, parameters: Parameters) -> str:
         return f"go {parameters['way']}"
@@ -87,6 +82,11 @@ N=$steps;T=$tries;D="$way"
             observation = yield boxed(thought, _TURNS[turn])
             thought = "again" if observation == "step" else "turn"
             turn = turn if observation == "step" else (turn + 1) % 4
+
+    def naive(self, observation: str, rng: Random) -> Script:
+        """Turn at every step."""
+        for turn in itertools.cycle(_TURNS):
+            yield boxed("next", turn)
 
     def blurt(self, observation: str, rng: Random) -> Script:
         return stubborn(lambda: rng.choice(_TURNS), rng)

@@ -1,0 +1,103 @@
+"""The table of a matrix: means over seeds with 95 % intervals, and differences paired by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
+
+from engine.repro.plan import Plan
+from engine.repro.record import Evaluation, Record
+
+# Student's t at 97.5 % by degrees of freedom.
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+_LAST = 20
+
+
+def interval(values: Sequence[float]) -> float | None:
+    """Return half of the 95 % interval of a mean over seeds; None for less than two."""
+    if len(values) < 2:
+        return None
+    t = _T[min(len(values) - 1, len(_T)) - 1]
+    return t * stdev(values) / math.sqrt(len(values))
+
+
+def shown(values: Sequence[float | None], *, signed: bool = False, digits: int = 3) -> str:
+    """Return a mean over seeds with its interval, "-" without values."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    half = interval(known)
+    mean = f"{fmean(known):{'+' if signed else ''}.{digits}f}"
+    return mean if half is None else f"{mean} ± {half:.{digits}f}"
+
+
+def last(record: Record, suite: str) -> Evaluation | None:
+    """Return the evaluation of a suite after the last step."""
+    found = [one for one in record.evaluations if one.suite == suite]
+    return max(found, key=lambda one: one.step, default=None)
+
+
+def mean(record: Record, name: str, start: float = 0.0, stop: float = 1.0) -> float | None:
+    """Return the mean of a figure over a part of the rounds of a run."""
+    rounds = record.rounds[int(start * len(record.rounds)) : max(1, round(stop * len(record.rounds)))]
+    known = [value for row in rounds if (value := row[name]) is not None]
+    return fmean(known) if known else None
+
+
+def render(plan: Plan, records: Sequence[Record]) -> str:
+    """Return the tables as Markdown: held-out results, then the figures of designs and plays."""
+    groups = {cell: [one for one in records if one.cell == cell.name] for cell in plan.cell}
+    groups = {cell: found for cell, found in groups.items() if found}
+    base = {one.seed: one for one in records if one.cell == plan.cell[0].name}
+
+    def win(suite: str) -> Callable[[Record], float | None]:
+        return lambda record: found.win if (found := last(record, suite)) else None
+
+    lines = [
+        "Held-out win rate after the last step, and its difference to the first cell, paired by seed:",
+        "",
+    ]
+    head = ["cell", "seeds", *plan.reported, f"difference on {plan.reported[0]}", "overlap", "plays", "hours"]
+    lines += _row(head) + _row(["---"] * len(head))
+    for cell, found in groups.items():
+        compared = win(plan.reported[0])
+        apart = [_minus(compared(one), compared(base[one.seed])) for one in found if one.seed in base]
+        ends = [one.evaluations[-1] for one in found if one.evaluations]
+        lines += _row(
+            [
+                cell.title,
+                ", ".join(str(one.seed) for one in found),
+                *(shown([win(suite)(one) for one in found]) for suite in plan.reported),
+                "" if cell is plan.cell[0] else shown(apart, signed=True),
+                " ".join(str(max((one.overlap for one in ends), default=0)).split()),
+                f"{fmean(one.plays for one in ends):,.0f}" if ends else "-",
+                f"{fmean(one.seconds for one in found) / 3600:.2f}",
+            ]
+        )
+    figures: dict[str, Callable[[Record], float | None]] = {
+        "level, first quarter": lambda one: mean(one, "level", 0, 0.25),
+        "level, last quarter": lambda one: mean(one, "level", 0.75),
+        "band, last quarter": lambda one: mean(one, "band", 0.75),
+        f"gradient, last {_LAST}": lambda one: mean(one, "gradient", 1 - _LAST / max(_LAST, len(one.rounds))),
+        "plain, last quarter": lambda one: mean(one, "plain", 0.75),
+        "hinted, last quarter": lambda one: mean(one, "hinted", 0.75),
+        "reward, last quarter": lambda one: mean(one, "reward", 0.75),
+        "valid": lambda one: mean(one, "valid"),
+        "Vendi": lambda one: mean(one, "vendi"),
+        "near duplicates": lambda one: mean(one, "near_duplicates"),
+        "staleness": lambda one: mean(one, "staleness"),
+    }
+    lines += ["", "Designs and plays:", ""]
+    lines += _row(["cell", *figures]) + _row(["---"] * (len(figures) + 1))
+    for cell, found in groups.items():
+        lines += _row([cell.title, *(shown([f(one) for one in found], digits=2) for f in figures.values())])
+    return "\n".join(lines) + "\n"
+
+
+def _minus(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def _row(cells: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(cells)} |"]
