@@ -500,8 +500,8 @@ class LearnerConfig(Table, frozen=True, kw_only=True):
 class SuiteConfig(Table, frozen=True, kw_only=True):
     """One held-out suite.
 
-    ``source`` is ``seeds:LEVEL`` (easy, mid, hard), ``dir:PATH`` (programs), or ``SCHEME:ARGUMENT`` of a
-    plug-in (entry-point group ``spade.suites``).
+    ``source`` is ``seeds:NAME`` (easy, mid, hard, validation, test, unseen), ``dir:PATH`` (programs), or
+    ``SCHEME:ARGUMENT`` of a plug-in (entry-point group ``spade.suites``).
     """
 
     name: str

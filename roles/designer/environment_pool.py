@@ -24,7 +24,7 @@ from engine.records import history
 if TYPE_CHECKING:
     from engine.config import PoolConfig
     from engine.evals.external_benchmarks import Foreign
-    from roles.designer.memory_record import MemoryRecord
+    from roles.designer.memory import MemoryRecord
 
 _LEAST = 16
 """Programs of the highest level that must have been played before the window slides."""
@@ -90,9 +90,10 @@ class Programs:
 
     def _slide(self, number: int, attempt: int, played: Iterable[MemoryRecord]) -> tuple[str, str]:
         wins: dict[int, list[float]] = {}
+        levels = {source.strip(): _level(name) for name, source in self._programs}
         for record in played:
-            if record.closed and record.plays:
-                wins.setdefault(_level(record.document), []).append(record.win)
+            if record.closed and record.standing is not None and record.source.strip() in levels:
+                wins.setdefault(levels[record.source.strip()], []).append(record.standing.win)
         top = max(wins, default=1)
         last = wins.get(top, [])[-_LEAST:]
         if len(last) == _LEAST and fmean(last) >= self._raise_at:

@@ -1,8 +1,8 @@
 """Counts the accepted designs that repeat a program of a held-out suite.
 
 Nothing stops a designer from writing such a program, so each evaluation is published with the count. Programs
-are compared without names, texts, comments and docstrings: those of one family with the same parameters are
-equal.
+are compared without names, comments, docstrings and texts, except texts that are a variable's value: those of
+one family with the same parameters are equal.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Overlap:
 
 
 def _shape(node: object) -> object:
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+        return "Assign", repr(node.value.value)
     if isinstance(node, ast.AST):
         fields = [(name, value) for name, value in ast.iter_fields(node) if name not in _NAMES]
         return type(node).__name__, [_shape(value) for name, value in fields if not _is_text(value)]

@@ -13,7 +13,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from scenes import archived_run
 from scenes.memory_bus import MemoryBus
-from scenes.small_run import ready
+from scenes.small_run import ready, scored
 
 import sandbox
 from engine.config import Config, DesignerConfig, ModelConfig, PoolConfig, RunConfig
@@ -22,7 +22,7 @@ from engine.evals import external_benchmarks
 from engine.running import role_host
 from roles.designer.authors import check_designer
 from roles.designer.environment_pool import Programs, read
-from roles.designer.memory_record import MemoryRecord
+from roles.designer.memory import Memory
 from sandbox import SandboxSettings
 
 PROGRAMS = [(f"p{number}", f"source {number}") for number in range(7)]
@@ -56,22 +56,24 @@ def test_replacements_of_a_ticket_are_all_different_and_take_from_no_other() -> 
 
 
 def test_a_sliding_window_opens_the_next_level_once_the_last_is_won() -> None:
-    programs = Programs(list(read("seeds:guess,peak")), seed=1, window=2, raise_at=0.9)
+    known = list(read("seeds:guess,peak"))
+    programs = Programs(known, seed=1, window=2, raise_at=0.9)
 
-    def drawn(played: list[MemoryRecord]) -> set[str]:
-        return {programs.draw(number, 0, played)[0][0] for number in range(60)}
+    def drawn(*wins: tuple[int, float]) -> set[str]:
+        """Return the levels drawn after one play of a program a win."""
+        memory = Memory(200)
+        for number, (level, win) in enumerate(wins):
+            source = [text for name, text in known if name.startswith(f"{level}/")][number]
+            fact = ready(f"d{number}", source=source, environment=f"{number}")
+            memory.ready(fact)
+            memory.scored(scored(fact.design, environment=fact.environment, win=win))
+        return {programs.draw(number, 0, memory.programs())[0][0] for number in range(60)}
 
-    def record(level: int, number: int, win: float) -> MemoryRecord:
-        name = f"{level}/guess-{number}"
-        return MemoryRecord(
-            design=name, environment=name, skill="s", document=name, closed=True, plays=4, win=win
-        )
-
-    first = [record(1, number, 0.95) for number in range(16)]
-    assert drawn([]) == drawn(first[:15]) == drawn([*first[:15], record(1, 20, 0.0)]) == {"1"}
-    assert drawn(first) == {"1", "2"}
-    assert drawn([*first, *(record(2, number, 1.0) for number in range(16))]) == {"2", "3"}
-    assert drawn([record(2, number, 0.2) for number in range(16)]) == {"2", "3"}
+    first = [(1, 0.95)] * 16
+    assert drawn() == drawn(*first[:15]) == drawn(*first[:15], (1, 0.0)) == {"1"}
+    assert drawn(*first) == {"1", "2"}
+    assert drawn(*first, *[(2, 1.0)] * 16) == {"2", "3"}
+    assert drawn(*[(2, 0.2)] * 16) == {"2", "3"}
     assert programs.statistics()["level"] == 3
     with pytest.raises(ConfigError, match="level of each program"):
         Programs.open(PoolConfig(source="dir:sandbox", window=2))

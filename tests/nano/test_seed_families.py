@@ -122,7 +122,9 @@ def test_players_that_do_not_look_win_less_than_half_beyond_level_1(
     constants = ["", *map(str, range(30)), "ahead", "left", "red", "yes"]
     policies = [lambda c=c: c for c in constants] + [lambda: str(rng.randint(0, 9))]
     for policy in policies:
-        assert sum(_blind(game, seed, policy()) for game, seed in games) / len(games) < (0.45 if level > 1 else 0.6)
+        assert sum(_blind(game, seed, policy()) for game, seed in games) / len(games) < (
+            0.45 if level > 1 else 0.6
+        )
 
 
 def _blind(game: object, seed: int, action: str) -> bool:
