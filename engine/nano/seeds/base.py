@@ -78,7 +78,7 @@ class Family(ABC):
     With ``tools`` its programs are tool environments, and players are sent their messages.
     Levels run from 1 (easy) to 6, by how little a naive player wins; a player that thinks wins all of them,
     or nearly. So a level asks for skill, not for luck: what no player can win is not a higher level.
-    The warm start never sees programs with withheld parameters; each level of ``seed_levels`` has others, too.
+    The warm start never sees withheld parameters; each level of ``seed_levels`` has others, too.
     """
 
     name: ClassVar[str]

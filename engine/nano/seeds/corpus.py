@@ -156,9 +156,7 @@ def player(family: Family, mode: Mode, observation: str, hint: str | None, rng: 
     return family.naive(observation, rng) if mode == "naive" else family.blurt(observation, rng)
 
 
-def _tool_play(
-    family: Family, environment: Any, hint: str | None, rng: Random, mode: Mode
-) -> SeedExample:
+def _tool_play(family: Family, environment: Any, hint: str | None, rng: Random, mode: Mode) -> SeedExample:
     """Return one scripted play with tools, in the messages that the agent role would append."""
     environment.reset(rng.randrange(_INSTANCES))
     tools = environment.get_tools()
