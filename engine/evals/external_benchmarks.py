@@ -8,7 +8,9 @@ other. The packages are optional (extra ``reasoning-gym``) and are imported in t
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +21,10 @@ LEVELS = (None, 0, 1, 2)
 HELD = "engine.evals.held"
 # Needs pandas, whose import starts a thread: a zygote must not have any.
 THREADED = "Crosswords"
+
+# Reasoning Gym's packages import these to draw; no data set draws.
+_DRAWING = ("drawsvg", "matplotlib", "mpl_toolkits")
+_DRAWN = ("matplotlib.animation", "matplotlib.collections", "matplotlib.pyplot", "mpl_toolkits.mplot3d")
 
 _REASONING_GYM = '''
 import reasoning_gym
@@ -86,6 +92,24 @@ def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+class _Absent(ModuleType):
+    """Stands in for a package that is imported and not used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return object
+
+
+def reasoning_gym() -> Any:
+    """Import Reasoning Gym, with stand-ins for the drawing packages that are not installed."""
+    absent = {name for name in _DRAWING if name not in sys.modules and not installed(name)}
+    for name in (*_DRAWING, *_DRAWN):
+        if name.partition(".")[0] in absent:
+            sys.modules[name] = _Absent(name)
+    return importlib.import_module("reasoning_gym")
+
+
 def settings(base: SandboxSettings | None = None) -> SandboxSettings:
     """Return ``base`` with the packages, as far as they are installed, loaded in the zygotes."""
     base = base or SandboxSettings()
@@ -96,6 +120,7 @@ def settings(base: SandboxSettings | None = None) -> SandboxSettings:
 
 def reasoning_gym_programs() -> Iterator[Foreign]:
     """Every dataset in its default configuration and, where it has a curriculum, at its first levels."""
+    reasoning_gym()
     factory = importlib.import_module("reasoning_gym.factory")
     for name in sorted(factory.DATASETS):
         # a composite is made of the others

@@ -69,7 +69,7 @@ def _hold(folder: Path) -> None:
 
 
 def _hold_reasoning_gym() -> None:
-    package = importlib.import_module("reasoning_gym")
+    package = external_benchmarks.reasoning_gym()
     importlib.import_module("reasoning_gym.games")
     factory = importlib.import_module("reasoning_gym.factory")
     root = _root("reasoning_gym") / "data"

@@ -1,8 +1,10 @@
-"""Counts the accepted designs that repeat a program of a held-out suite.
+"""Counts the accepted designs that repeat a program or a text of a held-out suite.
 
 Nothing stops a designer from writing such a program, so each evaluation is published with the count. Programs
+Nothing stops a designer from writing such a program, so each evaluation is published with the count. Programs
 are compared without names, comments, docstrings and texts, except texts that are a variable's value: those of
-one family with the same parameters are equal.
+one family with the same parameters are equal. A text of a suite that is no program is looked for by its words
+(:mod:`engine.evals.contamination`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 
 from bus.messages import EnvironmentReady
+from engine.evals.contamination import Guard
 
 _NAMES = frozenset({"id", "arg", "attr", "name", "names", "asname", "module", "kind", "type_comment"})
 
@@ -29,13 +32,14 @@ def fingerprint(source: str) -> str:
 
 
 class Overlap:
-    """The designs that repeat a program of a suite; ``programs`` maps a suite to its programs."""
+    """The designs that repeat a program or text of a suite; ``texts`` maps a suite to those."""
 
-    def __init__(self, programs: Mapping[str, Iterable[str]]) -> None:
-        self._suites = {
-            suite: {fingerprint(one) for one in found} - {""} for suite, found in programs.items()
-        }
-        self._designs: dict[str, set[str]] = {suite: set() for suite in programs}
+    def __init__(self, texts: Mapping[str, Iterable[str]]) -> None:
+        prints = {suite: {one: fingerprint(one) for one in found} for suite, found in texts.items()}
+        self._suites = {suite: set(found.values()) - {""} for suite, found in prints.items()}
+        prose = {suite: {one: one for one in found if not found[one]} for suite, found in prints.items()}
+        self._guard = Guard(prose)
+        self._designs: dict[str, set[str]] = {suite: set() for suite in texts}
 
     def note(self, fact: EnvironmentReady) -> None:
         """Count an accepted design, once however often its fact is read."""
@@ -43,9 +47,11 @@ class Overlap:
         for suite, programs in self._suites.items():
             if found in programs:
                 self._designs[suite].add(fact.design)
+        for suite, _ in self._guard.found(fact.source):
+            self._designs[suite].add(fact.design)
 
     def count(self, suite: str) -> int:
-        """Return the number of designs that repeat a program of ``suite``."""
+        """Return the number of designs that repeat something of ``suite``."""
         return len(self._designs[suite])
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 import msgspec
@@ -12,15 +13,19 @@ import msgspec
 from bus.messages import EnvironmentReady, EvaluationFinished, Message
 from engine.config import Config
 from engine.lineage import Lineage, Version
+from engine.evals.harness import Harness
+from engine.evals.records import Sample
+from engine.evals.suite import Item, Suite
 from engine.records import served_versions
-from roles.agent.episode import Player, Rules
+from roles.agent.episode import Rules
 from roles.base import Role, RoleContext
 from roles.evaluator.agenda import Agenda
 from roles.evaluator.overlap import Overlap
 from roles.evaluator.score import Result, score
-from roles.evaluator.suites import HeldOutItem, load_suite
-from roles.work_loop import ATTEMPTS, INFRASTRUCTURE, back_off, chat_tokens
-from sandbox import EnvQuarantined
+from roles.evaluator.seat import Table
+from roles.evaluator.suites import load_suite
+from roles.work_loop import back_off, chat_tokens
+from sandbox import SandboxPool
 
 _SERVERS = ("event.server.serving", "event.server.lost")
 _PUBLISHED = "event.learner.published"
@@ -39,13 +44,14 @@ class EvaluatorRole(Role):
     It learns everything from the bus: the served versions, the evaluations so far (also of an earlier
     process), the forks of the lineage, and the end of the run. Weights may change while it plays; each fact
     names the versions that answered. An evaluation is not published when a drain interrupts it (it is played
-    again after a restart), nor when a learner abandoned its weights meanwhile.
+    again after a restart), nor when a learner abandoned its weights meanwhile. Every sample is written to
+    ``evaluations/SUITE-STEP.jsonl`` in the role's directory.
     """
 
     name = "evaluator"
     needs = frozenset({"pool", "sandbox"})
 
-    _player: Player
+    _table: Table
     _overlap: Overlap
 
     @classmethod
@@ -60,16 +66,15 @@ class EvaluatorRole(Role):
         suites = [suite.name for suite in self.config.evaluator.suites]
         self._agenda = Agenda(suites, self.config.evaluator.every)
         self._news = anyio.Event()
-        self._items: dict[str, list[HeldOutItem]] = {}
+        self._suites: dict[str, tuple[Suite, list[Item]]] = {}
 
     async def run(self) -> None:
-        self._player = await self._make_player()
         for suite in self.config.evaluator.suites:
-            self._items[suite.name] = await anyio.to_thread.run_sync(load_suite, suite, self.config)
-        programs = {name: {item.request.source for item in items} for name, items in self._items.items()}
-        self._overlap = await anyio.to_thread.run_sync(Overlap, programs)
+            self._suites[suite.name] = await anyio.to_thread.run_sync(load_suite, suite, self.config)
+        texts = {name: {item.text for item in items} for name, (_, items) in self._suites.items()}
+        self._overlap = await anyio.to_thread.run_sync(Overlap, texts)
         start = await self._read_back()
-        async with anyio.create_task_group() as tasks:
+        async with self._open_table() as self._table, anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow, start)
             tasks.start_soon(self._evaluate_what_is_due)
             await self.context.draining.wait()
@@ -78,13 +83,19 @@ class EvaluatorRole(Role):
     def statistics(self) -> dict[str, float]:
         return dict(self._counts)
 
-    async def _make_player(self) -> Player:
-        sampling = msgspec.structs.replace(
-            self.config.agent.sampling, temperature=self.config.evaluator.temperature
-        )
-        shared = self.context.shared
-        chat = await chat_tokens(self.context)
-        return Player(shared["pool"], shared["sandbox"], chat, Rules.of(self.config, sampling=sampling))
+    @asynccontextmanager
+    async def _open_table(self) -> AsyncIterator[Table]:
+        """Yield the seats at the served model. Suites with other limits get a sandbox of their own."""
+        shared, seconds = self.context.shared, self.config.agent.episode_seconds
+        chat, rules = await chat_tokens(self.context), Rules.of(self.config)
+        settings = self.config.sandbox
+        for suite, _ in self._suites.values():
+            settings = suite.sandbox(settings)
+        if settings == self.config.sandbox:
+            yield Table(shared["pool"], chat, shared["sandbox"], rules, seconds=seconds)
+            return
+        async with SandboxPool(settings) as sandbox:
+            yield Table(shared["pool"], chat, sandbox, rules, seconds=seconds)
 
     async def _read_back(self) -> int:
         """Read the present state of the run; return the sequence to follow the stream from."""
@@ -147,15 +158,16 @@ class EvaluatorRole(Role):
         """Play ``suite``; return None when fewer than _LEAST_SHARE of its episodes have an outcome."""
         started = time.monotonic()
         serving = self._agenda.serving
-        items = self._items[suite]
-        results = await self._play_all(items)
-        if len(results) < len(items) * _LEAST_SHARE:
+        samples = await self._play(suite)
+        wanted = len(self._suites[suite][1])
+        if len(samples) < wanted * _LEAST_SHARE:
             self.log.warning(
-                "evaluation_failed", suite=suite, step=step, played=len(results), wanted=len(items)
+                "evaluation_failed", suite=suite, step=step, played=len(samples), wanted=wanted
             )
             return None
+        results = [Result(one.group, one.score, one.versions) for one in samples]
         total = score(results, serving.pack() if serving else 0)
-        return EvaluationFinished(
+        fact = EvaluationFinished(
             suite=suite,
             # A server may have gone back to older weights than it announced.
             step=min(step, Version.unpack(total.low).step),
@@ -168,35 +180,25 @@ class EvaluatorRole(Role):
             seconds=time.monotonic() - started,
             overlap=self._overlap.count(suite),
         )
+        await anyio.to_thread.run_sync(self._write, fact, samples)
+        return fact
 
-    async def _play_all(self, items: Sequence[HeldOutItem]) -> list[Result]:
-        waiting = deque(items)
-        results: list[Result] = []
+    def _write(self, fact: EvaluationFinished, samples: list[Sample]) -> None:
+        file = self.context.directory / "evaluations" / f"{fact.suite}-{fact.step}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples))
 
-        async def worker() -> None:
-            while waiting:
-                result = await self._play(waiting.popleft())
-                if result is not None:
-                    results.append(result)
-
+    async def _play(self, name: str) -> list[Sample]:
+        """Play a suite; samples that have no outcome after several tries are lost."""
+        suite, items = self._suites[name]
+        samples: list[Sample] = []
+        harness = Harness(
+            self._table, concurrency=self.config.agent.concurrency // 2, keep=samples.append, delay=back_off
+        )
+        sampling = msgspec.structs.replace(
+            self.config.agent.sampling, temperature=self.config.evaluator.temperature
+        )
         self._counts["in_hand"] = len(items)
-        async with anyio.create_task_group() as workers:
-            for _ in range(min(len(items), max(1, self.config.agent.concurrency // 2))):
-                workers.start_soon(worker)
+        self._counts["lost"] += await harness.play(name, suite, items, sampling=sampling)
         self._counts["in_hand"] = 0
-        return results
-
-    async def _play(self, item: HeldOutItem) -> Result | None:
-        """Play one episode; return None when it has no outcome after ATTEMPTS tries."""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                played = await self._player.play_on(item.request, self.config.agent.episode_seconds)
-                if played is not None:
-                    return Result(item.family, played.ending.returned, played.versions)
-            except EnvQuarantined:
-                break
-            except INFRASTRUCTURE as error:
-                self.log.debug("held_out_episode_repeated", episode=item.request.episode, why=str(error))
-                await anyio.sleep(back_off(attempt))
-        self._counts["lost"] += 1
-        return None
+        return samples

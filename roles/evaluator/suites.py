@@ -1,100 +1,88 @@
-"""Held-out suites: a registry of their sources, and their episodes as requests.
-
-A suite's ``source`` is ``SCHEME:ARGUMENT``. Schemes are the entry points of the group ``spade.suites``, the
-built-in ones like those of other packages.
-"""
+"""Suites of programs: those of the seed families, and those of a directory."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from bus.messages import EpisodeRequest, stable_id
-from engine import registry
 from engine.config import Config, SuiteConfig
 from engine.errors import ConfigError
+from engine.evals import suite as suites
+from engine.evals.suite import Item, Outcome, Program, Seat, Suite
 from engine.nano import seeds
 from roles.work_loop import sampling_seed
 
-
-class HeldOutEpisode(NamedTuple):
-    """One held-out episode: a program, the seed of its instance, the family it counts for, its turns."""
-
-    source: str
-    seed: int
-    family: str
-    max_turns: int
+_DEFAULT_ITEMS = 480
 
 
-class HeldOutItem(NamedTuple):
-    """One held-out episode as a request, and the family it counts for."""
+class Programs(Suite):
+    """A suite whose items are programs: ``data`` is one, ``text`` its source."""
 
-    request: EpisodeRequest
-    family: str
-
-
-SuiteSource = Callable[[SuiteConfig, str, Config], Sequence[HeldOutEpisode]]
-"""Returns ``suite.episodes`` episodes for the argument of the source, the same at each call.
-
-May block on files. Raises ConfigError for an unknown argument.
-"""
+    async def play(self, item: Item, seat: Seat) -> Outcome:
+        return await seat.play(item.data)
 
 
-def generated(suite: SuiteConfig, level: str, config: Config) -> list[HeldOutEpisode]:
-    """Serve ``seeds:easy|mid|hard``: programs of the seed families with withheld parameters."""
-    held = seeds.held_out(level, suite.episodes, config.run.seed, config.warmstart.families)
-    return [HeldOutEpisode(one.source, one.seed, one.family, one.max_turns) for one in held]
+class Generated(Programs):
+    """``seeds:easy|mid|hard``: programs of the seed families with withheld parameters."""
+
+    def __init__(self, level: str, config: Config) -> None:
+        seeds.held_out(level, 1, 0, config.warmstart.families)  # refuses an unknown level
+        self.level, self.families = level, config.warmstart.families
+
+    def items(self, count: int, seed: int) -> Sequence[Item]:
+        held = seeds.held_out(self.level, count or _DEFAULT_ITEMS, seed, self.families)
+        return [
+            Item(
+                name=str(index),
+                group=one.family,
+                text=one.source,
+                data=Program(one.source, one.seed, one.max_turns),
+            )
+            for index, one in enumerate(held)
+        ]
 
 
-def directory(suite: SuiteConfig, path: str, config: Config) -> list[HeldOutEpisode]:
-    """Serve ``dir:PATH``: the ``*.py`` programs of a directory in turn, with new seeds in each pass."""
-    programs = [(file.stem, file.read_text(encoding="utf-8")) for file in sorted(Path(path).glob("*.py"))]
-    if not path or not programs:
-        raise ConfigError(f"there is no program (*.py) in {path!r}", remedy="Name a directory of programs.")
-    episodes = []
-    for index in range(suite.episodes):
-        family, source = programs[index % len(programs)]
-        seed = sampling_seed(config.run.seed, suite.name, family, index // len(programs))
-        episodes.append(HeldOutEpisode(source, seed, family, config.agent.max_turns))
-    return episodes
+class Directory(Programs):
+    """``dir:PATH``: the ``*.py`` programs of a directory in turn, with new seeds in each pass."""
+
+    def __init__(self, path: str, config: Config) -> None:
+        files = sorted(Path(path).glob("*.py")) if path else []
+        self.programs = [(file.stem, file.read_text(encoding="utf-8")) for file in files]
+        self.label, self.max_turns = Path(path).name, config.agent.max_turns
+        if not self.programs:
+            raise ConfigError(
+                f"there is no program (*.py) in {path!r}", remedy="Name a directory of programs."
+            )
+
+    def items(self, count: int, seed: int) -> Sequence[Item]:
+        found = []
+        for index in range(count or _DEFAULT_ITEMS):
+            family, source = self.programs[index % len(self.programs)]
+            instance = sampling_seed(seed, family, index // len(self.programs))
+            program = Program(source, instance, self.max_turns)
+            found.append(Item(name=str(index), group=family, text=source, data=program))
+        return found
 
 
-def load_suite(suite: SuiteConfig, config: Config) -> list[HeldOutItem]:
-    """Build the plain episodes of a suite; blocks on files.
+def generated(level: str, config: Config) -> Generated:
+    """Return ``seeds:LEVEL``."""
+    return Generated(level, config)
 
-    The run's seed decides the instances, so each evaluation of a run plays the same ones. Raises ConfigError
-    for an unknown scheme or argument.
+
+def directory(path: str, config: Config) -> Directory:
+    """Return ``dir:PATH``."""
+    return Directory(path, config)
+
+
+def load_suite(suite: SuiteConfig, config: Config) -> tuple[Suite, list[Item]]:
+    """Load a suite of a recipe and its items; blocks on files.
+
+    The run's seed decides the items, so each evaluation of a run plays the same ones. Raises ConfigError for
+    an unknown scheme or argument, and for a suite that lacks something here.
     """
-    scheme, _, argument = suite.source.partition(":")
     where = f"evaluator.suites: {suite.name}"
-    if not registry.has_scheme(registry.SUITES, suite.source):
-        raise ConfigError(
-            f"source = {suite.source!r} begins with no known scheme",
-            where=where,
-            remedy=f"It must begin with {registry.schemes(registry.SUITES)}.",
-        )
-    build: SuiteSource = registry.load(registry.SUITES, scheme, where=where)
-    try:
-        episodes = build(suite, argument, config)
-    except ConfigError as error:
-        what = f"source = {suite.source!r}: {error.what}"
-        raise ConfigError(what, where=where, remedy=error.remedy) from error
-    return [_item(suite, index, episode) for index, episode in enumerate(episodes)]
-
-
-def _item(suite: SuiteConfig, index: int, episode: HeldOutEpisode) -> HeldOutItem:
-    request = EpisodeRequest(
-        episode=stable_id("held", suite.name, index),
-        design="",
-        environment=hashlib.sha256(episode.source.encode()).hexdigest(),
-        arm="plain",
-        round=0,
-        index=index,
-        seed=episode.seed,
-        source=episode.source,
-        hint=None,
-        max_turns=episode.max_turns,
-    )
-    return HeldOutItem(request, episode.family)
+    found = suites.load(suite.source, config, where=where)
+    missing = found.available()
+    if missing:
+        raise ConfigError(f"source = {suite.source!r} cannot be played: {missing}", where=where)
+    return found, list(found.items(suite.episodes, config.run.seed))

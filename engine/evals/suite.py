@@ -1,0 +1,151 @@
+"""The contract of a suite: what is asked, how it is judged, and what is needed for it.
+
+A suite is a plug-in of the entry-point group ``spade.suites``: a function of the argument of its source and the
+recipe that returns a :class:`Suite`. The command ``spade eval`` and the evaluator role play the same suites.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from engine import registry
+from engine.config import Config, SamplingConfig
+from engine.errors import ConfigError
+from sandbox import SandboxPool, SandboxSettings
+
+Split = Literal["test", "validation"]
+Result = TypeVar("Result")
+_WORD = re.compile(r"[A-Za-z]+|-?\d+")
+
+
+class Program(NamedTuple):
+    """An environment to be played: its source, the seed of its instance, its turns."""
+
+    source: str
+    seed: int
+    max_turns: int
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One question of a suite.
+
+    ``name`` is unique in the suite and the same in every evaluation; ``group`` is the column that it counts
+    for; ``text`` is what the contamination guard reads; ``data`` is the suite's own.
+    """
+
+    name: str
+    group: str
+    text: str = ""
+    data: Any = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one sample: ``score`` (1 is right), and the reason where it is none."""
+
+    score: float
+    reason: str = ""
+    detail: dict[str, Any] = {}
+
+
+class Reply(NamedTuple):
+    """One answer of the model: its text without reasoning, the last box in it, and whether it was cut."""
+
+    text: str
+    boxed: str | None
+    cut: bool
+
+
+class Seat(Protocol):
+    """The model's place at one sample of one item. It writes down what it is asked and what it answers."""
+
+    sandbox: SandboxPool
+    key: str
+
+    async def ask(self, messages: Sequence[str], *, system: str | None = None) -> Reply:
+        """Continue a conversation: texts of user and model in turn, the user first and last.
+
+        Where the conversation does not fit the context, the answer is cut and empty.
+        """
+
+    async def play(self, program: Program) -> Outcome:
+        """Play an environment by the turn loop of training; the score is the return."""
+
+    async def work(self, function: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
+        """Run a blocking function in a process of its own. Raises TimeoutError, and what it raises."""
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """How a suite is sampled: ``samples`` for each of ``items`` (0: all)."""
+
+    sampling: SamplingConfig
+    samples: int = 1
+    items: int = 0
+    thinking: Literal["off", "on", "unset"] = "unset"
+
+
+class Suite(ABC):
+    """A held-out suite. ``version`` names its data and what judges it: scores of two versions never mix.
+
+    ``presets`` are its sampling settings by name, "paper" among them where the paper gives them. A suite with
+    the split "validation" may choose a checkpoint; one with "test" may only be reported.
+    """
+
+    version: str = "1"
+    split: Split = "test"
+    presets: ClassVar[Mapping[str, Preset]] = {}
+
+    def available(self) -> str:
+        """Return "" when the suite can be played here, else what is missing and how to get it."""
+        return ""
+
+    @abstractmethod
+    def items(self, count: int, seed: int) -> Sequence[Item]:
+        """Return ``count`` items (0: all), the same for the same arguments; may block on files."""
+
+    @abstractmethod
+    async def play(self, item: Item, seat: Seat) -> Outcome:
+        """Put one item to the model and judge it. Errors of servers and sandbox propagate."""
+
+    def guess(self, item: Item, messages: Sequence[str], rng: random.Random) -> str:
+        """Return the reply of a player that does not think: here a word of the last message."""
+        words = _WORD.findall(messages[-1]) or ["1"]
+        return f"\\boxed{{{rng.choice(words)}}}"
+
+    def sandbox(self, settings: SandboxSettings) -> SandboxSettings:
+        """Return the limits of the sandbox that the suite needs, at least ``settings``."""
+        return settings
+
+
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """Return ``count`` items (0: all), taken from the groups in turn, in the order of the suite."""
+    if not count or count >= len(items):
+        return list(items)
+    turns: dict[str, int] = {}
+    order = []
+    for place, item in enumerate(items):
+        turns[item.group] = turns.get(item.group, -1) + 1
+        order.append((turns[item.group], place))
+    return [items[place] for _, place in sorted(order)[:count]]
+
+
+def load(source: str, config: Config, *, where: str) -> Suite:
+    """Return the suite ``NAME`` or ``NAME:ARGUMENT``. Raises ConfigError for an unknown or wrong one."""
+    name, _, argument = source.partition(":")
+    if name not in registry.registered(registry.SUITES):
+        raise ConfigError(
+            f"source = {source!r} begins with no known scheme",
+            where=where,
+            remedy=f"It must begin with {registry.schemes(registry.SUITES)}.",
+        )
+    build = registry.load(registry.SUITES, name, where=where)
+    try:
+        suite: Suite = build(argument, config)
+    except ConfigError as error:
+        raise ConfigError(f"source = {source!r}: {error.what}", where=where, remedy=error.remedy) from error
+    return suite

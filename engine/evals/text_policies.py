@@ -1,0 +1,115 @@
+"""Players of texts in the place of a server: an endpoint, and the two baselines that do not think.
+
+The turn loop works with tokens. Here each character is a token and a mark begins each message, so that the
+same loop plays models whose tokens nobody sees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from bus.messages import Span
+from engine.config import SamplingConfig
+from engine.inference.completion import Completion, Finish
+from engine.inference.endpoint import Endpoint
+
+CONTEXT = 1 << 30
+"""Characters of a conversation: its length is the endpoint's own business."""
+_SYSTEM, _USER, _MODEL = range(0x110000, 0x110003)
+NULL_REPLY = "\\boxed{}"
+
+
+class Written(NamedTuple):
+    """A text, why it ended, and its tokens (0: unknown)."""
+
+    text: str
+    finish: Finish = "stop"
+    tokens: int = 0
+
+
+Write = Callable[[list[str], "str | None", SamplingConfig, str], Awaitable[Written]]
+"""Continues a conversation: the texts of user and model in turn, the system message, sampling, and the key."""
+
+
+class TextChat:
+    """A chat format whose tokens are characters. It has the methods of ``ChatTokens``."""
+
+    stop_token_ids: tuple[int, ...] = ()
+
+    def first(self, content: str, system: str | None = None) -> list[int]:
+        return self.render([content], system)
+
+    def render(self, messages: Sequence[str], system: str | None = None) -> list[int]:
+        ids = [] if system is None else [_SYSTEM, *map(ord, system)]
+        for turn, text in enumerate(messages):
+            ids += [_MODEL if turn % 2 else _USER, *map(ord, text)]
+        return [*ids, _MODEL]
+
+    def bridge(self, observation: str) -> list[int]:
+        return [_USER, *map(ord, observation), _MODEL]
+
+    def close(self) -> list[int]:
+        return []
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        return False
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        return "".join(chr(one) for one in ids if one < _SYSTEM)
+
+
+class TextPool:
+    """A player of texts with the interface of a pool. ``counted`` has the tokens of each key."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self.counted: Counter[str] = Counter()
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        sampling: SamplingConfig,
+        seed: int | None,
+        key: str,
+        stop_token_ids: Sequence[int],
+        deadline: float | None = None,
+    ) -> Completion:
+        """Continue the conversation that ``prompt`` stands for. Raises what the player raises."""
+        system, messages = None, list[str]()
+        starts = [place for place, one in enumerate(prompt) if one >= _SYSTEM]
+        for start, end in zip(starts, [*starts[1:], len(prompt)], strict=True):
+            text = "".join(map(chr, prompt[start + 1 : end]))
+            if prompt[start] == _SYSTEM:
+                system = text
+            else:
+                messages.append(text)
+        written = await self._write(messages[:-1], system, sampling, key)
+        self.counted[key] += written.tokens
+        tokens = [ord(letter) for letter in written.text]
+        return Completion(tokens, [0.0] * len(tokens), (Span(0, 0, len(tokens)),), written.finish)
+
+
+def endpoint_pool(endpoint: Endpoint) -> TextPool:
+    """Return an endpoint as a pool."""
+
+    async def write(
+        messages: list[str], system: str | None, sampling: SamplingConfig, key: str
+    ) -> Written:
+        reply = await endpoint.write(messages, sampling=sampling, system=system)
+        return Written(reply.text, reply.finish, reply.tokens_out)
+
+    return TextPool(write)
+
+
+def scripted_pool(reply: Callable[[str, list[str]], str]) -> TextPool:
+    """Return a baseline as a pool: ``reply`` gets the key of the sample and the messages."""
+
+    async def write(
+        messages: list[str], system: str | None, sampling: SamplingConfig, key: str
+    ) -> Written:
+        return Written(reply(key, messages))
+
+    return TextPool(write)

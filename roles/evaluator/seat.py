@@ -1,0 +1,128 @@
+"""The seats at one model: conversations and environments, by the pool, sandbox and turn loop of training."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_process
+import anyio.to_thread
+import msgspec
+
+from bus.messages import EpisodeRequest
+from engine.config import SamplingConfig
+from engine.evals.suite import Outcome, Program, Reply
+from engine.evals.text_policies import TextPool
+from engine.inference.replies import visible_reply
+from roles.agent.actions import find_action
+from roles.agent.episode import Player, Rules
+from sandbox import SandboxPool
+
+Result = TypeVar("Result")
+
+
+class Table:
+    """One model: ``pool`` and ``chat`` of a run, of a frozen server, or a player of texts.
+
+    An environment that neither answers nor is answered for ``seconds`` is a fault. ``workers`` bounds the
+    processes of judges.
+    """
+
+    def __init__(
+        self,
+        pool: Any,
+        chat: Any,
+        sandbox: SandboxPool,
+        rules: Rules,
+        *,
+        seconds: float,
+        workers: anyio.CapacityLimiter | None = None,
+    ) -> None:
+        self.pool, self.chat, self.sandbox, self.rules = pool, chat, sandbox, rules
+        self.seconds = seconds
+        self.workers = workers or anyio.CapacityLimiter(2)
+
+    def seat(self, key: str, sampling: SamplingConfig) -> Seat:
+        """Return a fresh seat."""
+        return Seat(self, key, sampling)
+
+
+class Seat:
+    """The place of one sample."""
+
+    def __init__(self, table: Table, key: str, sampling: SamplingConfig) -> None:
+        self._table, self.key = table, key
+        self.sandbox = table.sandbox
+        self._sampling = sampling
+        self.asked: list[tuple[str, str]] = []
+        self._tokens = 0
+        self._seen: list[int] = []
+
+    @property
+    def tokens(self) -> int:
+        pool = self._table.pool
+        return pool.counted[self.key] if isinstance(pool, TextPool) else self._tokens
+
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        return (min(self._seen), max(self._seen)) if self._seen else None
+
+    async def ask(self, messages: Sequence[str], *, system: str | None = None) -> Reply:
+        table = self._table
+        prompt = await anyio.to_thread.run_sync(table.chat.render, list(messages), system)
+        room = table.rules.context_tokens - len(prompt)
+        if room <= 0:
+            self.asked.append((messages[-1], ""))
+            return Reply("", None, True)
+        sampling = msgspec.structs.replace(self._sampling, max_tokens=min(room, self._sampling.max_tokens))
+        completion = await table.pool.generate(
+            prompt,
+            sampling=sampling,
+            seed=None,
+            key=self.key,
+            stop_token_ids=table.chat.stop_token_ids,
+        )
+        self._tokens += len(completion.tokens)
+        self._seen += [span.version for span in completion.spans]
+        text = await anyio.to_thread.run_sync(table.chat.decode, completion.tokens)
+        self.asked.append((messages[-1], text))
+        shown = visible_reply(text, thought_open=table.chat.opens_thought(prompt))
+        return Reply(shown, find_action(shown), completion.finish == "length")
+
+    async def play(self, program: Program) -> Outcome:
+        table = self._table
+        rules = replace(table.rules, sampling=self._sampling)
+        request = EpisodeRequest(
+            episode=self.key,
+            design="",
+            environment=hashlib.sha256(program.source.encode()).hexdigest(),
+            skill="",
+            arm="plain",
+            round=0,
+            index=0,
+            seed=program.seed,
+            source=program.source,
+            hint=None,
+            max_turns=program.max_turns,
+        )
+        player = Player(table.pool, table.sandbox, table.chat, rules)
+        played = await player.play_on(request, table.seconds)
+        if played is None:
+            raise TimeoutError(f"nothing happened for {table.seconds:g} s")
+        self.asked += [(turn.observation, turn.reply) for turn in played.transcript]
+        self._tokens += played.tokens
+        self._seen += played.versions or ()
+        return Outcome(
+            score=played.ending.returned,
+            reason=played.ending.reason,
+            detail={"outcome": played.ending.outcome, "turns": len(played.transcript)},
+        )
+
+    async def work(self, function: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
+        with anyio.fail_after(seconds):
+            return await anyio.to_process.run_sync(
+                function, *arguments, cancellable=True, limiter=self._table.workers
+            )
