@@ -15,6 +15,7 @@ from engine.commands import bench as bench_commands
 from engine.commands import bus as bus_commands
 from engine.commands import credit as credit_commands
 from engine.commands import envs as envs_commands
+from engine.commands import eval as eval_commands
 from engine.commands import export as export_commands
 from engine.commands import repro as repro_commands
 from engine.commands import sandbox as sandbox_commands
@@ -285,7 +286,7 @@ def role(
 app.command()(export_commands.export)
 app.command()(credit_commands.credit)
 app.command()(repro_commands.repro)
-for group in (envs_commands, bus_commands, sandbox_commands, bench_commands):
+for group in (envs_commands, eval_commands, bus_commands, sandbox_commands, bench_commands):
     app.add_typer(group.app)
 
 

@@ -22,6 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 LOCK = ROOT / "requirements" / "cpu.lock"
+# Benchmarks that `spade eval` plays. Without them the suites say what is missing; nothing else needs them.
+BENCHMARKS = ROOT / "requirements" / "evals.lock"
+BUILT = "pycosat==0.6.6"
 STAMP = VENV / "spade-setup.json"
 TORCH = "torch==2.13.0+cpu"
 OLDEST, NEWEST = (3, 11), (3, 14)
@@ -52,6 +55,7 @@ def wanted(python: str) -> dict[str, str]:
     return {
         "python": version.stdout.strip(),
         "lock": hashlib.sha256(LOCK.read_bytes()).hexdigest(),
+        "benchmarks": hashlib.sha256(BENCHMARKS.read_bytes()).hexdigest(),
         "torch": TORCH,
         "project": hashlib.sha256(metadata.encode()).hexdigest(),
         "root": str(ROOT),
@@ -143,6 +147,10 @@ def setup(*, uv: bool, torch_index: str) -> None:
                 "The pinned packages could not be installed; the installer's message above names the one. "
                 "When it was the network, `make setup` goes on from where it stopped."
             )
+    if stamp.get("benchmarks") != target["benchmarks"]:
+        print(f"Installing the benchmarks of {BENCHMARKS.relative_to(ROOT)}", flush=True)
+        if not (installer.install("--requirement", str(BENCHMARKS)) and installer.install(BUILT)):
+            print("Not all could be installed: `spade eval list` says what each suite lacks.", flush=True)
     if not installer.install("--no-build-isolation", "--editable", "."):
         raise SetupError("The project itself could not be installed; the installer's message above says why.")
     temporary = STAMP.with_suffix(".tmp")

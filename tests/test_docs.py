@@ -17,6 +17,12 @@ def test_the_page_of_roles_shows_its_example(language: str, file: str) -> None:
     assert shown == (DOCS / "examples" / "counter" / file).read_text()
 
 
+@pytest.mark.parametrize(("language", "file"), [("python", "sums.py"), ("toml", "pyproject.toml")])
+def test_the_page_of_suites_shows_its_example(language: str, file: str) -> None:
+    (shown,) = re.findall(rf"```{language}\n(.*?)```", (DOCS / "suites.md").read_text(), re.DOTALL)
+    assert shown == (DOCS / "examples" / "sums" / file).read_text()
+
+
 def test_the_picture_is_up_to_date() -> None:
     script = runpy.run_path(str(DOCS / "draw_architecture.py"))
     assert (DOCS / "architecture.svg").read_text() == script["draw"](), "run python docs/draw_architecture.py"

@@ -29,6 +29,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     lock = tmp_path / "cpu.lock"
     lock.write_text("a==1\nb==2\n")
     monkeypatch.setattr(module, "LOCK", lock)
+    benchmarks = tmp_path / "evals.lock"
+    benchmarks.write_text("c==1\n")
+    monkeypatch.setattr(module, "BENCHMARKS", benchmarks)
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n[tool.ruff]\nline-length = 100\n")
     return module
 
@@ -128,10 +131,13 @@ def test_setup_repeats_only_what_has_changed(installed: ModuleType) -> None:
         installed.setup(uv=False, torch_index="")
         return [words[0] for words in Installer.asked]
 
-    assert asked() == [installed.TORCH, "--requirement", "--no-build-isolation"]
+    benchmarks = ["--requirement", installed.BUILT]
+    assert asked() == [installed.TORCH, "--requirement", *benchmarks, "--no-build-isolation"]
     assert asked() == []
     installed.LOCK.write_text("a==2\n")
     assert asked() == ["--requirement", "--no-build-isolation"]
+    installed.BENCHMARKS.write_text("c==2\n")
+    assert asked() == [*benchmarks, "--no-build-isolation"]
     project = installed.ROOT / "pyproject.toml"
     project.write_text(project.read_text().replace("100", "110"))
     assert asked() == []
@@ -147,6 +153,16 @@ def test_what_was_interrupted_is_done_again(installed: ModuleType) -> None:
     Installer.fails = ""
     installed.setup(uv=False, torch_index="")
     assert json.loads(installed.STAMP.read_text())["torch"] == installed.TORCH
+
+
+@pytest.mark.parametrize("missing", ["evals.lock", "pycosat"])
+def test_setup_goes_on_without_benchmarks(
+    installed: ModuleType, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Installer.fails = missing
+    installed.setup(uv=False, torch_index="")
+    assert "what each suite lacks" in capsys.readouterr().out
+    assert installed.STAMP.exists()
 
 
 def test_uv_is_used_when_asked_for_only(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 WORDS = 13
-"""Words in a row that count as a copy, as for GPT-3; a shorter text of at least SHORTEST counts as a whole."""
+"""Words in a row that count as a copy, as for GPT-3. Of a text with fewer all count, from SHORTEST on."""
 SHORTEST = 8
 _WORD = re.compile(r"\w+")
 

@@ -141,4 +141,6 @@ def require_names(items: Iterable[Item], suite: str) -> None:
     """Check that the names of a suite's items are unique. Raises SpadeError."""
     names = [item.name for item in items]
     if len(names) != len(set(names)):
-        raise SpadeError("Two items of the suite have one name", where=suite, remedy="Report it to its author.")
+        raise SpadeError(
+            "Two items of the suite have one name", where=suite, remedy="Report it to its author."
+        )

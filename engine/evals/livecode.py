@@ -39,7 +39,7 @@ Put the whole program into one fence:
 ```"""
 _STDIN = "Read the input from standard input and write the answer to standard output."
 _STARTER = "Complete this code, and keep its names:\n```python\n{starter}\n```"
-_JUDGE = '''
+_JUDGE = """
 import ast, io, json, sys, traceback
 
 MOST = {most}
@@ -88,7 +88,7 @@ class JudgeEnv:
         except BaseException as error:
             answer = {{"error": "".join(traceback.format_exception_only(error))[-300:]}}
         return json.dumps(answer), 0.0, False, False, {{}}
-'''
+"""
 
 
 class Case(NamedTuple):
@@ -165,7 +165,9 @@ class LiveCode(Questions):
         cases = [case for text in tests for case in await seat.work(read_cases, text, seconds=120.0)]
         passed, reason = await judge(seat, fences[-1], cases, function)
         return Outcome(
-            score=float(passed == len(cases) > 0), reason=reason, detail={"passed": passed, "tests": len(cases)}
+            score=float(passed == len(cases) > 0),
+            reason=reason,
+            detail={"passed": passed, "tests": len(cases)},
         )
 
     def guess(self, item: Item, messages: Sequence[str], rng: random.Random) -> str:

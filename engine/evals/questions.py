@@ -23,6 +23,7 @@ LETTERS = "ABCD"
 _JUDGE_SECONDS = 30.0
 _PHRASE = re.compile(r"answer\s*(?:is|:)?\s*\**\(?([A-D])\b", re.IGNORECASE)
 _STEPS = "Reason step by step, and put your final answer into \\boxed{}."
+_LETTER = "Reason step by step, and put the letter of your answer into \\boxed{}."
 
 
 def same_answer(given: str, right: str) -> bool:
@@ -54,7 +55,7 @@ class Questions(Suite):
             if importlib.util.find_spec(module) is None:
                 return f"the package {module} is not installed: {install}"
         if not self.source:
-            return f"it has no data: name a file (NAME:PATH), or NAME:hub for {self.hub[0]} of the Hugging Face Hub"
+            return f"it has no data: name a file, NAME:PATH, or take {self.hub[0]} of the hub, NAME:hub"
         if self.source != "hub" and not Path(self.source).exists():
             return f"there is no file {self.source}"
         return ""
@@ -149,15 +150,16 @@ class Gpqa(Questions):
             question = str(record["Question"]).strip()
             group = str(record.get("High-level domain") or "GPQA")
             yield Item(
-                name=str(number), group=group, text=question, data=(question, options, LETTERS[options.index(right)])
+                name=str(number),
+                group=group,
+                text=question,
+                data=(question, options, LETTERS[options.index(right)]),
             )
 
     async def play(self, item: Item, seat: Seat) -> Outcome:
         question, options, right = item.data
         listed = "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=True))
-        reply = await seat.ask(
-            [f"{question}\n\n{listed}\n\nReason step by step, and put the letter of your answer into \\boxed{{}}."]
-        )
+        reply = await seat.ask([f"{question}\n\n{listed}\n\n{_LETTER}"])
         given = chosen_letter(reply)
         if not given:
             return Outcome(score=0.0, reason=_no_answer(reply))

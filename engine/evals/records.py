@@ -73,7 +73,7 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 class Journal:
-    """Appends samples to a directory. Raises ConfigError when it holds an evaluation under other conditions."""
+    """Appends samples to a directory. Raises ConfigError when it holds results under other conditions."""
 
     def __init__(self, directory: Path, conditions: dict[str, Any]) -> None:
         self.directory, self.conditions = directory, conditions
@@ -95,15 +95,13 @@ class Journal:
             known.write_bytes(_pretty({**conditions, "started": time.strftime("%FT%T%z")}))
         self.samples = list(read_samples(directory))
         _mend(directory / SAMPLES)
-        self._stream = (directory / SAMPLES).open("ab")
 
     def add(self, sample: Sample) -> None:
         self.samples.append(sample)
-        self._stream.write(msgspec.json.encode(sample) + b"\n")
-        self._stream.flush()
+        with (self.directory / SAMPLES).open("ab") as stream:
+            stream.write(msgspec.json.encode(sample) + b"\n")
 
-    def close(self, summary: Summary) -> None:
-        self._stream.close()
+    def finish(self, summary: Summary) -> None:
         (self.directory / SUMMARY).write_bytes(_pretty(summary))
 
 

@@ -48,7 +48,7 @@ class Difference(NamedTuple):
 
 
 def pass_at(right: int, samples: int, k: int) -> float:
-    """Return the unbiased estimate that one of ``k`` samples is right, where ``right`` of ``samples`` were."""
+    """Return an unbiased estimate that one of ``k`` is right, where ``right`` of ``samples`` were."""
     if samples - right < k:
         return 1.0
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
@@ -76,8 +76,7 @@ def interval(values: Sequence[float]) -> Estimate:
     if min(values) == max(values) and mean in (0.0, 1.0):
         width = 1.96**2 / (count + 1.96**2)
         return Estimate(mean, max(0.0, mean - width), min(1.0, mean + width))
-    drawn = _drawn(values)
-    return Estimate(mean, float(drawn[0]), float(drawn[1]))
+    return Estimate(mean, *_drawn(values))
 
 
 def difference(first: Scores, second: Scores) -> Difference | None:
@@ -85,14 +84,16 @@ def difference(first: Scores, second: Scores) -> Difference | None:
     common = sorted(first.keys() & second.keys())
     if not common:
         return None
-    means = [math.fsum(second[one]) / len(second[one]) - math.fsum(first[one]) / len(first[one]) for one in common]
-    low, high = _drawn(means)
-    mean = Estimate(math.fsum(means) / len(means), float(low), float(high))
+    means = [
+        math.fsum(second[one]) / len(second[one]) - math.fsum(first[one]) / len(first[one]) for one in common
+    ]
+    mean = Estimate(math.fsum(means) / len(means), *_drawn(means))
     return Difference(len(common), len(first.keys() | second.keys()) - len(common), mean)
 
 
-def _drawn(values: Sequence[float]) -> np.ndarray:
+def _drawn(values: Sequence[float]) -> tuple[float, float]:
     array, rng = np.asarray(values, float), np.random.default_rng(_SEED)
     size = max(1, min(DRAWS, 4_000_000 // len(array)))
     means = array[rng.integers(len(array), size=(size, len(array)))].mean(axis=1)
-    return np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

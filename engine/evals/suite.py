@@ -1,7 +1,7 @@
 """The contract of a suite: what is asked, how it is judged, and what is needed for it.
 
-A suite is a plug-in of the entry-point group ``spade.suites``: a function of the argument of its source and the
-recipe that returns a :class:`Suite`. The command ``spade eval`` and the evaluator role play the same suites.
+A suite is a plug-in of the entry-point group ``spade.suites``: a function that returns a :class:`Suite` for
+the argument of its source and the recipe. The command ``spade eval`` and the evaluator role play the same.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingConfig
     samples: int = 1
     items: int = 0
-    thinking: Literal["off", "on", "unset"] = "unset"
 
 
 class Suite(ABC):
@@ -99,6 +98,7 @@ class Suite(ABC):
     version: str = "1"
     split: Split = "test"
     presets: ClassVar[Mapping[str, Preset]] = {}
+    baselines: ClassVar[tuple[str, ...]] = ("null", "random")
 
     def available(self) -> str:
         """Return "" when the suite can be played here, else what is missing and how to get it."""

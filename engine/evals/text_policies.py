@@ -30,7 +30,7 @@ class Written(NamedTuple):
 
 
 Write = Callable[[list[str], "str | None", SamplingConfig, str], Awaitable[Written]]
-"""Continues a conversation: the texts of user and model in turn, the system message, sampling, and the key."""
+"""Continues a conversation: texts of user and model in turn, the system message, sampling, the key."""
 
 
 class TextChat:
@@ -95,9 +95,7 @@ class TextPool:
 def endpoint_pool(endpoint: Endpoint) -> TextPool:
     """Return an endpoint as a pool."""
 
-    async def write(
-        messages: list[str], system: str | None, sampling: SamplingConfig, key: str
-    ) -> Written:
+    async def write(messages: list[str], system: str | None, sampling: SamplingConfig, key: str) -> Written:
         reply = await endpoint.write(messages, sampling=sampling, system=system)
         return Written(reply.text, reply.finish, reply.tokens_out)
 
@@ -107,9 +105,7 @@ def endpoint_pool(endpoint: Endpoint) -> TextPool:
 def scripted_pool(reply: Callable[[str, list[str]], str]) -> TextPool:
     """Return a baseline as a pool: ``reply`` gets the key of the sample and the messages."""
 
-    async def write(
-        messages: list[str], system: str | None, sampling: SamplingConfig, key: str
-    ) -> Written:
+    async def write(messages: list[str], system: str | None, sampling: SamplingConfig, key: str) -> Written:
         return Written(reply(key, messages))
 
     return TextPool(write)

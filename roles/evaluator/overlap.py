@@ -1,7 +1,6 @@
 """Counts the accepted designs that repeat a program or a text of a held-out suite.
 
 Nothing stops a designer from writing such a program, so each evaluation is published with the count. Programs
-Nothing stops a designer from writing such a program, so each evaluation is published with the count. Programs
 are compared without names, comments, docstrings and texts, except texts that are a variable's value: those of
 one family with the same parameters are equal. A text of a suite that is no program is looked for by its words
 (:mod:`engine.evals.contamination`).

@@ -12,10 +12,10 @@ import msgspec
 
 from bus.messages import EnvironmentReady, EvaluationFinished, Message
 from engine.config import Config
-from engine.lineage import Lineage, Version
 from engine.evals.harness import Harness
 from engine.evals.records import Sample
 from engine.evals.suite import Item, Suite
+from engine.lineage import Lineage, Version
 from engine.records import served_versions
 from roles.agent.episode import Rules
 from roles.base import Role, RoleContext
@@ -161,9 +161,7 @@ class EvaluatorRole(Role):
         samples = await self._play(suite)
         wanted = len(self._suites[suite][1])
         if len(samples) < wanted * _LEAST_SHARE:
-            self.log.warning(
-                "evaluation_failed", suite=suite, step=step, played=len(samples), wanted=wanted
-            )
+            self.log.warning("evaluation_failed", suite=suite, step=step, played=len(samples), wanted=wanted)
             return None
         results = [Result(one.group, one.score, one.versions) for one in samples]
         total = score(results, serving.pack() if serving else 0)

@@ -213,9 +213,9 @@ def test_an_export_overwrites_nothing(catalogue: Catalogue, tmp_path: Path) -> N
 def test_a_suite_and_a_pool_read_an_export(catalogue: Catalogue, tmp_path: Path) -> None:
     envs.export(catalogue, catalogue.entries, tmp_path / "pool")
     there = f"dir:{tmp_path / 'pool'}"
-    items = load_suite(SuiteConfig(name="own", source=there, episodes=10), config(tmp_path))
+    _, items = load_suite(SuiteConfig(name="own", source=there, episodes=10), config(tmp_path))
     expected = {entry.environment for entry in catalogue.entries}
-    assert {item.request.environment for item in items} == expected
+    assert {hashlib.sha256(item.data.source.encode()).hexdigest() for item in items} == expected
     pool = Programs.open(PoolConfig(source=there))
     dealt = {hashlib.sha256(pool.draw(number, 0)[1].encode()).hexdigest() for number in range(len(pool))}
     assert dealt == expected

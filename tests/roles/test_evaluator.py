@@ -246,26 +246,26 @@ async def test_a_drain_ends_an_evaluation_without_a_result(tmp_path: Path) -> No
 def test_suites_are_the_same_at_every_evaluation(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     (suite,) = stage.config.evaluator.suites
-    items = load_suite(suite, stage.config)
-    assert items == load_suite(suite, stage.config)
-    assert len({item.request.episode for item in items}) == 8
-    assert len({(item.family, item.request.seed) for item in items}) == 8
-    assert all(item.request.arm == "plain" for item in items)
+    _, items = load_suite(suite, stage.config)
+    assert items == load_suite(suite, stage.config)[1]
+    assert len({item.name for item in items}) == 8
+    assert len({(item.group, item.data.seed) for item in items}) == 8
 
 
 def test_generated_suites() -> None:
     suite = SuiteConfig(name="mid", source="seeds:mid", episodes=12)
-    items = load_suite(suite, make_config())
+    _, items = load_suite(suite, make_config())
     assert len(items) == 12
-    assert len({item.family for item in items}) > 1
-    assert items == load_suite(suite, make_config())
+    assert len({item.group for item in items}) > 1
+    assert items == load_suite(suite, make_config())[1]
 
 
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
         ("seeds:impossible", "no held-out suite 'impossible'.*easy, mid, hard"),
-        ("ftp:x", "no known scheme.*dir: or seeds:"),
+        ("ftp:x", "no known scheme.*dir:.* or seeds:"),
+        ("aime-25:", "cannot be played: it has no data: name a file"),
         ("programs/", "no known scheme"),
         ("dir:", "no program"),
         ("dir:/no/such/place", "no program"),
@@ -279,11 +279,21 @@ def test_unknown_suites_are_refused_before_the_start(source: str, complaint: str
 
 
 SUITE = """
-from roles.evaluator.suites import HeldOutEpisode
+from engine.evals.suite import Item, Outcome, Suite
 
-def puzzles(suite, argument, config):
-    source = f"class {argument}Env: ..."
-    return [HeldOutEpisode(source, index, argument, 4) for index in range(suite.episodes)]
+class Puzzles(Suite):
+    def __init__(self, argument):
+        self.argument = argument
+
+    def items(self, count, seed):
+        return [Item(name=str(index), group=self.argument) for index in range(count)]
+
+    async def play(self, item, seat):
+        reply = await seat.ask([f"say {item.name}"])
+        return Outcome(score=float(reply.boxed == item.name))
+
+def puzzles(argument, config):
+    return Puzzles(argument)
 """
 
 
@@ -293,23 +303,22 @@ def test_a_suite_of_another_package_is_loaded_by_its_entry_point(
     points = {"spade.suites/puzzles": "suites:puzzles", "spade.suites/broken": "absent:suite"}
     monkeypatch.syspath_prepend(str(plugins.install(tmp_path, "guest_suites", {"suites": SUITE}, points)))
     try:
-        items = load_suite(SuiteConfig(name="own", source="puzzles:Chess", episodes=3), make_config())
-        assert [(item.family, item.request.seed) for item in items] == [("Chess", n) for n in range(3)]
+        _, items = load_suite(SuiteConfig(name="own", source="puzzles:Chess", episodes=3), make_config())
+        assert [(item.group, item.name) for item in items] == [("Chess", str(n)) for n in range(3)]
         with pytest.raises(ConfigError, match=r"guest_suites\.absent:suite\) cannot be imported"):
             load_suite(SuiteConfig(name="own", source="broken:x"), make_config())
-        with pytest.raises(ConfigError, match="begin with broken:, dir:, puzzles: or seeds:"):
+        with pytest.raises(ConfigError, match=r"begin with .*broken:.*puzzles:.* or seeds:"):
             load_suite(SuiteConfig(name="own", source="chess:x"), make_config())
     finally:
         registry.registered.cache_clear()
 
 
-def test_the_recipe_guide_names_every_built_in_suite() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+def test_the_guide_names_every_built_in_suite() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    guide = (docs / "recipes.md").read_text() + (docs / "evaluation.md").read_text()
     levels = [f"`seeds:{level}`" for level in seeds.SUITES]
-    assert all(
-        name in guide
-        for name in [*levels, *(f"`{scheme}:" for scheme in registry.registered(registry.SUITES))]
-    )
+    assert all(name in guide for name in levels)
+    assert all(f"`{name}" in guide for name in registry.registered(registry.SUITES))
 
 
 async def test_a_later_life_needs_the_note_of_who_serves_and_the_last_word_of_the_learner(
