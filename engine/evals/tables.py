@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -142,9 +143,12 @@ def page(table: dict[str, Any]) -> str:
         if table["selected"]
         else ""
     )
+    drawn = json.dumps(charts).replace("</", "<\\/")
     return (
         f"<!doctype html><meta charset=utf-8><title>Evaluations</title><style>{_STYLE}</style>"
-        f"<script>{get_plotlyjs()}</script><table><tr><th></th>{head}</tr>{''.join(body)}</table>{note}{''.join(charts)}"
+        f"<script>{get_plotlyjs()}</script><table><tr><th></th>{head}</tr>{''.join(body)}</table>{note}"
+        f"{'<div></div>' * len(charts)}<script>{drawn}.forEach((chart, place) => Plotly.newPlot("
+        "document.querySelectorAll('div')[place], chart.data, chart.layout))</script>"
     )
 
 

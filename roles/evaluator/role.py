@@ -12,6 +12,7 @@ import msgspec
 
 from bus.messages import EnvironmentReady, EvaluationFinished, Message
 from engine.config import Config
+from engine.errors import ConfigError
 from engine.evals.harness import Harness
 from engine.evals.records import Sample
 from engine.evals.suite import Item, Suite
@@ -56,9 +57,18 @@ class EvaluatorRole(Role):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Load each suite, so that a wrong source is refused before the start. Raises ConfigError."""
+        """Load each suite, so that a wrong source is refused before the start.
+
+        A suite of a test split may not choose the best checkpoint. Raises ConfigError.
+        """
         for suite in config.evaluator.suites:
-            load_suite(suite, config)
+            found, _ = load_suite(suite, config)
+            if suite.name == config.learner.best_by and found.split == "test":
+                raise ConfigError(
+                    f"learner.best_by = {suite.name!r} is a test split ({suite.source}): what is reported may "
+                    "not choose the checkpoint",
+                    remedy="Name a suite of a validation split, such as seeds:validation.",
+                )
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)

@@ -99,7 +99,6 @@ class Seat:
             episode=self.key,
             design="",
             environment=hashlib.sha256(program.source.encode()).hexdigest(),
-            skill="",
             arm="plain",
             round=0,
             index=0,

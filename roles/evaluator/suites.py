@@ -23,11 +23,12 @@ class Programs(Suite):
 
 
 class Generated(Programs):
-    """``seeds:easy|mid|hard``: programs of the seed families with withheld parameters."""
+    """``seeds:NAME``: programs of the seed families with withheld parameters."""
 
     def __init__(self, level: str, config: Config) -> None:
         seeds.held_out(level, 1, 0, config.warmstart.families)  # refuses an unknown level
         self.level, self.families = level, config.warmstart.families
+        self.split = "test" if level in seeds.TEST else "validation"
 
     def items(self, count: int, seed: int) -> Sequence[Item]:
         held = seeds.held_out(self.level, count or _DEFAULT_ITEMS, seed, self.families)
@@ -65,7 +66,7 @@ class Directory(Programs):
 
 
 def generated(level: str, config: Config) -> Generated:
-    """Return ``seeds:LEVEL``."""
+    """Return ``seeds:NAME``."""
     return Generated(level, config)
 
 
