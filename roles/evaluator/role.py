@@ -65,8 +65,8 @@ class EvaluatorRole(Role):
             found, _ = load_suite(suite, config)
             if suite.name == config.learner.best_by and found.split == "test":
                 raise ConfigError(
-                    f"learner.best_by = {suite.name!r} is a test split ({suite.source}): what is reported may "
-                    "not choose the checkpoint",
+                    f"learner.best_by = {suite.name!r} is a test split ({suite.source}), which may only be "
+                    "reported",
                     remedy="Name a suite of a validation split, such as seeds:validation.",
                 )
 
