@@ -10,48 +10,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandbox.criteria import read_tools
-    from sandbox.errors import (
-        EnvCrashed,
-        EnvError,
-        EnvFailure,
-        EnvMemory,
-        EnvProtocolError,
-        EnvQuarantined,
-        EnvTimeout,
-        EnvViolation,
-        InfraFailure,
-        InstanceClosed,
-        SandboxError,
-        SandboxUnavailable,
-        SpawnRefused,
-    )
-    from sandbox.frames import ResetResult, StepResult
-    from sandbox.instance import Instance
-    from sandbox.metadata import Metadata
-    from sandbox.pool import SandboxPool
-    from sandbox.probes import Transcript
-    from sandbox.protection import ProtectionReport
-    from sandbox.settings import SandboxSettings
-    from sandbox.source import extract
-    from sandbox.trial import Rejected
-    from sandbox.validate import RUNGS, Check, Program, Validator, ValidatorSettings, Verdict
+    from sandbox.criteria import read_tools as read_tools
+    from sandbox.errors import EnvCrashed as EnvCrashed
+    from sandbox.errors import EnvError as EnvError
+    from sandbox.errors import EnvFailure as EnvFailure
+    from sandbox.errors import EnvMemory as EnvMemory
+    from sandbox.errors import EnvProtocolError as EnvProtocolError
+    from sandbox.errors import EnvQuarantined as EnvQuarantined
+    from sandbox.errors import EnvTimeout as EnvTimeout
+    from sandbox.errors import EnvViolation as EnvViolation
+    from sandbox.errors import InfraFailure as InfraFailure
+    from sandbox.errors import InstanceClosed as InstanceClosed
+    from sandbox.errors import SandboxError as SandboxError
+    from sandbox.errors import SandboxUnavailable as SandboxUnavailable
+    from sandbox.errors import SpawnRefused as SpawnRefused
+    from sandbox.frames import StepResult as StepResult
+    from sandbox.instance import Instance as Instance
+    from sandbox.metadata import Metadata as Metadata
+    from sandbox.pool import SandboxPool as SandboxPool
+    from sandbox.probes import Transcript as Transcript
+    from sandbox.protection import ProtectionReport as ProtectionReport
+    from sandbox.settings import SandboxSettings as SandboxSettings
+    from sandbox.source import extract as extract
+    from sandbox.trial import Rejected as Rejected
+    from sandbox.validate import Check as Check
+    from sandbox.validate import Program as Program
+    from sandbox.validate import Validator as Validator
+    from sandbox.verdict import RUNGS as RUNGS
+    from sandbox.verdict import ValidatorSettings as ValidatorSettings
+    from sandbox.verdict import Verdict as Verdict
 
-_ERRORS = (
-    *(
-        "EnvCrashed",
-        "EnvError",
-        "EnvFailure",
-        "EnvMemory",
-        "EnvProtocolError",
-        "EnvQuarantined",
-        "EnvTimeout",
-    ),
-    *("EnvViolation", "InfraFailure", "InstanceClosed", "SandboxError", "SandboxUnavailable", "SpawnRefused"),
-)
 _HOMES = {
-    **dict.fromkeys(_ERRORS, "errors"),
-    "ResetResult": "frames",
     "StepResult": "frames",
     "Instance": "instance",
     "Metadata": "metadata",
@@ -62,44 +51,14 @@ _HOMES = {
     "extract": "source",
     "read_tools": "criteria",
     "Rejected": "trial",
-    **dict.fromkeys(("RUNGS", "Check", "Program", "Validator", "ValidatorSettings", "Verdict"), "validate"),
+    **dict.fromkeys(("Check", "Program", "Validator"), "validate"),
+    **dict.fromkeys(("RUNGS", "ValidatorSettings", "Verdict"), "verdict"),
 }
-
-__all__ = [
-    "RUNGS",
-    "Check",
-    "EnvCrashed",
-    "EnvError",
-    "EnvFailure",
-    "EnvMemory",
-    "EnvProtocolError",
-    "EnvQuarantined",
-    "EnvTimeout",
-    "EnvViolation",
-    "InfraFailure",
-    "Instance",
-    "InstanceClosed",
-    "Metadata",
-    "Program",
-    "ProtectionReport",
-    "Rejected",
-    "ResetResult",
-    "SandboxError",
-    "SandboxPool",
-    "SandboxSettings",
-    "SandboxUnavailable",
-    "SpawnRefused",
-    "StepResult",
-    "Transcript",
-    "Validator",
-    "ValidatorSettings",
-    "Verdict",
-    "extract",
-    "read_tools",
-]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = _HOMES.get(name, "errors")
+    found = getattr(importlib.import_module(f"sandbox.{home}"), name, None)
+    if found is None:
         raise AttributeError(f"module 'sandbox' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sandbox.{_HOMES[name]}"), name)
+    return found

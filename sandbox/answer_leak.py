@@ -16,16 +16,11 @@ from sandbox.probes import Transcript
 from sandbox.trial import Trial
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-_CLAIM = re.compile(
-    r"\b(?:answer|solution|secret|key|target|password|code|word|number)\b\W{0,3}(?:is|was|are|=|:)\W{0,3}(\w{1,64})",
-    re.IGNORECASE,
-)
 _COMPARED, _PLACES, _FRESH, _BLOCK, _RATE = 4, 8, 8, 5, 0.9
 _CONTEXT = 2
 _LONGEST = 256  # of an action that is looked for in a text
 
 Place = tuple[str, ...]
-CLAIM: Place = ("the answer is",)
 
 
 def said(observation: str, action: str) -> bool:
@@ -57,9 +52,6 @@ def places(observations: Sequence[str]) -> list[Place]:
 
 def copied(observation: str, place: Place) -> str | None:
     """Return the first word at ``place``, None when there is none."""
-    if place == CLAIM:
-        claim = _CLAIM.search(observation)
-        return claim[1] if claim else None
     return next((word for there, word in _words(observation) if there == place), None)
 
 
@@ -69,12 +61,7 @@ async def copy_wins(trial: Trial) -> str:
         if trial.invalid.isdisjoint(before):
             for place in await _suspected(trial, before):
                 if await _always_wins(trial, before, place):
-                    how = (
-                        "it says what it is"
-                        if place == CLAIM
-                        else f"it is the word after {' '.join(place)!r}"
-                    )
-                    return f"{where} gives the answer away: {how}"
+                    return f"{where} gives the answer away: it is the word after {' '.join(place)!r}"
     return ""
 
 
@@ -82,8 +69,7 @@ async def _suspected(trial: Trial, before: tuple[str, ...]) -> list[Place]:
     """Return the places of words that differ between instances, in what is seen after ``before``."""
     seen = [await _seen(trial, seed, before) for seed in trial.seeds()[:_COMPARED]]
     texts = [text for text in seen if text is not None]
-    claimed = [CLAIM] if texts and all(copied(text, CLAIM) is not None for text in texts) else []
-    return [*claimed, *(places(texts)[:_PLACES] if len(texts) > 1 else [])]
+    return places(texts)[:_PLACES] if len(texts) > 1 else []
 
 
 async def _always_wins(trial: Trial, before: tuple[str, ...], place: Place) -> bool:

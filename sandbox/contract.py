@@ -12,9 +12,8 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -23,12 +22,7 @@ FILENAME = "<environment>"
 REWARD_BOUND = 10.0
 FIVE = "observation, reward, terminated, truncated, info"
 CALLABLE = ("reset", "step", "get_tools", "execute_tool", "render", "solution", "criteria_met", "messages")
-MAX_INFO_KEYS = 64
-MAX_INFO_TEXT = 256
 MAX_METADATA = 4096
-
-# Declarations of a program about itself, in METADATA or in the lines of a docstring.
-DECLARED = ("title", "goal", "skill", "difficulty", "max_turns", "idea", "win")
 
 _words = str.split
 
@@ -53,23 +47,11 @@ HIDDEN = tuple(
 )
 
 # Names that a program may use without importing them.
-INJECTED = (
-    *("random", "math", "re", "string", "json", "copy", "itertools", "functools", "collections", "heapq"),
-    *("bisect", "statistics"),
+INJECTED = tuple(
+    _words("random math re string json copy itertools functools collections heapq bisect statistics")
 )
-INJECTED_TYPING = (
-    "Annotated",
-    "Any",
-    "Callable",
-    "Dict",
-    "Iterable",
-    "List",
-    "Literal",
-    "Optional",
-    "Sequence",
-    "Set",
-    "Tuple",
-    "Union",
+INJECTED_TYPING = tuple(
+    _words("Annotated Any Callable Dict Iterable List Literal Optional Sequence Set Tuple Union")
 )
 
 
@@ -149,24 +131,27 @@ def takes_seed(reset: Callable[..., Any]) -> bool | None:
     return None
 
 
-def read_reset(answer: object) -> tuple[str, object]:
-    """Return (observation, info). Raises ContractError unless it is text, or text and a dict."""
-    observation, info = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+def read_reset(answer: object) -> str:
+    """Return the first observation. Raises ContractError unless it is text, or text and a dict."""
+    observation, _ = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if not isinstance(observation, str):
         raise ContractError(f"reset must return text, not {type(observation).__name__}")
-    return observation, info
+    return observation
 
 
-def read_step(answer: object) -> tuple[str, float, bool, bool, object]:
-    """Return the five parts of a step. Raises ContractError, or what the parts' own methods raise."""
+def read_step(answer: object) -> tuple[str, float, bool, bool]:
+    """Return the parts of a step without its info, which nobody sees.
+
+    Raises ContractError, or what the parts' own methods raise.
+    """
     if not isinstance(answer, tuple | list):
         raise ContractError(f"step must return a 5-tuple, not {type(answer).__name__}: {FIVE}")
     if len(answer) != 5:
         raise ContractError(f"step must return 5 values, not {len(answer)}: {FIVE}")
-    observation, reward, terminated, truncated, info = answer
+    observation, reward, terminated, truncated, _ = answer
     text = "" if observation is None else str(observation)
     ended, cut = exact_bool(terminated, "terminated"), exact_bool(truncated, "truncated")
-    return text, read_reward(reward), ended, cut, info
+    return text, read_reward(reward), ended, cut
 
 
 def exact_bool(value: Any, what: str) -> bool:
@@ -192,27 +177,14 @@ def read_reward(reward: Any) -> float:
 
 
 def declaration(module: ModuleType, cls: type) -> dict[str, Any]:
-    """Return ``{"source": "METADATA" | "docstring", "fields": {...}}``, or {} when nothing is declared.
+    """Return the dict ``METADATA`` of the class or the module as ``{"fields": ...}``, {} when there is none.
 
-    A dict ``METADATA`` of the class or of the module counts before the lines ``key: value`` of a docstring.
-    An ``error`` takes the place of ``fields`` when METADATA is not a dict of JSON values. A turn budget in a
-    docstring is a number, or it is prose.
+    ``error`` takes the place of ``fields`` when it is not a dict of JSON values.
     """
-    for scope in (vars(cls), vars(module)):
-        if "METADATA" in scope:
-            return {"source": "METADATA"} | _as_json(scope["METADATA"])
-    fields: dict[str, Any] = {}
-    for scope in (vars(module), vars(cls)):
-        for line in str(scope.get("__doc__") or "").splitlines():
-            key, colon, value = line.strip().partition(":")
-            key, value = key.strip().lower().replace(" ", "_"), value.strip()
-            prose = key == "max_turns" and not re.fullmatch(r"[1-9]\d{0,3}(?: turns)?", value)
-            if colon and value and key in DECLARED and not prose:
-                fields.setdefault(key, int(value.split()[0]) if key == "max_turns" else value[:MAX_METADATA])
-    return {"source": "docstring", "fields": fields} if fields else {}
-
-
-def _as_json(value: object) -> dict[str, Any]:
+    scope = next((scope for scope in (vars(cls), vars(module)) if "METADATA" in scope), None)
+    if scope is None:
+        return {}
+    value = scope["METADATA"]
     if not isinstance(value, dict):
         return {"error": f"METADATA must be a dict, not {type(value).__name__}"}
     try:
@@ -230,33 +202,3 @@ def budgeted(kwargs: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str
     if type(budget) is int and budget > 0 and "max_turns" in made:
         made["max_turns"] = min(made["max_turns"], budget)
     return made
-
-
-def clean(info: object) -> dict[str, str | int | float | bool | None]:
-    """Return at most 64 entries of ``info`` as scalars: other values as short text, non-dicts as nothing.
-
-    Never raises, whatever the values do when they are looked at: nobody sees ``info`` during a play.
-    """
-    try:
-        if not isinstance(info, Mapping):
-            return {}
-        items: Iterable[tuple[Any, Any]] = list(zip(range(MAX_INFO_KEYS), info.items(), strict=False))
-        return {str(key)[:MAX_INFO_TEXT]: _scalar(value) for _, (key, value) in items}
-    except Exception:
-        return {}
-
-
-def _scalar(value: Any) -> str | int | float | bool | None:
-    if value is None or isinstance(value, bool):
-        return value
-    if type(value) is int and abs(value) < 1 << 53:
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return float(value)
-    try:
-        if hasattr(value, "item") and getattr(value, "shape", None) == ():
-            return _scalar(value.item())
-        return str(value)[:MAX_INFO_TEXT]
-    except Exception:
-        # an integer of thousands of digits, a __str__ that fails
-        return f"<{type(value).__name__}>"

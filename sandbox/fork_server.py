@@ -88,7 +88,6 @@ class Zygote:
         return {
             "walls": self.walls.state,
             "uid_mode": self.walls.uid_mode,
-            "base_vm": self.limits.address_space,
             "kernel": " ".join(os.uname()[::2]),
             "canary": self._canary(filtered=True),
             "bare": self._canary(filtered=False),

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-Scalar = str | int | float | bool | None
+from sandbox.settings import SandboxSettings
+
 _PREFIX = 4
 # Limits that the runner keeps; a forged frame must keep them too.
-MAX_KEYS, MAX_KEY, MAX_INT = 64, 256, 1 << 53
 MAX_ERROR = (100, 1000, 2000, 16)  # type, message, traceback, phase
-MAX_CLASS, MAX_CALLS, MAX_TURNS = 128, 16, 1 << 31
+MAX_CLASS, MAX_CALLS, MAX_TURNS, MAX_REWARD = 128, 16, 1 << 31, 10.0
 
 
 class Malformed(ValueError):
@@ -39,49 +39,30 @@ class ProgramInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunnerReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One answer. ``err`` is (type, message, traceback, phase); ``cut`` says that text was shortened."""
+    """One answer; ``err`` is (type, message, traceback, phase)."""
 
     i: int
     o: str = ""
     r: float = 0.0
     te: bool = False
     tr: bool = False
-    f: dict[str, Scalar] = {}
     err: tuple[str, str, str, str] | None = None
-    out: str | None = None
-    cut: bool = False
+    out: str = ""
     m: ProgramInfo | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """One step of an environment. ``reward`` is finite and in [-10, 10]; ``info`` holds scalars only."""
+    """One step of an environment. ``reward`` is finite and in [-10, 10]; nobody reads its ``info``."""
 
     observation: str
     reward: float
     terminated: bool
     truncated: bool
-    info: dict[str, Scalar] = {}
 
     @property
     def done(self) -> bool:
         """True when the episode is over."""
         return self.terminated or self.truncated
-
-
-class ResetResult(msgspec.Struct, frozen=True):
-    """The first observation of an episode."""
-
-    observation: str
-    info: dict[str, Scalar] = {}
-
-
-class Bounds(msgspec.Struct, frozen=True):
-    """Largest frame, observation and kept output in bytes, largest absolute reward."""
-
-    reply: int
-    observation: int
-    output: int
-    reward: float = 10.0
 
 
 _encoder = msgspec.json.Encoder()
@@ -111,7 +92,7 @@ def cut(buffer: bytearray, limit: int) -> bytes | None:
     return body
 
 
-def read_reply(body: bytes, expected: int, bounds: Bounds) -> RunnerReply:
+def read_reply(body: bytes, expected: int, limits: SandboxSettings) -> RunnerReply:
     """Decode the answer to request ``expected``. Raises Malformed for anything else."""
     try:
         reply = _replies.decode(body)
@@ -119,24 +100,16 @@ def read_reply(body: bytes, expected: int, bounds: Bounds) -> RunnerReply:
         raise Malformed(f"not a reply: {str(error)[:200]}") from None
     if reply.i != expected:
         raise Malformed(f"answer to request {reply.i}, expected {expected}")
-    if not math.isfinite(reply.r) or abs(reply.r) > bounds.reward:
+    if not math.isfinite(reply.r) or abs(reply.r) > MAX_REWARD:
         raise Malformed("reward outside its range")
     # a byte is at most one character, so the child's cut in bytes bounds the characters too
-    if len(reply.o) > bounds.observation or len(reply.out or "") > bounds.output:
+    if len(reply.o) > limits.max_observation_bytes or len(reply.out) > limits.max_output_bytes:
         raise Malformed("text longer than agreed")
-    if len(reply.f) > MAX_KEYS or not all(len(k) <= MAX_KEY and _small(v) for k, v in reply.f.items()):
-        raise Malformed("info larger than agreed")
     if reply.err is not None and any(map(lambda part, most: len(part) > most, reply.err, MAX_ERROR)):
         raise Malformed("error longer than agreed")
     if reply.m is not None and not _plausible(reply.m):
         raise Malformed("a program description larger than agreed")
     return reply
-
-
-def _small(value: Scalar) -> bool:
-    if isinstance(value, str):
-        return len(value) <= MAX_KEY
-    return abs(value or 0) < MAX_INT if type(value) is int else value is None or math.isfinite(value)
 
 
 def _plausible(about: ProgramInfo) -> bool:
@@ -157,7 +130,6 @@ class ZygoteReady(msgspec.Struct, frozen=True, tag_field="op", tag="ready"):
 
     walls: dict[str, str]
     uid_mode: str
-    base_vm: int
     kernel: str
     canary: dict[str, str]
     bare: dict[str, str]

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 60
 _INSTANCE_PAGES = 1024  # what an instance copies of its zygote
 _INSTANCE_MOST = 24 << 20  # all of the zygote: with large pages nearly every one of them is copied
 _RESERVED_FILES = 256
@@ -74,34 +73,27 @@ def _memory() -> Iterator[tuple[int, int]]:
     known = _table("/proc/meminfo")
     if {"MemAvailable:", "MemTotal:"} <= known.keys():
         yield known["MemTotal:"] << 10, known["MemAvailable:"] << 10
-    for group in _control_groups("memory"):
-        limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
-        used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
-        if limit.isdigit() and used.isdigit() and 0 < int(limit) < _UNLIMITED:
-            stat = _table(group / "memory.stat")
-            # the kernel gives page cache back when memory is needed
-            cache = stat.get("file", stat.get("cache", 0)) - stat.get("shmem", 0)
-            yield int(limit), max(0, int(limit) - int(used) + cache)
+    for group, limit, used in _limits("memory"):
+        stat = _table(group / "memory.stat")
+        # the kernel gives page cache back when memory is needed
+        yield limit, max(0, limit - used + stat.get("file", 0) - stat.get("shmem", 0))
 
 
 def _free_pids() -> Iterator[int]:
     """Yield the free process ids of the kernel and of the control groups we are in."""
     yield int(_read("/proc/sys/kernel/pid_max") or 32768)
-    for group in _control_groups("pids"):
-        limit, used = _read(group / "pids.max"), _read(group / "pids.current")
+    yield from (limit - used for _, limit, used in _limits("pids"))
+
+
+def _limits(controller: str) -> Iterator[tuple[Path, int, int]]:
+    """Yield (directory, limit, use) of the limited control groups (version 2) that we are in."""
+    _, _, path = _read("/proc/self/cgroup").rpartition("0::")
+    own = _GROUPS / path.lstrip("/")
+    # inside a container the path may be the host's: its own group is mounted at the top then
+    for group in (one for one in (own, *own.parents) if one.is_relative_to(_GROUPS)):
+        limit, used = _read(group / f"{controller}.max"), _read(group / f"{controller}.current")
         if limit.isdigit() and used.isdigit():
-            yield int(limit) - int(used)
-
-
-def _control_groups(controller: str) -> Iterator[Path]:
-    """Yield the directories of the control groups we are in (version 1 or 2), each with its parents."""
-    for line in _read("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers or controller in controllers.split(","):
-            top = _GROUPS / controllers
-            group = top / path.lstrip("/")
-            # inside a container the path may be the host's: its own group is mounted at the top then
-            yield from (one for one in (group, *group.parents) if one.is_relative_to(top))
+            yield group, int(limit), int(used)
 
 
 def _table(path: str | Path) -> dict[str, int]:

@@ -31,15 +31,13 @@ from sandbox.errors import (
     SandboxUnavailable,
     SpawnRefused,
 )
-from sandbox.frames import ResetResult, StepResult
+from sandbox.frames import StepResult
 
 if TYPE_CHECKING:
     from sandbox.zygote_client import ZygoteClient
 
 _READ = 1 << 16
-# Seconds between two looks at a call: while the program holds a turn, and while it sleeps without one.
-_LOOK, _LOOK_ASLEEP = 0.03, 0.25
-_LEAST_DELAY = 0.002
+_LOOK, _LEAST_DELAY = 0.25, 0.002  # seconds between two looks at a call
 
 
 class Owner(Protocol):
@@ -67,9 +65,8 @@ def overdue(
         return "cpu"
     if elapsed >= hard or (elapsed >= soft and (asleep or cpu is None)):
         return "wall"
-    left = budget - (cpu or 0.0)
     wall = hard - elapsed if elapsed >= soft else soft - elapsed
-    return max(_LEAST_DELAY, min(left, wall, _LOOK_ASLEEP if asleep else _LOOK))
+    return max(_LEAST_DELAY, min(budget - (cpu or 0.0), wall, _LOOK))
 
 
 def cause_of_death(status: int, cpu: float, life: int) -> SandboxError:
@@ -85,18 +82,15 @@ def cause_of_death(status: int, cpu: float, life: int) -> SandboxError:
 class Instance:
     """A seeded object of a program in its own process. Made by :meth:`SandboxPool.spawn`.
 
-    ``first`` is the first observation and ``info`` its info. ``class_name``, ``max_turns``, ``calls`` (the
+    ``first`` is the first observation. ``class_name``, ``max_turns``, ``calls`` (the
     methods that may be called), ``tools`` (true for a tool environment) and ``declared`` (JSON, see
     contract.declaration) describe the program. ``output`` is the text printed during the last call, ``cpu``
     the CPU seconds of the whole life, known at its end.
     """
 
-    def __init__(
-        self, owner: Owner, zygote: ZygoteClient, turns: asyncio.Semaphore, number: int, program: str
-    ) -> None:
+    def __init__(self, owner: Owner, zygote: ZygoteClient, number: int, program: str) -> None:
         self.zygote, self.number, self.program = zygote, number, program
         self.first, self.output = "", ""
-        self.info: dict[str, frames.Scalar] = {}
         self.class_name = ""
         self.max_turns: int | None = None
         self.calls: tuple[str, ...] = ()
@@ -106,15 +100,14 @@ class Instance:
         self.pid = 0
         self.error: SandboxError | None = None
         self.gone = asyncio.Event()
-        self._owner, self._turns, self._settings = owner, turns, zygote.settings
+        self._owner, self._settings = owner, zygote.settings
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
         self._unsent = b""
         self._pidfd = -1
-        self._confined = self._calling = self._hung_up = False
+        self._confined = self._hung_up = False
         self._born = asyncio.Event()
         self._request = 0
-        self._turn: asyncio.Semaphore | None = None
         self._answer: asyncio.Future[frames.RunnerReply] | None = None
         self._clock: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -124,8 +117,8 @@ class Instance:
 
     @property
     def busy(self) -> bool:
-        """True while a call is under way or waits for its turn."""
-        return self._calling
+        """True while a call is under way."""
+        return self._answer is not None
 
     @property
     def worn(self) -> bool:
@@ -136,12 +129,11 @@ class Instance:
         """Send the inner text of an action. Raises EnvError and the terminal errors of the package."""
         text = plain(action[: self._settings.max_action_bytes])
         reply = await self._call({"op": "step", "action": text})
-        return StepResult(reply.o, reply.r, reply.te, reply.tr, reply.f)
+        return StepResult(reply.o, reply.r, reply.te, reply.tr)
 
-    async def reset(self, seed: int) -> ResetResult:
-        """Start another episode in the same object."""
-        reply = await self._call({"op": "reset", "seed": seed})
-        return ResetResult(reply.o, reply.f)
+    async def reset(self, seed: int) -> str:
+        """Start another episode in the same object and return its first observation."""
+        return (await self._call({"op": "reset", "seed": seed})).o
 
     async def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call one of the other methods of the contract and return its JSON value."""
@@ -168,16 +160,25 @@ class Instance:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def begin(self, frame: bytes) -> frames.RunnerReply:
-        """Have the process forked and return its answer to request 1, ``frame``. For the pool."""
+    async def fork(self, frame: bytes) -> None:
+        """Have the process forked; ``frame`` is its request 1. For the pool.
+
+        The zygote's notice, without which the process could not be killed, may come after the first answer.
+        """
         self._loop.add_reader(self._socket, self._readable)
         # the request lies in the socket before the child exists: one round trip in all
-        answer = self._ask(frame, self._settings.cpu_load_seconds)
+        self._ask(frame, self._settings.cpu_load_seconds)
         self._suspect_zygote("fork a child")
         self.zygote.request(self, self._theirs)
-        reply = await self._wait(answer)
-        await self._birth()
-        return reply
+        try:
+            await self._born.wait()
+        except asyncio.CancelledError:
+            self._end(InstanceClosed("a spawn was cancelled"))
+            raise
+
+    async def loaded(self) -> frames.RunnerReply:
+        """Return the answer to request 1. For the pool."""
+        return await self._wait()
 
     def describe(self, reply: frames.RunnerReply) -> None:
         """Set the attributes that describe the program from the answer to ``load``. For the pool."""
@@ -185,60 +186,29 @@ class Instance:
             error = EnvProtocolError("the answer to load does not describe the program")
             self._end(error)
             raise error
-        self.first, self.info = reply.o, reply.f
+        self.first = reply.o
         self.class_name, self.max_turns, self.calls = reply.m.cls, reply.m.turns, reply.m.calls
         self.tools, self.declared = reply.m.tools, reply.m.meta
 
-    async def _birth(self) -> None:
-        """Wait for the zygote's notice of the fork, without which the process could not be killed.
-
-        The notice may come after the child's first answer.
-        """
-        try:
-            await self._born.wait()
-        except asyncio.CancelledError:
-            self._end(InstanceClosed("a spawn was cancelled"))
-            raise
+    async def _call(self, message: dict[str, Any]) -> frames.RunnerReply:
+        if self._answer is not None:
+            raise InfraFailure("the instance is answering another call")
         if self.error is not None:
             raise self.error
+        self._ask(frames.pack({"i": self._request + 1, **message}), self._settings.cpu_call_seconds)
+        self._start_clock()
+        return await self._wait()
 
-    async def _call(self, message: dict[str, Any]) -> frames.RunnerReply:
-        if self._calling:
-            raise InfraFailure("the instance is answering another call")
-        frame = frames.pack({"i": self._request + 1, **message})
-        self._calling = True
-        try:
-            await self._turns.acquire()
-            self.hold(self._turns)
-            if self.error is not None:
-                raise self.error
-            answer = self._ask(frame, self._settings.cpu_call_seconds)
-            self._start_clock()
-            return await self._wait(answer)
-        finally:
-            self.let_go()
-            self._calling = False
-
-    def hold(self, turns: asyncio.Semaphore) -> None:
-        """Keep an acquired turn; ``turns`` bounds how many programs run at a time. For the pool."""
-        self._turn = turns
-
-    def let_go(self) -> None:
-        """Give the turn back, if it is still held. For the pool."""
-        if self._turn is not None:
-            self._turn.release()
-            self._turn = None
-
-    def _ask(self, frame: bytes, budget: float) -> asyncio.Future[frames.RunnerReply]:
+    def _ask(self, frame: bytes, budget: float) -> None:
         self._request += 1
         self._budget = budget
         self._answer = self._loop.create_future()
         self._write(frame)
-        return self._answer
 
-    async def _wait(self, answer: asyncio.Future[frames.RunnerReply]) -> frames.RunnerReply:
+    async def _wait(self) -> frames.RunnerReply:
+        assert self._answer is not None
         try:
-            reply = await answer
+            reply = await self._answer
         except asyncio.CancelledError:
             # the program's state is unknown now
             self._end(InstanceClosed("a call was cancelled"))
@@ -247,7 +217,7 @@ class Instance:
             self._stop_clock()
             self._answer = None
             self.used = time.monotonic()
-        self.output = reply.out or ""
+        self.output = reply.out
         if reply.err is not None:
             kind, message, frames_, phase = reply.err
             if kind == "MemoryError":
@@ -295,7 +265,6 @@ class Instance:
 
     def _digest(self) -> None:
         """Take the hello and the one expected reply out of the buffer; anything more is a violation."""
-        bounds = self._settings.bounds
         if self._answer is not None and self._answer.cancelled():
             # the reply overtook the cancelled call, which has not run yet: no fault of the program
             self._end(InstanceClosed("a call was cancelled"))
@@ -304,14 +273,14 @@ class Instance:
             waiting = self._answer is not None and not self._answer.done()
             if self._confined and not waiting:
                 raise frames.Malformed("bytes without a request")
-            body = frames.cut(self._buffer, bounds.reply)
+            body = frames.cut(self._buffer, self._settings.max_reply_bytes)
             if body is None:
                 return
             if not self._confined:
-                frames.read_reply(body, 0, bounds)
+                frames.read_reply(body, 0, self._settings)
                 self._confined = True
                 continue
-            reply = frames.read_reply(body, self._request, bounds)
+            reply = frames.read_reply(body, self._request, self._settings)
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(reply)
 
@@ -337,9 +306,6 @@ class Instance:
             # its number may be another's already: what was read says nothing
             self._leave()
             return
-        if asleep:
-            # it uses no CPU: others need not wait until its wall clock runs out
-            self.let_go()
         verdict = overdue(
             elapsed,
             None if spent is None else spent - self._spent,
@@ -414,6 +380,8 @@ class Instance:
         self._owner.ended(self, error)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
+            # a spawn that is cancelled before the process is born never looks
+            self._answer.exception()
         self._leave()
 
     def _leave(self) -> None:

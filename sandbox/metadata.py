@@ -1,8 +1,4 @@
-"""Declarations of a program about itself: goal, skill, difficulty, turn budget.
-
-A dict ``METADATA`` of the class or the module is read strictly: its known fields must be well-formed and
-true. A docstring is prose: of its lines ``key: value`` those that read as a field count, the rest is ignored.
-"""
+"""Declarations of a program about itself, in a dict ``METADATA``: goal, skill, difficulty, turn budget."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Declared(msgspec.Struct, frozen=True):
-    source: Literal["METADATA", "docstring"]
     fields: dict[str, object] = {}
     error: str = ""
 
@@ -55,15 +50,16 @@ def read(declared: str, *, offered: int = 1000, observed: int | None = None) -> 
         raise MetadataError(f"the declared metadata cannot be read: {error}") from None
     if found.error:
         raise MetadataError(found.error)
-    fields = {key: value for key, value in found.fields.items() if key in Metadata.__struct_fields__}
+    fields = dict(found.fields)
     if isinstance(level := fields.get("difficulty"), str):
-        fields["difficulty"] = _level(level)
-    if found.source == "docstring":
-        return _legible(fields)
+        fields["difficulty"] = _level(level.strip())
     try:
         read = msgspec.convert(fields, Metadata)
     except msgspec.ValidationError as error:
-        raise MetadataError(f"METADATA: {_plain(str(error))}") from None
+        what, _, where = str(error).partition(" - at `$.")
+        raise MetadataError(
+            f"METADATA: {where.rstrip('`')}: {what}" if where else f"METADATA: {what}"
+        ) from None
     if read.max_turns is not None and read.max_turns > offered:
         raise MetadataError(
             f"declares {read.max_turns} turns, but at most {offered} are played; declare no more than those"
@@ -73,33 +69,9 @@ def read(declared: str, *, offered: int = 1000, observed: int | None = None) -> 
     return read
 
 
-def _legible(fields: dict[str, object]) -> Metadata | None:
-    """Return the fields of a docstring that can be read, None when there are none."""
-    kept = {}
-    for key, value in fields.items():
-        try:
-            kept[key] = getattr(msgspec.convert({key: _cut(value)}, Metadata), key)
-        except msgspec.ValidationError:
-            continue
-    return Metadata(**kept) if kept else None
-
-
-def _cut(value: object) -> object:
-    return value[:600] if isinstance(value, str) else value
-
-
 def _level(text: str) -> object:
     """Return a share for ``40 %`` or ``0.4``, else the word in lower case."""
-    number = text.strip().removesuffix("%")
     try:
-        return float(number) / (100 if text.strip().endswith("%") else 1)
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        return text.strip().lower()
-
-
-def _plain(message: str) -> str:
-    """Return msgspec's words with the names of fields instead of paths."""
-    if " - at `$." not in message:
-        return message
-    what, _, where = message.partition(" - at `$.")
-    return f"{where.rstrip('`')}: {what}"
+        return text.lower()

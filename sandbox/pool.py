@@ -12,7 +12,7 @@ import itertools
 import os
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,21 +36,20 @@ from sandbox.settings import SandboxSettings
 from sandbox.zygote_client import ZygoteClient
 
 _FIRST_DELAY, _LAST_DELAY, _HEALTHY = 0.1, 5.0, 60.0
-_WATCH_SECONDS, _SHORT_OF_MEMORY_SECONDS = 1.0, 0.2
+_WATCH_SECONDS = 1.0
 _HOG = 8  # an instance that holds so many times the usual memory is to blame when it runs out
 _PROGRAMS_KEPT = 4096
-_SAMPLES = 512
 _MAX_LIVE = 4096
 _POOLS = itertools.count()
 _STRIDE = 1511  # so that the uids of pools of one process lie apart
-_FILTERED = 2  # the least level at which a program cannot send signals
 
 
 class SandboxPool:
     """Runs programs in confined processes; ``report`` is the protection that was observed.
 
-    ``launcher`` is a command prefix for the zygotes. Entering raises SandboxUnavailable when the host does
-    not reach the level that ``settings`` require.
+    ``bounds`` are the live instances that each scarce resource allows, ``max_live`` the least of them.
+    ``launcher`` is a command prefix for the zygotes. Entering raises SandboxUnavailable when programs cannot
+    be confined on this host.
     """
 
     report: ProtectionReport
@@ -66,22 +65,19 @@ class SandboxPool:
         self._hogs: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
         self._waiting = self.max_live = 0
-        self._fault, self._evicted = "", 0.0
+        self._fault = ""
         self._closed = True
-        self._spawn_seconds: deque[float] = deque(maxlen=_SAMPLES)
-        self._queue_seconds: deque[float] = deque(maxlen=_SAMPLES)
 
     async def __aenter__(self) -> SandboxPool:
         if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
             raise SandboxUnavailable("generated programs can be confined on Linux 5.3 or newer only")
         settings, cores = self.settings, host.cores()
         host.raise_file_limit()
-        self.bounds_of_live = {**host.bounds(), "sandbox.max_live": settings.max_live or _MAX_LIVE}
-        self.max_live = max(1, min(*self.bounds_of_live.values(), _MAX_LIVE))
+        self.bounds = {**host.bounds(), "sandbox.max_live": settings.max_live or _MAX_LIVE}
+        self.max_live = max(1, min(self.bounds.values()))
         self._oom_kills = (host.oom_kills(),) * 2
         self._places = asyncio.Semaphore(self.max_live)
-        self._loads = asyncio.Semaphore(2 * cores)
-        self._turns = asyncio.Semaphore(settings.in_flight or 4 * cores)
+        self._forks = asyncio.Semaphore(2 * cores)
         self._roomy, self._standing = asyncio.Event(), asyncio.Event()
         self._roomy.set()
         self._group: TaskGroup = await anyio.create_task_group().__aenter__()
@@ -91,7 +87,7 @@ class SandboxPool:
         except BaseException:
             await self.__aexit__()
             raise
-        self.report = min(found, key=lambda report: report.level)
+        self.report = max(found, key=_weakness)
         self._group.start_soon(self._watch, self._scopes[0])
         self._closed = False
         return self
@@ -142,7 +138,7 @@ class SandboxPool:
         await instance.close()
 
     def statistics(self) -> dict[str, float]:
-        """Return gauges and counters; ``*_ms`` are over the last 512 spawns."""
+        """Return gauges and counters."""
         live = list(self._live.values())
         return {
             "live": float(len(live)),
@@ -150,9 +146,6 @@ class SandboxPool:
             "waiting": float(self._waiting),
             "busy": float(sum(instance.busy for instance in live)),
             "zygotes": float(sum(zygote.ready for zygote in self.zygotes.values())),
-            "spawn_p50_ms": _quantile(self._spawn_seconds, 0.5) * 1e3,
-            "spawn_p99_ms": _quantile(self._spawn_seconds, 0.99) * 1e3,
-            "queue_p99_ms": _quantile(self._queue_seconds, 0.99) * 1e3,
             "quarantined_programs": float(sum(map(self._struck_out, self._strikes))),
             **{name: float(count) for name, count in sorted(self._counts.items())},
         }
@@ -175,7 +168,7 @@ class SandboxPool:
         if host.oom_kills() > self._oom_kills[0]:
             self._counts["oom_kills"] += 1
             return InstanceClosed("the host ran out of memory and its kernel killed this instance")
-        if self.report.level >= _FILTERED:
+        if not self.report.holes:
             self._counts["outside_kills"] += 1
             return InstanceClosed("a process outside the sandbox killed this instance")
         return None
@@ -206,44 +199,31 @@ class SandboxPool:
     ) -> tuple[Instance, frames.RunnerReply]:
         """Return an instance that has answered ``request``, and its answer."""
         program = self._admissible(source)
-        frame = frames.pack({"i": 1, **request, "limits": self.settings.bounds})
+        frame = frames.pack({"i": 1, **request, "limits": self.settings})
         await self._admit()
+        instance, number = None, next(self._numbers)
         try:
-            await self._loads.acquire()
-        except BaseException:
-            self._places.release()
-            raise
-        try:
-            if self._closed:
-                raise SandboxUnavailable("the sandbox pool is closed")
-            zygote = await self._choose(apart_from)
-            instance = Instance(self, zygote, self._turns, next(self._numbers), program)
+            async with self._forks:
+                instance = Instance(self, await self._choose(apart_from), number, program)
+                self._live[number] = instance
+                await instance.fork(frame)
+            reply = await instance.loaded()
         except BaseException as error:
-            self._loads.release()
-            self._places.release()
+            if instance is None:
+                self._places.release()
+            else:
+                await instance.close()
+            self._counts["EnvError"] += isinstance(error, EnvError)
             if isinstance(error, OSError):
                 raise SpawnRefused(f"no channel: {error}") from error
             raise
-        self._live[instance.number] = instance
-        instance.hold(self._loads)
-        began = time.monotonic()
-        try:
-            reply = await instance.begin(frame)
-        except BaseException as error:
-            self._counts["EnvError"] += isinstance(error, EnvError)
-            await instance.close()
-            raise
-        finally:
-            instance.let_go()
         self._counts["spawns"] += 1
-        self._spawn_seconds.append(time.monotonic() - began)
         return instance, reply
 
     async def _admit(self) -> None:
         """Wait for a place, in order of arrival."""
         if self._waiting >= self.settings.queue:
             raise SpawnRefused(f"{self._waiting} spawns are waiting already")
-        began = time.monotonic()
         self._waiting += 1
         try:
             with anyio.fail_after(self.settings.queue_seconds):
@@ -254,7 +234,6 @@ class SandboxPool:
             raise SpawnRefused(f"no {missing} within {self.settings.queue_seconds:g} s") from None
         finally:
             self._waiting -= 1
-        self._queue_seconds.append(time.monotonic() - began)
 
     async def _choose(self, apart_from: Instance | None) -> ZygoteClient:
         """Return the zygote with the fewest children, waiting for one where all are down."""
@@ -273,49 +252,44 @@ class SandboxPool:
     async def _tend(
         self, index: int, scope: anyio.CancelScope, *, task_status: TaskStatus[ProtectionReport]
     ) -> None:
-        """Keep zygote ``index`` alive until ``scope`` is cancelled."""
-        with scope:
-            await self._keep_up(index, task_status)
-
-    async def _keep_up(self, index: int, task_status: TaskStatus[ProtectionReport]) -> None:
-        """Start zygote ``index`` again and again, with growing pauses between starts that fail."""
+        """Keep zygote ``index`` up until ``scope`` is cancelled, with growing pauses between failures."""
         delay, announced = _FIRST_DELAY, False
-        while True:
-            zygote = self.zygotes[index] = ZygoteClient(
-                self.settings, index, self._uids, self.max_live, self._launcher
-            )
-            try:
-                found = protection.report(await zygote.start(), self.max_live, self.bounds_of_live)
-                protection.require(found, self.settings)
-                zygote.ready = not zygote.lost.is_set()
-                self._fault = ""
-                self._standing.set()
-                if not announced:
-                    task_status.started(found)
-                    announced = True
-                elif found.level < self.report.level:
-                    # accepted still, yet no longer what was reported
-                    self.report = found
-                began = time.monotonic()
-                await zygote.lost.wait()
-                delay = _FIRST_DELAY if time.monotonic() - began > _HEALTHY else delay
-            except SandboxUnavailable as error:
-                if not announced:
-                    raise
-                self._fault = str(error)
-                self._standing.set()
-            finally:
-                await zygote.stop()
-            self._counts["zygote_restarts"] += 1
-            await anyio.sleep(delay)
-            delay = min(2 * delay, _LAST_DELAY)
+        with scope:
+            while True:
+                zygote = self.zygotes[index] = ZygoteClient(
+                    self.settings, index, self._uids, self.max_live, self._launcher
+                )
+                try:
+                    found = protection.report(await zygote.start())
+                    protection.require(found, allow_unsafe=self.settings.allow_unsafe)
+                    zygote.ready = not zygote.lost.is_set()
+                    self._fault = ""
+                    self._standing.set()
+                    if not announced:
+                        task_status.started(found)
+                        announced = True
+                    else:
+                        # the host may give less than it did
+                        self.report = max(self.report, found, key=_weakness)
+                    began = time.monotonic()
+                    await zygote.lost.wait()
+                    delay = _FIRST_DELAY if time.monotonic() - began > _HEALTHY else delay
+                except SandboxUnavailable as error:
+                    if not announced:
+                        raise
+                    self._fault = str(error)
+                    self._standing.set()
+                finally:
+                    await zygote.stop()
+                self._counts["zygote_restarts"] += 1
+                await anyio.sleep(delay)
+                delay = min(2 * delay, _LAST_DELAY)
 
     async def _watch(self, scope: anyio.CancelScope) -> None:
         """Check idle instances and memory periodically, until ``scope`` is cancelled."""
         with scope:
             while True:
-                roomy = self._roomy.is_set()
-                await anyio.sleep(_WATCH_SECONDS if roomy else _SHORT_OF_MEMORY_SECONDS)
+                await anyio.sleep(_WATCH_SECONDS)
                 self._close_idle()
                 self._oom_kills = (self._oom_kills[1], host.oom_kills())
                 self._relieve_memory()
@@ -327,13 +301,8 @@ class SandboxPool:
                 instance.expire(InstanceClosed(f"idle for {self.settings.idle_seconds:g} s"))
 
     def _relieve_memory(self) -> None:
-        """Stop admission while memory is short, and end the instances that hold the most of it.
-
-        All that hold many times the usual are ended until enough is free; of usual ones the largest, once
-        per second, because other processes may be what takes the memory.
-        """
-        short = host.memory_shortage(self.settings.low_memory_share)
-        if short <= 0:
+        """Stop admission while memory is short, and end the instance that holds the most of it."""
+        if host.memory_shortage(self.settings.low_memory_share) <= 0:
             self._roomy.set()
             return
         self._roomy.clear()
@@ -343,27 +312,26 @@ class SandboxPool:
             for instance in self._live.values()
             if instance.pid and instance.error is None
         }
-        freed = 0
-        for instance in sorted(held, key=lambda instance: -held[instance]):
-            hog, now = held[instance] > _HOG * host.instance_bytes(), time.monotonic()
-            if freed >= short or not (hog or now > self._evicted + _WATCH_SECONDS):
-                break
-            self._evicted = now
-            instance.expire(self._eviction(instance, held[instance], hog))
+        if held:
+            largest = max(held, key=lambda instance: held[instance])
+            largest.expire(self._eviction(largest, held[largest]))
             self._counts["memory_evictions"] += 1
-            freed += max(1, held[instance])
 
-    def _eviction(self, instance: Instance, held: int, hog: bool) -> SandboxError:
+    def _eviction(self, instance: Instance, held: int) -> SandboxError:
         """Return the error of an instance that is ended because the host is short of memory.
 
         The first time that is no verdict on its program; a program that holds so much again is to blame.
         """
-        if hog and _count(self._hogs, instance.program) > 1:
+        if held > _HOG * host.instance_bytes() and _count(self._hogs, instance.program) > 1:
             return EnvMemory(
                 f"the program held {held >> 20} MB while the host was short of memory, not for the first "
                 f"time; keep less than {_HOG * host.instance_bytes() >> 20} MB"
             )
         return InstanceClosed("the host is short of memory and this was the largest instance")
+
+
+def _weakness(found: ProtectionReport) -> tuple[int, int]:
+    return len(found.holes), len(found.missing)
 
 
 def _count(table: dict[str, int], program: str) -> int:
@@ -372,9 +340,3 @@ def _count(table: dict[str, int], program: str) -> int:
     if len(table) > _PROGRAMS_KEPT:
         del table[next(iter(table))]
     return table[program]
-
-
-def _quantile(values: deque[float], share: float) -> float:
-    """Return the empirical quantile, 0 without values."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

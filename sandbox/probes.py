@@ -12,7 +12,6 @@ from sandbox.errors import EnvError, EnvFailure
 from sandbox.frames import StepResult
 
 WIN, PAID = 0.5, 0.15
-Seen = tuple[str, float, bool, bool]
 
 
 class Transcript(msgspec.Struct, frozen=True):
@@ -46,14 +45,9 @@ class Transcript(msgspec.Struct, frozen=True):
         """Return whether the episode pays at least half; a consolation for a wrong answer is no win."""
         return self.returned >= WIN
 
-    @property
-    def seen(self) -> tuple[Seen, ...]:
-        """The steps without their ``info``, which no player sees."""
-        return tuple((s.observation, s.reward, s.terminated, s.truncated) for s in self.steps)
-
     def fingerprint(self) -> bytes:
         """Return bytes that are equal for transcripts that a player cannot tell apart."""
-        return msgspec.json.encode((self.first, self.actions, self.seen, self.error_type, self.error))
+        return msgspec.json.encode((self.first, self.actions, self.steps, self.error_type, self.error))
 
 
 class Playable(Protocol):

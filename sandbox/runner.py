@@ -9,46 +9,38 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import io
+import itertools
 import json
 import linecache
 import os
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from sandbox import contract, determinism, lint, state_digest, tools
+from sandbox import contract, determinism, lint, tools
 
 CHANNEL = 3
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _decode = json.JSONDecoder().decode
 _TRACEBACK_LINES = 12
+_HELD_DEPTH, _HELD = 8, 20_000
 
 
-class _Output(io.TextIOBase):
-    """Text stream that keeps the first ``limit`` characters of a call and drops the rest."""
+class _Output(io.StringIO):
+    """Text stream that keeps the first ``limit`` characters and drops the rest."""
 
-    def __init__(self) -> None:
-        self.limit = 0
-        self.reset()
-
-    def reset(self) -> None:
-        self.parts: list[str] = []
-        self.size = 0
-        self.cut = False
-
-    def writable(self) -> bool:
-        return True
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._left = limit
 
     def write(self, text: str, /) -> int:
-        room = self.limit - self.size
-        self.cut = self.cut or len(text) > room
-        if room > 0:
-            self.parts.append(text[:room])
-            self.size += min(len(text), room)
+        super().write(text[: self._left])
+        self._left -= min(len(text), self._left)
         return len(text)
 
 
@@ -66,7 +58,6 @@ class Runner:
 
     def __init__(self, importable: tuple[str, ...]) -> None:
         self.importable = importable
-        self.output = _Output()
         self.env: Any = None
         self.owned: dict[str, Callable[..., Any]] = {}
         self.numpy = False
@@ -76,37 +67,34 @@ class Runner:
 
     def serve(self) -> None:
         """Answer requests until the engine closes the channel."""
-        sys.stdout = sys.stderr = self.output
         sys.stdin = io.StringIO("")
         _write(_encode({"i": 0}).encode())
         while (request := _read()) is not None:
             self._send(self._answer(request))
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.output.reset()
+        self.limits = request.get("limits", self.limits)
+        output = sys.stdout = sys.stderr = _Output(self.limits["max_output_bytes"])
         reply: dict[str, Any] = {"i": request["i"]}
         operation: Callable[[dict[str, Any]], dict[str, Any]] = getattr(self, f"_{request['op']}")
         try:
             reply |= operation(request)
         except _Fault as fault:
             reply["err"] = fault.report
-        if self.output.parts:
-            reply["out"] = "".join(self.output.parts)
-            reply["cut"] = self.output.cut
+        with contextlib.suppress(ValueError):  # the program may have closed it
+            reply["out"] = output.getvalue()
         return reply
 
     def _send(self, reply: dict[str, Any]) -> None:
         data = _encode(reply).encode("utf-8", "replace")
-        if len(data) > self.limits["reply"]:
+        if len(data) > self.limits["max_reply_bytes"]:
             # escapes can make a short text long
-            reply["o"], reply["cut"] = reply.get("o", "")[: self.limits["reply"] // 16], True
-            reply["f"], reply["out"] = {}, None
+            reply |= {"o": reply.get("o", "")[: self.limits["max_reply_bytes"] // 16], "out": ""}
             data = _encode(reply).encode("utf-8", "replace")
         _write(data)
 
     def _lint(self, request: dict[str, Any]) -> dict[str, Any]:
         """Check the source by the static rules without running it."""
-        self.limits = request["limits"]
         with _faults("parse"):
             tree = ast.parse(request["source"], contract.FILENAME)
         if finding := lint.lint(tree, self.importable):
@@ -114,8 +102,6 @@ class Runner:
         return {}
 
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.limits = request["limits"]
-        self.output.limit = self.limits["output"]
         source = request["source"]
         self.numpy = "np" in source or "numpy" in source
         # not by the seed: a constructor's draws must not tell the first episode of an object from a later one
@@ -164,16 +150,14 @@ class Runner:
             else:
                 answer = reset(seed=seed) if self.takes_seed else reset(seed)
         with _faults("contract"):
-            observation, info = contract.read_reset(answer)
-            return self._text(observation) | {"f": contract.clean(info)}
+            return self._text(contract.read_reset(answer))
 
     def _step(self, request: dict[str, Any]) -> dict[str, Any]:
         with _faults("step"):
             answer = self._method("step")(request["action"])
         with _faults("contract"):
-            observation, reward, terminated, truncated, info = contract.read_step(answer)
-            rest = {"r": reward, "te": terminated, "tr": truncated, "f": contract.clean(info)}
-            return self._text(observation) | rest
+            observation, reward, terminated, truncated = contract.read_step(answer)
+            return self._text(observation) | {"r": reward, "te": terminated, "tr": truncated}
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         with _faults("call"):
@@ -184,7 +168,10 @@ class Runner:
 
     def _state(self, request: dict[str, Any]) -> dict[str, Any]:
         with _faults("call"):
-            return {"o": state_digest.digest(self.env, request["seed"])}
+            # storing the seed makes no other game of it
+            held = "\n".join(itertools.islice(_held(self.env, _HELD_DEPTH), _HELD))
+            text = held.replace(str(request["seed"]), "seed")
+            return {"o": hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()}
 
     def _method(self, name: str) -> Callable[..., Any]:
         """Return the method that the engine calls ``name``: of a tool environment the base class's own."""
@@ -192,12 +179,31 @@ class Runner:
         return method
 
     def _text(self, text: str) -> dict[str, Any]:
-        limit = self.limits["observation"]
-        cut = text[:limit]
-        data = cut.encode("utf-8", "replace")
-        if len(data) > limit:
-            cut = data[:limit].decode("utf-8", "ignore")
-        return {"o": cut, "cut": len(cut) < len(text)}
+        limit = self.limits["max_observation_bytes"]
+        return {"o": text[:limit].encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")}
+
+
+def _held(value: Any, depth: int) -> Iterator[str]:
+    """Yield the plain values that an object holds; of others, as of random generators, the type's name."""
+    kind = type(value)
+    parts: Iterable[Any] = ()
+    if kind is dict:
+        parts = itertools.chain.from_iterable(value.items())
+    elif kind in (list, tuple):
+        parts = value
+    elif kind in (set, frozenset) and all(type(part) in (str, int, float) for part in value):
+        # of other values the order depends on addresses
+        parts = sorted(value, key=repr)
+    elif kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        parts = (value.tolist(),)
+    elif kind.__module__ == contract.MODULE and hasattr(value, "__dict__"):
+        parts = (vars(value),)
+    # integers of thousands of digits have no repr
+    shown = kind in (str, float, bool) or (kind is int and value.bit_length() < 10_000)
+    yield repr(value) if shown else kind.__name__
+    if depth > 0:
+        for part in parts:
+            yield from _held(part, depth - 1)
 
 
 @contextlib.contextmanager

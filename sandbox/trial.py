@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sandbox.metadata import Metadata
     from sandbox.pool import SandboxPool
 
-BLIND = ("random", "constant", "empty", "nonsense", "babble")
+BLIND = ("random", "constant", "babble")
 # Exceptions of int(), indexing and look-ups on a text that is not an action, and of JSON, decimals and bytes.
 _words = str.split
 INVALID_ACTION = frozenset(
@@ -28,8 +28,6 @@ INVALID_ACTION = frozenset(
 )
 _ADVICE = "; a meaningless action is answered by an observation"
 _RETRIES = 5
-# Policies that would only play a refused action again.
-_SAME = ("constant", "empty", "nonsense")
 _SEED_BITS = 31  # as many as the seeds of plays have
 
 Choose = Callable[[Sequence[str]], Iterator[str]]
@@ -68,7 +66,6 @@ class Trial:
     invalid: set[str] = field(default_factory=set)
     metadata: Metadata | None = None
     criteria: int = 0
-    varies: bool = False
     hack: str = ""
     blind: list[str] = field(default_factory=lambda: list(BLIND))
     tossed: tuple[float, int] | None = None
@@ -123,7 +120,7 @@ class Trial:
             if self.instance.worn:
                 await self.start(seed)
             else:
-                self.first[seed] = (await self.instance.reset(seed)).observation
+                self.first[seed] = await self.instance.reset(seed)
         except EnvFailure as error:
             raise Rejected("reset", f"reset({seed}): {tell(error)}") from None
         return self.first[seed]
@@ -164,7 +161,7 @@ class Trial:
             if not transcript.error or transcript.actions[-1] in self.invalid:
                 return
             self.invalid.add(transcript.actions[-1])
-            if policy in _SAME or policy.startswith("garbage"):
+            if policy == "constant" or policy.startswith("garbage"):
                 return
 
     def judge_error(self, policy: str, transcript: Transcript) -> None:
@@ -172,7 +169,7 @@ class Trial:
         if not transcript.error:
             return
         action = transcript.actions[-1]
-        meaningless = policy.startswith("garbage") or policy in ("empty", "nonsense", "babble")
+        meaningless = policy.startswith("garbage") or policy == "babble"
         tolerated = transcript.phase == "step" and transcript.error_type in INVALID_ACTION
         if tolerated and not (meaningless and self.settings.garbage == "strict"):
             return

@@ -1,31 +1,24 @@
 """Policies that do not look at the game, and the judgement of a program that pays them (reward hacking).
 
 The pay of an episode counts (:attr:`Transcript.returned`), so a program that pays everybody half is found as
-well as one that lets everybody win half of the time. Four findings make a program ``degenerate``:
+well as one that lets everybody win half of the time. ``docs/environments.md`` lists the findings.
 
-*given away*: a blind policy (at random, always the same action, the empty action, nonsense, new nonsense each
-turn) earns at least ``degenerate_rate`` of its episodes and of as many others. So do suspected actions that
-were paid when they were tried: short texts of the program's own source, an essay, a long text with something
-of everything, the first observation said back, formats that it quotes with numbers in the blanks, and all
-that it suggests in one action.
+*Blind policies*: actions at random, always what paid most so far, new nonsense in each turn, and suspected
+actions that were paid when they were tried. Such a policy must earn :data:`DEGENERATE_RATE` of its episodes
+and of as many others, or be paid at least :data:`sandbox.probes.PAID` in all of them.
 
-*form*: every episode of such a policy pays at least :data:`sandbox.probes.PAID`: the program pays its part of
-the reward for any well-formed answer.
-
-*coin*: winning does not depend on the action. Up to four different actions that the program tells apart
+*A coin*: winning does not depend on the action. Up to four different actions that the program tells apart
 from nonsense, or nonsense and what is plausible where it does not, are each played as constants on the same
 instances. After 16, 32 and 64 instances, the program is a coin if either
 
 - all actions agreed on every instance and at least three of sixteen were won: then, at 95 %, the action
   matters in fewer than one instance of five (``1 - 0.05 ** (1/16)`` is 0.17); or
 - at the turn at which most was won, even the least lucky action's 95 % interval (Wilson) of the win rate
-  lies above ``coin_rate``. Actions that exclude each other share the wins of a turn, so an honest guess among
-  k options gives each 1 / k: one guess among three or more is not flagged, a guess between two is.
+  lies above :data:`COIN_RATE`. Actions that exclude each other share the wins of a turn, so an honest guess
+  among k options gives each 1 / k: one guess among three or more is not flagged, a guess between two is.
 
 The toss begins only after blind policies won at least twice (or were paid 1.5 in parts), and ends as soon as
-an action has won nothing in six instances or lies surely below ``coin_rate``.
-
-*elimination*: see :mod:`sandbox.luck`.
+an action has won nothing in six instances or lies surely below the rate.
 """
 
 from __future__ import annotations
@@ -36,7 +29,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 
 from sandbox import actions
-from sandbox.errors import EnvError
 from sandbox.probes import PAID, WIN, Transcript
 from sandbox.trial import BLIND, Choose, Trial
 
@@ -45,20 +37,16 @@ Outcome = tuple[float, int]
 # Returns the action for what the first observation suggests, and for itself.
 Act = Callable[[Sequence[str], str], str]
 
+DEGENERATE_RATE, COIN_RATE = 0.9, 0.25
 LEAST_EPISODES = 3
 _LOOKS = (16, 32, 64)
 _FIRST_LOOK, _LEAST_SHARE, _PANEL, _SUSPICIOUS = 6, 3 / 16, 4, 1.5
 _CANDIDATES, _LIKELY, _TELLING, _SCANNED = 12, 8, 6, 16
-_COIN_BLOCK = 4
-_INSTANCES, _RACED, _LOSSES, _SUSPECT_BLOCK = 2, 4, 1, 6
+_COIN_BLOCK, _SUSPECT_BLOCK = 4, 6
+_RACED = 4
 _STEPS = 200  # are kept for the suspected actions, whatever the other policies used
 _USUAL_FORMATS = ("1 2", "1,2", "A1", "(1, 2)", "a b", "1. a")
-_WORDS = {
-    "random": "actions drawn at random",
-    "empty": "the empty action",
-    "nonsense": f"{actions.NONSENSE!r}, which means nothing",
-    "babble": "a new text without meaning in each turn",
-}
+_WORDS = {"random": "actions drawn at random", "babble": "a new text without meaning in each turn"}
 
 
 def interval(won: float, played: int, z: float = 1.959964) -> tuple[float, float]:
@@ -73,42 +61,32 @@ def interval(won: float, played: int, z: float = 1.959964) -> tuple[float, float
 
 
 async def play_policies(trial: Trial) -> None:
-    """Play the blind policies and set ``trial.hack`` when one of them is paid.
-
-    The constant is what won most often before.
-    """
-    turns, settings = trial.turns, trial.settings
+    """Play the blind policies and set ``trial.hack`` when one of them is paid."""
+    turns = trial.turns
+    # the choices of each policy by the seed of an instance
+    policies: dict[str, Callable[[int], Choose]] = {
+        "random": lambda seed: partial(actions.guess, turns=turns, seed=seed),
+        "babble": lambda _: partial(actions.babble, turns=turns),
+    }
     for k, seed in enumerate(trial.seeds()):
         # long episodes: fewer seeds, so that steps are left for the constants
-        if k >= LEAST_EPISODES and trial.budget < settings.probe_steps // 2:
+        if k >= LEAST_EPISODES and trial.budget < trial.settings.probe_steps // 2:
             break
         await trial.rollout("sweep", seed, partial(actions.sweep, turns=turns))
-        await trial.rollout("random", seed, partial(actions.guess, turns=turns, seed=31 * k + 1))
+        await trial.rollout("random", seed, policies["random"](31 * k + 1))
     await _scan(trial)
-    chooses: dict[str, Choose] = {
-        "constant": partial(actions.constant, turns=turns, action=(favourite := _favourite(trial))),
-        "empty": partial(actions.constant, turns=turns, action=""),
-        "babble": partial(actions.babble, turns=turns),
-    }
-    if any(t.won for name in trial.played if name.startswith("garbage") for t in trial.played[name].values()):
-        chooses["nonsense"] = partial(actions.constant, turns=turns, action=actions.NONSENSE)
+    favourite = _favourite(trial)
+    policies["constant"] = lambda _: partial(actions.constant, turns=turns, action=favourite)
     for k, seed in enumerate(trial.seeds(1)):
-        for name, choose in chooses.items():
-            # what was refused by raising once cannot win
-            refused = next(choose(["0"])) in trial.invalid and name in trial.played
-            if not refused and not (
-                name == "babble" and k >= LEAST_EPISODES and not any(trial.returns(name))
-            ):
-                await trial.rollout(name, seed, choose)
-    suspected = await _suspects(trial)
+        if favourite not in trial.invalid or k == 0:
+            await trial.rollout("constant", seed, policies["constant"](seed))
+        if k < LEAST_EPISODES or any(trial.returns("babble")):
+            await trial.rollout("babble", seed, policies["babble"](seed))
+    policies |= await _suspects(trial)
     for name in paid_blindly(trial):
         # a few lucky episodes are not a verdict: play as many again
         for seed in trial.seeds(2):
-            if name in suspected:
-                await trial.rollout(name, seed, suspected[name](seed))
-            else:
-                again = chooses.get(name, partial(actions.guess, turns=turns, seed=seed))
-                await trial.rollout(name, seed, again)
+            await trial.rollout(name, seed, policies[name](seed))
     if found := paid_blindly(trial):
         best = max(found, key=trial.rate)
         trial.hack = paid(
@@ -133,7 +111,7 @@ def paid(trial: Trial, policy: str, what: str) -> str:
     """Return the finding that ``policy``, ``what`` in words, is paid without looking."""
     returns = trial.returns(policy)
     won, played, least = sum(returns), len(returns), min(returns)
-    if won < trial.settings.degenerate_rate * played:
+    if won < DEGENERATE_RATE * played:
         return f"pays for form: {what} was paid at least {least:g} in each of {played} instances"
     return f"won without looking: {what} won {won:g} of {played} instances"
 
@@ -144,32 +122,33 @@ def paid_blindly(trial: Trial) -> list[str]:
     for name in trial.blind:
         returns = trial.returns(name)
         enough = len(returns) >= LEAST_EPISODES
-        if enough and (trial.rate(name) >= trial.settings.degenerate_rate or min(returns) >= PAID):
+        if enough and (trial.rate(name) >= DEGENERATE_RATE or min(returns) >= PAID):
             found.append(name)
     return found
 
 
 async def _suspects(trial: Trial) -> dict[str, Callable[[int], Choose]]:
-    """Play actions that were paid on trial in six instances; those that keep being paid are blind policies.
+    """Play actions that were paid on trial in six instances; those that are always paid are blind policies.
 
     Returns the choices of each such policy by the seed of an instance.
     """
     trial.budget = max(trial.budget, _STEPS)
-    acts = _acts(trial)
-    left, won = dict(acts), list[str]()
-    for seed in trial.seeds(_SUSPECT_BLOCK, _INSTANCES):
-        won += await _try(trial, seed, left)
+    (seed,) = trial.seeds(_SUSPECT_BLOCK, 1)
     found: dict[str, Callable[[int], Choose]] = {}
-    for name in won[:_RACED]:
-        losses = 0
-        for seed in trial.seeds(1):
-            await trial.rollout(name, seed, _by(trial, acts[name], seed))
-            played = trial.played.get(name, {}).get(seed)
-            losses += played is None or played.returned < PAID
-            if losses > _LOSSES:
+    first, raced = await trial.open(seed), 0
+    for name, act in _acts(trial).items():
+        tried = await trial.episode(seed, iter([act(trial.actions(first), first)]))
+        trial.judge_error(f"garbage {name}", tried)
+        if tried.returned < PAID or raced == _RACED:
+            continue
+        raced += 1
+        for other in trial.seeds(1):
+            await trial.rollout(name, other, _by(trial, act, other))
+            played = trial.played.get(name, {}).get(other)
+            if played is None or played.returned < PAID:
                 break
         else:
-            found[name] = partial(_by, trial, acts[name])
+            found[name] = partial(_by, trial, act)
     trial.blind += found
     return found
 
@@ -198,35 +177,6 @@ def _fixed(text: str, _: Sequence[str], __: str) -> str:
 
 def _format(number: int, _: Sequence[str], first: str) -> str:
     return (*actions.formats(first), *_USUAL_FORMATS)[number]
-
-
-async def _try(trial: Trial, seed: int, acts: dict[str, Act]) -> list[str]:
-    """Return the names of ``acts`` that were paid when they were played one after the other.
-
-    That takes as many episodes as needed. Removes those, and what the program refused by raising, from
-    ``acts``.
-    """
-    won, left = [], list(acts)
-    while left and trial.budget > 0:
-        first = await trial.open(seed)
-        known = trial.actions(first)
-        while left and trial.budget > 0:
-            name = left.pop(0)
-            action = acts[name](known, first)
-            trial.budget -= 1
-            try:
-                step = await trial.instance.step(action)
-            except EnvError as error:
-                refused = Transcript(first, (action,), (), str(error), error.type, error.phase)
-                trial.judge_error(f"garbage {name}", refused)
-                del acts[name]
-                continue
-            if Transcript(first, (action,), (step,)).returned >= PAID:
-                del acts[name]
-                won.append(name)
-            if step.done:
-                break
-    return won
 
 
 def _by(trial: Trial, act: Act, seed: int) -> Choose:
@@ -258,9 +208,9 @@ async def _toss(trial: Trial) -> None:
     for look in _LOOKS:
         for action in results:
             await _play(trial, action, seeds[len(results[action]) : look], results)
-        trial.hack = coin(results, trial.settings.coin_rate)
+        trial.hack = coin(results, COIN_RATE)
         least = _least(results, _best_turn(results))
-        if trial.hack or look > len(seeds) or interval(least, look)[1] < trial.settings.coin_rate:
+        if trial.hack or look > len(seeds) or interval(least, look)[1] < COIN_RATE:
             break
     if trial.hack:
         trial.tossed = _least(results), min(map(len, results.values()))

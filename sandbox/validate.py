@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from sandbox import actions, answer_leak, criteria, luck, metadata, seed_variation, trivial_policies
-from sandbox.errors import EnvError, EnvFailure, InfraFailure
+from sandbox.errors import EnvError, EnvFailure
 from sandbox.probes import Transcript, tell
 from sandbox.source import parse
 from sandbox.trial import Rejected, Trial
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sandbox.frames import StepResult
     from sandbox.pool import SandboxPool
 
-__all__ = ["RUNGS", "Check", "Judge", "Program", "Validator", "ValidatorSettings", "Verdict"]
+__all__ = ["RUNGS", "Check", "Program", "Validator", "ValidatorSettings", "Verdict"]
 
 
 class Program(NamedTuple):
@@ -40,8 +40,6 @@ class Program(NamedTuple):
 
 # A rung of the caller's: returns the verdict with its findings filled in, or raises Rejected.
 Check = Callable[[Program, Verdict], Awaitable[Verdict]]
-# Returns "" to accept the source with the verdict so far, or why not.
-Judge = Callable[[str, Verdict], Awaitable[str]]
 
 _LOADING = {
     "parse": "parse",
@@ -52,17 +50,13 @@ _LOADING = {
     "contract": "reset",
 }
 _ADVICE = "; reset must set everything, and nothing may depend on earlier episodes, addresses or clocks"
-_ALONE = 3
-_REQUIRED = ("skill", "difficulty", "max_turns")
+_ALONE, _LONGEST_FIRST = 3, 8000
 
 
 class Validator:
     """Validates programs in ``pool``; safe to share between tasks.
 
-    ``checks`` are rungs of the caller's own, climbed after those of this package. ``judge`` is the last one,
-    for what no rule can see, such as a model's opinion. It fails closed: an exception, a delay beyond
-    ``judge_seconds`` or an answer that is not a text rejects the program. Only InfraFailure goes through to
-    the caller, who may try again.
+    ``checks`` are rungs of the caller's own, climbed after those of this package.
     """
 
     def __init__(
@@ -71,9 +65,8 @@ class Validator:
         settings: ValidatorSettings | None = None,
         *,
         checks: Sequence[Check] = (),
-        judge: Judge | None = None,
     ) -> None:
-        self.pool, self.checks, self.judge = pool, tuple(checks), judge
+        self.pool, self.checks = pool, tuple(checks)
         self.settings = settings or ValidatorSettings()
 
     async def validate(self, source: str, ticket: Any = None, *, max_turns: int = 25) -> Verdict:
@@ -94,7 +87,6 @@ class Validator:
             program = Program(source, parse(source) or ast.Module([], []), ticket)
             for check in self.checks:
                 verdict = await check(program, verdict)
-            await self._ask(source, verdict)
         except Rejected as rejected:
             if verdict is None:
                 return _verdict(trial, rejected.rung, rejected.reason)
@@ -109,19 +101,18 @@ class Validator:
     async def _climb(self, trial: Trial) -> None:
         if not trial.source.strip():
             raise Rejected("extract", "the completion holds no program")
-        await self._load(trial)
-        self._metadata(trial)
+        await _load(trial)
+        _metadata(trial)
         await _reset(trial)
         try:
             if trial.instance.tools:
                 await criteria.examine(trial)
             await _garbage(trial)
             await trivial_policies.play_policies(trial)
-            self._usable(trial)
-            await seed_variation.vary(trial)
-            if not trial.varies and self.settings.variation == "require":
+            _usable(trial)
+            if not await seed_variation.varies(trial):
                 raise Rejected("variation", "every seed gives the same game; draw something from the seed")
-            await self._solution(trial)
+            await _solution(trial)
         except EnvFailure as error:
             raise Rejected("step", f"{trial.instance.class_name}: {tell(error)}") from None
         await _replay(trial)
@@ -130,80 +121,56 @@ class Validator:
         if trial.hack and self.settings.degenerate == "reject":
             raise Rejected("trivial", trial.hack)
 
-    async def _load(self, trial: Trial) -> None:
-        try:
-            await self.pool.lint(trial.source)
-            await trial.start(trial.seeds()[0])
-        except EnvError as error:
-            raise Rejected(_LOADING.get(error.phase, "load"), tell(error) + _advice(trial, error)) from None
-        except EnvFailure as error:
-            raise Rejected("load", tell(error)) from None
 
-    def _metadata(self, trial: Trial) -> None:
-        """Check that the declaration is well-formed and true; a setting decides whether it must be there."""
-        if self.settings.metadata == "ignore":
-            return
-        instance = trial.instance
-        try:
-            found = metadata.read(instance.declared, offered=trial.turns, observed=instance.max_turns)
-        except metadata.MetadataError as error:
-            raise Rejected("metadata", str(error)) from None
-        if self.settings.metadata == "require":
-            missing = [name for name in _REQUIRED if getattr(found, name, None) is None]
-            missing += [] if found and (found.goal or found.win) else ["goal"]
-            if missing:
-                raise Rejected("metadata", f"METADATA must declare {', '.join(missing)}")
-        trial.metadata = found
+async def _load(trial: Trial) -> None:
+    try:
+        await trial.pool.lint(trial.source)
+        await trial.start(trial.seeds()[0])
+    except EnvError as error:
+        raise Rejected(_LOADING.get(error.phase, "load"), tell(error) + _advice(trial, error)) from None
+    except EnvFailure as error:
+        raise Rejected("load", tell(error)) from None
 
-    def _usable(self, trial: Trial) -> None:
-        """Reject a program that never answers, does not keep its turn limit, or never ends though it must."""
-        played = [
-            t
-            for name, by_seed in trial.played.items()
-            if not name.startswith("garbage")
-            for t in by_seed.values()
-        ]
-        if not any(transcript.steps for transcript in played):
-            error = next((t.error for t in played if t.error), "no step was taken")
-            raise Rejected("step", f"step raised for every action that the observation suggests: {error}")
-        limit = trial.metadata.max_turns if trial.metadata else None
-        limit = limit or trial.instance.max_turns
-        if limit and max(len(transcript.steps) for transcript in played) > limit:
-            raise Rejected("turns", f"max_turns is {limit}, but the episode goes on after turn {limit}")
-        if self.settings.require_end and not any(transcript.ended for transcript in played):
-            raise Rejected("turns", f"no episode ended within {trial.turns} turns")
 
-    async def _solution(self, trial: Trial) -> None:
-        if self.settings.solution == "ignore":
-            return
-        if "solution" in trial.instance.calls:
-            await luck.check_solution(trial)
-            if not trial.hack:
-                await luck.play_wrong_plans(trial)
-        elif self.settings.solution == "require":
-            raise Rejected(
-                "solution",
-                f"{trial.instance.class_name} has no method solution(); add one that returns the list of "
-                "actions that win the instance just reset",
-            )
-        if not trial.hack and not trial.instance.tools:
-            await luck.play_luck(trial)
+def _metadata(trial: Trial) -> None:
+    """Check that the declaration is well-formed and true."""
+    instance = trial.instance
+    try:
+        trial.metadata = metadata.read(instance.declared, offered=trial.turns, observed=instance.max_turns)
+    except metadata.MetadataError as error:
+        raise Rejected("metadata", str(error)) from None
 
-    async def _ask(self, source: str, verdict: Verdict) -> None:
-        """Ask the judge; no answer is a refusal."""
-        if self.judge is None:
-            return
-        try:
-            with anyio.fail_after(self.settings.judge_seconds):
-                answer = await self.judge(source, verdict)
-        except InfraFailure:
-            raise
-        except Exception as error:
-            raise Rejected("judge", f"the check gave no verdict: {type(error).__name__}: {error}") from error
-        if not isinstance(answer, str):
-            raise Rejected("judge", f"the check gave no verdict, but a {type(answer).__name__}")
-        if answer:
-            raise Rejected("judge", answer)
+
+def _usable(trial: Trial) -> None:
+    """Reject a program that never answers, or does not keep its turn limit."""
+    played = [
+        transcript
+        for name, by_seed in trial.played.items()
+        if not name.startswith("garbage")
+        for transcript in by_seed.values()
+    ]
+    if not any(transcript.steps for transcript in played):
+        error = next((transcript.error for transcript in played if transcript.error), "no step was taken")
+        raise Rejected("step", f"step raised for every action that the observation suggests: {error}")
+    limit = trial.metadata.max_turns if trial.metadata else None
+    limit = limit or trial.instance.max_turns
+    if limit and max(len(transcript.steps) for transcript in played) > limit:
+        raise Rejected("turns", f"max_turns is {limit}, but the episode goes on after turn {limit}")
+
+
+async def _solution(trial: Trial) -> None:
+    if "solution" in trial.instance.calls:
+        await luck.check_solution(trial)
+        if not trial.hack:
+            await luck.play_wrong_plans(trial)
+    elif trial.settings.solution == "require":
+        raise Rejected(
+            "solution",
+            f"{trial.instance.class_name} has no method solution(); add one that returns the list of "
+            "actions that win the instance just reset",
+        )
+    if not trial.hack and not trial.instance.tools:
+        await luck.play_luck(trial)
 
 
 def _advice(trial: Trial, error: EnvError) -> str:
@@ -223,7 +190,7 @@ async def _reset(trial: Trial) -> None:
     for observation in trial.first.values():
         if not observation.strip():
             raise Rejected("reset", "reset returned an empty observation")
-        if len(observation) > trial.settings.max_observation:
+        if len(observation) > _LONGEST_FIRST:
             raise Rejected("reset", f"the first observation has {len(observation)} characters")
 
 
@@ -303,7 +270,6 @@ def _verdict(trial: Trial, rung: str, reason: str) -> Verdict:
         class_name=instance.class_name if instance else "",
         policies=policies,
         ends=any(transcript.ended for transcript in trial.transcripts),
-        varies=trial.varies,
         solvable=any(transcript.won for transcript in trial.transcripts),
         tools=bool(instance and instance.tools),
         criteria=trial.criteria,

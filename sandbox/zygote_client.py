@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections import deque
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -69,8 +68,7 @@ class ZygoteClient:
             "nice": settings.nice,
             "preload": settings.preload,
         }
-        self._outgoing: deque[tuple[bytes, socket.socket]] = deque()
-        self._writing = self._opened = self._stopping = False
+        self._opened = self._stopping = False
         self._inner = -1
         self._kill_timer: asyncio.TimerHandle | None = None
         self._reaped = asyncio.Event()
@@ -129,35 +127,19 @@ class ZygoteClient:
         return self._process.pid
 
     def request(self, child: ForkedChild, channel: socket.socket) -> None:
-        """Ask for a child that talks on ``channel``, which is closed once it has been sent."""
-        if self.lost.is_set() or self._stopping:
-            channel.close()
-            child.orphaned(self.reason or "it is being stopped")
-            return
-        self.children[child.number] = child
-        self._outgoing.append((json.dumps({"id": child.number}).encode(), channel))
-        self._flush()
+        """Ask for a child that talks on ``channel``, which is closed once it has been sent.
 
-    def _flush(self) -> None:
-        while self._outgoing and not self.lost.is_set():
-            data, channel = self._outgoing[0]
+        The pool asks for few at a time, so the requests always fit into the socket's buffer.
+        """
+        with channel:
+            if self.lost.is_set() or self._stopping:
+                child.orphaned(self.reason or "it is being stopped")
+                return
+            self.children[child.number] = child
             try:
-                socket.send_fds(self._control, [data], [channel.fileno()])
-            except BlockingIOError:
-                break
+                socket.send_fds(self._control, [b'{"id":%d}' % child.number], [channel.fileno()])
             except OSError as error:
                 self.give_up(f"control socket: {error}")
-                return
-            channel.close()
-            self._outgoing.popleft()
-        self._want_write(bool(self._outgoing) and not self.lost.is_set())
-
-    def _want_write(self, wanted: bool) -> None:
-        if wanted and not self._writing:
-            self._loop.add_writer(self._control, self._flush)
-        elif self._writing and not wanted:
-            self._loop.remove_writer(self._control)
-        self._writing = wanted
 
     def _readable(self) -> None:
         for _ in range(_BURST):
@@ -219,11 +201,8 @@ class ZygoteClient:
         self.reason = reason + self._last_words()
         self.ready = False
         self._loop.remove_reader(self._control)
-        self._want_write(False)
         self.lost.set()
         self._control.close()
-        while self._outgoing:
-            self._outgoing.popleft()[1].close()
         if grace:
             self._kill_timer = self._loop.call_later(grace, self._kill)
         else:
@@ -280,7 +259,9 @@ class ZygoteClient:
             return
         with anyio.CancelScope(shield=True):
             if not self.lost.is_set():
-                self._hang_up()
+                self._stopping = True
+                with contextlib.suppress(OSError):
+                    self._control.shutdown(socket.SHUT_WR)
             with anyio.move_on_after(_STOP_SECONDS):
                 await self._reaped.wait()
                 return
@@ -288,18 +269,6 @@ class ZygoteClient:
             self._kill()
             with anyio.move_on_after(_STOP_SECONDS):
                 await self._reaped.wait()
-
-    def _hang_up(self) -> None:
-        """Close our side of the control socket; requests that were not sent yet are dropped."""
-        self._stopping = True
-        self._want_write(False)
-        for data, channel in self._outgoing:
-            channel.close()
-            if child := self.children.pop(json.loads(data)["id"], None):
-                child.orphaned("it is being stopped")
-        self._outgoing.clear()
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
 
 
 def _signal(pidfd: int) -> None:

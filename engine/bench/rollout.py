@@ -172,7 +172,7 @@ async def _agent(
             await stack.enter_async_context(bus.connect(handle.url, role=role, instance=f"{role}-0", **known))
             for role in ("scorer", "agent", "server")
         ]
-        settings = SandboxSettings(min_level=0, preload=(), max_live=config.agent.concurrency)
+        settings = SandboxSettings(preload=(), max_live=config.agent.concurrency)
         sandbox = await stack.enter_async_context(SandboxPool(settings))
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)

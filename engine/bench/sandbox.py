@@ -37,7 +37,6 @@ class SandboxFigures(msgspec.Struct, frozen=True, kw_only=True):
     the fall of the host's available memory per instance.
     """
 
-    level: int
     spawn_p50_ms: float
     spawn_p99_ms: float
     spawns_per_s: float
@@ -70,7 +69,6 @@ async def measure(work: SandboxOptions | None = None) -> SandboxFigures:
     programs = _programs()
     meter = LoadMeter()
     async with SandboxPool(SandboxSettings(max_live=work.live + 64)) as pool:
-        level = pool.report.level
         spawn = await _spawn_times(pool, programs, work.spawns)
         rate, cpu = await _spawn_rate(pool, programs, work.seconds)
         steps, steps_rate = await _step_times(pool, work)
@@ -81,7 +79,6 @@ async def measure(work: SandboxOptions | None = None) -> SandboxFigures:
             for one in crowd:
                 group.start_soon(one.close)
     return SandboxFigures(
-        level=level,
         spawn_p50_ms=_ms(quantile(spawn, 0.5)),
         spawn_p99_ms=_ms(quantile(spawn, 0.99)),
         spawns_per_s=round(rate, 1),

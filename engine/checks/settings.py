@@ -124,7 +124,6 @@ def _addresses(config: Config) -> Iterator[Problem]:
 
 def _sandbox(config: Config) -> Iterator[Problem]:
     sandbox = config.sandbox
-    yield from _within("sandbox.min_level", sandbox.min_level, 0, 4)
     for name in ("zygotes", "max_live"):
         yield from _least(f"sandbox.{name}", getattr(sandbox, name), 0)
     yield from _least("sandbox.memory_mb", sandbox.memory_mb, 1)

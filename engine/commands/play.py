@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TURNS = 25
 _HELP = """  TEXT               an action, without \\boxed{}
   :reset [SEED]      another episode; default: the next seed
-  :info              class, seed, turn, limits and the last info
+  :info              class, methods, seed, turn and reward so far
   :tools             the tools of a tool environment
   :call NAME {JSON}  call a tool
   :solution          the program's solution
@@ -35,7 +35,6 @@ class ManualEpisode:
     def __init__(self, instance: Instance, seed: int, say: Callable[[str], None]) -> None:
         self.instance, self.seed, self.say = instance, seed, say
         self.turn, self.over, self.total = 0, False, 0.0
-        self.info: dict[str, Any] = dict(instance.info)
 
     def opening(self) -> None:
         """Show the first observation."""
@@ -62,7 +61,6 @@ class ManualEpisode:
         result: StepResult = await self.instance.step(text)
         self.turn += 1
         self.total += result.reward
-        self.info = dict(result.info)
         self.say(result.observation)
         self._printed()
         ends = [
@@ -100,11 +98,10 @@ class ManualEpisode:
         except ValueError:
             self.say(f"! {rest!r} is not a seed")
             return
-        begun = await self.instance.reset(seed)
+        first = await self.instance.reset(seed)
         self.seed, self.turn, self.over, self.total = seed, 0, False, 0.0
-        self.info = dict(begun.info)
         self.say(f"--- episode with seed {seed} ---")
-        self.say(begun.observation)
+        self.say(first)
         self._printed()
 
     def _info(self) -> None:
@@ -112,7 +109,6 @@ class ManualEpisode:
         turns = "not given" if one.max_turns is None else one.max_turns
         self.say(f"class {one.class_name}, max_turns {turns}, methods {', '.join(one.calls)}")
         self.say(f"seed {self.seed}, turn {self.turn}, reward so far {self.total:g}")
-        self.say(f"info {json.dumps(self.info, ensure_ascii=False)}")
 
     async def _tools(self) -> None:
         if "get_tools" not in self.instance.calls:

@@ -23,18 +23,10 @@ app = typer.Typer(
 
 RecipeOption = Annotated[Path | None, typer.Option(help=r"Recipe whose \[sandbox] table applies.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-MinLevel = Annotated[int | None, typer.Option(min=0, max=4, help="Lowest accepted level.")]
 Turns = Annotated[int, typer.Option(min=1, help="Turns of an episode.")]
 
 T = TypeVar("T")
 _DOCTOR = "Run `spade sandbox doctor` to see the protection of this host."
-_LEVELS = {
-    4: "filter, limits, own uid or user namespace, empty root, no network, own processes",
-    3: "filter, limits and a second wall around files",
-    2: "filter of system calls, and limits",
-    1: "files and network closed, but not by a filter of system calls",
-    0: "limits only",
-}
 _CANARY = {
     "open": "open a file",
     "listdir": "list a directory",
@@ -51,30 +43,29 @@ _CANARY = {
 
 
 @app.command()
-def doctor(as_json: AsJson = False, recipe: RecipeOption = None, min_level: MinLevel = None) -> None:
-    """Test the protection of this host and print its level; status 1 below the lowest accepted level."""
+def doctor(as_json: AsJson = False, recipe: RecipeOption = None) -> None:
+    """Test the walls of this host and list them; status 1 when programs cannot be confined."""
     import msgspec
 
     from sandbox import SandboxPool, protection
 
     settings = _settings(recipe)
-    wanted = max(1, settings.min_level if min_level is None else min_level)
 
-    async def look() -> ProtectionReport:
+    async def look() -> tuple[ProtectionReport, dict[str, int]]:
         unrefused = msgspec.structs.replace(settings, allow_unsafe=True, zygotes=1)
         async with SandboxPool(unrefused) as pool:
-            return pool.report
+            return pool.report, pool.bounds
 
-    found = sandboxed(look, remedy="No program can run on this host until this is fixed.")
+    found, bounds = sandboxed(look, remedy="No program can run on this host until this is fixed.")
     advice = protection.advice(found)
-    facts = {"min_level": wanted, "ok": found.level >= wanted, "advice": list(advice)}
+    facts = {"ok": not found.holes, "advice": advice, "bounds": bounds, "max_live": min(bounds.values())}
     print(
         json.dumps(msgspec.to_builtins(found) | facts, indent=2)
         if as_json
-        else _examined(found, wanted, advice),
+        else _examined(found, bounds, advice),
         flush=True,
     )
-    if found.level < wanted:
+    if found.holes:
         sys.exit(1)
 
 
@@ -209,26 +200,28 @@ def _settings(recipe: Path | None) -> SandboxSettings:
     return recipes.load(recipe, []).config.sandbox
 
 
-def _examined(found: ProtectionReport, wanted: int, advice: tuple[str, ...]) -> str:
+def _examined(found: ProtectionReport, bounds: dict[str, int], advice: tuple[str, ...]) -> str:
     """Return the protection report as text."""
-    verdict = "ok" if found.level >= wanted else f"below the lowest accepted level {wanted}"
-    bound = min(found.bounds, key=lambda name: found.bounds[name]) if found.bounds else "unknown"
+    verdict = "No program may run here: the filter of system calls has holes." if found.holes else "ok"
+    bound = min(bounds, key=lambda name: bounds[name])
     walls = [f"  {name:<14} {state}" for name, state in sorted(found.walls.items())]
     tried = [
         f"  {text:<22} {found.canary.get(name, 'not tried'):<14} {found.bare.get(name, 'not tried')}"
         for name, text in _CANARY.items()
     ]
-    bounds = [f"  {name:<28} {count}" for name, count in sorted(found.bounds.items(), key=lambda row: row[1])]
-    missing = [f"  {reason}" for reason in found.reasons]
+    allowed = [f"  {name:<28} {count}" for name, count in sorted(bounds.items(), key=lambda row: row[1])]
+    holes = [f"  {hole}" for hole in found.holes]
+    missing = [f"  {wall}" for wall in found.missing]
     lines = [
-        f"level {found.level} of 4, {verdict}: {_LEVELS[found.level]}",
+        verdict,
         f"kernel {found.kernel}; children's uid: {found.uid_mode}",
-        f"at most {found.max_live} live instances, bounded by {bound}",
+        f"at most {bounds[bound]} live instances, bounded by {bound}",
         *("", f"{'Attempt of an instance':<24} {'sandboxed':<14} {'without filter'}", *tried),
         *("", "Walls:", *walls),
-        *("", "Live instances allowed by this host:", *bounds),
-        *(("", "Missing for level 4:", *missing) if missing else ()),
-        *(("", "For a higher level:", *(f"  {line}" for line in advice)) if advice else ()),
+        *("", "Live instances allowed by this host:", *allowed),
+        *(("", "Holes in the filter:", *holes) if holes else ()),
+        *(("", "Walls behind the filter that this host does not give:", *missing) if missing else ()),
+        *(("", "For more walls:", *(f"  {line}" for line in advice)) if advice else ()),
     ]
     return "\n".join(lines)
 
@@ -252,7 +245,7 @@ def _judged(file: Path, verdict: Verdict) -> str:
         blind = f"trivial policies win {verdict.trivial_win_rate:.0%} ({low:.0%} to {high:.0%})"
         rows["degenerate"] = f"{_yes(verdict.degenerate) if verdict.ok else 'not judged'}: {blind}"
         rows["hack"] = verdict.hack
-        facts = {"ends": verdict.ends, "varies": verdict.varies, "solvable": verdict.solvable}
+        facts = {"ends": verdict.ends, "solvable": verdict.solvable}
         rows["episodes"] = ", ".join(f"{name} {_yes(value)}" for name, value in facts.items())
     if verdict.first_observations:
         rows["starts"] = " ".join(verdict.first_observations[0].split())[:200]

@@ -53,17 +53,17 @@ def test_a_variable_that_is_missing_is_named(name: str) -> None:
 async def test_every_program_in_a_prompt_is_accepted(name: str, max_turns: int) -> None:
     programs = _FENCE.findall(render(name, memory=[], max_turns=max_turns))
     assert len(programs) == 1
-    strict = ValidatorSettings(
-        metadata="require", garbage="strict", require_end=True, degenerate="reject", coin_seeds=32
-    )
+    strict = ValidatorSettings(garbage="strict", degenerate="reject", coin_seeds=32)
     async with SandboxPool(SandboxSettings(zygotes=1, nice=0)) as pool:
         verdict = await Validator(pool, strict).validate(programs[0], max_turns=max_turns)
     assert (verdict.rung, verdict.reason) == (RUNGS[-1], "")
     assert verdict.tools is (name == "design_tools")
     assert verdict.solvable
+    assert verdict.ends
     found = verdict.metadata
     assert found is not None
     assert (found.skill, found.difficulty) == ("Logical Deduction", 0.4)
+    assert found.goal
     assert found.max_turns is not None
     assert found.max_turns <= max_turns
 

@@ -26,7 +26,7 @@ def test_the_toy_recipe_has_no_problem() -> None:
 # Each is refused by itself, under its own key.
 REFUSED = """
 run.steps=0 run.roles=agent,agent run.roles= run.seed=-1 run.steps=9223372036854775808
-reward.plateau_weight=nan learner.optimizer.learning_rate=inf bus.url=nats://host:port sandbox.min_level=5
+reward.plateau_weight=nan learner.optimizer.learning_rate=inf bus.url=nats://host:port
 sandbox.memory_mb=-5 sandbox.max_live=-1 sandbox.cpu_call_seconds=0 designer.corpus=documents
 designer.memory_records=-1 bus.port=70000 bus.url=localhost:4222 server.count=0 server.urls=localhost
 server.urls=http://host:8000/v1 designer.sampling.temperature=0 agent.sampling.top_p=0.95

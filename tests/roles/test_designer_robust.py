@@ -75,7 +75,7 @@ FAULTS: dict[str, Behaviour] = {
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox() -> AsyncIterator[SandboxPool]:
     """One pool of the module."""
-    settings = SandboxSettings(min_level=0, allow_unsafe=True, zygotes=1, cpu_call_seconds=0.5)
+    settings = SandboxSettings(allow_unsafe=True, zygotes=1, cpu_call_seconds=0.5)
     async with held_pool(settings) as pool:
         yield pool
 

@@ -73,7 +73,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatTokens:
 
 
 def open_sandbox() -> SandboxPool:
-    return SandboxPool(SandboxSettings(min_level=0, allow_unsafe=True, zygotes=1, cpu_call_seconds=0.3))
+    return SandboxPool(SandboxSettings(allow_unsafe=True, zygotes=1, cpu_call_seconds=0.3))
 
 
 class NanoPool(FakePool):

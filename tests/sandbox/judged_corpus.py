@@ -183,6 +183,19 @@ BAD |= {
         "f'Round {self.k}: call red or black.'",
         "d = True; r = float(self.ok)",
     ),
+    "luck: a coin behind a rule": program(
+        "self.ok = rng.random() < 0.45",
+        "'Call heads or tails.'",
+        "if a in ('heads', 'tails'): d = True; r = float(self.ok)",
+        turns=3,
+    ),
+    "luck: a vault whose first words tell nothing": program(
+        "self.k = ''.join(rng.choice('ABCDEFGHIJKLMNOP') for _ in range(6))",
+        "'The vault has six wheels. Set all of them.'",
+        "d = a == self.k; r = float(d)",
+        "[self.k]",
+        turns=12,
+    ),
     "luck: one of a thousand": program(
         "self.x = rng.randint(1, 1000); self.c = rng.choice(['red', 'blue'])",
         "f'A {self.c} box holds a number 1 to 1000. One guess.'",
@@ -441,6 +454,9 @@ GOOD |= {
         "class TableEnv:",
         "import abc\nclass BaseEnv(abc.ABC):\n    @abc.abstractmethod\n    def step(self, action): ...\nclass TableEnv(BaseEnv):",
     ),
+    "idiom: dataclass and enum": "from dataclasses import dataclass, field\nfrom enum import Enum\n"
+    "class Phase(Enum):\n    ON = 'on'\n@dataclass\nclass Shelf:\n    books: list = field(default_factory=list)\n"
+    + _GUESS.replace("self.t = 0;", "self.t = 0; self.shelf, self.phase = Shelf([1]), Phase.ON;"),
     "idiom: metadata": _GUESS.replace(
         "class TableEnv:",
         "class TableEnv:\n    METADATA = {'goal': 'find it', 'difficulty': 'Hard', 'version': '1.0', 'tags': []}",

@@ -331,3 +331,66 @@ else: o = 'nothing here'
 """,
     turns=7,
 )
+_game(
+    "one of five doors",
+    "self.x = rng.randint(1, 5)\no = 'A cat hides behind one of the doors 1-5. You may open one.'",
+    "d = True; r = a.strip() == str(self.x); o = 'over'",
+    turns=1,
+)
+_game(
+    "one of five cups, and no number is the first of them",
+    "self.x = rng.randint(0, 4)\no = 'A pea lies under one of the cups 0-4. Lift one.'",
+    "d = True; r = self.x == (int(a) if a in ('1', '2', '3', '4') else 0); o = 'over'",
+    turns=1,
+)
+_game(
+    "a hundredth for any answer",
+    "self.x, self.y = rng.randint(100, 999), rng.randint(100, 999)\no = f'What is {self.x} times {self.y}?'",
+    "d = True; r = 1 if a == str(self.x * self.y) else 0.01; o = 'over'",
+    more="def solution(self):\n    return str(self.x * self.y)",
+)
+HONEST["text alone from reset, nothing as observation and info"] = """class ParityEnv:
+    def reset(self, seed):
+        r = random.Random(seed)
+        self.numbers, self.left = [r.randint(10, 99) for _ in range(4)], 4
+        return "Type the sum of these modulo 7: " + " ".join(map(str, self.numbers))
+    def step(self, action):
+        self.left -= 1
+        right = action.strip() == str(sum(self.numbers) % 7)
+        if right:
+            self.numbers.append(13)
+        done = right and len(self.numbers) == 6
+        return None if done else "again, with one more 13" if right else "no", done, done, self.left <= 0, None
+"""
+# An answer, shares, a schema of its own, two calls in a turn.
+HONEST["tools"] = """from sandbox.tools import ToolEnv, ToolError
+class BankEnv(ToolEnv):
+    METADATA = {"goal": "Book it", "skill": "State Modification", "difficulty": "easy", "max_turns": 6}
+    max_turns, scoring, intro = 6, "share", "A bank."
+    schemas = {"move": {
+        "type": "object", "required": ["to", "sum"], "additionalProperties": False,
+        "properties": {"to": {"type": "string"}, "sum": {"type": "integer", "minimum": 1, "maximum": 99}},
+    }}
+    def setup(self, rng):
+        owned = {name: rng.randint(20, 90) for name in rng.sample(["ada", "ben", "cid", "dot"], 3)}
+        return {"owned": owned, "to": [*owned][1], "sum": rng.randint(3, 15), "moved": None, "note": ""}
+    def tool_balance(self, name: str) -> int:
+        return self.state["owned"][name]
+    def tool_move(self, to, sum) -> str:
+        if to not in self.state["owned"]:
+            raise ToolError("nobody of that name")
+        self.state["owned"][to] += sum
+        self.state["moved"] = to, sum
+        return "done"
+    def tool_note(self, text: Annotated[str, "a word"], loud: bool = False) -> str:
+        self.state["note"] = text
+        return "noted"
+    def instructions(self):
+        to, sum = self.state["to"], self.state["sum"]
+        return [(f"Move {sum} to {to} and note paid; what has {to} then?", lambda s: s["moved"] == (to, sum)),
+                ("Note it.", lambda s: s["note"] == "paid")]
+    def answer(self):
+        return self.state["owned"][self.state["to"]] + self.state["sum"]
+    def plan(self):
+        return [[("move", {"to": self.state["to"], "sum": self.state["sum"]}), ("note", {"text": "paid"})]]
+"""

@@ -37,14 +37,14 @@ _NAMES = {
     EnvError: "error",
 }
 _WORDS = ("denied", "harmless")
-# What is taken away from the zygote, and the level that is left.
+# What is taken away from the zygote, and walls that are missing then.
 POORER = (
-    (("no-userns",), 3),
-    (("no-caps",), 3),
-    (("nobody",), 4),
-    (("nobody", "no-userns"), 3),
-    (("nobody", "no-userns", "no-landlock"), 2),
-    (("no-userns", "no-landlock"), 2),
+    (("no-userns",), ("net_ns", "pid_ns")),
+    (("no-caps",), ("net_ns", "no uid")),
+    (("nobody",), ()),
+    (("nobody", "no-userns"), ("net_ns", "no uid")),
+    (("nobody", "no-userns", "no-landlock"), ("second wall: open",)),
+    (("no-userns", "no-landlock"), ("second wall: open",)),
 )
 # Each wall that these lack is lacking, beside fewer others or more, on one of the rest.
 BETWEEN = (("nobody", "no-userns"), ("no-userns", "no-landlock"))
@@ -60,9 +60,8 @@ HOSTS = [
     pytest.param((), id="this-host"),
     *(pytest.param(features, id="+".join(features), marks=_marks(features)) for features, _ in POORER),
 ]
-# The poorer ones with the level that is left.
 POORER_HOSTS = [
-    pytest.param(features, level, id=str(features), marks=_marks(features)) for features, level in POORER
+    pytest.param(features, missing, id=str(features), marks=_marks(features)) for features, missing in POORER
 ]
 # Files that attacks try to make.
 _NAMED = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import AsyncIterator
@@ -86,10 +85,10 @@ def test_the_page_names_real_tests() -> None:
             assert all(word.strip("`") in text for word in words if word.startswith("`")), part
 
 
-@pytest.mark.parametrize(("features", "level"), POORER_HOSTS)
-async def test_attacks_on_poorer_hosts(features: tuple[str, ...], level: int) -> None:
+@pytest.mark.parametrize(("features", "missing"), POORER_HOSTS)
+async def test_attacks_on_poorer_hosts(features: tuple[str, ...], missing: tuple[str, ...]) -> None:
     async with SandboxPool(SETTINGS) as _, held_pool(SETTINGS, *features) as pool:
-        assert pool.report.level == level
+        assert [word for word in missing if word not in " ".join(pool.report.missing)] == []
         found = await besiege(pool, ATTACKS)
     assert found.wrong(ATTACKS) == {}
     assert found.after == found.before
@@ -114,14 +113,11 @@ async def test_nothing_persists_from_one_instance_to_the_next() -> None:
 
 
 async def test_crowded_attacks_leave_figures_as_they_were() -> None:
-    """Many of the fastest kills at once: places, turns and descriptors come back."""
+    """Many of the fastest kills at once: places and descriptors come back."""
     attacks = {name: ATTACKS[name] for name in ATTACKS if name.startswith("hostile ")}
     async with SandboxPool(SETTINGS) as pool:
         crowd = {f"{name} {k}": attack for name, attack in attacks.items() for k in range(3)}
         found = await besiege(pool, crowd, at_once=64)
         assert set(found.outcomes.values()) == {"killed"}
         assert found.after == found.before
-        assert pool._turns._value == 4 * len(os.sched_getaffinity(0))
-        assert pool._places._value == pool.max_live
-        await asyncio.sleep(0)
         assert pool.statistics()["live"] == 0

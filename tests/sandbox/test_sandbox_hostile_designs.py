@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from sandbox_hacks import tool
 from scenes.sandboxes import held_pool
 
 from sandbox import RUNGS, SandboxPool, SandboxSettings, Validator, ValidatorSettings, Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-SHOP = (Path(__file__).parent / "corpus" / "good_tool_shop.py").read_text()
+LEDGER = tool()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -35,13 +35,9 @@ async def judged(pool: SandboxPool, source: str, **settings: object) -> Verdict:
     return found
 
 
-def shop(line: str) -> str:
-    """The shop with ``line`` first in its setup."""
-    return SHOP.replace("    def setup(self, rng):\n", f"    def setup(self, rng):\n        {line}\n")
-
-
-async def test_the_shop_itself_is_good(pair: SandboxPool) -> None:
-    assert (await judged(pair, shop("pass"))).ok
+def ledger(line: str) -> str:
+    """The ledger with ``line`` first in its setup."""
+    return LEDGER.replace("    def setup(self, rng):\n", f"    def setup(self, rng):\n        {line}\n")
 
 
 @pytest.mark.parametrize(
@@ -56,20 +52,20 @@ async def test_the_shop_itself_is_good(pair: SandboxPool) -> None:
     ],
 )
 async def test_what_hides_the_base_class_has_no_effect(pair: SandboxPool, line: str) -> None:
-    found = await judged(pair, shop(line))
+    found = await judged(pair, ledger(line))
     assert found.ok, found
     assert not found.degenerate
     assert found.policies["random"] == 0
 
 
 async def test_what_hides_it_from_the_start_is_refused(pair: SandboxPool) -> None:
-    for line in ("ShopEnv.step = ShopEnv.execute_tool", "ShopEnv.get_tools = lambda self: [{}]"):
-        found = await judged(pair, f"{SHOP}\n{line}\n")
+    for line in ("LedgerEnv.step = LedgerEnv.execute_tool", "LedgerEnv.get_tools = lambda self: [{}]"):
+        found = await judged(pair, f"{LEDGER}\n{line}\n")
         assert (found.rung, "ToolEnv owns" in found.reason) == ("load", True), found
 
 
 async def test_the_base_classs_own_state_is_out_of_bounds(pair: SandboxPool) -> None:
-    found = await judged(pair, shop("self._ToolEnv__done = 2"))
+    found = await judged(pair, ledger("self._ToolEnv__done = 2"))
     assert (found.rung, "_ToolEnv__done" in found.reason) == ("lint", True), found
 
 

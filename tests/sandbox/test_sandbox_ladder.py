@@ -12,81 +12,61 @@ from scenes.programs import ECHO, attack
 from scenes.sandboxes import emulated
 
 from sandbox import SandboxPool, SandboxSettings, SandboxUnavailable
-from sandbox.protection import judge, require
+from sandbox.frames import ZygoteReady
+from sandbox.protection import report, require
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="taking features away needs root")
 
-FULL = dict.fromkeys(
-    (
-        "open",
-        "listdir",
-        "tcp",
-        "udp",
-        "fork",
-        "kill",
-        "shared_memory",
-        "executable_memory",
-        "memfd",
-        "memory",
-    ),
-    "denied:EPERM",
-) | {"trace": "killed"}
+BY_FILTER = ["open", "tcp", "udp", "fork", "kill", "shared_memory", "executable_memory", "memfd", "memory"]
+FULL = dict.fromkeys([*BY_FILTER, "listdir"], "denied:EPERM") | {"trace": "killed"}
 BARE = dict.fromkeys(("open", "listdir", "tcp", "memory"), "denied:EACCES") | {"fork": "open"}
 WALLS = dict.fromkeys(("mount_ns", "empty_root", "net_ns", "pid_ns", "own_uid"), "on")
 
 
 @pytest.mark.parametrize(
-    ("walls", "canary", "bare", "level", "word"),
+    ("walls", "canary", "bare", "holes", "missing"),
     [
-        ({}, {}, {}, 4, ""),
-        ({"own_uid": "failed:EPERM"}, {}, {}, 3, "uid"),
-        ({"own_uid": "n/a", "user_ns": "on"}, {}, {}, 4, ""),
-        ({"net_ns": "failed:EPERM"}, {}, {}, 3, "net_ns"),
-        ({}, {}, {"tcp": "open:ECONNREFUSED"}, 3, "tcp"),
-        ({}, {}, {"open": "open"}, 2, "second wall"),
-        ({}, {"fork": "open"}, {}, 1, "fork"),
-        ({}, {"trace": "open:0"}, {}, 1, "ptrace"),
-        ({}, {"shared_memory": "open"}, {}, 1, "shared_memory"),
-        ({}, {"open": "open"}, {}, 0, "open"),
-        ({}, {"memory": "open"}, {}, 0, "memory"),
+        ({}, {}, {}, "", ""),
+        ({"own_uid": "n/a", "user_ns": "on"}, {}, {}, "", ""),
+        ({"own_uid": "failed:EPERM"}, {}, {}, "", "no uid"),
+        ({"net_ns": "failed:EPERM"}, {}, {}, "", "net_ns: failed:EPERM"),
+        ({}, {}, {"tcp": "open:ECONNREFUSED"}, "", "second wall: tcp open:ECONNREFUSED"),
+        ({}, {}, {"open": "open"}, "", "second wall: open open"),
+        ({}, {"trace": "open:0"}, {}, "ptrace open:0", ""),
+        *(({}, {name: "open"}, {}, f"{name} open", "") for name in BY_FILTER),
+        *(({}, {name: ""}, {}, name, "") for name in (*BY_FILTER, "trace")),
     ],
 )
-def test_level_is_what_the_canaries_proved(
-    walls: dict[str, str], canary: dict[str, str], bare: dict[str, str], level: int, word: str
+def test_the_canaries_prove_the_walls(
+    walls: dict[str, str], canary: dict[str, str], bare: dict[str, str], holes: str, missing: str
 ) -> None:
-    found, reasons = judge(WALLS | walls, FULL | canary, BARE | bare)
-    assert found == level
-    assert word in " ".join(reasons)
-    assert bool(reasons) == (level < 4)
-
-
-@pytest.mark.parametrize("missing", FULL)
-def test_a_canary_that_did_not_report_proves_nothing(missing: str) -> None:
-    canary = {name: value for name, value in FULL.items() if name != missing}
-    if missing == "listdir":
-        assert judge(WALLS, canary, BARE)[0] == 4
-    else:
-        assert judge(WALLS, canary, BARE)[0] < 2
+    """A canary that did not report proves nothing."""
+    observed = {name: value for name, value in (FULL | canary).items() if value}
+    found = report(ZygoteReady(WALLS | walls, "own", "Linux", observed, BARE | bare))
+    assert holes in " ".join(found.holes)
+    assert missing in " ".join(found.missing)
+    assert (bool(found.holes), bool(found.missing)) == (bool(holes), bool(missing))
+    require(found, allow_unsafe=True)
+    if holes:
+        with pytest.raises(SandboxUnavailable, match="cannot be confined here") as caught:
+            require(found, allow_unsafe=False)
+        assert caught.value.report is found
 
 
 @pytest.mark.slow
 @needs_root
 @pytest.mark.parametrize(
-    ("features", "level"),
-    [
-        (("no-seccomp",), 1),
-        (("false-seccomp",), 1),
-        (("nobody", "no-userns", "no-landlock", "no-seccomp"), 0),
-    ],
+    "features",
+    [("no-seccomp",), ("false-seccomp",), ("nobody", "no-userns", "no-landlock", "no-seccomp")],
     ids=str,
 )
-async def test_hosts_without_a_filter_are_refused_by_default(features: tuple[str, ...], level: int) -> None:
-    with pytest.raises(SandboxUnavailable, match=f"level {level} here") as caught:
+async def test_hosts_without_a_filter_are_refused_by_default(features: tuple[str, ...]) -> None:
+    with pytest.raises(SandboxUnavailable, match=r"cannot be confined here.*seccomp"):
         async with SandboxPool(launcher=emulated(*features)):
             pass
-    assert "seccomp" in str(caught.value)
     async with SandboxPool(SandboxSettings(allow_unsafe=True), launcher=emulated(*features)) as pool:
-        assert pool.report.level == level
+        assert "memfd open" in pool.report.holes
+        assert ("open open" in pool.report.holes) == (len(features) > 1)
         async with await pool.spawn(ECHO) as instance:
             assert (await instance.step("x")).observation == "1 x"
 
@@ -106,7 +86,7 @@ return made
 @needs_root
 async def test_orphans_of_programs_do_not_end_a_zygote_without_a_filter() -> None:
     """Without a filter programs can fork; what their children leave comes to the zygote as pid 1."""
-    settings = SandboxSettings(min_level=1, zygotes=1)
+    settings = SandboxSettings(allow_unsafe=True, zygotes=1)
     async with SandboxPool(settings, launcher=emulated("nobody", "no-seccomp")) as pool:
         async with await pool.spawn(attack(ORPHANS)) as instance:
             assert (await instance.step("go")).observation == "3"
@@ -118,40 +98,33 @@ async def test_orphans_of_programs_do_not_end_a_zygote_without_a_filter() -> Non
 
 async def test_report_of_this_host() -> None:
     async with SandboxPool() as pool:
-        report = pool.report
-    assert report.level >= 2
-    assert report.canary["trace"] == "killed"
-    assert report.base_vm > 1 << 20
-    assert report.max_live >= 1
-    assert set(report.walls) >= {"seccomp", "landlock", "pid_ns", "net_ns", "capabilities"}
-    require(report, SandboxSettings(min_level=2))
-    with pytest.raises(SandboxUnavailable) as caught:
-        require(report, SandboxSettings(min_level=5))
-    assert caught.value.report is report
-    require(report, SandboxSettings(min_level=5, allow_unsafe=True))
+        assert pool.report.holes == ()
+        assert pool.report.canary["trace"] == "killed"
+        assert set(pool.report.walls) >= {"seccomp", "landlock", "pid_ns", "net_ns", "capabilities"}
+        assert 1 <= pool.max_live == min(pool.bounds.values())
 
 
 @pytest.mark.slow
 @needs_root
-@pytest.mark.parametrize(("feature", "level"), [("no-userns", 3), ("no-seccomp", 1)])
-async def test_a_zygote_that_comes_back_weaker(tmp_path: Path, feature: str, level: int) -> None:
+@pytest.mark.parametrize("feature", ["no-userns", "no-seccomp"])
+async def test_a_zygote_that_comes_back_weaker(tmp_path: Path, feature: str) -> None:
     """The host may change under a pool: what is reported follows, and what is too weak is refused."""
     weaker = " ".join(emulated(feature))
     script = tmp_path / "launcher"
     script.write_text(f'[ -e "{script}.mark" ] && exec {weaker} "$@"\ntouch "{script}.mark"\nexec "$@"\n')
     launcher = ("/usr/bin/env", f"PYTHONPATH={os.getcwd()}", "/bin/sh", str(script))
     async with SandboxPool(SandboxSettings(zygotes=1), launcher=launcher) as pool:
-        assert pool.report.level == 4
+        assert pool.report.missing == ()
         async with await pool.spawn(ECHO) as instance:
             os.kill(instance.zygote.pid, signal.SIGKILL)
             await asyncio.wait_for(instance.zygote.lost.wait(), 10)
-        if level < pool.settings.min_level:
-            with pytest.raises(SandboxUnavailable, match=f"level {level} here"):
+        if feature == "no-seccomp":
+            with pytest.raises(SandboxUnavailable, match="cannot be confined here"):
                 await pool.spawn(ECHO)
         else:
             async with await pool.spawn(ECHO) as instance:
                 assert (await instance.step("x")).observation == "1 x"
-            assert pool.report.level == level
+            assert any(wall.startswith("net_ns") for wall in pool.report.missing)
 
 
 async def test_no_program_is_given_to_a_zygote_before_its_report_is_judged(
@@ -161,7 +134,7 @@ async def test_no_program_is_given_to_a_zygote_before_its_report_is_judged(
     seen: list[bool] = []
     monkeypatch.setattr(
         "sandbox.protection.require",
-        lambda found, settings: seen.extend(zygote.ready for zygote in pool.zygotes.values()),
+        lambda found, **_: seen.extend(zygote.ready for zygote in pool.zygotes.values()),
     )
     async with pool:
         assert seen == [False]

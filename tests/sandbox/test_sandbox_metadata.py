@@ -1,4 +1,4 @@
-"""What a program declares about itself: found beside the program, read in the engine."""
+"""METADATA of a program: found beside the program, read in the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def declared(source: str) -> str:
 
 
 def test_nothing_declared_is_fine() -> None:
-    assert declared('"""A game about boats: three of them."""') == ""
+    assert declared('"""goal: a docstring declares nothing\\n    max_turns: 3"""') == ""
     assert metadata.read("") is None
 
 
@@ -31,27 +31,6 @@ def test_metadata_dict() -> None:
     assert metadata.read(declared(source)) == Metadata(
         goal="win", skill="Search", difficulty=0.5, max_turns=9
     )
-
-
-def test_docstring_lines() -> None:
-    source = '''"""
-    title: 12 monkeys
-    Skill: Causal Inference
-    idea: two things at once: look and pull
-    win: the door is open
-    difficulty: Medium
-    max turns: 12 turns
-    note: anything
-    """'''
-    assert metadata.read(declared(source)) == Metadata(
-        title="12 monkeys",
-        skill="Causal Inference",
-        idea="two things at once: look and pull",
-        win="the door is open",
-        difficulty="medium",
-        max_turns=12,
-    )
-    assert metadata.read(declared('"""difficulty: 40 %"""')) == Metadata(difficulty=0.4)
 
 
 @pytest.mark.parametrize(
@@ -88,30 +67,10 @@ def test_a_process_that_lies_is_answered(text: str) -> None:
         assert text
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "max_turns: maximum number of turns",
-        "max_turns: 8 by default",
-        "turns: number of turns taken so far",
-        "Turns: players alternate",
-        "Budget: 100 coins",
-        "difficulty: int, the level",
-        "Difficulty: moderate",
-        "difficulty: nan",
-        f"difficulty: {'9' * 400}",
-        "max_turns: 99999",
-    ],
-)
-def test_prose_in_a_docstring_declares_nothing(line: str) -> None:
-    assert metadata.read(declared(f'"""A game.\n\n    {line}\n"""')) is None
-    kept = metadata.read(declared(f'"""goal: win\n{line}\n"""'), offered=5)
-    assert kept == Metadata(goal="win")
-
-
 def test_unknown_fields_are_ignored() -> None:
     source = "METADATA = {'goal': 'win', 'version': '1.0', 'tags': [], 'difficulty': 'Hard'}"
     assert metadata.read(declared(source)) == Metadata(goal="win", difficulty="hard")
+    assert metadata.read(declared("METADATA = {'difficulty': '40 %'}")) == Metadata(difficulty=0.4)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +90,6 @@ def test_an_untrue_budget_is_named(offered: int, observed: int | None, words: st
         return
     with pytest.raises(MetadataError, match=words):
         metadata.read(text, offered=offered, observed=observed)
-    assert metadata.read(declared('"""max_turns: 5"""'), offered=offered, observed=observed) == Metadata(
-        max_turns=5
-    )
 
 
 @pytest.mark.parametrize(
@@ -150,10 +106,3 @@ def test_an_untrue_budget_is_named(offered: int, observed: int | None, words: st
 def test_the_constructor_is_offered_what_was_declared(fields: dict[str, Any], turns: int) -> None:
     assert contract.budgeted({"max_turns": 25, "x": 1}, {"fields": fields}) == {"max_turns": turns, "x": 1}
     assert contract.budgeted({}, {"fields": fields}) == {}
-
-
-def test_a_long_docstring_is_cut() -> None:
-    found = metadata.read(declared(f'"""goal: {"g" * 100_000}"""'))
-    assert found is not None
-    assert found.goal == "g" * 600
-    assert len(declared(f'"""goal: {"g" * 100_000}"""')) < 5000

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scenes.programs import ECHO, attack
 
-from sandbox import EnvError, SandboxPool
-from sandbox.frames import Bounds, Malformed, RunnerReply, cut, pack, read_reply
+from sandbox import EnvError, SandboxPool, SandboxSettings
+from sandbox.frames import Malformed, RunnerReply, cut, pack, read_reply
 
-BOUNDS = Bounds(reply=1000, observation=100, output=50)
+BOUNDS = SandboxSettings(max_reply_bytes=1000, max_observation_bytes=100, max_output_bytes=50)
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.integers(-9, 9)), max_size=5), st.integers(1, 40))
@@ -56,20 +55,17 @@ def test_any_bytes_are_a_reply_or_malformed(data: bytes) -> None:
         b'{"i": 1, "o": "\xff"}',
         b'{"i": 1, "x": 1}',
         b'{"i": 1, "te": 1}',
-        b'{"i": 1, "f": {"a": [1]}}',
-        b'{"i": 1, "f": ' + b"[" * 400 + b"]" * 400 + b"}",
+        b'{"i": 1, "err": ["E", "m"]}',
+        b'{"i": 1, "err": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
         b'{"i": 1, "o": "' + b"x" * 101 + b'"}',
-        b'{"i": 1, "f": {' + b", ".join(b'"%d": 1' % i for i in range(65)) + b"}}",
+        b'{"i": 1, "out": "' + b"x" * 51 + b'"}',
+        b'{"i": 1, "err": ["E", "' + b"m" * 1001 + b'", "", "step"]}',
+        b'{"i": 1, "m": {"cls": "E", "turns": -1, "calls": []}}',
     ],
 )
 def test_what_is_not_a_reply(body: bytes) -> None:
     with pytest.raises(Malformed):
         read_reply(body, 1, BOUNDS)
-
-
-def test_deep_json_costs_nothing() -> None:
-    with pytest.raises(Malformed):
-        read_reply(b'{"i":1,"f":' + b"[" * 200_000 + b"]" * 200_000 + b"}", 1, BOUNDS)
 
 
 def test_length_beyond_the_limit_is_refused_before_the_body() -> None:
@@ -111,10 +107,9 @@ class TestValues:
             "None",
             "('o', 0.0, False, {})",
             "('o', 0.0, False, False, {}, 1)",
-            "(Bad(), 0.0, 0, 0, {})",
-            "('o', Bad(), 0, 0, {})",
-            "('o', 0.0, Bad(), 0, {})",
-            "('o', 0.0, 0, 0, {'k': Bad()})",
+            "(Bad(), 0.0, False, False, {})",
+            "('o', Bad(), False, False, {})",
+            "('o', 0.0, Bad(), False, {})",
         ],
     )
     async def test_answers_out_of_shape(self, pool: SandboxPool, answer: str) -> None:
@@ -126,13 +121,11 @@ class TestValues:
             assert caught.value.phase == "contract"
 
     async def test_tolerated_shapes(self, pool: SandboxPool) -> None:
-        info = "{'a': np.int64(3), 'b': float('nan'), 4: b'x', 'd': {}}"
-        answer = f"[None, np.float64(1), np.bool_(True), False, {info}]"
+        answer = "[None, np.float64(1), np.bool_(True), False, object()]"
         source = ECHO.replace('f"{self.t} {a}", 0.5, False, False, {}', answer)
         async with await pool.spawn(source) as instance:
             step = await instance.step("go")
         assert (step.observation, step.reward, step.terminated, step.truncated) == ("", 1.0, True, False)
-        assert step.info == {"a": 3, "b": "nan", "4": "b'x'", "d": "{}"}
 
     async def test_lone_surrogates_are_replaced(self, pool: SandboxPool) -> None:
         async with await pool.spawn(ECHO.replace("{a}", "\\ud800")) as instance:
@@ -143,9 +136,3 @@ class TestValues:
         async with await pool.spawn(attack(body)) as instance:
             with pytest.raises(EnvError, match="cannot be shown"):
                 await instance.step("go")
-
-
-def test_replies_carry_no_defaults_that_are_shared() -> None:
-    one = msgspec.json.decode(b'{"i": 1}', type=RunnerReply)
-    assert one.f == {}
-    assert one.f is not msgspec.json.decode(b'{"i": 1}', type=RunnerReply).f

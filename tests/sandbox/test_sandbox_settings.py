@@ -30,7 +30,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, texts: dict[str, str]) -> None:
 def test_live_instances_are_bounded_by_what_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {
         "/proc/meminfo": "MemTotal: 900000 kB\nMemAvailable: 600000 kB",
-        "/proc/self/cgroup": "0::/pod\n5:cpu:/x",
+        "/proc/self/cgroup": "5:cpu:/x\n0::/pod",
         "/sys/fs/cgroup/pod/pids.max": "300",
         "/sys/fs/cgroup/pod/pids.current": "36",
     }
@@ -40,36 +40,23 @@ def test_live_instances_are_bounded_by_what_is_scarce(monkeypatch: pytest.Monkey
     assert found == {"memory": 73, "processes": 100}
 
 
-@pytest.mark.parametrize(
-    ("group", "texts"),
-    [
-        (
-            "0::/pod/run",
-            {
-                # the limit is on the group above; 700 MB are used, of which 300 are page cache
-                "/sys/fs/cgroup/pod/memory.max": "1048576000",
-                "/sys/fs/cgroup/pod/memory.current": "734003200",
-                "/sys/fs/cgroup/pod/memory.stat": "anon 1\nfile 419430400\nshmem 104857600",
-                "/sys/fs/cgroup/pod/run/memory.max": "max",
-                "/sys/fs/cgroup/pod/run/memory.current": "734003200",
-            },
-        ),
-        (
-            "4:memory,cpu:/docker/abc",
-            {
-                # the host's path does not exist in the container: its own group is at the top
-                "/sys/fs/cgroup/memory,cpu/memory.limit_in_bytes": "1048576000",
-                "/sys/fs/cgroup/memory,cpu/memory.usage_in_bytes": "734003200",
-                "/sys/fs/cgroup/memory,cpu/memory.stat": "cache 419430400\nshmem 104857600",
-            },
-        ),
-    ],
-)
-def test_a_containers_memory_counts(
-    monkeypatch: pytest.MonkeyPatch, group: str, texts: dict[str, str]
-) -> None:
-    about = {"/proc/self/cgroup": group, "/proc/meminfo": "MemAvailable: 9000000 kB\nMemTotal: 10000000 kB"}
-    pretend(monkeypatch, about | texts)
+@pytest.mark.parametrize("place", ["/pod/run", ""])
+def test_a_containers_memory_counts(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The limit is on a group above, or on the one that is mounted at the top of a container."""
+    limited = "/sys/fs/cgroup/pod" if place else "/sys/fs/cgroup"
+    pretend(
+        monkeypatch,
+        {
+            "/proc/meminfo": "MemAvailable: 9000000 kB\nMemTotal: 10000000 kB",
+            "/proc/self/cgroup": f"5:cpu:/x\n0::{place or '/docker/abc'}",
+            # 700 MB are used, of which 300 are page cache
+            f"{limited}/memory.max": "1048576000",
+            f"{limited}/memory.current": "734003200",
+            f"{limited}/memory.stat": "anon 1\nfile 419430400\nshmem 104857600",
+            "/sys/fs/cgroup/pod/run/memory.max": "max",
+            "/sys/fs/cgroup/pod/run/memory.current": "734003200",
+        },
+    )
     # 600 of 1000 MB are free
     assert host.bounds()["memory"] == 75
     assert host.memory_available() == 629145600
@@ -85,13 +72,8 @@ def test_larger_pages_make_larger_instances(monkeypatch: pytest.MonkeyPatch, pag
     assert host.bounds()["memory"] == live
 
 
-def test_groups_without_a_limit_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {
-        "/proc/self/cgroup": "4:memory:/",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes": "1",
-    }
-    pretend(monkeypatch, texts)
+def test_an_unknown_host_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {})
     assert host.memory_available() == 1 << 40
     assert host.memory_shortage(0.9) < 0
 

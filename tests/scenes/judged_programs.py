@@ -31,7 +31,7 @@ class Program:
 
     def step(self, action: str) -> StepResult:
         try:
-            return StepResult(*self._object.step(action))
+            return StepResult(*self._object.step(action)[:4])
         except Exception as error:
             raise EnvError(type(error).__name__, str(error)) from error
 

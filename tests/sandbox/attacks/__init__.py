@@ -28,6 +28,9 @@ from scenes import programs
 _MISSING = 100_000
 
 
+WHOLE = 0
+
+
 class Attack(NamedTuple):
     """``turns`` steps are taken unless the instance ends before."""
 
@@ -42,14 +45,23 @@ class Attack(NamedTuple):
         return self.body if self.whole else programs.attack(self.body)
 
 
-def table() -> dict[str, tuple[int, int]]:
+def table(groups: dict[tuple[int, ...] | tuple[int | str, ...], dict[str, str]]) -> dict[str, Attack]:
+    """Attacks by name, of bodies by case, outcome and, where it is not one, the number of turns or WHOLE."""
+    return {
+        name: Attack(case, expect, body, turns or 1, whole=turns == WHOLE)
+        for (case, expect, turns), bodies in (((*key, 1)[:3], bodies) for key, bodies in groups.items())
+        for name, body in bodies.items()
+    }
+
+
+def syscalls() -> dict[str, tuple[int, int]]:
     """Numbers of all system calls, for x86_64 and aarch64, by name."""
     path = Path(__file__).parents[2] / "data" / "syscalls.txt"
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0]: (int(row[1]), int(row[2])) for row in rows}
 
 
-_TABLE = table()
+_TABLE = syscalls()
 
 
 def number(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from attacks import _TABLE, Attack, call, tried
+from attacks import _TABLE, Attack, call, table, tried
 from sandbox import seccomp
 
 _HERE = 0 if os.uname().machine == "x86_64" else 1
@@ -56,75 +56,57 @@ KILLED = {
 def _skipped() -> list[int]:
     """Numbers that a program may use, and those that kill."""
     numbers = seccomp.numbers(os.uname().machine)
-    names = (*seccomp._PLAIN, *seccomp._HOSTILE, *seccomp._BY_ARGUMENT)
+    rows = "|".join((seccomp._ALLOWED, seccomp._HOSTILE, seccomp._BY_ARGUMENT)).replace("\n", "|")
+    names = [row.split()[0] for row in rows.split("|") if row]
     # the kernel shows no filter the calls of its own probes; to anybody else they are an illegal instruction
     probes = [335, 336] if os.uname().machine == "x86_64" else []
     return sorted([*(numbers[name] for name in names if name in numbers), *probes])
 
 
-CODE = {
-    "executable memory": Attack(12, "denied", tried("mmap", "0", "4096", "5", "0x22", "-1", "0")),
-    "memory made executable": Attack(
-        12,
-        "denied",
-        f"p = {call('mmap', '0', '4096', '3', '0x22', '-1', '0')}\nreturn tried(lambda: {call('mprotect', 'p', '4096', '5')})",
-    ),
-    "memory made writable and executable": Attack(
-        12,
-        "denied",
-        f"p = {call('mmap', '0', '4096', '3', '0x22', '-1', '0')}\nreturn tried(lambda: {call('mprotect', 'p', '4096', '7')})",
-    ),
-    "executable by key": Attack(
-        12,
-        "denied",
-        f"p = {call('mmap', '0', '4096', '3', '0x22', '-1', '0')}\n"
-        f"return tried(lambda: {call('pkey_mprotect', 'p', '4096', '7', '-1')})",
-    ),
-    "code of libc made writable and back": Attack(
-        12,
-        "denied|crash",
-        f"""
+CODE = table(
+    {
+        (12, "denied"): {
+            "executable memory": tried("mmap", "0", "4096", "5", "0x22", "-1", "0"),
+            "memory made executable": f"p = {call('mmap', '0', '4096', '3', '0x22', '-1', '0')}\nreturn tried(lambda: {call('mprotect', 'p', '4096', '5')})",
+            "memory made writable and executable": f"p = {call('mmap', '0', '4096', '3', '0x22', '-1', '0')}\nreturn tried(lambda: {call('mprotect', 'p', '4096', '7')})",
+            "executable by key": f"p = {call('mmap', '0', '4096', '3', '0x22', '-1', '0')}\n"
+            f"return tried(lambda: {call('pkey_mprotect', 'p', '4096', '7', '-1')})",
+            "reading implies executing": tried("personality", "0x0400000"),
+            "callback": "return tried(lambda: ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)())",
+            "null page": tried("mmap", "0", "4096", "3", "0x32", "-1", "0"),
+            "remap pages": tried("remap_file_pages", "0", "4096", "0", "0", "0"),
+        },
+        (12, "denied|crash"): {
+            "code of libc made writable and back": f"""
         p = ctypes.cast(libc.getpid, ctypes.c_void_p).value & ~4095
         {call("mprotect", "p", "4096", "3")}
         ctypes.memset(p, 0xC3, 16)
         return tried(lambda: {call("mprotect", "p", "4096", "5")})
         """,
-    ),
-    "reading implies executing": Attack(12, "denied", tried("personality", "0x0400000")),
-    "callback": Attack(12, "denied", "return tried(lambda: ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)())"),
-    "jump into data": Attack(
-        12,
-        "crash",
-        """
+        },
+        (12, "crash"): {
+            "jump into data": """
         code = ctypes.create_string_buffer(b"\\xc3" * 64)
         return f"OPEN {ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(code))()}"
         """,
-    ),
-    "mapping moved": Attack(
-        12,
-        "denied|harmless|crash",
-        f"""
+        },
+        (12, "denied|harmless|crash"): {
+            "mapping moved": f"""
         p = ctypes.cast(libc.getpid, ctypes.c_void_p).value & ~4095
         to = {call("mmap", "0", "4096", "3", "0x22", "-1", "0")}
         got = tried(lambda: {call("mremap", "p", "0", "4096", "3", "to")})
         return got if got.startswith("denied") else "harmless"
         """,
-    ),
-    "null page": Attack(12, "denied", tried("mmap", "0", "4096", "3", "0x32", "-1", "0")),
-    "remap pages": Attack(12, "denied", tried("remap_file_pages", "0", "4096", "0", "0", "0")),
-}
+        },
+    }
+)
 if _HERE == 0:
-    CODE |= {
-        "x32 table": Attack(12, "killed", "return tried(lambda: raw((0x40000000 | 39, 0)))"),
-        "x32 execve": Attack(12, "killed", "return tried(lambda: raw((0x40000000 | 520, 0), 0, 0, 0))"),
-        "call number -1": Attack(12, "killed|denied", "return tried(lambda: raw((-1, 0)))"),
-        "number with a high half": Attack(
-            12, "denied|harmless", "return tried(lambda: raw(((1 << 32) | 2, 0), b'/etc/passwd', 0))"
-        ),
-        "32 bit gate": Attack(
-            12,
-            "killed",
-            """
+    CODE |= table(
+        {
+            (12, "killed"): {
+                "x32 table": "return tried(lambda: raw((0x40000000 | 39, 0)))",
+                "x32 execve": "return tried(lambda: raw((0x40000000 | 520, 0), 0, 0, 0))",
+                "32 bit gate": """
             # no code of one's own is needed: the two bytes of int 0x80 lie somewhere in libc
             start = ctypes.cast(libc.getpid, ctypes.c_void_p).value & ~4095
             for page in range(start, start + (1 << 20), 4096):
@@ -134,20 +116,29 @@ if _HERE == 0:
             # none is there: what remains of the attack is another call that kills
             raw((101, 0), 0, 0, 0, 0)
             """,
-        ),
-        "vsyscall page": Attack(
-            12,
-            "crash|harmless|killed",
-            """
+            },
+            (12, "killed|denied"): {
+                "call number -1": "return tried(lambda: raw((-1, 0)))",
+            },
+            (12, "denied|harmless"): {
+                "number with a high half": "return tried(lambda: raw(((1 << 32) | 2, 0), b'/etc/passwd', 0))",
+            },
+            (12, "crash|harmless|killed"): {
+                "vsyscall page": """
             ask = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(0xFFFFFFFFFF600400)
             return "harmless" if ask(None) else "harmless: no time"
             """,
-        ),
-        "return probe": Attack(12, "crash|denied", "return tried(lambda: raw((335, 0)))"),
-        "entry probe": Attack(12, "crash|denied", "return tried(lambda: raw((336, 0)))"),
-        "segment base": Attack(12, "denied", tried("arch_prctl", "0x1002", "0")),
-        "cpuid trap": Attack(12, "denied", tried("arch_prctl", "0x1012", "0")),
-    }
+            },
+            (12, "crash|denied"): {
+                "return probe": "return tried(lambda: raw((335, 0)))",
+                "entry probe": "return tried(lambda: raw((336, 0)))",
+            },
+            (12, "denied"): {
+                "segment base": tried("arch_prctl", "0x1002", "0"),
+                "cpuid trap": tried("arch_prctl", "0x1012", "0"),
+            },
+        }
+    )
 
 NEWER = {
     name: Attack(12, "denied", f"return tried(lambda: raw(({number}, {number}), 0, 0, 0, 0, 0, 0))")
@@ -184,57 +175,53 @@ NEWER = {
     ),
 }
 
-PRIVILEGE = {
-    "setuid": Attack(24, "denied", "return tried(lambda: os.setuid(0))"),
-    "setresuid by number": Attack(24, "denied", tried("setresuid", "0", "0", "0")),
-    "setgroups": Attack(24, "denied", tried("setgroups", "1", 'b"\\0" * 4')),
-    "file system uid": Attack(24, "denied", tried("setfsuid", "0")),
-    "capabilities": Attack(
-        24, "denied", tried("capset", "b'\\x22\\x05\\x08\\x20\\0\\0\\0\\0'", "b'\\xff' * 24")
-    ),
-    "undo no_new_privs": Attack(24, "denied", tried("prctl", "38", "0", "0", "0", "0")),
-    "dumpable": Attack(24, "denied", tried("prctl", "4", "1", "0", "0", "0")),
-    "keep capabilities": Attack(24, "denied", tried("prctl", "8", "1", "0", "0", "0")),
-    "let anybody trace": Attack(24, "denied", tried("prctl", "0x59616d61", "-1", "0", "0", "0")),
-    "another name": Attack(24, "denied", tried("prctl", "15", 'b"zygote"', "0", "0", "0")),
-    "speculation": Attack(24, "denied", tried("prctl", "53", "0", "2", "0", "0")),
-    "second filter": Attack(24, "denied", tried("seccomp", "1", "0", "b'\\0' * 16")),
-    "filter by prctl": Attack(24, "denied", tried("prctl", "22", "2", "b'\\0' * 16", "0", "0")),
-    "filter with a listener": Attack(24, "denied", tried("seccomp", "1", "8", "b'\\0' * 16")),
-    "new ruleset": Attack(24, "denied", tried("landlock_create_ruleset", "b'\\0' * 8", "8", "0")),
-    "own ruleset": Attack(24, "denied", tried("landlock_restrict_self", "3", "0")),
-    "raise limits": Attack(
-        24,
-        "denied",
-        "import resource\nreturn tried(lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)))",
-    ),
-    "lower limits of the zygote": Attack(
-        24, "denied", tried("prlimit64", call("getppid"), "7", "b'\\0' * 16", "0")
-    ),
-    "setrlimit by number": Attack(24, "denied", tried("setrlimit", "0", "b'\\xff' * 16")),
-    "nice": Attack(24, "denied", "return tried(lambda: os.nice(-10))"),
-    "priority": Attack(24, "denied", tried("setpriority", "0", "0", "-20")),
-    "io priority": Attack(24, "denied", tried("ioprio_set", "1", "0", "0x2000")),
-    "real time": Attack(24, "denied", tried("sched_setscheduler", "0", "1", "b'\\x63\\0\\0\\0'")),
-    "deadline scheduling": Attack(24, "denied", tried("sched_setattr", "0", "b'\\x30' + b'\\0' * 47", "0")),
-    "affinity": Attack(24, "denied", "return tried(lambda: os.sched_setaffinity(0, {0}))"),
-    "duplicate": Attack(24, "denied", "return tried(lambda: os.dup(3))"),
-    "duplicate onto": Attack(24, "denied", "return tried(lambda: os.dup2(3, 7))"),
-    "inheritable": Attack(24, "denied", "return tried(lambda: os.set_inheritable(3, True))"),
-    "ioctl": Attack(24, "denied", tried("ioctl", "3", "0x5412", "b'x'")),
-    "set the clock": Attack(24, "denied", tried("clock_settime", "0", "b'\\0' * 16")),
-    "adjust the clock": Attack(24, "denied", tried("adjtimex", "b'\\0' * 208")),
-    "host name": Attack(24, "denied", tried("sethostname", 'b"x"', "1")),
-    "system log": Attack(24, "denied", tried("syslog", "3", "0", "0")),
-    "accounting": Attack(24, "denied", tried("acct", "0")),
-    "quota": Attack(24, "denied", tried("quotactl", "0x800001", "0", "0", "0")),
-    "hang up": Attack(24, "denied", tried("vhangup")),
-    "restartable sequence": Attack(24, "denied", tried("rseq", "0", "32", "0", "0x53053053")),
-    "robust list of the zygote": Attack(
-        24, "denied", tried("get_robust_list", call("getppid"), "b'\\0' * 8", "b'\\0' * 8")
-    ),
-    "memory policy": Attack(24, "denied", tried("mbind", "0", "4096", "2", "0", "0", "0")),
-    "move the zygote's pages": Attack(24, "denied", tried("migrate_pages", call("getppid"), "0", "0", "0")),
-    "lock memory": Attack(24, "denied", tried("mlockall", "3")),
-    "barrier on all CPUs": Attack(24, "denied", tried("membarrier", "1", "0", "0")),
-}
+PRIVILEGE = table(
+    {
+        (24, "denied"): {
+            "setuid": "return tried(lambda: os.setuid(0))",
+            "setresuid by number": tried("setresuid", "0", "0", "0"),
+            "setgroups": tried("setgroups", "1", 'b"\\0" * 4'),
+            "file system uid": tried("setfsuid", "0"),
+            "capabilities": tried("capset", "b'\\x22\\x05\\x08\\x20\\0\\0\\0\\0'", "b'\\xff' * 24"),
+            "undo no_new_privs": tried("prctl", "38", "0", "0", "0", "0"),
+            "dumpable": tried("prctl", "4", "1", "0", "0", "0"),
+            "keep capabilities": tried("prctl", "8", "1", "0", "0", "0"),
+            "let anybody trace": tried("prctl", "0x59616d61", "-1", "0", "0", "0"),
+            "another name": tried("prctl", "15", 'b"zygote"', "0", "0", "0"),
+            "speculation": tried("prctl", "53", "0", "2", "0", "0"),
+            "second filter": tried("seccomp", "1", "0", "b'\\0' * 16"),
+            "filter by prctl": tried("prctl", "22", "2", "b'\\0' * 16", "0", "0"),
+            "filter with a listener": tried("seccomp", "1", "8", "b'\\0' * 16"),
+            "new ruleset": tried("landlock_create_ruleset", "b'\\0' * 8", "8", "0"),
+            "own ruleset": tried("landlock_restrict_self", "3", "0"),
+            "raise limits": "import resource\nreturn tried(lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)))",
+            "lower limits of the zygote": tried("prlimit64", call("getppid"), "7", "b'\\0' * 16", "0"),
+            "setrlimit by number": tried("setrlimit", "0", "b'\\xff' * 16"),
+            "nice": "return tried(lambda: os.nice(-10))",
+            "priority": tried("setpriority", "0", "0", "-20"),
+            "io priority": tried("ioprio_set", "1", "0", "0x2000"),
+            "real time": tried("sched_setscheduler", "0", "1", "b'\\x63\\0\\0\\0'"),
+            "deadline scheduling": tried("sched_setattr", "0", "b'\\x30' + b'\\0' * 47", "0"),
+            "affinity": "return tried(lambda: os.sched_setaffinity(0, {0}))",
+            "duplicate": "return tried(lambda: os.dup(3))",
+            "duplicate onto": "return tried(lambda: os.dup2(3, 7))",
+            "inheritable": "return tried(lambda: os.set_inheritable(3, True))",
+            "ioctl": tried("ioctl", "3", "0x5412", "b'x'"),
+            "set the clock": tried("clock_settime", "0", "b'\\0' * 16"),
+            "adjust the clock": tried("adjtimex", "b'\\0' * 208"),
+            "host name": tried("sethostname", 'b"x"', "1"),
+            "system log": tried("syslog", "3", "0", "0"),
+            "accounting": tried("acct", "0"),
+            "quota": tried("quotactl", "0x800001", "0", "0", "0"),
+            "hang up": tried("vhangup"),
+            "restartable sequence": tried("rseq", "0", "32", "0", "0x53053053"),
+            "robust list of the zygote": tried(
+                "get_robust_list", call("getppid"), "b'\\0' * 8", "b'\\0' * 8"
+            ),
+            "memory policy": tried("mbind", "0", "4096", "2", "0", "0", "0"),
+            "move the zygote's pages": tried("migrate_pages", call("getppid"), "0", "0", "0"),
+            "lock memory": tried("mlockall", "3"),
+            "barrier on all CPUs": tried("membarrier", "1", "0", "0"),
+        },
+    }
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attacks import Attack
+from attacks import WHOLE, Attack, table
 
 _FRAME = """
 def frame(body):
@@ -28,46 +28,68 @@ def answering(values: str, expect: str = "error", before: str = "") -> Attack:
     return Attack(22, expect, source, whole=True)
 
 
-FLOODS = {
-    "long observation": Attack(19, "harmless", 'return "harmless" + "x" * (20 << 20)'),
-    "long prints": Attack(19, "harmless", 'for _ in range(200): print("y" * 100_000)\nreturn "harmless"'),
-    "many prints": Attack(19, "harmless|timeout", 'for _ in range(20_000): print("y")\nreturn "harmless"'),
-    "descriptor 1": Attack(
-        19, "harmless", 'for _ in range(100): os.write(1, b"z" * 100_000)\nreturn "harmless"'
-    ),
-    "escapes": Attack(19, "harmless", 'return "harmless" + "\\0" * (1 << 20)'),
-    "wide characters": Attack(19, "harmless", 'return "harmless" + "\\U0001F600" * (1 << 20)'),
-    "surrogates": Attack(19, "harmless", 'return "harmless" + "\\ud800" * 1000'),
-    "terminal": Attack(19, "harmless", 'return "harmless\\x1b]0;title\\x07\\x1b[2J\\r\\n"'),
+FLOODS = table(
+    {
+        (19, "harmless"): {
+            "long observation": 'return "harmless" + "x" * (20 << 20)',
+            "long prints": 'for _ in range(200): print("y" * 100_000)\nreturn "harmless"',
+            "descriptor 1": 'for _ in range(100): os.write(1, b"z" * 100_000)\nreturn "harmless"',
+            "escapes": 'return "harmless" + "\\0" * (1 << 20)',
+            "wide characters": 'return "harmless" + "\\U0001F600" * (1 << 20)',
+            "surrogates": 'return "harmless" + "\\ud800" * 1000',
+            "terminal": 'return "harmless\\x1b]0;title\\x07\\x1b[2J\\r\\n"',
+            "warnings": "import warnings\nfor i in range(1000): warnings.warn('w' * 10_000 + str(i))\nreturn 'harmless'",
+            "logging": "import logging\nfor i in range(500): logging.error('w' * 10_000)\nreturn 'harmless'",
+        },
+        (19, "harmless|timeout"): {
+            "many prints": 'for _ in range(20_000): print("y")\nreturn "harmless"',
+        },
+        (19, "error"): {
+            "error text": 'raise ValueError("e" * (10 << 20))',
+            "error name": 'raise type("E" * 100_000, (Exception,), {})("x")',
+            "traceback": "def deep(n):\n    if n: deep(n - 1)\n    raise ValueError('x' * 10 ** 6) from ExceptionGroup('g', [OSError('y')] * 1000)\ndeep(500)",
+        },
+        (19, "harmless", WHOLE): {
+            "class name": "X = type('E' * 50_000 + 'Env', (), {'reset': lambda s, seed: 'x', 'step': lambda s, a: ('harmless', 0.0, False, False, {})})\n"
+            "X.__module__ = __name__\nXEnv = X",
+        },
+    }
+) | {
     "info": answering(
         "'harmless', 0.0, False, False, {f'k{i}': [i] * 99 for i in range(10 ** 4)}", "harmless"
     ),
     "wide info": answering("'harmless', 0.0, False, False, {'k' * 10 ** 6: 'v' * 10 ** 6}", "harmless"),
-    "error text": Attack(19, "error", 'raise ValueError("e" * (10 << 20))'),
-    "error name": Attack(19, "error", 'raise type("E" * 100_000, (Exception,), {})("x")'),
-    "class name": Attack(
-        19,
-        "harmless",
-        "X = type('E' * 50_000 + 'Env', (), {'reset': lambda s, seed: 'x', 'step': lambda s, a: ('harmless', 0.0, False, False, {})})\n"
-        "X.__module__ = __name__\nXEnv = X",
-        whole=True,
-    ),
-    "traceback": Attack(
-        19,
-        "error",
-        "def deep(n):\n    if n: deep(n - 1)\n    raise ValueError('x' * 10 ** 6) from ExceptionGroup('g', [OSError('y')] * 1000)\ndeep(500)",
-    ),
-    "warnings": Attack(
-        19,
-        "harmless",
-        "import warnings\nfor i in range(1000): warnings.warn('w' * 10_000 + str(i))\nreturn 'harmless'",
-    ),
-    "logging": Attack(
-        19, "harmless", "import logging\nfor i in range(500): logging.error('w' * 10_000)\nreturn 'harmless'"
-    ),
 }
 
-FORGERIES = {
+FORGERIES = table(
+    {
+        (20, "protocol|timeout"): {
+            "drop by drop": "os.write(3, (200_000).to_bytes(4, 'little'))\nwhile True: os.write(3, b' ')",
+        },
+        (20, "protocol"): {
+            "flood": "while True: os.write(3, b'flood' * 1000)",
+        },
+        (20, "protocol", 2): {
+            "flood while idle": f'{_FRAME}\nos.write(3, frame(b\'{{"i":2,"o":"early"}}\'))\nwhile True: os.write(3, b\'flood\' * 1000)',
+        },
+        (20, "protocol", WHOLE): {
+            "two answers at birth": 'import os\nbody = b\'{"i":1,"o":"forged","m":{"cls":"E","turns":null,"calls":[]}}\'\n'
+            "os.write(3, len(body).to_bytes(4, 'little') + body)\n"
+            "class XEnv:\n def reset(self, seed): return 'x'\n def step(self, a): return 'x', 0.0, False, False, {}",
+            "no description at birth": 'import os\nbody = b\'{"i":1,"o":"forged"}\'\nos.write(3, len(body).to_bytes(4, \'little\') + body)\nwhile True: pass',
+            "second hello": "import os\nbody = b'{\"i\":0}'\nos.write(3, len(body).to_bytes(4, 'little') + body)\nwhile True: pass",
+        },
+        (20, "crash|timeout"): {
+            "closed channel": "os.close(3)\nwhile True: pass",
+        },
+        (20, "crash", 2): {
+            "answer, then closed": f"{_FRAME}\nos.write(3, frame(b'{{\"i\":2}}'))\nos.close(3)\nwhile True: pass",
+        },
+        (20, "memory"): {
+            "memory error of its own": f'{_FRAME}\nos.write(3, frame(b\'{{"i":2,"err":["MemoryError","","","step"]}}\'))\nwhile True: pass',
+        },
+    }
+) | {
     "garbage": forged('b"\\xff" * 100'),
     "two gigabytes": forged('(2 << 30).to_bytes(4, "little")'),
     "largest length": forged('b"\\xff" * 4'),
@@ -81,42 +103,6 @@ FORGERIES = {
     "answer and garbage": forged("frame(b'{\"i\": 2}') + b'x'", turns=2),
     "half a frame": forged('b"\\x10\\0\\0\\0{"', "timeout"),
     "half a length": forged('b"\\x10\\0"', "timeout"),
-    "drop by drop": Attack(
-        20,
-        "protocol|timeout",
-        "os.write(3, (200_000).to_bytes(4, 'little'))\nwhile True: os.write(3, b' ')",
-    ),
-    "flood": Attack(20, "protocol", "while True: os.write(3, b'flood' * 1000)"),
-    "flood while idle": Attack(
-        20,
-        "protocol",
-        f'{_FRAME}\nos.write(3, frame(b\'{{"i":2,"o":"early"}}\'))\nwhile True: os.write(3, b\'flood\' * 1000)',
-        2,
-    ),
-    "two answers at birth": Attack(
-        20,
-        "protocol",
-        'import os\nbody = b\'{"i":1,"o":"forged","m":{"cls":"E","turns":null,"calls":[]}}\'\n'
-        "os.write(3, len(body).to_bytes(4, 'little') + body)\n"
-        "class XEnv:\n def reset(self, seed): return 'x'\n def step(self, a): return 'x', 0.0, False, False, {}",
-        whole=True,
-    ),
-    "no description at birth": Attack(
-        20,
-        "protocol",
-        'import os\nbody = b\'{"i":1,"o":"forged"}\'\nos.write(3, len(body).to_bytes(4, \'little\') + body)\nwhile True: pass',
-        whole=True,
-    ),
-    "second hello": Attack(
-        20,
-        "protocol",
-        "import os\nbody = b'{\"i\":0}'\nos.write(3, len(body).to_bytes(4, 'little') + body)\nwhile True: pass",
-        whole=True,
-    ),
-    "closed channel": Attack(20, "crash|timeout", "os.close(3)\nwhile True: pass"),
-    "answer, then closed": Attack(
-        20, "crash", f"{_FRAME}\nos.write(3, frame(b'{{\"i\":2}}'))\nos.close(3)\nwhile True: pass", 2
-    ),
     "pickle": payload("frame(b\"cos\\nsystem\\n(S'touch /tmp/spade-attack'\\ntR.\")"),
     "msgpack": payload("frame(b'\\x82\\xa1i\\x02\\xa1o\\xa1x')"),
     "deep": payload("frame(b'{\"i\":2,\"f\":' + b'[' * 100_000 + b']' * 100_000 + b'}')"),
@@ -145,15 +131,26 @@ FORGERIES = {
     "long key of info": payload("frame(b'{\"i\":2,\"f\":{\"' + b'k' * 200_000 + b'\":1}}')"),
     "info within info": payload('frame(b\'{"i":2,"f":{"k":{}}}\')'),
     "flag as number": payload('frame(b\'{"i":2,"te":1}\')'),
-    "memory error of its own": Attack(
-        20,
-        "memory",
-        f'{_FRAME}\nos.write(3, frame(b\'{{"i":2,"err":["MemoryError","","","step"]}}\'))\nwhile True: pass',
-    ),
 }
 
 _BAD = "class Bad:\n def no(self, *a): 1 / 0\n __str__ = __float__ = __bool__ = __index__ = __int__ = __iter__ = __len__ = no\n"
-VALUES = {
+VALUES = table(
+    {
+        (22, "error", WHOLE): {
+            "reset that returns bytes": "class XEnv:\n def reset(self, seed): return b'x'\n def step(self, a): pass",
+            "class that is no class": "XEnv = 7",
+            "metaclass that raises": "class M(type):\n def __call__(cls, *a, **k): 1 / 0\nclass XEnv(metaclass=M):\n def reset(self, seed): return 'x'\n def step(self, a): pass",
+            "attribute access that raises": "class XEnv:\n def __getattribute__(self, name): raise SystemExit(name)\n def reset(self, seed): return 'x'\n def step(self, a): pass",
+        },
+        (22, "error|harmless", WHOLE): {
+            "signature that lies": "class XEnv:\n __signature__ = 7\n def reset(self, seed): return 'x'\n def step(self, a): return 'harmless', 0.0, False, False, {}\n"
+            "XEnv.reset.__signature__ = 'x'",
+        },
+        (22, "harmless|error", WHOLE): {
+            "number of turns that lies": "class XEnv:\n max_turns = 10 ** 400\n def reset(self, seed): return 'x'\n def step(self, a): return 'harmless', 0.0, False, False, {}",
+        },
+    }
+) | {
     "nan": answering("'x', float('nan'), False, False, {}"),
     "infinite": answering("'x', float('-inf'), False, False, {}"),
     "text reward": answering("'x', '1', False, False, {}"),
@@ -201,33 +198,4 @@ VALUES = {
         "class Self:\n shape = ()\n def item(self): return self",
     ),
     "bytes": answering("b'harmless', 0.0, False, False, {b'k': b'v'}", "answer"),
-    "reset that returns bytes": Attack(
-        22, "error", "class XEnv:\n def reset(self, seed): return b'x'\n def step(self, a): pass", whole=True
-    ),
-    "class that is no class": Attack(22, "error", "XEnv = 7", whole=True),
-    "metaclass that raises": Attack(
-        22,
-        "error",
-        "class M(type):\n def __call__(cls, *a, **k): 1 / 0\nclass XEnv(metaclass=M):\n def reset(self, seed): return 'x'\n def step(self, a): pass",
-        whole=True,
-    ),
-    "attribute access that raises": Attack(
-        22,
-        "error",
-        "class XEnv:\n def __getattribute__(self, name): raise SystemExit(name)\n def reset(self, seed): return 'x'\n def step(self, a): pass",
-        whole=True,
-    ),
-    "signature that lies": Attack(
-        22,
-        "error|harmless",
-        "class XEnv:\n __signature__ = 7\n def reset(self, seed): return 'x'\n def step(self, a): return 'harmless', 0.0, False, False, {}\n"
-        "XEnv.reset.__signature__ = 'x'",
-        whole=True,
-    ),
-    "number of turns that lies": Attack(
-        22,
-        "harmless|error",
-        "class XEnv:\n max_turns = 10 ** 400\n def reset(self, seed): return 'x'\n def step(self, a): return 'harmless', 0.0, False, False, {}",
-        whole=True,
-    ),
 }
