@@ -108,8 +108,7 @@ async def _carry_out(trial: Trial, seed: int, actions: Sequence[str]) -> tuple[i
             raise Rejected("criteria", f"the plan's {action} for seed {seed}: {refused[0][:160]}")
         for index, true in enumerate(await _criteria(trial, f"after the plan's {action}")):
             reached[index] = reached[index] or true
-        told, made = step.info.get("done"), _read(action)
-        now = told if type(told) is int else done
+        made, now = _read(action), step.instructions[0] if step.instructions else done
         if now - done > (len(made) if isinstance(made, list) else 1):
             raise Rejected("criteria", f"criterion {now} is true before its turn for seed {seed}")
         done, ended = now, step.done

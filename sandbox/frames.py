@@ -39,7 +39,7 @@ class ProgramInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunnerReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One answer; ``err`` is (type, message, traceback, phase)."""
+    """One answer; ``err`` is (type, message, traceback, phase), ``p`` a StepResult's ``instructions``."""
 
     i: int
     o: str = ""
@@ -48,16 +48,21 @@ class RunnerReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tr: bool = False
     err: tuple[str, str, str, str] | None = None
     out: str = ""
+    p: tuple[int, int] | None = None
     m: ProgramInfo | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """One step of an environment. ``reward`` is finite and in [-10, 10]; nobody reads its ``info``."""
+    """One step of an environment. ``reward`` is finite and in [-10, 10]; nobody reads its ``info``.
+
+    ``instructions`` of a tool environment are the number of those that are done, and of all.
+    """
 
     observation: str
     reward: float
     terminated: bool
     truncated: bool
+    instructions: tuple[int, int] | None = None
 
     @property
     def done(self) -> bool:
@@ -107,6 +112,8 @@ def read_reply(body: bytes, expected: int, limits: SandboxSettings) -> RunnerRep
         raise Malformed("text longer than agreed")
     if reply.err is not None and any(map(lambda part, most: len(part) > most, reply.err, MAX_ERROR)):
         raise Malformed("error longer than agreed")
+    if reply.p is not None and not 0 <= reply.p[0] <= reply.p[1] <= MAX_CALLS:
+        raise Malformed("instructions out of range")
     if reply.m is not None and not _plausible(reply.m):
         raise Malformed("a program description larger than agreed")
     return reply

@@ -129,7 +129,7 @@ class Instance:
         """Send the inner text of an action. Raises EnvError and the terminal errors of the package."""
         text = plain(action[: self._settings.max_action_bytes])
         reply = await self._call({"op": "step", "action": text})
-        return StepResult(reply.o, reply.r, reply.te, reply.tr)
+        return StepResult(reply.o, reply.r, reply.te, reply.tr, reply.p)
 
     async def reset(self, seed: int) -> str:
         """Start another episode in the same object and return its first observation."""

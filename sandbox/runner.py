@@ -157,7 +157,10 @@ class Runner:
             answer = self._method("step")(request["action"])
         with _faults("contract"):
             observation, reward, terminated, truncated = contract.read_step(answer)
-            return self._text(observation) | {"r": reward, "te": terminated, "tr": truncated}
+            made = self._text(observation) | {"r": reward, "te": terminated, "tr": truncated}
+            if isinstance(self.env, tools.ToolEnv):
+                made["p"] = [answer[4][name] for name in ("done", "of")]
+            return made
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         with _faults("call"):

@@ -414,8 +414,7 @@ async def _said(instance: Instance) -> list[tuple[str, str]]:
 
 def _counted(used: ToolUse, action: str, result: StepResult) -> ToolUse:
     """Return ``used`` with one more turn."""
-    told = [result.info.get(name) for name in ("done", "of")]
-    done, of = (number if isinstance(number, int) else 0 for number in told)
+    done, of = result.instructions or (0, 0)
     malformed = action.startswith(_UNREADABLE) or result.observation.startswith("Error: ")
     calls = 0 if malformed else action.count('"name"')
     return ToolUse(used.calls + calls, used.malformed + malformed, done, of)
