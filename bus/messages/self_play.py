@@ -75,6 +75,16 @@ class DesignTicket(Message, frozen=True, kw_only=True, tag="design_ticket.v1"):
             for index, name in enumerate(self.designs)
         )
 
+    def failed(self, failure: FailureKind, reason: str) -> tuple[DesignFailed, ...]:
+        """Return the news that each design of the ticket came to nothing."""
+        return tuple(
+            DesignFailed(
+                design=part.design, cohort=part.cohort, skill=part.skill, attempts=part.attempts,
+                failure=failure, reason=reason, issue=part.issue,
+            )
+            for part in self.parts()
+        )  # fmt: skip
+
 
 @register_message
 class DesignSample(Message, frozen=True, kw_only=True, tag="design_sample.v1", omit_defaults=True):
@@ -229,6 +239,13 @@ class EpisodeRequest(Message, frozen=True, kw_only=True, tag="episode_request.v1
     @property
     def tail(self) -> str:
         return f"task.agent.play.{self.episode}"
+
+    def failed(self, failure: FailureKind, reason: str) -> EpisodeFailed:
+        """Return the news that the play came to nothing."""
+        return EpisodeFailed(
+            episode=self.episode, design=self.design, arm=self.arm, round=self.round, index=self.index,
+            failure=failure, reason=reason,
+        )  # fmt: skip
 
 
 @register_message

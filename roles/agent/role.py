@@ -8,7 +8,7 @@ import anyio
 import msgspec
 
 from bus import Delivery
-from bus.messages import EpisodeFailed, EpisodeRequest, FailureKind
+from bus.messages import EpisodeRequest, FailureKind
 from engine.inference.completion import InferenceUnavailable
 from roles.agent.concurrency import EpisodeLimit, LoadSnapshot
 from roles.agent.episode import Player, Rules
@@ -140,16 +140,6 @@ class AgentRole(Role):
     async def _fail(
         self, request: EpisodeRequest, delivery: Delivery, failure: FailureKind, reason: str
     ) -> None:
-        await self.bus.publish(
-            EpisodeFailed(
-                episode=request.episode,
-                design=request.design,
-                arm=request.arm,
-                round=request.round,
-                index=request.index,
-                failure=failure,
-                reason=reason[:REASON_CHARACTERS],
-            )
-        )
+        await self.bus.publish(request.failed(failure, reason[:REASON_CHARACTERS]))
         await delivery.ack()
         self._counts[f"failed_{failure}"] += 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from bus.messages import DesignSample, DesignTicket, Finding, Segment, WaysToWin
+from bus.messages import DesignSample, DesignTicket, Finding, WaysToWin
 from engine import prompts
 from engine.inference.segments import prompt_and_reply
 from roles.designer.authors import Author, DesignReply
@@ -54,21 +54,9 @@ class Draft:
     source: str = ""
 
     @property
-    def text(self) -> str:
-        return self.reply.text
-
-    @property
     def program(self) -> str:
         """The program in the reply, "" where there is none."""
         return self.source or extract(self.reply.visible)
-
-    @property
-    def finish(self) -> str:
-        return self.reply.finish
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        return self.reply.segments
 
 
 @dataclass(frozen=True)
@@ -153,7 +141,7 @@ class Workshop:
     async def _mend(self, ticket: DesignTicket, before: Judged, seed: int) -> Draft | None:
         """Ask for ``before`` again, with what is wrong with it. None: it was cut, or leaves no room."""
         assert not isinstance(self._designer, Programs)
-        if before.draft.finish != "stop":
+        if before.draft.reply.finish != "stop":
             return None
         name = f"{_REPAIR}{self._config.prompt}"
         name = name if name in prompts.names() else f"{_REPAIR}full"
@@ -167,7 +155,7 @@ class Workshop:
         """Return the attempt that an earlier life of the ticket has already published, with its verdict."""
         draft = self._recalled(held)
         # Of a reply that was cut, all of it is told.
-        source = draft.text if draft.finish == "length" else draft.program
+        source = draft.reply.text if draft.reply.finish == "length" else draft.program
         return Judged(draft, source, held.finding, held.wins)
 
     def _recalled(self, held: DesignSample) -> Draft:
@@ -189,12 +177,12 @@ class Workshop:
         """Extract the program and run it up the validator's ladder. Raises the sandbox's infra errors."""
         if draft.reply.refusal:
             return Judged(draft, "", Finding(rung=REFUSED, reason=draft.reply.refusal))
-        if draft.finish == "length":
+        if draft.reply.finish == "length":
             reason = "the reply was cut at its length limit"
-            return Judged(draft, draft.text, Finding(rung="extract", reason=reason))
+            return Judged(draft, draft.reply.text, Finding(rung="extract", reason=reason))
         source = draft.program
         if not source.strip():
-            thinks = draft.text.strip() and not draft.reply.visible.strip()
+            thinks = draft.reply.text.strip() and not draft.reply.visible.strip()
             reason = "no program in the reply" + (", only reasoning" if thinks else "")
             return Judged(draft, source, Finding(rung="extract", reason=reason))
         verdict = await self._validator.validate(

@@ -30,7 +30,8 @@ from roles.designer.prompt import PlainText, PromptWriter
 
 if TYPE_CHECKING:
     from engine.config import Config, EndpointConfig, SamplingConfig
-    from engine.inference.completion import Completion
+    from engine.inference.frozen import FrozenServer
+    from engine.inference.pool import InferencePool
     from engine.inference.tokens import ChatTokens
     from roles.base import RoleContext
 
@@ -74,21 +75,6 @@ class Author(Protocol):
         """Return the author's own gauges, apart from those of the role."""
 
 
-class Generates(Protocol):
-    """A source of sampled tokens: the inference pool, or a frozen server."""
-
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: SamplingConfig,
-        seed: int | None,
-        key: str,
-        stop_token_ids: Sequence[int],
-        deadline: float | None = None,
-    ) -> Completion: ...
-
-
 class TokenAuthor:
     """A model with token ids in and out. ``room`` is the length of its context.
 
@@ -98,7 +84,9 @@ class TokenAuthor:
 
     trained: ClassVar[bool] = False
 
-    def __init__(self, source: Generates, chat: ChatTokens, sampling: SamplingConfig, room: int) -> None:
+    def __init__(
+        self, source: InferencePool | FrozenServer, chat: ChatTokens, sampling: SamplingConfig, room: int
+    ) -> None:
         self._source, self._chat, self._sampling = source, chat, sampling
         self._room = room - sampling.max_tokens
 
@@ -134,8 +122,7 @@ class TokenAuthor:
 
     def statistics(self) -> dict[str, float]:
         """Return the gauges of the author's own server, if it has one."""
-        statistics = getattr(self._source, "statistics", None)
-        return dict(statistics()) if statistics is not None and not self.trained else {}
+        return {} if self.trained else dict(self._source.statistics())
 
 
 class PolicyAuthor(TokenAuthor):
@@ -253,7 +240,12 @@ def prompts_for(config: Config, chat: ChatTokens) -> PromptWriter:
     A model with token ids gets the ids of its chat format; an endpoint gets plain text, within its own
     context.
     """
-    if config.designer.kind != "external":
-        return PromptWriter(config, chat)
+    return (
+        external_prompts(config, chat) if config.designer.kind == "external" else PromptWriter(config, chat)
+    )
+
+
+def external_prompts(config: Config, chat: ChatTokens) -> PromptWriter:
+    """Return the writer of prompts in plain text."""
     model = msgspec.structs.replace(config.model, max_model_len=config.designer.external.context_tokens)
     return PromptWriter(msgspec.structs.replace(config, model=model), PlainText(chat))

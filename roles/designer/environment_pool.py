@@ -48,8 +48,6 @@ class Programs:
         self._programs, self._seed = sorted(programs), seed
         self._window, self._raise_at = window, raise_at
         self._top = 1
-        self._drawn: set[str] = set()
-        self._passes = self._spares = 0
 
     @classmethod
     def open(cls, settings: PoolConfig) -> Programs:
@@ -79,14 +77,10 @@ class Programs:
             return self._slide(number, attempt, played)
         turn, place = divmod(number, len(self._programs))
         chosen = self._order("pass", turn)[place]
-        self._passes = max(self._passes, turn + 1)
         if attempt:
             others = [one for one in self._order("spare", number) if one != chosen] or [chosen]
             chosen = others[(attempt - 1) % len(others)]
-            self._spares += 1
-        name, source = self._programs[chosen]
-        self._drawn.add(name)
-        return name, source
+        return self._programs[chosen]
 
     def _slide(self, number: int, attempt: int, played: Iterable[MemoryRecord]) -> tuple[str, str]:
         wins: dict[int, list[float]] = {}
@@ -100,9 +94,7 @@ class Programs:
             top = min(top + 1, max(_level(name) for name, _ in self._programs))
         self._top = max(self._top, top)
         fitting = [one for one in self._programs if self._top - self._window < _level(one[0]) <= self._top]
-        name, source = random.Random(f"{self._seed}/slide/{number}/{attempt}").choice(fitting)
-        self._drawn.add(name)
-        return name, source
+        return random.Random(f"{self._seed}/slide/{number}/{attempt}").choice(fitting)
 
     def _order(self, purpose: str, number: int) -> list[int]:
         order = list(range(len(self._programs)))
@@ -110,14 +102,8 @@ class Programs:
         return order
 
     def statistics(self) -> dict[str, float]:
-        """Return the numbers of programs, of drawn ones, of passes begun, and of replacements."""
-        return {
-            "programs": len(self._programs),
-            "drawn": len(self._drawn),
-            "passes": self._passes,
-            "spares": self._spares,
-            **({"level": self._top} if self._window else {}),
-        }
+        """Return the number of programs, and the level of a sliding window."""
+        return {"programs": len(self._programs), **({"level": self._top} if self._window else {})}
 
 
 def _level(name: str) -> int:

@@ -6,25 +6,20 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from bus.messages import WaysToWin
-from engine import prompts
-from engine.inference.endpoint import EndpointRefused
 from engine.inference.replies import visible_reply
 from engine.inference.segments import prompt_and_reply
-from engine.inference.tokens import SegmentBuilder
-from roles.designer.authors import DesignReply
 from roles.text_normalise import plain
 from roles.work_loop import sampling_seed
 
 if TYPE_CHECKING:
     from bus.messages import DesignSample, Segment
-    from engine.config import SamplingConfig
-    from engine.inference.pool import InferencePool
     from engine.inference.tokens import ChatTokens
+    from roles.designer.authors import Author
     from roles.designer.prompt import PromptWriter
 
 LONGEST_HINT = 800
@@ -50,24 +45,6 @@ _LONG_ACTION = 3
 _LONG_WORD = 8
 
 Words = tuple[str, ...]
-
-
-class Answer(Protocol):
-    """The reply of a writer."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def finish(self) -> Literal["stop", "length"]: ...
-
-
-class Writer(Protocol):
-    """A model that is asked in text, such as ``engine.inference.endpoint.Endpoint``."""
-
-    async def write(
-        self, turns: Sequence[str], *, sampling: SamplingConfig, seed: int | None = None
-    ) -> Answer: ...
 
 
 class Hint(NamedTuple):
@@ -185,24 +162,11 @@ def fault_of(hint: str, wins: WaysToWin) -> str:
 
 
 class HintWriter:
-    """Asks for a hint, up to ``attempts`` times: the current policy, or ``writer`` where there is one."""
+    """Asks ``author`` for a hint, up to ``attempts`` times: the current policy, or an external model."""
 
-    def __init__(
-        self,
-        pool: InferencePool,
-        chat: ChatTokens,
-        writer_of_prompts: PromptWriter,
-        sampling: SamplingConfig,
-        attempts: int,
-        *,
-        writer: Writer | None = None,
-    ) -> None:
-        self._pool, self._chat, self._prompts = pool, chat, writer_of_prompts
-        self._sampling, self._attempts, self._writer = sampling, attempts, writer
+    def __init__(self, author: Author, chat: ChatTokens, prompts: PromptWriter, attempts: int) -> None:
+        self._author, self._chat, self._prompts, self._attempts = author, chat, prompts, attempts
         self._counts: Counter[str] = Counter()
-        # The nano prompt is a form that only a policy knows which was warm-started on it.
-        family = writer_of_prompts.family
-        self._template = "hint_full" if family == "nano" else f"hint_{family}"
 
     async def write(
         self,
@@ -214,11 +178,17 @@ class HintWriter:
     ) -> Hint | None:
         """Return a hint for ``source`` that is acceptable for its ``wins``, or None.
 
-        Raises InferenceUnavailable.
+        None, too, when the program leaves no room for it or the author refuses. Raises InferenceUnavailable.
         """
+        prompt = self._prompts.hint(source)
+        if prompt is None:
+            self._counts["hint_no_room"] += 1
+            return None
         for trial in range(self._attempts):
-            reply = await self._reply(source, sampling_seed(design, attempt, "hint", trial), design)
-            if reply is None:
+            seed = sampling_seed(design, attempt, "hint", trial)
+            reply = await self._author.write(prompt, seed=seed, key=design)
+            if reply.refusal:
+                self._counts["hint_refused"] += 1
                 return None
             hint = clean_hint(reply.text, reply.finish, thought_open=reply.thought_open)
             fault = "malformed" if hint is None else fault_of(hint, wins)
@@ -238,37 +208,6 @@ class HintWriter:
     def statistics(self) -> dict[str, float]:
         """Counts of refused hints by what was wrong with them."""
         return dict(self._counts)
-
-    async def _reply(self, source: str, seed: int, design: str) -> DesignReply | None:
-        """Return one reply, None when the program leaves no room for it or the endpoint refuses."""
-        if self._writer is not None:
-            content = prompts.render(self._template, source=source)
-            try:
-                answer = await self._writer.write([content], sampling=self._sampling, seed=seed)
-            except EndpointRefused:
-                self._counts["hint_refused"] += 1
-                return None
-            return DesignReply(answer.text, answer.finish)
-        prompt = self._prompts.hint(source)
-        if prompt is None:
-            self._counts["hint_no_room"] += 1
-            return None
-        completion = await self._pool.generate(
-            prompt,
-            sampling=self._sampling,
-            seed=seed,
-            key=design,
-            stop_token_ids=self._chat.stop_token_ids,
-        )
-        segments = SegmentBuilder()
-        segments.prompt(prompt)
-        segments.completion(completion)
-        return DesignReply(
-            self._chat.decode(completion.tokens),
-            completion.finish,
-            tuple(segments.segments()),
-            thought_open=self._chat.opens_thought(prompt),
-        )
 
 
 def _without_fillers(words: Words) -> Words:

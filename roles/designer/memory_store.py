@@ -128,16 +128,9 @@ class MemoryStore:
         self._took = self._saved_at - started
 
     def statistics(self) -> dict[str, float]:
-        """Return gauges of the memory.
-
-        They are the records and their states, the facts replayed at start, the facts since the last snapshot,
-        and the messages that the stream had evicted before the memory could read them.
-        """
+        """Return gauges of the memory: its records by state, and the messages that it could not read."""
         return {
             "memory_records": len(self._memory),
-            "memory_waiting": self._memory.waiting,
-            "memory_replayed": self.replayed,
-            "memory_unsaved": self.position - self._saved,
             "memory_missed": self._missed,
             **{f"memory_{state}": count for state, count in self._memory.states().items()},
         }

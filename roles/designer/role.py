@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Literal
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
+import msgspec
 
 from bus import Delivery
 from bus.concurrency import flat_task_group
 from bus.messages import (
-    DesignFailed,
     DesignRejected,
     DesignSample,
     DesignTicket,
@@ -22,12 +22,20 @@ from engine.diversity import similarity
 from engine.records.archive import replace
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Judged, Workshop, mends
-from roles.designer.authors import check_designer, open_designer, open_external, prompts_for
+from roles.designer.authors import (
+    EndpointAuthor,
+    PolicyAuthor,
+    check_designer,
+    external_prompts,
+    open_designer,
+    open_external,
+    prompts_for,
+)
 from roles.designer.corpus import Corpus, probe, read_revisions, write_revisions
 from roles.designer.hint import Hint, HintWriter
 from roles.designer.memory import Memory
 from roles.designer.memory_store import MemoryStore
-from roles.designer.prompt import PromptWriter
+from roles.designer.prompt import PlainText, PromptWriter
 from roles.designer.review import Review, digest
 from roles.work_loop import (
     INFRASTRUCTURE,
@@ -44,11 +52,11 @@ if TYPE_CHECKING:
 
     from engine.config import Config
     from engine.inference.endpoint import Endpoint
+    from engine.inference.pool import InferencePool
     from engine.inference.tokens import ChatTokens
     from roles.designer.authors import Author
     from roles.designer.environment_pool import Programs
 
-_COHORTS_KEPT = 16
 _SALT = "validator.salt"
 
 
@@ -72,7 +80,6 @@ class DesignerRole(Role):
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
         self._counts: Counter[str] = Counter()
-        self._cohorts: OrderedDict[int, set[str]] = OrderedDict()
         self._memory = Memory(self.config.designer.memory_records)
         self._memory_store: MemoryStore | None = None
         self._endpoint: Endpoint | None = None
@@ -146,8 +153,6 @@ class DesignerRole(Role):
 
     def _equip(self, chat: ChatTokens, designer: Author | Programs) -> None:
         config, shared = self.config.designer, self.context.shared
-        writer = self._endpoint if config.hint_writer == "external" else None
-        prompts = PromptWriter(self.config, chat)
         self._review = Review(self.config, corpus=self._corpus, memory=self._memory)
         asks_for_solution = config.prompt == "full" and config.kind != "pool"
         settings = ValidatorSettings(
@@ -162,9 +167,7 @@ class DesignerRole(Role):
             memory=self._memory,
             validator=Validator(shared["sandbox"], settings, checks=self._review.checks),
         )
-        self._hints = HintWriter(
-            shared["pool"], chat, prompts, config.hint_sampling, config.hint_attempts, writer=writer
-        )
+        self._hints = hint_writer(self.config, chat, shared["pool"], self._endpoint)
 
     async def _answer(self, delivery: Delivery) -> None:
         ticket = delivery.message
@@ -252,16 +255,8 @@ class DesignerRole(Role):
     async def _held(
         self, ticket: DesignTicket, attempt: int, part: Literal["", "hint"] = ""
     ) -> DesignSample | None:
-        tail = DesignSample(
-            design=ticket.design,
-            cohort=ticket.cohort,
-            attempt=attempt,
-            skill=ticket.skill,
-            valid=False,
-            segments=(),
-            part=part,
-        ).tail
-        record = await self.bus.last(tail)
+        wanted = DesignSample(**_attempt_of(ticket, attempt), valid=False, segments=(), part=part)
+        record = await self.bus.last(wanted.tail)
         return record.message if record and isinstance(record.message, DesignSample) else None
 
     def _keepsake(self, ticket: DesignTicket, attempt: int, judged: Judged) -> DesignSample | None:
@@ -270,13 +265,10 @@ class DesignerRole(Role):
         if not judged.valid and not (trained and self.config.designer.invalid == "penalise"):
             return None
         return DesignSample(
-            design=ticket.design,
-            cohort=ticket.cohort,
-            attempt=attempt,
-            skill=ticket.skill,
+            **_attempt_of(ticket, attempt),
             valid=judged.valid,
-            segments=judged.draft.segments if trained else (),
-            text="" if trained else judged.draft.text,
+            segments=judged.draft.reply.segments if trained else (),
+            text="" if trained else judged.draft.reply.text,
             document=judged.draft.document,
             prompt=judged.draft.prompt,
             finding=judged.finding,
@@ -301,10 +293,7 @@ class DesignerRole(Role):
         if hint is None or not self._holds_hints:
             return hint, ""
         mine = DesignSample(
-            design=ticket.design,
-            cohort=ticket.cohort,
-            attempt=attempt,
-            skill=ticket.skill,
+            **_attempt_of(ticket, attempt),
             valid=True,
             segments=hint.segments,
             text="" if hint.segments else hint.text,
@@ -315,16 +304,12 @@ class DesignerRole(Role):
 
     async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
         hint, hint_sample = await self._hint(ticket, attempt, judged)
-        environment = digest(judged.source)
         family, difficulty = self._classify(judged.source)
         await self.bus.publish(
             EnvironmentReady(
-                design=ticket.design,
-                cohort=ticket.cohort,
+                **_attempt_of(ticket, attempt),
                 slot=ticket.slot,
-                attempt=attempt,
-                skill=ticket.skill,
-                environment=environment,
+                environment=digest(judged.source),
                 source=judged.source,
                 hint=hint.text if hint else None,
                 sample=_sample(self._keepsake(ticket, attempt, judged)),
@@ -339,7 +324,6 @@ class DesignerRole(Role):
         self._counts["accepted"] += 1
         self._coverage.note(ticket.skill, accepted=True)
         self._counts["without_hint"] += hint is None
-        self._counts["duplicates"] += self._is_duplicate(ticket.cohort, environment)
 
     async def _reject(
         self, ticket: DesignTicket, attempt: int, judged: Judged, *, again: bool = False
@@ -347,10 +331,7 @@ class DesignerRole(Role):
         """Tell of a refused attempt; one that was told of ``again`` is not counted twice."""
         await self.bus.publish(
             DesignRejected(
-                design=ticket.design,
-                cohort=ticket.cohort,
-                attempt=attempt,
-                skill=ticket.skill,
+                **_attempt_of(ticket, attempt),
                 rung=judged.finding.rung,
                 reason=judged.finding.reason[:REASON_CHARACTERS],
                 source=judged.source,
@@ -365,17 +346,7 @@ class DesignerRole(Role):
 
     async def _fail(self, ticket: DesignTicket, failure: FailureKind, reason: str) -> None:
         self._review.release(ticket.design)
-        await self.bus.publish(
-            DesignFailed(
-                design=ticket.design,
-                cohort=ticket.cohort,
-                skill=ticket.skill,
-                attempts=ticket.attempts,
-                failure=failure,
-                reason=reason[:REASON_CHARACTERS],
-                issue=ticket.issue,
-            )
-        )
+        await self.bus.publish_all(ticket.failed(failure, reason[:REASON_CHARACTERS]))
         self._counts[f"failed_{failure}"] += 1
 
     def _classify(self, source: str) -> tuple[str | None, float | None]:
@@ -387,15 +358,28 @@ class DesignerRole(Role):
         found = seeds.classify(source, self.config.warmstart.families)
         return (found[0], float(found[1])) if found else (None, None)
 
-    def _is_duplicate(self, cohort: int, environment: str) -> bool:
-        """Return whether this process already accepted the same program for ``cohort``."""
-        known = self._cohorts.setdefault(cohort, set())
-        while len(self._cohorts) > _COHORTS_KEPT:
-            self._cohorts.popitem(last=False)
-        if environment in known:
-            return True
-        known.add(environment)
-        return False
+
+def hint_writer(
+    config: Config, chat: ChatTokens, pool: InferencePool, endpoint: Endpoint | None
+) -> HintWriter:
+    """Return the writer of hints that the recipe names (``designer.hint_writer``)."""
+    designer, attempts = config.designer, config.designer.hint_attempts
+    if designer.hint_writer == "self":
+        author = PolicyAuthor(pool, chat, designer.hint_sampling, config.model.max_model_len)
+        return HintWriter(author, chat, PromptWriter(config, chat), attempts)
+    assert endpoint is not None
+    if designer.prompt == "nano":  # only a policy knows this form, which was warm-started on it
+        config = msgspec.structs.replace(config, designer=msgspec.structs.replace(designer, prompt="full"))
+    room = designer.external.context_tokens
+    outside = EndpointAuthor(endpoint, PlainText(chat), designer.hint_sampling, room)
+    return HintWriter(outside, chat, external_prompts(config, chat), attempts)
+
+
+def _attempt_of(ticket: DesignTicket, attempt: int) -> dict[str, Any]:
+    """Return the fields that name an attempt in every message about it."""
+    return {
+        "design": ticket.design, "cohort": ticket.cohort, "attempt": attempt, "skill": ticket.skill,
+    }  # fmt: skip
 
 
 def _external(endpoint: Endpoint | None) -> dict[str, float]:

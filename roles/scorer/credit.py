@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.messages import Arm, Credit, EnvironmentScored, stable_id
+from bus.messages import Arm, Credit, stable_id
 from engine.config import Config, RewardConfig
 from roles.scorer import cohort_plan
 from roles.scorer.advantages import agent_label, designer_labels, idle, normalise
 from roles.scorer.parity import reference_rewards
-from roles.scorer.reports import scored
 from roles.scorer.rewards import Evidence, Reward, Tracker, raw_rewards, regret_credit
 from roles.scorer.state import Cohort, Design, DesignCredit, Play, PlayStatus
-from roles.scorer.window import evidence_of, hint_leaks, measured, paid
+from roles.scorer.window import Statistics, evidence_of, hint_leaks, measured, paid
 
 FEWEST_COMPARED = 4
 """Below this mean number of designs in a centring group, much of the reward is lost in the mean."""
@@ -30,6 +29,15 @@ class _Entry(NamedTuple):
     skill: str
     valid: bool
     reward: float
+
+
+class SettledDesign(NamedTuple):
+    """A design at the end of its window; ``credit`` is None when its program has none."""
+
+    design: Design
+    found: Statistics
+    proof: Evidence
+    credit: DesignCredit | None
 
 
 class RoundCredit(NamedTuple):
@@ -57,10 +65,9 @@ def settle(
     tracker: Tracker,
     cohort: Cohort,
     designs: Sequence[Design],
-    round_: int,
     reward: Reward,
-) -> tuple[list[EnvironmentScored], list[DesignCredit]]:
-    """Close the window of ``cohort`` in ``round_``: score its designs, give credit to their tokens.
+) -> tuple[list[SettledDesign], list[DesignCredit]]:
+    """Close the window of ``cohort``: measure its designs, give credit to their tokens.
 
     Invalid attempts are part of their skill's (or group's) mean under ``designer.invalid = "penalise"``. A
     design that was never played has no reward and is not trained; those of a designer that is not the policy
@@ -90,14 +97,14 @@ def settle(
         ]
     programs = _programs(config, cohort, entries)
     credit = {item.design: item for item in programs if item.valid}
-    scores = [
-        scored(config, design, statistics, proof, credit.get(design.design), round_)
+    settled = [
+        SettledDesign(design, statistics, proof, credit.get(design.design))
         for design, statistics, proof in zip(designs, found, proofs, strict=True)
     ]
     if config.designer.kind != "policy":
-        return scores, []
+        return settled, []
     hints = [_hint(cohort, design, settings, proof) for design, proof in zip(designs, proofs, strict=True)]
-    return scores, [*programs, *_compared(hints, config)]
+    return settled, [*programs, *_compared(hints, config)]
 
 
 def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list[DesignCredit]:

@@ -9,11 +9,11 @@ as that. A reward must be pure: a scorer that starts again computes all of them 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from statistics import fmean
 from typing import Any
 
@@ -272,18 +272,14 @@ def check(config: Config) -> None:
 
 
 def _find(name: str, label: str) -> object:
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         if name not in registry.registered(registry.REWARDS):
             raise _error(f"{label} is none of {', '.join(names())}")
         return registry.load(registry.REWARDS, name, where="reward.variant")
     try:
-        found: object = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        return EntryPoint(name, name, registry.REWARDS).load()
     except (ImportError, AttributeError) as error:
         raise _error(f"{label} cannot be loaded: {error}") from error
-    return found
 
 
 def _settings(config: Config, name: str, formula: Formula) -> Any:

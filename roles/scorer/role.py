@@ -13,10 +13,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from bus import Lease, Record
 from bus.messages import (
     DeadLetter,
-    DesignFailed,
     DesignTicket,
     EnvironmentScored,
-    EpisodeFailed,
     EpisodeRequest,
     Heartbeat,
     Message,
@@ -411,26 +409,6 @@ def _waiting(steps: MemoryObjectReceiveStream[_Step]) -> Iterator[_Step]:
 def _failures(work: Message, reason: str) -> list[Message]:
     """Return the news that ``work`` came to nothing, one of each design of a ticket."""
     if isinstance(work, DesignTicket):
-        return [
-            DesignFailed(
-                design=part.design,
-                cohort=part.cohort,
-                skill=part.skill,
-                attempts=part.attempts,
-                failure="infra",
-                reason=reason,
-                issue=part.issue,
-            )
-            for part in work.parts()
-        ]
+        return list(work.failed("infra", reason))
     assert isinstance(work, EpisodeRequest)
-    failed = EpisodeFailed(
-        episode=work.episode,
-        design=work.design,
-        arm=work.arm,
-        round=work.round,
-        index=work.index,
-        failure="infra",
-        reason=reason,
-    )
-    return [failed]
+    return [work.failed("infra", reason)]

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from bus.messages import DesignTicket
 from engine.errors import ConfigError
 from roles.designer.corpus import NO_DOCUMENT, Corpus, Document, LoadedCorpus, LoadedSource, cut
-from roles.designer.corpus.draw_order import EpochOrder, Mixture
+from roles.designer.corpus.sampler import EpochOrder, Mixture
 
 
 class Words:

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from designer_stage import GOOD, Policy, Stage, quick
-from role_fakes import FakePool, make_config
+from role_fakes import FakeChat, FakePool, make_config
 from scenes.endpoint_fake import Behaviour, FakeEndpoint, Raw, Say, fake_endpoint
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import ticket
@@ -23,8 +23,7 @@ from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointMisused
 from engine.inference.spending import EndpointSpent
 from roles.designer.authors import account
-from roles.designer.hint import HintWriter
-from roles.designer.prompt import PromptWriter
+from roles.designer.role import hint_writer
 
 
 @pytest.fixture(autouse=True)
@@ -180,11 +179,10 @@ async def test_an_endpoint_is_asked_for_a_hint_to_the_kind_of_program(kind: str,
             asked.extend(turns)
             raise InferenceUnavailable("enough")
 
-    chat: Any = None
+    chat: Any = FakeChat()
     pool: Any = FakePool(lambda *_: "")
-    config = make_config(designer=DesignerConfig(prompt=kind))
-    prompts = PromptWriter(config, chat)
-    writer = HintWriter(pool, chat, prompts, SamplingConfig(max_tokens=9), 1, writer=Writer())
+    designer = DesignerConfig(prompt=kind, hint_writer="external", hint_attempts=1)
+    writer = hint_writer(make_config(designer=designer), chat, pool, Writer())  # type: ignore[arg-type]
     with pytest.raises(InferenceUnavailable):
         await writer.write("class AEnv: ...", design="d", attempt=0)
     (text,) = asked

@@ -23,7 +23,7 @@ from engine.inference.endpoint import EndpointRefused
 from engine.records.archive import ProgramArchive
 from roles.designer import role as designer_role
 from roles.designer.hint import Hint, HintWriter
-from roles.designer.prompt import PromptWriter
+from roles.designer.role import hint_writer
 from sandbox import Check, Program, Rejected, Verdict
 
 HEAD = '"""\ntitle: Counting\nskill: Optimization\nidea: count\nwin: three in order\n"""\nimport math\n'
@@ -134,8 +134,11 @@ class FakeWriter:
 
 def writer(pool: Any, external: Any = None, attempts: int = 3) -> HintWriter:
     chat: Any = FakeChat()
-    prompts = PromptWriter(make_config(), chat)
-    return HintWriter(pool, chat, prompts, SamplingConfig(max_tokens=200), attempts, writer=external)
+    by = "external" if external else "self"
+    designer = DesignerConfig(
+        prompt="full", hint_writer=by, hint_attempts=attempts, hint_sampling=SamplingConfig(max_tokens=200)
+    )
+    return hint_writer(make_config(designer=designer), chat, pool, external)
 
 
 async def test_refused_hints_are_asked_for_again_and_counted() -> None:

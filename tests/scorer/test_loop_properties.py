@@ -20,7 +20,15 @@ from scenes.loop_world import Loop
 from scenes.scorer_draws import recipes
 from scenes.scorer_world import config
 
-from bus.messages import Credit, EnvironmentScored, EpisodeFailed, EpisodeFinished, EpisodeSample, RoundClosed
+from bus.messages import (
+    Credit,
+    DesignSample,
+    EnvironmentScored,
+    EpisodeFailed,
+    EpisodeFinished,
+    EpisodeSample,
+    RoundClosed,
+)
 from engine.config import Config
 from engine.lineage import Version
 from engine.training.buffer import Buffer
@@ -111,7 +119,7 @@ def check_credit(loop: Loop) -> None:
     learner = loop.config.learner
     sums: dict[tuple[str, ...], list[float]] = defaultdict(list)
     sent = credited(loop)
-    skills = {m.sample: m.skill for m in loop.samples if not isinstance(m, RoundClosed)}
+    skills = {m.sample: m.skill for m in loop.samples if isinstance(m, DesignSample)}
     for credit in sent:
         assert math.isfinite(credit.advantage)
         if credit.role == "designer":
