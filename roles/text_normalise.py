@@ -1,12 +1,15 @@
 """Undoes the spellings in which a hint may disguise an action. Pure.
 
-The designer's check of hints and the scorer's check of leaks compare texts in this form.
+The designer's check of hints and the agent's check of leaks compare texts in this form.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
+
+from bus.messages import Turn
 
 _UNITS = (
     *("zero", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"),
@@ -27,6 +30,7 @@ _NUMERAL = re.compile(
 )
 # With commas between them, letters are a list.
 _SPELT = re.compile(r"(?<![^\W_])[^\W\d_]([ ._-])[^\W\d_](?:\1[^\W\d_])+(?![^\W_])")
+_WORD = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d_]+")
 _LEADING = re.compile(r"(?<![\w.])0+(?=\d)")
 
 
@@ -40,3 +44,29 @@ def plain(text: str) -> str:
     joined = _SPELT.sub(lambda found: found[0].replace(found[1], ""), "".join(seen))
     digits = _NUMERAL.sub(lambda found: str(_NUMERALS[found[0].lower()]), joined)
     return _LEADING.sub("", digits)
+
+
+def hint_names_action(hint: str | None, transcript: Sequence[Turn]) -> bool:
+    """Return whether a play was over after one action that stands in ``hint``, as written or normalised.
+
+    An action that the observation names as well is a choice that every player was offered, and no secret.
+    """
+    if hint is None or len(transcript) != 1:
+        return False
+    (turn,) = transcript
+    return any(
+        _names(_words(read(hint)), _words(read(turn.action)), _words(read(turn.observation)))
+        for read in (str, plain)
+    )
+
+
+def _names(hint: Sequence[str], action: Sequence[str], observation: Sequence[str]) -> bool:
+    return bool(action) and _within(action, hint) and not _within(action, observation)
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def _within(part: Sequence[str], whole: Sequence[str]) -> bool:
+    return any(whole[at : at + len(part)] == part for at in range(len(whole) - len(part) + 1))

@@ -54,7 +54,7 @@ def sample_id(owner: str, segments: tuple[Segment, ...]) -> str:
     A task that is done twice has two samples. The fact names the one that it is about, so credit never goes
     to tokens of the other.
     """
-    digest = hashlib.blake2b(owner.encode(), digest_size=12)
+    digest = hashlib.blake2b(owner.encode(), digest_size=8)
     digest.update(msgspec.msgpack.encode(segments))
     return f"sample-{digest.hexdigest()}"
 

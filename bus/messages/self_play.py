@@ -254,7 +254,9 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
 
     ``failure`` is ``env`` or ``policy`` when one of them ended the play, else None. Such a play has
     its defined value and stays in its group (invariant I5). ``tokens`` were sampled, by the policy
-    ``versions`` (oldest, newest); they lie in SAMPLE under ``sample``, "" where they are not trained.
+    ``versions`` (oldest, newest); they lie in SAMPLE under ``sample``, "" where they are not trained. The
+    ``transcript`` is that of the first play that an agent won, and of the first that it did not, of a design
+    and arm; the others have none. ``leaked``: the play was won by its only action, which its hint named.
     ``tool_use`` is None for a game.
     """
 
@@ -267,8 +269,9 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
     returned: float
     outcome: Outcome
     turns: int
-    transcript: tuple[Turn, ...]
     seconds: float
+    transcript: tuple[Turn, ...] = ()
+    leaked: bool = False
     failure: FailureKind | None = None
     reason: str = ""
     sample: str = ""

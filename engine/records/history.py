@@ -296,7 +296,8 @@ def _finished(db: sqlite3.Connection, event: Event, x: m.EpisodeFinished) -> boo
     _count(db, "tokens_sampled", x.tokens)
     if x.failure is not None:
         _count(db, f"episodes_ended_by:{x.failure}")
-    _insert(
+    if x.transcript:
+        _insert(
         db, "transcripts", x.design, x.arm, x.returned > 0, x.episode, x.round, x.returned, x.reason,
         msgspec.json.encode(x.transcript).decode(),
     )  # fmt: skip

@@ -52,6 +52,7 @@ from engine import prompts
 from engine.inference.replies import visible_reply
 from engine.inference.tokens import SegmentBuilder
 from roles.agent.actions import find_action, find_call
+from roles.text_normalise import hint_names_action
 from roles.work_loop import sampling_seed
 from sandbox import EnvFailure, EnvProtocolError, EnvQuarantined, read_tools
 
@@ -148,8 +149,14 @@ class Played:
             return None
         return EpisodeSample(episode=request.episode, round=request.round, segments=self.segments)
 
-    def finished(self, request: EpisodeRequest, sample: EpisodeSample | None) -> EpisodeFinished:
-        """Return the fact for the bus; ``sample`` holds the tokens that were published before it."""
+    def finished(
+        self, request: EpisodeRequest, sample: EpisodeSample | None, *, told: bool = True
+    ) -> EpisodeFinished:
+        """Return the fact for the bus; ``sample`` holds the tokens that were published before it.
+
+        ``told``: it has the transcript.
+        """
+        hint = request.hint if request.arm == "hinted" and self.ending.returned > 0 else None
         return EpisodeFinished(
             episode=request.episode,
             design=request.design,
@@ -162,7 +169,8 @@ class Played:
             failure=self.ending.failure,
             reason=self.ending.reason,
             turns=len(self.transcript),
-            transcript=self.transcript,
+            transcript=self.transcript if told else (),
+            leaked=hint_names_action(hint, self.transcript),
             seconds=self.seconds,
             sample=sample.sample if sample else "",
             tokens=self.tokens,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 
 import anyio
 import msgspec
 
 from bus import Delivery
-from bus.messages import EpisodeRequest, FailureKind
+from bus.messages import Arm, EpisodeRequest, FailureKind
 from engine.inference.completion import InferenceUnavailable
 from roles.agent.concurrency import EpisodeLimit, LoadSnapshot
 from roles.agent.episode import Player, Rules
@@ -25,6 +25,7 @@ from roles.work_loop import (
 from sandbox import EnvQuarantined
 
 _LOOK_SECONDS = 0.25
+_TOLD = 4096
 
 
 class AgentRole(Role):
@@ -47,6 +48,7 @@ class AgentRole(Role):
         self._counts: Counter[str] = Counter()
         self._in_hand = self._turns = self._missed = 0
         self._programs = Programs(self.bus)
+        self._told: OrderedDict[tuple[str, str, bool], None] = OrderedDict()
         self._limit = EpisodeLimit(self.config.agent.concurrency)
 
     async def run(self) -> None:
@@ -132,10 +134,20 @@ class AgentRole(Role):
         sample = played.sample(request, self._player.rules)
         if sample is not None:
             await self.bus.publish(sample)
-        await self.bus.publish(played.finished(request, sample))
+        told = self._is_first(request.design, request.arm, played.ending.returned > 0)
+        await self.bus.publish(played.finished(request, sample, told=told))
         await delivery.ack()
         self._turns += len(played.transcript)
         self._counts[played.ending.failure or played.ending.outcome] += 1
+
+    def _is_first(self, design: str, arm: Arm, won: bool) -> bool:
+        """Return whether no such play ended here before: its transcript is published."""
+        kind = (design, arm, won)
+        first = kind not in self._told
+        self._told[kind] = None
+        if len(self._told) > _TOLD:
+            self._told.popitem(last=False)
+        return first
 
     async def _fail(
         self, request: EpisodeRequest, delivery: Delivery, failure: FailureKind, reason: str

@@ -37,7 +37,6 @@ from roles.scorer.state import (
     RejectedAttempt,
     complete,
 )
-from roles.scorer.window import hint_names_action
 
 
 class RunExtensions:
@@ -198,8 +197,7 @@ def play_finished(config: Config, state: CurriculumState, message: EpisodeFinish
     play.status, play.sample = PlayStatus.DONE, message.sample
     play.returned = min(1.0, max(-1.0, message.returned))
     play.versions, play.tokens = message.versions, message.tokens
-    hint = state.designs[message.design].hint if message.arm == "hinted" else None
-    play.leaked = play.returned > 0 and hint_names_action(hint, message.transcript)
+    play.leaked = message.leaked
     play.env_failed = message.failure == "env"
     play.turns = message.turns
     if message.failure:

@@ -14,7 +14,6 @@ resampling the pairs themselves gives [1, 1].
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
@@ -22,19 +21,17 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from bus.messages import Arm, Turn
+from bus.messages import Arm
 from engine.config import RewardConfig
 from roles.scorer import cohort_plan
 from roles.scorer.rewards import BROKEN_SHARE, Evidence
 from roles.scorer.state import Design, Play, PlayStatus
-from roles.text_normalise import plain
 
 _Z = 1.959963984540054
 _DRAWS = 1000
 _ENDS = 0.5
 _LEAK_SHARE = 0.9
 _FEWEST = 2
-_WORD = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d_]+")
 
 Returns = Mapping[int, Mapping[int, float]]
 
@@ -284,23 +281,6 @@ def broken(settings: RewardConfig, design: Design, found: Statistics) -> bool:
     return design.degenerate or crashing or bool(design.flag) or leak
 
 
-# --- hints that hold the answer -----------------------------------------------------------------------
-
-
-def hint_names_action(hint: str | None, transcript: Sequence[Turn]) -> bool:
-    """Return whether a play was over after one action that stands in ``hint``, as written or normalised.
-
-    An action that the observation names as well is a choice that every player was offered, and no secret.
-    """
-    if hint is None or len(transcript) != 1:
-        return False
-    (turn,) = transcript
-    return any(
-        _names(_words(read(hint)), _words(read(turn.action)), _words(read(turn.observation)))
-        for read in (str, plain)
-    )
-
-
 def hint_leaks(hinted: Sequence[Play]) -> bool:
     """Return whether an action that the hint names won nearly all of at least two hinted plays at once."""
     done = [play for play in hinted if play.status is PlayStatus.DONE]
@@ -308,15 +288,3 @@ def hint_leaks(hinted: Sequence[Play]) -> bool:
         return False
     least = _LEAK_SHARE * len(done)
     return sum(play.returned for play in done) >= least and sum(play.leaked for play in done) >= least
-
-
-def _names(hint: Sequence[str], action: Sequence[str], observation: Sequence[str]) -> bool:
-    return bool(action) and _within(action, hint) and not _within(action, observation)
-
-
-def _words(text: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(text)]
-
-
-def _within(part: Sequence[str], whole: Sequence[str]) -> bool:
-    return any(whole[at : at + len(part)] == part for at in range(len(whole) - len(part) + 1))

@@ -1,12 +1,16 @@
-"""The agent's programs: read once from the facts of the run, by their digest."""
+"""The agent's programs, read once from the facts of the run, and what its own facts tell of a play."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import anyio
 import pytest
 from scenes.memory_bus import MemoryBus
-from scenes.small_run import ready
+from scenes.small_run import ready, request
 
+from bus.messages import Turn
+from roles.agent.episode import Ending, Played
 from roles.agent.programs import Programs
 from sandbox import InfraFailure
 
@@ -44,3 +48,24 @@ async def test_a_program_that_no_fact_holds_is_a_fault_of_the_infrastructure() -
         await programs.source("e1")
     await bus.publish(ready("d1", environment="e1", source="one"))
     assert await programs.source("e1") == "one"
+
+
+@pytest.mark.parametrize(
+    ("arm", "returned", "turns", "leaked"),
+    [
+        ("hinted", 1.0, 1, True),
+        ("hinted", 0.0, 1, False),
+        ("hinted", 1.0, 2, False),
+        ("plain", 1.0, 1, False),
+    ],
+)
+def test_a_hint_leaks_in_a_play_that_its_one_action_won(
+    arm: Any, returned: float, turns: int, leaked: bool
+) -> None:
+    turn = Turn("Guess a number.", "it is \\boxed{7}", "7", returned)
+    played = Played(Ending("terminated", returned=returned), (), (turn,) * turns, 0.5)
+    asked = request(1, arm=arm, hint="The number is 7.")
+    assert played.finished(asked, None).leaked == leaked
+    assert played.finished(asked, None).transcript == (turn,) * turns
+    untold = played.finished(asked, None, told=False)
+    assert (untold.transcript, untold.turns, untold.leaked) == ((), turns, leaked)

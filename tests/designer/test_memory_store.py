@@ -194,7 +194,7 @@ async def test_following_learns_and_saves(tmp_path: Path) -> None:
         tasks.start_soon(life.store.follow)
         await bus.publish_all(history[20:])
         with anyio.fail_after(5):
-            while life.store.position < len(history) or life.store.statistics()["memory_unsaved"]:
+            while (found := read(tmp_path)) is None or found.position < len(history):
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
     assert life.memory.freeze() == (await begun(bus, tmp_path / "b")).memory.freeze()

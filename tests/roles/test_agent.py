@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from role_fakes import FakePool, FakeSandbox, make_config, make_context
 from scenes.fake_vllm import fake_vllm, until
 from scenes.memory_bus import MemoryBus
+from scenes.small_run import ready
 from test_episode import counting, make_request
 
 from bus.messages import EpisodeFailed, EpisodeFinished, EpisodeSample, Message, ServerServing
@@ -204,6 +206,32 @@ async def test_tokens_are_stored_before_the_fact_that_names_them(tmp_path: Path)
     assert isinstance(sample, EpisodeSample)
     assert (fact.sample, sample.episode, sample.round) == (sample.sample, request.episode, request.round)
     assert fact.tokens == sum(segment.sampled for segment in sample.segments)
+
+
+async def test_a_program_comes_from_its_fact_and_one_play_of_a_kind_has_a_transcript(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    await stage.bus.publish(ready("d1", environment="e1"))
+    requests = [
+        make_request(episode=f"{arm}{index}", arm=arm, index=index, environment="e1", source="")
+        for index in range(4)
+        for arm in ("plain", "hinted")
+    ]
+    await stage.bus.publish_all(requests)
+    async with stage.at_work():
+        facts = [fact for fact in await stage.facts(8) if isinstance(fact, EpisodeFinished)]
+    kinds = Counter((fact.arm, fact.returned > 0) for fact in facts)
+    assert kinds.total() == 8
+    assert Counter((fact.arm, fact.returned > 0) for fact in facts if fact.transcript) == Counter(set(kinds))
+
+
+async def test_an_episode_whose_program_is_not_there_is_asked_for_again(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    await stage.bus.publish(make_request(environment="e1", source=""))
+    async with stage.at_work():
+        await until(lambda: bool(stage.agent.statistics().get("handed_back")))
+        await stage.bus.publish(ready("d1", environment="e1"))
+        (fact,) = await stage.facts(1)
+    assert isinstance(fact, EpisodeFinished)
 
 
 async def test_a_defect_ends_the_role(tmp_path: Path) -> None:

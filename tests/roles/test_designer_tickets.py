@@ -237,4 +237,4 @@ async def test_a_pool_deals_its_programs_in_turn(tmp_path: Path) -> None:
     assert {fact.hint for fact in ready} == {"count upwards"}
     assert stage.policy.design_prompts == []
     statistics = stage.designer.statistics()
-    assert (statistics["pool_programs"], statistics["pool_passes"], statistics["pool_spares"]) == (4, 1, 1)
+    assert statistics["pool_programs"] == 4

@@ -8,7 +8,7 @@ from functools import lru_cache
 import msgspec
 from learner_fakes import segment
 
-from bus.messages import DesignSample, DesignTicket, EpisodeRequest, EpisodeSample, Message, Segment, Turn
+from bus.messages import DesignSample, DesignTicket, EpisodeRequest, EpisodeSample, Message, Segment
 from engine.config import Config
 from scenes.scorer_world import failed, finished, lost, ready, rejected
 
@@ -137,6 +137,5 @@ class Cast:
             sample=sample.sample if trains else "",
             versions=(min(versions), max(versions)),
         )
-        turn = Turn("Which way?", "", "left", won)
-        fact = msgspec.structs.replace(outcome, transcript=(turn,) if told else (turn, turn))
+        fact = msgspec.structs.replace(outcome, leaked=told and outcome.returned > 0)
         return [sample, fact] if trains else [fact]

@@ -32,7 +32,6 @@ from bus.messages import (
     RoundSummary,
     ServerLost,
     ServerServing,
-    Turn,
 )
 from engine.config import Config
 from engine.lineage import Version
@@ -297,8 +296,7 @@ class World:
             masked = self.config.agent.truncated == "mask"
             self.tell(machine, finished(request, 0.0, outcome="truncated", masked=masked))
         elif request.arm == "hinted" and random.Random(request.design).random() < self.chances.told:
-            turn = Turn("Which way?", "", "left", 1.0)
-            self.tell(machine, msgspec.structs.replace(finished(request, 1.0), transcript=(turn,)))
+            self.tell(machine, msgspec.structs.replace(finished(request, 1.0), leaked=True))
         else:
             self.tell(machine, finished(request, float(self.random.random() < 0.5)))
 
@@ -440,7 +438,6 @@ def finished(
         failure=failure,
         reason="",
         turns=1,
-        transcript=(),
         seconds=0.0,
     )
 

@@ -14,7 +14,8 @@ from engine.lineage import Version
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.scheduling import episode
 from roles.scorer.state import Play, PlayStatus
-from roles.scorer.window import hint_leaks, hint_names_action
+from roles.scorer.window import hint_leaks
+from roles.text_normalise import hint_names_action
 
 ONE = {"environments": 1, "rounds_per_window": 1, "delay": 1, "plays_per_round": 4, "hinted_plays": 4}
 
@@ -175,17 +176,6 @@ def test_nearly_all_of_at_least_two_plays(
     assert hint_leaks(plays) == leak
 
 
-def test_an_action_that_lost_was_no_answer() -> None:
-    """Of ten plays nine are won, and the answer stands in nine actions: one of them lost."""
-    world, machine, name = one(curriculum={"hinted_plays": 10})
-    for request in list(world.requests.values()):
-        del world.requests[request.episode]
-        value = float(request.index > 0)
-        turn = Turn("Guess a number.", "", "8" if request.index == 1 else "7", value)
-        world.tell(machine, msgspec.structs.replace(finished(request, value), transcript=(turn,)))
-    assert not world.scored[name].leak
-
-
 def test_a_return_beyond_the_range_is_cut() -> None:
     world, machine, name = one(curriculum={"hinted_plays": 0})
     play_all(world, machine, lambda r: (-7.0, 9.0, 9.0, -0.5)[r.index])
@@ -204,13 +194,8 @@ def test_a_play_that_was_never_asked_for_is_no_outcome() -> None:
 
 
 @pytest.mark.parametrize("mode", ["flag", "floor"])
-@pytest.mark.parametrize(
-    ("answer", "turns", "misses", "leak"),
-    [("7", 1, 0, True), ("7", 1, 1, False), ("7", 2, 0, False), ("8", 1, 0, False)],
-)
-def test_a_hint_that_plays_the_game_is_flagged(
-    mode: str, answer: str, turns: int, misses: int, leak: bool
-) -> None:
+@pytest.mark.parametrize(("leaked", "misses", "leak"), [(True, 0, True), (True, 1, False), (False, 0, False)])
+def test_a_hint_that_plays_the_game_is_flagged(mode: str, leaked: bool, misses: int, leak: bool) -> None:
     table = {"hint_leak": mode, "degenerate_reward": -0.1}
     world, machine, name = one(
         2, curriculum={"rounds_per_window": 2, "delay": 2, "schedule": "epoch"}, reward=table
@@ -218,9 +203,7 @@ def test_a_hint_that_plays_the_game_is_flagged(
     for request in list(world.requests.values()):
         del world.requests[request.episode]
         value = float(request.arm == "hinted" and request.index >= misses)
-        turn = Turn("Guess a number.", "", answer, value)
-        message = msgspec.structs.replace(finished(request, value), transcript=(turn,) * turns)
-        world.tell(machine, message)
+        world.tell(machine, msgspec.structs.replace(finished(request, value), leaked=leaked and value > 0))
     (standing,) = world.summaries[0].standings
     assert standing.leak == leak
     while not machine.finished:

@@ -7,7 +7,7 @@ import pytest
 from scenes.scorer_script import play_all, start
 from scenes.scorer_world import World, config, finished, ready
 
-from bus.messages import Credit, EpisodeRequest, Finding, Turn
+from bus.messages import Credit, EpisodeRequest, Finding
 from engine.config import Config
 from roles.scorer.curriculum import Curriculum
 
@@ -108,8 +108,7 @@ def test_a_hint_that_plays_the_game_teaches_nobody_under_floor(mode: str) -> Non
     for request in world.requests.values():
         secret = request.design == leaking and request.arm == "hinted"
         won = float(secret or request.index % 2 == 0)
-        turn = Turn("Guess a number.", "", "7" if secret else "up", won)
-        world.tell(machine, msgspec.structs.replace(finished(request, won), transcript=(turn,)))
+        world.tell(machine, msgspec.structs.replace(finished(request, won), leaked=secret))
     assert world.scored[leaking].leak
     assert world.scored[leaking].regret == 0.5
     closed = world.closed[0]
