@@ -298,9 +298,9 @@ def _finished(db: sqlite3.Connection, event: Event, x: m.EpisodeFinished) -> boo
         _count(db, f"episodes_ended_by:{x.failure}")
     if x.transcript:
         _insert(
-        db, "transcripts", x.design, x.arm, x.returned > 0, x.episode, x.round, x.returned, x.reason,
-        msgspec.json.encode(x.transcript).decode(),
-    )  # fmt: skip
+            db, "transcripts", x.design, x.arm, x.returned > 0, x.episode, x.round, x.returned, x.reason,
+            msgspec.json.encode(x.transcript).decode(),
+        )  # fmt: skip
     return True
 
 

@@ -29,8 +29,8 @@ def rewards(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def recipes(draw: st.DrawFn, *, tight: bool = True) -> Config:
-    """Age bounds are as tight as they may be, or a little wider; or, not ``tight``, without effect."""
+def recipes(draw: st.DrawFn) -> Config:
+    """Age bounds are as tight as they may be, or a little wider."""
     window = draw(st.integers(1, 3))
     delay = draw(st.sampled_from([0, window, window + 1, window + 2]))
     in_step = draw(st.integers(0, 3)) == 0
@@ -38,9 +38,9 @@ def recipes(draw: st.DrawFn, *, tight: bool = True) -> Config:
     ahead = 0 if in_step else draw(st.integers(0, 2))
     plan = CurriculumConfig(rounds_per_window=window, delay=delay, lead=lead, design_ahead=ahead)
     reward = draw(rewards())
-    quota = st.sampled_from([0, 0, 2] if tight else [0])
+    quota = st.sampled_from([0, 0, 2])
     priority = st.sampled_from(["oldest", "newest", "largest"])
-    wider = st.integers(0, 1) if tight else st.just(64)
+    wider = st.integers(0, 1)
     normalise = st.sampled_from(["zscore", "centre"])
     return config(
         steps=draw(st.integers(1, 4)),

@@ -1,15 +1,13 @@
 """A scripted world around the curriculum: designers, agents, a learner and servers without any task.
 
-It answers commands with events in an order drawn from a generator, and holds what the curriculum said, so
-that saying something else under the same name is caught.
+It holds what the curriculum said, so that saying something else under the same name is caught. The functions
+at the end are what a test does to it: answer tickets, play, train, look.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,7 +28,6 @@ from bus.messages import (
     PolicyPublished,
     RoundClosed,
     RoundSummary,
-    ServerLost,
     ServerServing,
 )
 from engine.config import Config
@@ -99,33 +96,10 @@ class CreditedDesign(NamedTuple):
 
 
 @dataclass
-class Chances:
-    """How often things go wrong."""
-
-    rejected: float = 0.2
-    design_failed: float = 0.1
-    no_hint: float = 0.1
-    degenerate: float = 0.1
-    infra: float = 0.1
-    quarantined: float = 0.03
-    duplicate: float = 0.1
-    env: float = 0.05
-    refork: float = 0.03
-    server_lost: float = 0.03
-    truncated: float = 0.05
-    told: float = 0.1
-
-
-QUIET = Chances(*[0] * len(fields(Chances)))
-
-
-@dataclass
 class World:
     """``log`` is EVENT: (sequence, message). ``said`` maps the name of a command to the command."""
 
     config: Config
-    random: random.Random
-    chances: Chances = field(default_factory=Chances)
     servers: int = 1
     log: list[tuple[int, Message]] = field(default_factory=list)
     said: dict[str, Command] = field(default_factory=dict)
@@ -144,7 +118,6 @@ class World:
     trained: int = 0
     version: Version = field(default_factory=lambda: Version(1, 0))
     serving: dict[str, Version] = field(default_factory=dict)
-    epochs: int = 0
 
     def execute(self, commands: Iterable[Command]) -> None:
         """Carry out commands as the shell would; repeating one is harmless, contradicting it is not."""
@@ -227,97 +200,15 @@ class World:
     def serve(self, machine: Curriculum, server: str) -> None:
         """Let a server answer with the learner's newest version."""
         self.serving[server] = self.version
-        self.tell(machine, serving(server, self.version, f"e{self.epochs}"))
-
-    def actions(self) -> list[Callable[[Curriculum], None]]:
-        """Return what could happen next."""
-        result: list[Callable[[Curriculum], None]] = [
-            *(partial(self.design, ticket=ticket) for ticket in self.tickets.values()),
-            *(partial(self.play, request=request) for request in self.requests.values()),
-        ]
-        if self.trained < len(self.closed):
-            result.append(self.train)
-        stale = [server for server, version in self.serving.items() if version != self.version]
-        return result + [partial(self.serve, server=server) for server in stale]
-
-    def run(self, machine: Curriculum, *, limit: int = 100_000) -> None:
-        """Let things happen until nothing is left to do, or ``limit`` things have happened."""
-        for _ in range(limit):
-            actions = self.actions()
-            if not actions:
-                return
-            self.random.choice(actions)(machine)
-            if self.log and self.random.random() < self.chances.duplicate:
-                self.tell(machine, self.random.choice(self.log)[1])
-                self._resync(machine)
-
-    def _resync(self, machine: Curriculum) -> None:
-        """A repeated announcement may be old news: servers say again what they really answer with."""
-        last = self.log[-1][1]
-        if isinstance(last, ServerServing | ServerLost):
-            for server in list(self.serving):
-                self.serve(machine, server)
-
-    def design(self, machine: Curriculum, ticket: DesignTicket) -> None:
-        """Answer a ticket, design by design."""
-        del self.tickets[ticket.design]
-        for part in ticket.parts():
-            self._answer(machine, part)
-
-    def _answer(self, machine: Curriculum, ticket: DesignTicket) -> None:
-        """Answer one design of a ticket, perhaps after refused attempts."""
-        if self.random.random() < self.chances.infra:
-            self.tell(machine, failed(ticket, 0, failure="infra"))
-            return
-        attempt = 0
-        while attempt < ticket.attempts and self.random.random() < self.chances.rejected:
-            self.tell(machine, rejected(ticket, attempt))
-            attempt += 1
-        if attempt == ticket.attempts or self.random.random() < self.chances.design_failed:
-            self.tell(machine, failed(ticket, attempt))
-            return
-        hint = None if self.random.random() < self.chances.no_hint else "look left"
-        degenerate = self.random.random() < self.chances.degenerate
-        trains = hint is not None and self.config.designer.hint_train
-        fact = ready(ticket, attempt=attempt, hint=hint, degenerate=degenerate, hint_held=trains)
-        self.tell(machine, fact)
-
-    def play(self, machine: Curriculum, request: EpisodeRequest) -> None:
-        """Play an episode, or fail to."""
-        del self.requests[request.episode]
-        draw = self.random.random()
-        if draw < self.chances.infra:
-            self.tell(machine, lost(request, "infra"))
-        elif draw < self.chances.infra + self.chances.quarantined:
-            self.tell(machine, lost(request, "quarantined"))
-        elif draw < self.chances.infra + self.chances.quarantined + self.chances.env:
-            self.tell(machine, finished(request, -1.0, failure="env"))
-        elif self.random.random() < self.chances.truncated:
-            masked = self.config.agent.truncated == "mask"
-            self.tell(machine, finished(request, 0.0, outcome="truncated", masked=masked))
-        elif request.arm == "hinted" and random.Random(request.design).random() < self.chances.told:
-            self.tell(machine, msgspec.structs.replace(finished(request, 1.0), leaked=True))
-        else:
-            self.tell(machine, finished(request, float(self.random.random() < 0.5)))
+        self.tell(machine, serving(server, self.version, "e0"))
 
     def train(self, machine: Curriculum) -> None:
-        """Train the next closed round, or crash and go back to the checkpoint of an earlier one."""
-        if self.trained and self.random.random() < self.chances.refork:
-            self.version = Version(self.version.fence + 1, max(0, self.version.step - 1))
-            self.trained -= 1
-            self.tell(machine, published(self.version))
-            return
+        """Train the next closed round."""
         batch = self.closed[self.trained]
         self.version = Version(self.version.fence, self.version.step + 1)
         self.trained += 1
         self.tell(machine, published(self.version))
         self.tell(machine, trained(batch.round, self.version, final=batch.final))
-        if self.random.random() < self.chances.server_lost:
-            server = self.random.choice(list(self.serving))
-            self.tell(machine, ServerLost(server=server, epoch=f"e{self.epochs}", reason="gone"))
-            self.epochs += 1
-            for name in list(self.serving):
-                self.serve(machine, name)
 
 
 def published(version: Version) -> PolicyPublished:
@@ -452,3 +343,44 @@ def lost(request: EpisodeRequest, failure: Any) -> EpisodeFailed:
         failure=failure,
         reason="",
     )
+
+
+Win = Callable[[EpisodeRequest], float]
+
+
+def start(recipe: Config, **fields: Any) -> tuple[World, Curriculum]:
+    world = World(recipe, **fields)
+    machine = Curriculum(recipe)
+    world.begin(machine)
+    return world, machine
+
+
+def design_all(world: World, machine: Curriculum, **fields: Any) -> list[DesignTicket]:
+    tickets = list(world.tickets.values())
+    world.tickets.clear()
+    for part in (part for ticket in tickets for part in ticket.parts()):
+        held = bool(fields.get("hint_held"))
+        rest = {name: value for name, value in fields.items() if name != "hint_held"}
+        world.tell(machine, msgspec.structs.replace(ready(part, hint_held=held), **rest))
+    return tickets
+
+
+def play_all(world: World, machine: Curriculum, win: Win = lambda r: float(r.index % 2)) -> None:
+    while world.requests:
+        name, request = next(iter(world.requests.items()))
+        del world.requests[name]
+        world.tell(machine, finished(request, win(request)))
+
+
+def step(world: World, machine: Curriculum, win: Win = lambda r: float(r.index % 2)) -> None:
+    """Design and play what is asked for, train and serve what is closed."""
+    design_all(world, machine)
+    play_all(world, machine, win)
+    while world.trained < len(world.closed):
+        world.train(machine)
+        for server in world.serving:
+            world.serve(machine, server)
+
+
+def active(world: World, round_: int) -> set[str]:
+    return {request.design for request in world.requested if request.round == round_}

@@ -33,6 +33,7 @@ from engine.config import Config
 from engine.lineage import Version
 from engine.training.buffer import Buffer
 from engine.training.samples import versions
+from roles.scorer import cohort_plan
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Publish
 
@@ -148,6 +149,17 @@ def check_credit(loop: Loop) -> None:
             assert trained == plain + sum(score.hinted_plays for score in scores if not score.leak)
     if loop.config.designer.kind != "policy":
         assert all(credit.role == "agent" for credit in sent)
+    settled = [batch.message.settled for batch in loop.history]
+    assert settled == sorted(settled)
+    assert settled[-1] == loop.machine.state.next_cohort
+    cohorts = {m.sample: m.cohort for m in loop.samples if isinstance(m, DesignSample)}
+    for batch in loop.history if len(loop.flushed) == 1 else ():
+        for credit in batch.message.credits:
+            if credit.role == "designer":
+                due = cohort_plan.rounds_of(loop.config.curriculum, cohorts[credit.sample]).due
+                assert batch.message.round == min(due, loop.config.run.steps), (
+                    "designs are due in their round"
+                )
 
 
 def check_replay(loop: Loop) -> None:
@@ -195,6 +207,9 @@ class Watched(Loop):
         self.most_tickets = max(self.most_tickets, sum(cohort.asked for cohort in state.cohorts.values()))
         if self.config.curriculum.mode == "sync":
             assert not (self.most_plays and self.most_tickets and self._both())
+            opened = state.tallies and any(tally.pending for tally in state.tallies.values())
+            if opened and state.closed >= 0 and not self.counts["learner died"]:
+                assert state.progress.is_trained(state.closed), "nothing is played while a batch trains"
 
     def _both(self) -> bool:
         state = self.machine.state
@@ -341,3 +356,52 @@ def test_the_world_can_do_all_it_says() -> None:
     never = [name for name, count in counts.items() if not count]
     assert never == []
     assert {"scorer died", "learner died", "redelivered"} <= counts.keys()
+
+
+# --- Weeks of rounds: what scorer and learner keep does not grow with the age of a run ----------
+
+
+ROUNDS = 500
+LUCK = Luck(scorer_dies=0.002, learner_dies=0.002, server_lost=0.002, crashes=40)
+
+
+class Sizes(Loop):
+    """A loop that notes at each checkpoint how large the scorer's state and the buffer's part of it are."""
+
+    def _save(self) -> None:
+        super()._save()
+        buffer = len(msgspec.msgpack.encode(self.checkpoint.buffer))
+        self.noted.append((len(self.machine.snapshot()), buffer))
+        self.checkpoint = msgspec.structs.replace(self.checkpoint, history=())
+        self.history.clear()
+
+    noted: list[tuple[int, int]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["rolling", "epoch"])
+def test_state_after_many_rounds_is_as_large_as_after_some(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The versions of the last 512 rounds are kept: with 32 the state is full-grown within this test.
+    monkeypatch.setattr("roles.scorer.pacing._ROUNDS_KEPT", 32)
+    recipe = config(
+        steps=ROUNDS,
+        curriculum={"schedule": schedule, "environments": 2, "delay": 3, "hinted_plays": 1, "lead": 1},
+        learner={"agent": {"max_staleness": 2, "quota": 3}, "kl": 0.0},
+    )
+    Sizes.noted = []
+    loop = Sizes(recipe, random.Random(4), LUCK, servers=2)
+    loop.run(limit=200_000)
+    noted = loop.noted
+    assert len(noted) >= ROUNDS * 0.8
+    assert loop.machine.state.closed == ROUNDS
+    assert loop.counts["scorer died"] > 3
+    assert loop.counts["learner died"] > 3
+    third = len(noted) // 5
+    for kind in (0, 1):
+        early = max(sizes[kind] for sizes in noted[third : 2 * third])
+        late = max(sizes[kind] for sizes in noted[-third:])
+        assert late <= 1.2 * early, "flat but for the digits of counts and the forks of the lineage"
+    assert len(loop.machine.state.progress.trained) == 32
+    assert loop.buffer.state().kept == ()

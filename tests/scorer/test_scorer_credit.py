@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from scenes.scorer_script import Win, design_all, play_all, start, step
-from scenes.scorer_world import config, failed, finished, lost, ready, rejected
+from scenes.scorer_world import (
+    Win,
+    config,
+    design_all,
+    failed,
+    finished,
+    lost,
+    play_all,
+    ready,
+    rejected,
+    start,
+    step,
+)
 
 from bus.messages import EpisodeRequest
+
+ONE = {"environments": 1, "rounds_per_window": 1, "delay": 1}
 
 
 def test_the_accepted_attempt_was_not_refused() -> None:
     """A ticket that was delivered twice may have refused the attempt that is accepted in the end."""
-    curriculum = {"environments": 1, "rounds_per_window": 1, "delay": 1}
-    world, machine = start(config(steps=1, curriculum=curriculum))
+    world, machine = start(config(steps=1, curriculum=ONE))
     ticket = world.tickets.popitem()[1]
     world.tell(machine, rejected(ticket, 0))
     world.tell(machine, ready(ticket, attempt=0))
@@ -50,18 +62,7 @@ def test_without_a_hint_nothing_is_played_hinted() -> None:
 
 
 def test_infrastructure_faults_are_asked_again_then_leave_the_group() -> None:
-    world, machine = start(
-        config(
-            steps=1,
-            curriculum={
-                "environments": 1,
-                "rounds_per_window": 1,
-                "delay": 1,
-                "plays_per_round": 3,
-                "reissues": 2,
-            },
-        )
-    )
+    world, machine = start(config(steps=1, curriculum=ONE | {"plays_per_round": 3, "reissues": 2}))
     design_all(world, machine, hint=None)
     tried = set()
     for _ in range(3):
@@ -80,9 +81,7 @@ def test_infrastructure_faults_are_asked_again_then_leave_the_group() -> None:
 
 
 def test_a_quarantined_play_is_not_asked_again() -> None:
-    world, machine = start(
-        config(steps=1, curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1})
-    )
+    world, machine = start(config(steps=1, curriculum=ONE))
     design_all(world, machine, hint=None)
     request = world.requests.pop(next(iter(world.requests)))
     world.tell(machine, lost(request, "quarantined"))
@@ -93,9 +92,7 @@ def test_a_quarantined_play_is_not_asked_again() -> None:
 
 
 def test_failures_of_the_policy_keep_their_value() -> None:
-    world, machine = start(
-        config(steps=1, curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1})
-    )
+    world, machine = start(config(steps=1, curriculum=ONE))
     design_all(world, machine, hint=None)
     first, second = world.requests.values()
     world.requests.clear()
@@ -107,11 +104,7 @@ def test_failures_of_the_policy_keep_their_value() -> None:
 
 def test_truncated_plays_can_be_masked() -> None:
     for mode, sent in (("zero", 2), ("mask", 1)):
-        recipe = config(
-            steps=1,
-            curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1},
-            agent={"truncated": mode},
-        )
+        recipe = config(steps=1, curriculum=ONE, agent={"truncated": mode})
         world, machine = start(recipe)
         design_all(world, machine, hint=None)
         first, second = world.requests.values()
@@ -124,11 +117,7 @@ def test_truncated_plays_can_be_masked() -> None:
 
 
 def test_hinted_plays_can_be_trained_as_groups_of_their_own() -> None:
-    recipe = config(
-        steps=1,
-        curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1},
-        learner={"train_hinted": True, "hinted_weight": 0.5},
-    )
+    recipe = config(steps=1, curriculum=ONE, learner={"train_hinted": True, "hinted_weight": 0.5})
     world, machine = start(recipe)
     design_all(world, machine)
     play_all(world, machine)
@@ -143,7 +132,7 @@ def test_arms_are_never_compared_with_each_other(scope: str) -> None:
     """Hinted plays always win, plain ones never: within an arm nothing differs."""
     recipe = config(
         steps=1,
-        curriculum={"environments": 2, "rounds_per_window": 1, "delay": 1},
+        curriculum=ONE | {"environments": 2},
         learner={"train_hinted": True, "agent": {"scope": scope}},
     )
     world, machine = start(recipe)
@@ -157,7 +146,7 @@ def test_arms_are_never_compared_with_each_other(scope: str) -> None:
 def test_invalid_attempts_are_part_of_their_skills_mean() -> None:
     recipe = config(
         steps=1,
-        curriculum={"environments": 2, "rounds_per_window": 1, "delay": 1, "hinted_plays": 0},
+        curriculum=ONE | {"environments": 2, "hinted_plays": 0},
         designer={"skills": ["Logic"]},
         learner={
             "designer": {
@@ -223,9 +212,7 @@ def test_scores_describe_the_window() -> None:
 
 
 def test_a_program_that_ends_most_of_its_plays_is_degenerate() -> None:
-    world, machine = start(
-        config(steps=1, curriculum={"environments": 2, "rounds_per_window": 1, "delay": 1})
-    )
+    world, machine = start(config(steps=1, curriculum=ONE | {"environments": 2}))
     one, two = (ticket.design for ticket in design_all(world, machine))
     for request in world.requests.values():
         crash = request.design == one or request.index == 0
@@ -244,7 +231,7 @@ def test_the_edges_of_the_band_are_in_it_and_the_ends_of_the_ramps_are_out(
 ) -> None:
     recipe = config(
         steps=1,
-        curriculum={"environments": 1, "rounds_per_window": 1, "delay": 1, "plays_per_round": 4},
+        curriculum=ONE | {"plays_per_round": 4},
         reward={"variant": "solve_rate", "low": 0.25, "high": 0.5, "ramp": 0.25},
     )
     world, machine = start(recipe)

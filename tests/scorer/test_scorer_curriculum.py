@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from scenes.scorer_script import active, design_all, play_all, start, step
-from scenes.scorer_world import config, failed, finished, lost, published, ready, serving, trained
+from scenes.scorer_world import (
+    active,
+    config,
+    design_all,
+    failed,
+    finished,
+    lost,
+    play_all,
+    published,
+    ready,
+    serving,
+    start,
+    step,
+    trained,
+)
 
 from bus.messages import ServerLost
 from engine.lineage import Version

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scenes.scorer_script import design_all, play_all, start, step
-from scenes.scorer_world import World, config, finished, lost
+from scenes.scorer_world import World, config, design_all, finished, lost, play_all, start, step
 
 from bus.messages import EpisodeRequest, Turn
 from engine.lineage import Version

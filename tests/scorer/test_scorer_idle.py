@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scenes.scorer_script import design_all, play_all, start, step
-from scenes.scorer_world import World, config, failed, ready, rejected
+from scenes.scorer_world import World, config, design_all, failed, play_all, ready, rejected, start, step
 
 from bus.messages import EpisodeRequest
 from engine.config import Config

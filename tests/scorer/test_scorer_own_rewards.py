@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from own_rewards import half_won
-from scenes.scorer_script import design_all, play_all, start
-from scenes.scorer_world import config
+from scenes.scorer_world import config, design_all, play_all, start
 
 from engine.config import RewardConfig
 from engine.errors import ConfigError, SpadeError

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -13,14 +16,18 @@ from scenes.memory_bus import MemoryBus
 from scenes.scorer_cast import Cast, scorer, text_of
 from scenes.scorer_world import config, finished, lost, published
 
-from bus import Bus, connect, provision, serve
+from bus import Bus, codec, connect, provision, serve
 from bus.messages import (
+    DesignFailed,
     DesignRejected,
+    DesignTicket,
     EnvironmentReady,
     EpisodeFailed,
     EpisodeRequest,
+    RoundClosed,
     RoundSummary,
 )
+from bus.server import ServerHandle
 from engine.config import Config
 from engine.errors import SpadeError
 from roles.scorer.snapshot import SNAPSHOT_KEY, ScorerSnapshot, Snapshots
@@ -60,6 +67,17 @@ async def complete(recipe: Config, bus: Bus, directory: Path, crashes: list[int]
                 await cast.over.wait()
                 draining.set()
     return cast
+
+
+async def finish(cast: Cast, bus: MemoryBus, directory: Path, *, seconds: float = 20) -> None:
+    """Run ``cast`` and one scorer to the end."""
+    draining = anyio.Event()
+    with anyio.fail_after(seconds):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cast.run)
+            tasks.start_soon(scorer(cast.config, bus.peer("scorer", "0"), directory, draining).run)
+            await cast.over.wait()
+            draining.set()
 
 
 async def _kill_at(bus: Bus, sequence: int, life: anyio.CancelScope) -> None:
@@ -246,13 +264,7 @@ async def test_work_that_its_queue_gave_up_on_fails(bus: MemoryBus, tmp_path: Pa
                     await delivery.ack()
 
     cast = Poisoned(recipe, bus.peer("cast", "0"))
-    draining = anyio.Event()
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cast.run)
-            tasks.start_soon(scorer(recipe, bus.peer("scorer", "0"), tmp_path, draining).run)
-            await cast.over.wait()
-            draining.set()
+    await finish(cast, bus, tmp_path)
     failures = [r.message async for r in bus.replay("EVENT", tails=["event.agent.failed"])]
     assert len(failures) == 4, "two arms, asked twice"
     assert all(isinstance(f, EpisodeFailed) and f.failure == "infra" for f in failures)
@@ -330,8 +342,11 @@ def _request(episode: str = "e") -> EpisodeRequest:
 
 
 @asynccontextmanager
-async def broker(directory: Path) -> AsyncIterator[tuple[Bus, Peer]]:
-    async with serve(directory / "nats", run="test") as server, anyio.create_task_group() as clients:
+async def broker(directory: Path, **options: Any) -> AsyncIterator[tuple[ServerHandle, Peer]]:
+    async with (
+        serve(directory / "nats", run="test", **options) as server,
+        anyio.create_task_group() as clients,
+    ):
         await provision(server.url, run="test", token=server.token)
 
         async def peer(role: str, instance: str) -> Bus:
@@ -348,13 +363,169 @@ async def broker(directory: Path) -> AsyncIterator[tuple[Bus, Peer]]:
             await clients.start(hold)
             return ready[0]
 
-        yield await peer("test", "0"), peer
+        yield server, peer
         clients.cancel_scope.cancel()
 
 
 @pytest.mark.slow
 async def test_a_run_over_a_real_broker(tmp_path: Path) -> None:
-    async with broker(tmp_path) as (bus, peer):
+    async with broker(tmp_path) as (_, peer):
+        bus = await peer("test", "0")
         cast = await complete(RECIPE, bus, tmp_path, [40, 90], peer)
         await check(cast, bus)
         assert (await bus.stream_info("TASK")).messages == 0
+
+
+# --- Outcomes that the bus has forgotten before the scorer read them: no round waits for them ---
+
+
+class Forgetful(Cast):
+    """Every seventh outcome is evicted from the stream before it is read."""
+
+    plays = 0
+
+    async def _agent(self) -> None:
+        assert isinstance(self.bus, MemoryBus)
+        async with self.bus.consume("agent", limit=8) as deliveries:
+            async for delivery in deliveries:
+                request = delivery.message
+                assert isinstance(request, EpisodeRequest)
+                won = float(self._luck("won", request.episode) < 0.5)
+                sample, outcome = self.outcome(request, won)
+                await self.bus.publish(sample)
+                self.plays += 1
+                if self.plays % 7 == 0:
+                    frame = codec.encode(outcome, run="test", role="agent", instance="0")
+                    sequence = self.bus.inject("EVENT", outcome.tail, frame, outcome.key)
+                    del self.bus._broker.log("EVENT").messages[sequence]
+                else:
+                    await self.bus.publish(outcome)
+                await delivery.ack()
+
+
+async def test_no_round_waits_for_what_was_forgotten(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roles.scorer.role._MEND_SECONDS", 0.2, raising=False)
+    cast = Forgetful(RECIPE, bus.peer("cast", "0"))
+    await finish(cast, bus, tmp_path, seconds=40)
+    facts = [record.message async for record in bus.replay("EVENT")]
+    lost = [fact for fact in facts if isinstance(fact, EpisodeFailed)]
+    assert len({fact.episode for fact in lost}) == len(lost) >= cast.plays // 7 - 2
+    assert {fact.failure for fact in lost} == {"infra"}
+    assert len([fact for fact in facts if isinstance(fact, RoundSummary)]) == RECIPE.run.steps
+
+
+# --- A real scorer with tickets of several designs: whole runs, and tickets that nobody can answer
+
+
+GROUPED = config(
+    steps=3,
+    curriculum={"environments": 4, "rounds_per_window": 1, "delay": 2, "lead": 1},
+    designer={"designs_per_ticket": 2, "attempts": 3},
+    learner={"designer": {"max_staleness": 64, "normalise": "zscore", "scope": "group"}},
+)
+
+
+@pytest.mark.parametrize("crashes", [[], [4, 5, 40]])
+async def test_groups_are_trained_together(bus: MemoryBus, tmp_path: Path, crashes: list[int]) -> None:
+    cast = await complete(GROUPED, bus, tmp_path, crashes, await memory_peer(bus))
+    await check(cast, bus)
+    tickets = [key for key in cast.work if key.startswith("ticket:")]
+    assert len(tickets) == GROUPED.run.steps * 4 // 2
+    groups: dict[str, list[float]] = {}
+    for sample in cast.samples.values():
+        if sample.role == "designer":
+            groups.setdefault(sample.credit.group, []).append(sample.credit.advantage)
+    assert len(groups) == len(tickets)
+    assert all(abs(sum(advantages)) < 1e-6 for advantages in groups.values())
+    assert any(max(advantages) > 0 for advantages in groups.values())
+
+
+async def test_a_group_that_its_queue_gave_up_on_fails_as_a_whole(bus: MemoryBus, tmp_path: Path) -> None:
+    recipe = config(
+        steps=1,
+        curriculum={"environments": 2, "rounds_per_window": 1, "delay": 1, "reissues": 1},
+        designer={"designs_per_ticket": 2, "skills": ["Logic"]},
+    )
+
+    class Poisoned(Cast):
+        async def _designer(self) -> None:
+            async with self.bus.consume("designer", limit=4) as deliveries:
+                async for delivery in deliveries:
+                    assert isinstance(delivery.message, DesignTicket)
+                    self.work[delivery.message.key] += 1
+                    await delivery.term("it kills every designer")
+
+    cast = Poisoned(recipe, bus.peer("cast", "0"))
+    await finish(cast, bus, tmp_path)
+    failures = [r.message async for r in bus.replay("EVENT", tails=["event.designer.failed"])]
+    told = [(f.design, f.issue, f.failure) for f in failures if isinstance(f, DesignFailed)]
+    assert sorted(issue for _, issue, _ in told) == [0, 0, 1, 1]
+    assert len({design for design, _, _ in told}) == 2
+    assert {failure for _, _, failure in told} == {"infra"}
+    assert sorted(cast.work.values()) == [1, 1], "the ticket, and once again"
+    assert [closed.plays for closed in cast.closed] == [0, 0]
+
+
+# --- Designs that wait for their round: whatever dies in between, they are trained in it, once --
+
+
+Effect = dict[str, tuple[int, float]]
+
+
+def delayed(delay: int, **curriculum: Any) -> Config:
+    table = {"rounds_per_window": 2, "delay": delay, "lead": 1, "environments": 2, "hinted_plays": 1}
+    return config(steps=6, curriculum=table | curriculum)
+
+
+def effects(cast: Cast) -> Effect:
+    """Return round and advantage of everything that was credited, by its tokens."""
+    return {text_of(sample): (sample.round, sample.credit.advantage) for sample in cast.samples.values()}
+
+
+async def undisturbed(table: Config, directory: Path) -> Effect:
+    await anyio.Path(directory).mkdir()
+    bus = MemoryBus(run="test", role="test", instance="0")
+    return effects(await complete(table, bus, directory, [], await memory_peer(bus)))
+
+
+@pytest.mark.parametrize(
+    ("delay", "crashes"), [(0, [12, 30, 31, 55]), (4, [12, 30, 31, 55]), (5, [20, 21, 22, 60, 70])]
+)
+async def test_delayed_designs_fire_in_their_round(delay: int, crashes: list[int], tmp_path: Path) -> None:
+    table = delayed(delay)
+    bus = MemoryBus(run="test", role="test", instance="0")
+    cast = await complete(table, bus, tmp_path, crashes, await memory_peer(bus))
+    await check(cast, bus)
+    assert effects(cast) == await undisturbed(table, tmp_path / "whole")
+    rounds = {sample.round for sample in cast.samples.values() if sample.role == "designer"}
+    assert rounds == {*range(max(0, delay - 1), 7)}
+    assert max(cast.work.values()) == 1, "what is answered is not asked again"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_they_do_on_a_broker_that_is_killed_too(tmp_path: Path) -> None:
+    """Kill -9 of the broker when designs are held, and when they are due; of the scorer around that."""
+    table = delayed(4, plays_per_round=3)
+    async with broker(tmp_path, sync="always") as (server, peer), anyio.create_task_group() as clients:
+        killed: list[int] = []
+
+        async def kill_broker() -> None:
+            """After rounds 1 (windows close, designs wait) and 3 (designs are in the batch)."""
+            async with watcher.follow("SAMPLE", tails=["sample.credit.>"]) as records:
+                async for record in records:
+                    assert isinstance(record.message, RoundClosed)
+                    if record.message.round in (1, 3):
+                        killed.append(server.pid)
+                        os.kill(server.pid, signal.SIGKILL)
+
+        watcher = await peer("test", "watcher")
+        clients.start_soon(kill_broker)
+        with anyio.fail_after(150):
+            cast = await complete(table, await peer("test", "0"), tmp_path, [20, 45, 46, 80], peer)
+        await check(cast, await peer("test", "1"))
+        assert len(set(killed)) == 2
+        clients.cancel_scope.cancel()
+    assert effects(cast) == await undisturbed(table, tmp_path / "whole")

@@ -6,8 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from scenes.scorer_script import design_all, play_all, start, step
-from scenes.scorer_world import World, config, failed, ready, rejected
+from scenes.scorer_world import World, config, design_all, failed, play_all, ready, rejected, start, step
 
 from bus.messages import DesignTicket, Message
 from engine.config import Config
