@@ -1,7 +1,8 @@
 """Frames: a small envelope that every client can read, and a body that only readers of its kind can.
 
-Wire form: one msgpack array ``[v, kind, id, run, role, instance, ts, attempt, body]``. ``body`` is the
-message as a msgpack map. Fields may be appended after ``body``; readers ignore what they do not know.
+Wire form: one msgpack array ``[v, kind, run, role, instance, ts, attempt, body]``. ``body`` is the message as
+a msgpack map; its deterministic id is the header ``Nats-Msg-Id``. Fields may be appended after ``body``;
+readers ignore what they do not know.
 ``v`` changes only when a reader must not guess.
 """
 
@@ -22,13 +23,11 @@ VERSION = 1
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Sender and time of a message.
 
-    ``ts`` is the wall clock in ns at creation, ``attempt`` the producer's attempt (0 when it does not count),
-    ``id`` the message's deterministic key.
+    ``ts`` is the wall clock in ns at creation, ``attempt`` the producer's attempt (0 when it does not count).
     """
 
     v: int
     kind: str
-    id: str
     run: str
     role: str
     instance: str
@@ -41,7 +40,6 @@ class Frame(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     v: int
     kind: str
-    id: str
     run: str
     role: str
     instance: str
@@ -52,7 +50,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def envelope(self) -> Envelope:
         """Return the part before the body."""
-        return Envelope(self.v, self.kind, self.id, self.run, self.role, self.instance, self.ts, self.attempt)
+        return Envelope(self.v, self.kind, self.run, self.role, self.instance, self.ts, self.attempt)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -84,9 +82,7 @@ def encode(
 ) -> bytes:
     """Return the frame of ``message``. ``ts`` (ns) defaults to the wall clock."""
     stamp = time.time_ns() if ts is None else ts
-    return _encoder.encode(
-        (VERSION, kind_of(message), message.key, run, role, instance, stamp, attempt, message)
-    )
+    return _encoder.encode((VERSION, kind_of(message), run, role, instance, stamp, attempt, message))
 
 
 def decode(data: bytes) -> tuple[Envelope, messages.Message]:

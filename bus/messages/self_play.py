@@ -26,8 +26,8 @@ Outcome = Literal["terminated", "truncated", "failed"]
 
 
 def program_subject(environment: str) -> str:
-    """Return the subject of the facts that hold the program with this SHA-256."""
-    return f"event.designer.ready.{environment}"
+    """Return the subject of the facts that hold the program with this SHA-256: its first 16 digits."""
+    return f"event.designer.ready.{environment[:16]}"
 
 
 def _again(issue: int) -> str:
@@ -265,7 +265,6 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
     arm: Arm
     round: int
     index: int
-    seed: int
     returned: float
     outcome: Outcome
     turns: int

@@ -18,7 +18,7 @@ async def main(url: str, run: str, programs: list[str]) -> None:
     while True:
         try:
             (work,) = await queue.fetch(1, timeout=2)
-            kind, ticket = msgpack.unpackb(work.data)[1:9:7]
+            kind, ticket = msgpack.unpackb(work.data)[1:8:6]
             if kind != "design_ticket.v1":
                 await work.nak(delay=30)  # not for us; too often handed back, it becomes a dead letter
                 continue
@@ -27,10 +27,9 @@ async def main(url: str, run: str, programs: list[str]) -> None:
             answer |= {"kind": "environment_ready.v1", "attempt": 0, "source": source, "hint": None}
             answer |= {"environment": hashlib.sha256(source.encode()).hexdigest(), "document": ""}
             answer |= {"finding": {"title": "from a file"}}
-            key = f"ready:{ticket['design']}"
-            subject = f"spade.{run}.event.designer.ready.{answer['environment']}"
-            frame = [1, answer["kind"], key, run, "designer", "files", time.time_ns(), 0, answer]
-            headers = {"Nats-Msg-Id": key, "Nats-Expected-Stream": f"EVENT_{run}"}
+            subject = f"spade.{run}.event.designer.ready.{answer['environment'][:16]}"
+            frame = [1, answer["kind"], run, "designer", "files", time.time_ns(), 0, answer]
+            headers = {"Nats-Msg-Id": f"ready:{ticket['design']}", "Nats-Expected-Stream": f"EVENT_{run}"}
             await stream.publish(subject, msgpack.packb(frame), headers=headers)
             await work.ack_sync()
         except (TimeoutError, nats.errors.Error):

@@ -97,8 +97,9 @@ class DecodedMessage(msgspec.Struct, frozen=True, kw_only=True):
 def decode(stream: str, stored: Stored) -> DecodedMessage:
     """Decode a stored message as far as possible; never fails."""
     error = envelope = body = None
+    name = stored.id
     try:
-        codec.decode(stored.frame)
+        name = codec.decode(stored.frame)[1].key
     except Undecodable as refused:
         error = refused.reason
     try:
@@ -112,7 +113,7 @@ def decode(stream: str, stored: Stored) -> DecodedMessage:
         stream=stream,
         sequence=stored.sequence,
         tail=stored.tail,
-        id=envelope.id if envelope else stored.id,
+        id=name,
         time=envelope.ts / 1e9 if envelope else stored.at,
         kind=envelope.kind if envelope else "",
         sender=f"{envelope.role}/{envelope.instance}" if envelope else "",

@@ -163,7 +163,6 @@ class Played:
             arm=request.arm,
             round=request.round,
             index=request.index,
-            seed=request.seed,
             returned=self.ending.returned,
             outcome=self.ending.outcome,
             failure=self.ending.failure,

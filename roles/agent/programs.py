@@ -26,9 +26,10 @@ class Programs:
         async with self._lock:
             if environment not in self._sources:
                 record = await self._bus.last(program_subject(environment))
-                if record is None or not isinstance(record.message, EnvironmentReady):
+                fact = record.message if record else None
+                if not isinstance(fact, EnvironmentReady) or fact.environment != environment:
                     raise InfraFailure(f"the stream EVENT has no program {environment[:12]}")
-                self._sources[environment] = record.message.source
+                self._sources[environment] = fact.source
             self._sources.move_to_end(environment)
             while len(self._sources) > _KEPT:
                 self._sources.popitem(last=False)

@@ -32,12 +32,11 @@ def test_golden_bytes(kind: str) -> None:
     envelope, message = codec.decode(stored)
     assert message == example(KINDS[kind])
     assert envelope.kind == kind
-    assert envelope.id == message.key
     assert (envelope.run, envelope.role, envelope.instance) == ("golden", "tester", "one")
     assert (envelope.v, envelope.ts, envelope.attempt) == (1, SENDER["ts"], 2)
     then, now = msgspec.msgpack.decode(stored), msgspec.msgpack.decode(_frame(kind))
-    assert now[:8] == then[:8]
-    assert _contains(now[8], then[8])
+    assert now[:7] == then[:7]
+    assert _contains(now[7], then[7])
 
 
 def _contains(now: dict[str, Any], then: dict[str, Any]) -> bool:
@@ -55,7 +54,7 @@ def test_round_trip(message: Any, attempt: int) -> None:
     envelope, back = codec.decode(data)
     assert back == message
     assert type(back) is type(message)
-    assert (envelope.kind, envelope.id, envelope.attempt) == (codec.kind_of(message), message.key, attempt)
+    assert (envelope.kind, envelope.attempt) == (codec.kind_of(message), attempt)
 
 
 @given(data=st.binary(max_size=200))
@@ -85,7 +84,7 @@ def _parts(data: bytes) -> list[Any]:
 
 def test_unknown_kind_names_itself() -> None:
     parts = _parts(_frame("round_closed.v1"))
-    parts[1] = parts[8]["kind"] = "round_closed.v2"
+    parts[1] = parts[7]["kind"] = "round_closed.v2"
     with pytest.raises(Undecodable) as caught:
         codec.decode(msgspec.msgpack.encode(parts))
     assert caught.value.kind == "round_closed.v2"
@@ -101,7 +100,7 @@ def test_newer_envelope_is_refused_not_guessed() -> None:
 
 def test_appended_fields_are_ignored() -> None:
     parts = _parts(_frame("round_closed.v1"))
-    parts[8]["later"] = 1
+    parts[7]["later"] = 1
     parts += [None, "traceparent"]
     envelope, message = codec.decode(msgspec.msgpack.encode(parts))
     assert message == example(KINDS["round_closed.v1"])

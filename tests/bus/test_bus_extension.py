@@ -56,7 +56,7 @@ class Unregistered(Counted, frozen=True, kw_only=True, tag="unregistered.v1"):
 def stranger(kind: str = "weighed.v1") -> tuple[str, bytes]:
     """Return tail and frame of a fact whose class no reader of this process has."""
     parts = msgspec.msgpack.decode(codec.encode(Counted(number=1), run="r", role="scale", instance="1"))
-    parts[1] = parts[8]["kind"] = kind
+    parts[1] = parts[7]["kind"] = kind
     return "event.scale.weighed", msgspec.msgpack.encode(parts)
 
 

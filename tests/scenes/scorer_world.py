@@ -323,7 +323,6 @@ def finished(
         arm=request.arm,
         round=request.round,
         index=request.index,
-        seed=request.seed,
         returned=returned,
         outcome=outcome,
         failure=failure,

@@ -130,7 +130,7 @@ def finished(
 ) -> EpisodeFinished:
     return EpisodeFinished(
         episode=episode, design=design, arm=arm,
-        round=round_, index=0, seed=1, returned=returned, outcome="terminated", failure=None, reason="",
+        round=round_, index=0, returned=returned, outcome="terminated", failure=None, reason="",
         turns=1, transcript=(Turn("<count>", "say \\boxed{1}", "1", returned),),
         seconds=0.5, sample=f"sample-{episode}", tokens=3, versions=(0, 0),
     )  # fmt: skip

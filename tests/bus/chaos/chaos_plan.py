@@ -63,12 +63,11 @@ def answer(work: EpisodeRequest, instance: str) -> EpisodeFinished:
         arm=work.arm,
         round=work.round,
         index=work.index,
-        seed=work.seed,
         returned=1.0,
         outcome="terminated",
         failure=None,
         reason=instance,
-        turns=1,
+        turns=work.seed,
         transcript=(),
         seconds=0.0,
     )
@@ -81,7 +80,7 @@ def sample(result: EpisodeFinished) -> EpisodeSample:
         logprobs=bytes(4 * _TOKENS),
         spans=(Span(0, 0, _TOKENS),),
     )
-    return EpisodeSample(episode=result.episode, round=result.seed, segments=(segment,))
+    return EpisodeSample(episode=result.episode, round=result.turns, segments=(segment,))
 
 
 @dataclass
