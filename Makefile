@@ -1,7 +1,8 @@
 # make run        the main job: self-play with the nano recipe on two CPU cores, with a live view and a report
 # make test       formatting, lint, types, architecture, fast and slow tests, the main job killed and resumed
 # make test-long  the other end-to-end tests with vLLM, processes killed at random, fuzz
-# Each sets up .venv first when it is missing or its lock has changed.
+# make docs       the documentation as a site in site/
+# Each of the first three sets up .venv first when it is missing or its lock has changed.
 
 PYTHON ?= python3
 RECIPE ?= configs/nano.toml
@@ -20,7 +21,7 @@ NEVER_FAST = $(addprefix --ignore=,$(shell $(TESTS) '^pytestmark = .*mark\.(slow
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test ahead test-fast test-slow test-run test-e2e test-long test-chaos test-fuzz test-exhaustive
-.PHONY: lint format setup clean
+.PHONY: lint format setup clean docs
 .DEFAULT_GOAL := run
 .NOTPARALLEL:
 
@@ -53,6 +54,12 @@ test-chaos: setup
 
 test-fuzz: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz $(call marked,fuzz) $(PYTEST_ARGS)
+
+# The documentation as a site in site/, with an environment of its own.
+docs:
+	@test -x .venv-docs/bin/mkdocs || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install -q -r requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build -q --strict -f requirements/docs.yml
 
 # While mypy has one core the other collects the tests once, so that no worker has to compile them all, and
 # builds the nano model with which end-to-end tests begin. That takes two minutes, wherever a core is idle; the

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,3 +29,20 @@ def test_the_page_of_suites_shows_its_example(language: str, file: str) -> None:
 def test_the_picture_is_up_to_date() -> None:
     script = runpy.run_path(str(DOCS / "draw_architecture.py"))
     assert (DOCS / "architecture.svg").read_text() == script["draw"](), "run python docs/draw_architecture.py"
+
+
+@pytest.mark.parametrize(("block", "printed"), [(0, ["Heads or tails?", "True"]), (1, ["False"])])
+def test_the_blocks_of_the_python_page_run(block: int, printed: list[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "api.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", blocks[block]], capture_output=True, text=True, check=True)
+    for part in printed:
+        assert part in done.stdout
+
+
+def test_every_block_of_the_python_page_is_valid() -> None:
+    for block in re.findall(r"```python(?: norun)?\n(.*?)```", (DOCS / "api.md").read_text(), re.DOTALL):
+        tree = ast.parse(block)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                for name in node.names:
+                    exec(f"from {node.module} import {name.name}")
