@@ -181,7 +181,7 @@ async def test_a_program_that_had_to_be_killed_twice_is_quarantined(chat: ChatTo
 async def test_from_a_ticket_to_plays(chat: ChatTokens, tmp_path: Path) -> None:
     """A designer writes a guessing game at the second attempt, an agent wins it."""
     async with open_sandbox() as sandbox:
-        family, source, hint = family_and_program()
+        family, source, hint = family_and_program(level=3)
         observed: list[str] = []
 
         def policy(text: str, _: int) -> str:
