@@ -11,6 +11,7 @@ from engine.repro.record import Evaluation, Record
 
 # Student's t at 97.5 % by degrees of freedom.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+_NORMAL = 1.96
 _LAST = 20
 
 
@@ -45,34 +46,51 @@ def mean(record: Record, name: str, start: float = 0.0, stop: float = 1.0) -> fl
     return fmean(known) if known else None
 
 
+def held_out(records: Sequence[Record], suite: str, base: dict[int, Record] | None = None) -> str:
+    """Return the mean win rate on a suite, or its mean difference to ``base``, paired by seed.
+
+    The interval is over seeds; of one seed it is that of its episodes.
+    """
+    found = []
+    for record in records:
+        ends = [last(one, suite) for one in (record, (base or {}).get(record.seed)) if one is not None]
+        known = [one for one in ends if one is not None]
+        if len(known) == (1 if base is None else 2):
+            other = known[-1] if base is not None else None
+            value = known[0].win - (other.win if other else 0.0)
+            found.append((value, math.hypot(known[0].stderr, other.stderr if other else 0.0)))
+    values = [value for value, _ in found]
+    if len(found) != 1:
+        return shown(values, signed=base is not None)
+    return f"{values[0]:{'' if base is None else '+'}.3f} ± {_NORMAL * found[0][1]:.3f}"
+
+
 def render(plan: Plan, records: Sequence[Record]) -> str:
     """Return the tables as Markdown: held-out results, then the figures of designs and plays."""
     groups = {cell: [one for one in records if one.cell == cell.name] for cell in plan.cell}
     groups = {cell: found for cell, found in groups.items() if found}
     base = {one.seed: one for one in records if one.cell == plan.cell[0].name}
-
-    def win(suite: str) -> Callable[[Record], float | None]:
-        return lambda record: found.win if (found := last(record, suite)) else None
-
+    suite = plan.reported[0]
     lines = [
-        "Held-out win rate after the last step, and its difference to the first cell, paired by seed:",
+        "Held-out win rate after the last step, and the difference to the first cell, paired by seed. Intervals "
+        "are 95 %, over seeds; those of one seed are of its episodes. Overlap: designs that repeat a program "
+        f"of {suite}.",
         "",
     ]
-    head = ["cell", "seeds", *plan.reported, f"difference on {plan.reported[0]}", "overlap", "plays", "hours"]
+    head = ["cell", "seeds", *plan.reported, f"difference on {suite}", "overlap", "plays", "hours", "load"]
     lines += _row(head) + _row(["---"] * len(head))
     for cell, found in groups.items():
-        compared = win(plan.reported[0])
-        apart = [_minus(compared(one), compared(base[one.seed])) for one in found if one.seed in base]
-        ends = [one.evaluations[-1] for one in found if one.evaluations]
+        ends = [one for record in found if (one := last(record, suite)) is not None]
         lines += _row(
             [
                 cell.title,
                 ", ".join(str(one.seed) for one in found),
-                *(shown([win(suite)(one) for one in found]) for suite in plan.reported),
-                "" if cell is plan.cell[0] else shown(apart, signed=True),
-                " ".join(str(max((one.overlap for one in ends), default=0)).split()),
+                *(held_out(found, one) for one in plan.reported),
+                "" if cell is plan.cell[0] else held_out(found, suite, base),
+                f"{max((one.overlap for one in ends), default=0)}",
                 f"{fmean(one.plays for one in ends):,.0f}" if ends else "-",
                 f"{fmean(one.seconds for one in found) / 3600:.2f}",
+                f"{fmean(one.load for one in found):.0f}",
             ]
         )
     figures: dict[str, Callable[[Record], float | None]] = {
@@ -93,10 +111,6 @@ def render(plan: Plan, records: Sequence[Record]) -> str:
     for cell, found in groups.items():
         lines += _row([cell.title, *(shown([f(one) for one in found], digits=2) for f in figures.values())])
     return "\n".join(lines) + "\n"
-
-
-def _minus(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
 
 
 def _row(cells: Sequence[str]) -> list[str]:
