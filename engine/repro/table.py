@@ -72,9 +72,9 @@ def render(plan: Plan, records: Sequence[Record]) -> str:
     base = {one.seed: one for one in records if one.cell == plan.cell[0].name}
     suite = plan.reported[0]
     lines = [
-        "Held-out win rate after the last step, and the difference to the first cell, paired by seed. Intervals "
-        "are 95 %, over seeds; those of one seed are of its episodes. Overlap: designs that repeat a program "
-        f"of {suite}.",
+        "Held-out win rate after the last step, and the difference to the first cell, paired by seed. "
+        "Intervals are 95 %, over seeds; those of one seed are of its episodes. Overlap: designs that repeat "
+        f"a program of {suite}.",
         "",
     ]
     head = ["cell", "seeds", *plan.reported, f"difference on {suite}", "overlap", "plays", "hours", "load"]
