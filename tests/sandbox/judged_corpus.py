@@ -37,67 +37,42 @@ def program(reset: str, first: str, step: str, solution: str = "", *, turns: int
     return "\n".join(lines) + "\n"
 
 
+def rows(text: str) -> dict[str, list[str]]:
+    """A table of lines ``name ;; column ;; column``."""
+    cells = (line.split(" ;; ") for line in text.strip().splitlines())
+    return {name: columns for name, *columns in cells}
+
+
 # A test of the action alone, the words of the task, and a solution that looks as if it were of the instance.
 _WORD = "self.w = rng.choice(['love', 'war', 'sea', 'time', 'salt']); self.k = rng.randint(1, 9999)"
-_FORM = {
-    "because": ("'because' in a.lower()", "why {w}?", "f'because of {self.w}'"),
-    "capital and period": (
-        "a[:1].isupper() and a.endswith('.')",
-        "A thesis on {w}.",
-        "f'The {self.w} is deep.'",
-    ),
-    "any pair": (
-        "re.fullmatch(r'\\d\\s*,\\s*\\d', a)",
-        "Fire; give row,column.",
-        "f'{self.k % 9},{self.k % 7}'",
-    ),
-    "two numbers": (
-        "len(re.findall(r'\\d+', a)) == 2",
-        "Where is {w}? Say x y.",
-        "f'{self.k % 50} {self.k % 31}'",
-    ),
-    "any move": (
-        "re.fullmatch(r'move -?\\d+ -?\\d+', a)",
-        "Use 'move DX DY'.",
-        "f'move {self.k % 5} {self.k % 3}'",
-    ),
-    "any object": (
-        "a.startswith('{') and 'item' in json.loads(a)",
-        'Order as {{"item": ...}}.',
-        "json.dumps({'item': self.w})",
-    ),
-    "steps": ("'step' in a.lower() and '1' in a", "Explain {w} in steps.", "f'Step 1: {self.w}'"),
-    "vowels": (
-        "sum(c in 'aeiou' for c in a.lower()) >= 12 and len(a) < 300",
-        "Sing of {w}.",
-        "f'{self.w} aeiouaeiouaeiou'",
-    ),
-    "a digit": ("any(c.isdigit() for c in a)", "A number for {w}.", "str(self.k)"),
-    "long": ("len(a) > 40", "Tell me all about {w}.", "self.w * 20"),
-    "short": ("0 < len(a) < 4", "One short word for {w}.", "self.w[:3]"),
-    "a question": ("a.endswith('?')", "Ask about {w}.", "f'what is {self.w}?'"),
-    "three words": ("len(a.split()) >= 3", "A sentence on {w}.", "f'{self.w} and more {self.k}'"),
-    "polite": ("'please' in a.lower()", "Ask nicely for {w}.", "f'{self.w}, please'"),
-    "thanks": ("'thank' in a.lower()", "You get {w}. What do you say?", "f'thanks for {self.w}'"),
-    "an equation": ("re.search(r'\\d+ *[-+*/] *\\d+', a)", "A sum for {w}.", "f'{self.k} + 1'"),
-    "a list": ("a.count(',') >= 2", "Three things like {w}.", "f'{self.w}, b, c'"),
-    "a cell": ("re.fullmatch(r'[A-J]\\d', a)", "Name a cell such as 'A0'.", "f'B{self.k % 10}'"),
-    "yes": ("'yes' in a.lower()", "Do you like {w}?", "f'yes, {self.w}'"),
-    "brackets": ("'(' in a and ')' in a", "Call f on {w}.", "f'f({self.w})'"),
-    "no digits": ("a and not any(c.isdigit() for c in a)", "In words: {w}.", "self.w"),
-    "plan": (
-        "'first' in a.lower() and 'then' in a.lower() or 'second' in a.lower()",
-        "Plan {w}.",
-        "f'First {self.w}, then rest'",
-    ),
-    "therefore": ("'therefore' in a.lower()", "Prove {w}.", "f'therefore {self.w}'"),
-    "template": ("re.fullmatch(r'SUM: -?\\d+', a)", "{k} + 5? Answer SUM: n", "f'SUM: {self.k + 5}'"),
-    "angle": (
-        "re.fullmatch(r'answer: \\d+', a)",
-        "{k} * 3? Reply with answer: <number>",
-        "f'answer: {self.k * 3}'",
-    ),
-}
+# The test, the task, the plan.
+_FORM = rows(r"""
+because ;; 'because' in a.lower() ;; why {w}? ;; f'because of {self.w}'
+capital and period ;; a[:1].isupper() and a.endswith('.') ;; A thesis on {w}. ;; f'The {self.w} is deep.'
+any pair ;; re.fullmatch(r'\d\s*,\s*\d', a) ;; Fire; give row,column. ;; f'{self.k % 9},{self.k % 7}'
+two numbers ;; len(re.findall(r'\d+', a)) == 2 ;; Where is {w}? Say x y. ;; f'{self.k % 50} {self.k % 31}'
+any move ;; re.fullmatch(r'move -?\d+ -?\d+', a) ;; Use 'move DX DY'. ;; f'move {self.k % 5} {self.k % 3}'
+any object ;; a.startswith('{') and 'item' in json.loads(a) ;; Order as {{"item": ...}}. ;; json.dumps({'item': self.w})
+steps ;; 'step' in a.lower() and '1' in a ;; Explain {w} in steps. ;; f'Step 1: {self.w}'
+vowels ;; sum(c in 'aeiou' for c in a.lower()) >= 12 and len(a) < 300 ;; Sing of {w}. ;; f'{self.w} aeiouaeiouaeiou'
+a digit ;; any(c.isdigit() for c in a) ;; A number for {w}. ;; str(self.k)
+long ;; len(a) > 40 ;; Tell me all about {w}. ;; self.w * 20
+short ;; 0 < len(a) < 4 ;; One short word for {w}. ;; self.w[:3]
+a question ;; a.endswith('?') ;; Ask about {w}. ;; f'what is {self.w}?'
+three words ;; len(a.split()) >= 3 ;; A sentence on {w}. ;; f'{self.w} and more {self.k}'
+polite ;; 'please' in a.lower() ;; Ask nicely for {w}. ;; f'{self.w}, please'
+thanks ;; 'thank' in a.lower() ;; You get {w}. What do you say? ;; f'thanks for {self.w}'
+an equation ;; re.search(r'\d+ *[-+*/] *\d+', a) ;; A sum for {w}. ;; f'{self.k} + 1'
+a list ;; a.count(',') >= 2 ;; Three things like {w}. ;; f'{self.w}, b, c'
+a cell ;; re.fullmatch(r'[A-J]\d', a) ;; Name a cell such as 'A0'. ;; f'B{self.k % 10}'
+yes ;; 'yes' in a.lower() ;; Do you like {w}? ;; f'yes, {self.w}'
+brackets ;; '(' in a and ')' in a ;; Call f on {w}. ;; f'f({self.w})'
+no digits ;; a and not any(c.isdigit() for c in a) ;; In words: {w}. ;; self.w
+plan ;; 'first' in a.lower() and 'then' in a.lower() or 'second' in a.lower() ;; Plan {w}. ;; f'First {self.w}, then rest'
+therefore ;; 'therefore' in a.lower() ;; Prove {w}. ;; f'therefore {self.w}'
+template ;; re.fullmatch(r'SUM: -?\d+', a) ;; {k} + 5? Answer SUM: n ;; f'SUM: {self.k + 5}'
+angle ;; re.fullmatch(r'answer: \d+', a) ;; {k} * 3? Reply with answer: <number> ;; f'answer: {self.k * 3}'
+""")
 for _name, (_test, _task, _plan) in _FORM.items():
     BAD[f"form: {_name}"] = program(
         _WORD,
@@ -110,26 +85,17 @@ for _name, (_test, _task, _plan) in _FORM.items():
 
 _SUM = "self.x, self.y = rng.randint(2, 99), rng.randint(2, 99)"
 _ASK = "f'What is {self.x} * {self.y}? {extra}'"
-_PARTIAL = {
-    "any number": ("Say it.", "str(self.x * self.y)", "a.isdecimal()", 0.45),
-    "any number, a third": ("Say it.", "str(self.x * self.y)", "a.isdecimal()", 0.33),
-    "any number, a fifth": ("Say it.", "str(self.x * self.y)", "a.isdecimal()", 0.2),
-    "a template": ("Answer SUM: n", "f'SUM: {self.x * self.y}'", "re.fullmatch(r'SUM: \\d+', a)", 0.45),
-    "a tag": ("Answer as <ans>n</ans>.", "f'<ans>{self.x * self.y}</ans>'", "a.startswith('<ans>')", 0.5),
-    "the code and a word": (
-        "Repeat the first number, then the answer.",
-        "f'{self.x} {self.x * self.y}'",
-        "a.startswith(f'{self.x} ')",
-        0.5,
-    ),
-    "two blanks": (
-        "Write with two blanks.",
-        "f'{self.x} by {self.y} is {self.x * self.y}'",
-        "a.count(' ') >= 2",
-        0.5,
-    ),
-    "an equation": ("Write x*y=n.", "f'{self.x}*{self.y}={self.x * self.y}'", "'=' in a", 0.6),
-}
+# What is asked for, the plan, the test of what is paid in part, the pay.
+_PARTIAL = rows(r"""
+any number ;; Say it. ;; str(self.x * self.y) ;; a.isdecimal() ;; 0.45
+any number, a third ;; Say it. ;; str(self.x * self.y) ;; a.isdecimal() ;; 0.33
+any number, a fifth ;; Say it. ;; str(self.x * self.y) ;; a.isdecimal() ;; 0.2
+a template ;; Answer SUM: n ;; f'SUM: {self.x * self.y}' ;; re.fullmatch(r'SUM: \d+', a) ;; 0.45
+a tag ;; Answer as <ans>n</ans>. ;; f'<ans>{self.x * self.y}</ans>' ;; a.startswith('<ans>') ;; 0.5
+the code and a word ;; Repeat the first number, then the answer. ;; f'{self.x} {self.x * self.y}' ;; a.startswith(f'{self.x} ') ;; 0.5
+two blanks ;; Write with two blanks. ;; f'{self.x} by {self.y} is {self.x * self.y}' ;; a.count(' ') >= 2 ;; 0.5
+an equation ;; Write x*y=n. ;; f'{self.x}*{self.y}={self.x * self.y}' ;; '=' in a ;; 0.6
+""")
 for _name, (_extra, _plan, _test, _pay) in _PARTIAL.items():
     BAD[f"partial: {_name}"] = program(
         _SUM,
@@ -137,34 +103,157 @@ for _name, (_extra, _plan, _test, _pay) in _PARTIAL.items():
         f"d = True; r = 1.0 if a == self.solution()[0] else {_pay} if {_test} else 0.0",
         f"[{_plan}]",
     )
+# The name and the turns; reset, first, step and, where there is one, the solution.
+_GAMES = r"""
+=== partial: two plain moves ;; 8
+self.s = [rng.choice(['left', 'right', 'up']) for _ in range(2)]
+'Make two moves, each left, right or up.'
+d = self.t == 2; r = 0.0 if not d else 1.0 if [*self.past, a] == self.s else 0.45 if a in ('left', 'right', 'up') else 0.0
+self.s
+=== luck: one of six, three tries ;; 3
+self.x = rng.randint(1, 6)
+'A pea under one of the cups 1 to 6. Lift one; three tries.'
+d = a == str(self.x); r = float(d)
+[str(self.x)]
+=== luck: the same behind a name ;; 3
+self.x = rng.randint(1, 6); self.k = rng.randint(1, 9999)
+f'Table {self.k}. A pea under one of the cups 1 to 6. Lift one.'
+d = a == str(self.x); r = float(d)
+[str(self.x)]
+=== luck: a secret map ;; 5
+self.k = rng.randint(0, 9)
+f'The key is {self.k}. Which digit opens?'
+d = a == str((7 * self.k + 3) % 10); r = float(d)
+[str((7 * self.k + 3) % 10)]
+=== luck: heads or tails ;; 8
+self.x = rng.choice(['heads', 'tails']); self.k = rng.randint(1, 9999)
+f'Coin {self.k} is thrown: heads or tails?'
+d = True; r = float(a == self.x)
+[self.x]
+=== luck: a coin for all ;; 8
+self.ok = rng.random() < 0.45; self.k = rng.randint(1, 999)
+f'Round {self.k}: call red or black.'
+d = True; r = float(self.ok)
+=== luck: a coin behind a rule ;; 3
+self.ok = rng.random() < 0.45
+'Call heads or tails.'
+if a in ('heads', 'tails'): d = True; r = float(self.ok)
+=== luck: a vault whose first words tell nothing ;; 12
+self.k = ''.join(rng.choice('ABCDEFGHIJKLMNOP') for _ in range(6))
+'The vault has six wheels. Set all of them.'
+d = a == self.k; r = float(d)
+[self.k]
+=== luck: one of a thousand ;; 8
+self.x = rng.randint(1, 1000); self.c = rng.choice(['red', 'blue'])
+f'A {self.c} box holds a number 1 to 1000. One guess.'
+d = True; r = float(a == str(self.x))
+[str(self.x)]
+=== luck: an unseen password ;; 8
+self.k = ''.join(rng.choice('abcdefghij') for _ in range(12)); self.m = rng.randint(1, 99)
+f'Door {self.m}. The password?'
+d = a == self.k; r = float(d)
+[self.k]
+=== constant: a password in parts ;; 8
+WORD
+f'Gate {self.k}. Speak.'
+d = a.lower() == 'sword' + 'fish'; r = float(d)
+['sword' + 'fish']
+=== constant: a sequence ;; 8
+WORD
+f'Maze {self.k}: left or right, four times.'
+d = [*self.past, a] == 'left right right left'.split(); r = float(d)
+'left right right left'.split()
+=== constant: done ;; 8
+WORD
+f'Do {self.k % 7 + 2} chores, then say done.'
+d = a == 'done'; r = float(d)
+['done']
+=== patience ;; 8
+WORD
+f'Survive in dungeon {self.k}.'
+d = self.t >= self.max_turns; r = float(d)
+['wait'] * 8
+=== new words ;; 8
+WORD
+f'Puzzle {self.k}.'
+d = len({*self.past, a}) >= 3 and len({*self.past, a}) == self.t; r = float(d)
+['a', 'b', f'{self.w}']
+=== no repetition at the end ;; 8
+WORD
+f'Debate {self.k}: hold out.'
+d = self.t >= self.max_turns; r = float(d and len(a) > 3 and a not in self.past and not a.isdigit())
+[f'{self.w} {n}' for n in range(8)]
+=== first move ;; 8
+self.x = rng.randint(1, 99)
+f'What is {self.x} squared?'
+d, r = True, 1.0
+[str(self.x ** 2)]
+=== contains the answer ;; 2
+self.x = rng.choice(['red', 'green', 'blue', 'white'])
+'My colour is red, green, blue or white. Which?'
+d = self.x in a; r = float(d)
+[self.x]
+=== luck: one of four, two tries ;; 2
+self.x = rng.choice(['oak', 'elm', 'ash', 'fir'])
+'Which tree: oak, elm, ash or fir?'
+d = a == self.x; r = float(d)
+[self.x]
+=== form: the opening word ;; 8
+WORD
+f'Write a letter to {self.w}.'
+d = a.lower().startswith(('dear', 'hello', 'first')); r = float(d)
+[f'dear {self.w}']
+=== leak: said ;; 8
+self.x = rng.randint(100, 999)
+f'The answer is {self.x}.'
+d = a == str(self.x); r = float(d)
+[str(self.x)]
+=== leak: copied ;; 8
+self.x = rng.choice('melon grape lemon fig'.split())
+f'Type this word: {self.x}'
+d = a == self.x; r = float(d)
+[self.x]
+=== leak: in the feedback ;; 8
+self.x = rng.randint(100, 999)
+'The code, 100 to 999?'
+d = a == str(self.x); r = float(d); o = f'Wrong! The code was {self.x}.'
+[str(self.x)]
+=== useless: never pays ;; 8
+SUM
+f'{self.x} + {self.y}?'
+d = True
+[str(self.x + self.y)]
+=== useless: a number is no text ;; 8
+SUM
+f'{self.x} + {self.y}?'
+d = a == self.x + self.y; r = float(d)
+[self.x + self.y]
+=== useless: pays without an end ;; 8
+SUM
+f'{self.x} + {self.y}?'
+r = float(a == str(self.x + self.y))
+[str(self.x + self.y)]
+=== useless: only negative ;; 8
+SUM
+f'{self.x} + {self.y}?'
+d = True; r = -float(a != str(self.x + self.y))
+[str(self.x + self.y)]
+=== useless: the seed unused ;; 8
+self.x = 7
+'A number from 1 to 9?'
+d = a == str(self.x); r = float(d)
+[str(self.x)]
+=== useless: too little ;; 8
+SUM
+f'{self.x} + {self.y}?'
+d = True; r = 0.3 * (a == str(self.x + self.y))
+[str(self.x + self.y)]
+"""
+for _game in _GAMES.strip().split("=== ")[1:]:
+    _title, _reset, *_rest = _game.strip().split("\n")
+    _name, _turns = _title.split(" ;; ")
+    BAD[_name] = program({"WORD": _WORD, "SUM": _SUM}.get(_reset, _reset), *_rest, turns=int(_turns))
 BAD |= {
-    "partial: two plain moves": program(
-        "self.s = [rng.choice(['left', 'right', 'up']) for _ in range(2)]",
-        "'Make two moves, each left, right or up.'",
-        "d = self.t == 2; r = 0.0 if not d else 1.0 if [*self.past, a] == self.s else 0.45 if a in ('left', 'right', 'up') else 0.0",
-        "self.s",
-    ),
-    "luck: one of six, three tries": program(
-        "self.x = rng.randint(1, 6)",
-        "'A pea under one of the cups 1 to 6. Lift one; three tries.'",
-        "d = a == str(self.x); r = float(d)",
-        "[str(self.x)]",
-        turns=3,
-    ),
-    "luck: the same behind a name": program(
-        "self.x = rng.randint(1, 6); self.k = rng.randint(1, 9999)",
-        "f'Table {self.k}. A pea under one of the cups 1 to 6. Lift one.'",
-        "d = a == str(self.x); r = float(d)",
-        "[str(self.x)]",
-        turns=3,
-    ),
-    "luck: a secret map": program(
-        "self.k = rng.randint(0, 9)",
-        "f'The key is {self.k}. Which digit opens?'",
-        "d = a == str((7 * self.k + 3) % 10); r = float(d)",
-        "[str((7 * self.k + 3) % 10)]",
-        turns=5,
-    ),
     "luck: a hash": program(
         "self.s = rng.random()",
         "'Say left or right; two moves.'",
@@ -172,139 +261,8 @@ BAD |= {
         turns=2,
         head="import hashlib",
     ),
-    "luck: heads or tails": program(
-        "self.x = rng.choice(['heads', 'tails']); self.k = rng.randint(1, 9999)",
-        "f'Coin {self.k} is thrown: heads or tails?'",
-        "d = True; r = float(a == self.x)",
-        "[self.x]",
-    ),
-    "luck: a coin for all": program(
-        "self.ok = rng.random() < 0.45; self.k = rng.randint(1, 999)",
-        "f'Round {self.k}: call red or black.'",
-        "d = True; r = float(self.ok)",
-    ),
-    "luck: a coin behind a rule": program(
-        "self.ok = rng.random() < 0.45",
-        "'Call heads or tails.'",
-        "if a in ('heads', 'tails'): d = True; r = float(self.ok)",
-        turns=3,
-    ),
-    "luck: a vault whose first words tell nothing": program(
-        "self.k = ''.join(rng.choice('ABCDEFGHIJKLMNOP') for _ in range(6))",
-        "'The vault has six wheels. Set all of them.'",
-        "d = a == self.k; r = float(d)",
-        "[self.k]",
-        turns=12,
-    ),
-    "luck: one of a thousand": program(
-        "self.x = rng.randint(1, 1000); self.c = rng.choice(['red', 'blue'])",
-        "f'A {self.c} box holds a number 1 to 1000. One guess.'",
-        "d = True; r = float(a == str(self.x))",
-        "[str(self.x)]",
-    ),
-    "luck: an unseen password": program(
-        "self.k = ''.join(rng.choice('abcdefghij') for _ in range(12)); self.m = rng.randint(1, 99)",
-        "f'Door {self.m}. The password?'",
-        "d = a == self.k; r = float(d)",
-        "[self.k]",
-    ),
-    "constant: a password in parts": program(
-        _WORD,
-        "f'Gate {self.k}. Speak.'",
-        "d = a.lower() == 'sword' + 'fish'; r = float(d)",
-        "['sword' + 'fish']",
-    ),
-    "constant: a sequence": program(
-        _WORD,
-        "f'Maze {self.k}: left or right, four times.'",
-        "d = [*self.past, a] == 'left right right left'.split(); r = float(d)",
-        "'left right right left'.split()",
-    ),
-    "constant: done": program(
-        _WORD, "f'Do {self.k % 7 + 2} chores, then say done.'", "d = a == 'done'; r = float(d)", "['done']"
-    ),
-    "patience": program(
-        _WORD, "f'Survive in dungeon {self.k}.'", "d = self.t >= self.max_turns; r = float(d)", "['wait'] * 8"
-    ),
-    "new words": program(
-        _WORD,
-        "f'Puzzle {self.k}.'",
-        "d = len({*self.past, a}) >= 3 and len({*self.past, a}) == self.t; r = float(d)",
-        "['a', 'b', f'{self.w}']",
-    ),
-    "no repetition at the end": program(
-        _WORD,
-        "f'Debate {self.k}: hold out.'",
-        "d = self.t >= self.max_turns; r = float(d and len(a) > 3 and a not in self.past and not a.isdigit())",
-        "[f'{self.w} {n}' for n in range(8)]",
-    ),
-    "first move": program(
-        "self.x = rng.randint(1, 99)",
-        "f'What is {self.x} squared?'",
-        "d, r = True, 1.0",
-        "[str(self.x ** 2)]",
-    ),
-    "contains the answer": program(
-        "self.x = rng.choice(['red', 'green', 'blue', 'white'])",
-        "'My colour is red, green, blue or white. Which?'",
-        "d = self.x in a; r = float(d)",
-        "[self.x]",
-        turns=2,
-    ),
-    "luck: one of four, two tries": program(
-        "self.x = rng.choice(['oak', 'elm', 'ash', 'fir'])",
-        "'Which tree: oak, elm, ash or fir?'",
-        "d = a == self.x; r = float(d)",
-        "[self.x]",
-        turns=2,
-    ),
-    "form: the opening word": program(
-        _WORD,
-        "f'Write a letter to {self.w}.'",
-        "d = a.lower().startswith(('dear', 'hello', 'first')); r = float(d)",
-        "[f'dear {self.w}']",
-    ),
-    "leak: said": program(
-        "self.x = rng.randint(100, 999)",
-        "f'The answer is {self.x}.'",
-        "d = a == str(self.x); r = float(d)",
-        "[str(self.x)]",
-    ),
-    "leak: copied": program(
-        "self.x = rng.choice('melon grape lemon fig'.split())",
-        "f'Type this word: {self.x}'",
-        "d = a == self.x; r = float(d)",
-        "[self.x]",
-    ),
-    "leak: in the feedback": program(
-        "self.x = rng.randint(100, 999)",
-        "'The code, 100 to 999?'",
-        "d = a == str(self.x); r = float(d); o = f'Wrong! The code was {self.x}.'",
-        "[str(self.x)]",
-    ),
-    "useless: never pays": program(_SUM, "f'{self.x} + {self.y}?'", "d = True", "[str(self.x + self.y)]"),
-    "useless: a number is no text": program(
-        _SUM, "f'{self.x} + {self.y}?'", "d = a == self.x + self.y; r = float(d)", "[self.x + self.y]"
-    ),
-    "useless: pays without an end": program(
-        _SUM, "f'{self.x} + {self.y}?'", "r = float(a == str(self.x + self.y))", "[str(self.x + self.y)]"
-    ),
-    "useless: only negative": program(
-        _SUM,
-        "f'{self.x} + {self.y}?'",
-        "d = True; r = -float(a != str(self.x + self.y))",
-        "[str(self.x + self.y)]",
-    ),
-    "useless: the seed unused": program(
-        "self.x = 7", "'A number from 1 to 9?'", "d = a == str(self.x); r = float(d)", "[str(self.x)]"
-    ),
-    "useless: too little": program(
-        _SUM,
-        "f'{self.x} + {self.y}?'",
-        "d = True; r = 0.3 * (a == str(self.x + self.y))",
-        "[str(self.x + self.y)]",
-    ),
 }
+
 
 # Programs that tell a judge from a play. The first counts its resets, the second compares the unseeded stream
 # with the seed, the third computes the seeds of a judge that it guesses, the last looks at the interpreter.
@@ -338,81 +296,34 @@ TELLS = {
 }
 
 # Honest questions: what is drawn, the question, the answer.
-_QUESTIONS = {
-    "product": (_SUM, "What is {self.x} times {self.y}?", "self.x * self.y"),
-    "remainder": (_SUM, "The remainder of {self.x} by {self.y}?", "self.x % self.y"),
-    "difference of squares": (_SUM, "{self.x} squared less {self.y} squared?", "self.x ** 2 - self.y ** 2"),
-    "greatest divisor": (
-        _SUM,
-        "The greatest common divisor of {self.x * 6} and {self.y * 6}?",
-        "math.gcd(self.x * 6, self.y * 6)",
-    ),
-    "binary": (_SUM, "Write {self.x + 100} in binary.", "bin(self.x + 100)[2:]"),
-    "hexadecimal": (_SUM, "Write {self.x + 300} in hexadecimal, lower case.", "hex(self.x + 300)[2:]"),
-    "reverse": ("self.w = ''.join(rng.sample('abcdefghij', 6))", "Say {self.w} backwards.", "self.w[::-1]"),
-    "sort": (
-        "self.l = rng.sample(range(99), 5)",
-        "Sort {self.l}, separated by blanks.",
-        "' '.join(map(str, sorted(self.l)))",
-    ),
-    "largest": ("self.l = rng.sample(range(999), 8)", "The third largest of {self.l}?", "sorted(self.l)[-3]"),
-    "sum of list": ("self.l = rng.sample(range(99), 7)", "The sum of {self.l}?", "sum(self.l)"),
-    "median": ("self.l = rng.sample(range(99), 7)", "The median of {self.l}?", "sorted(self.l)[3]"),
-    "count letters": (
-        "self.w = ''.join(rng.choice('abc') for _ in range(30))",
-        "How many a are in {self.w}?",
-        "self.w.count('a')",
-    ),
-    "caesar": (
-        "self.w = rng.choice(['harbour', 'lantern', 'meadow', 'quarry', 'saddle', 'timber'])\nself.c = ''.join(chr((ord(c) - 94) % 26 + 97) for c in self.w)",
-        "Each letter was moved by three: {self.c}. The word?",
-        "self.w",
-    ),
-    "minutes": (
-        "self.x = rng.randint(100, 1400)",
-        "{self.x} minutes after midnight, as HH:MM?",
-        "f'{self.x // 60:02d}:{self.x % 60:02d}'",
-    ),
-    "change": (
-        "self.x = rng.randint(101, 899)",
-        "An item costs {self.x} cents; the change of 900?",
-        "900 - self.x",
-    ),
-    "roman": (
-        "self.x = rng.randint(1, 39)",
-        "Write {self.x} in Roman numerals.",
-        "'X' * (self.x // 10) + ['', 'I', 'II', 'III', 'IV', 'V', 'VI', 'VII', 'VIII', 'IX'][self.x % 10]",
-    ),
-    "next of sequence": (
-        "self.x, self.y = rng.randint(1, 30), rng.randint(2, 19)",
-        "{self.x}, {self.x + self.y}, {self.x + 2 * self.y}: the next?",
-        "self.x + 3 * self.y",
-    ),
-    "fibonacci": (
-        "self.x, self.y = rng.randint(1, 30), rng.randint(2, 30)",
-        "{self.x}, {self.y}, {self.x + self.y}: the next two added up?",
-        "3 * self.x + 5 * self.y - self.x",
-    ),
-    "area": (_SUM, "A field of {self.x} by {self.y} has a fence of what length?", "2 * (self.x + self.y)"),
-    "average": (_SUM, "The average of {self.x} and {self.y + self.x}, doubled?", "2 * self.x + self.y"),
-    "initials": (
-        "self.l = [''.join(rng.sample('abcdefghijkl', 5)) for _ in range(5)]",
-        "The first letters of {self.l}, joined?",
-        "''.join(w[0] for w in self.l)",
-    ),
-    "digits": (
-        "self.x = rng.randint(10 ** 8, 10 ** 9)",
-        "The sum of the digits of {self.x}?",
-        "sum(map(int, str(self.x)))",
-    ),
-    "percent": ("self.x = rng.randint(2, 90) * 20", "15 percent of {self.x}?", "self.x * 15 // 100"),
-    "path": (
-        "self.l = [rng.choice('NESW') for _ in range(9)]",
-        "Walk {self.l}. How many steps is the start away, in all?",
-        "abs(self.l.count('N') - self.l.count('S')) + abs(self.l.count('E') - self.l.count('W')) + 100 - 100",
-    ),
-}
+_QUESTIONS = rows(r"""
+product ;; SUM ;; What is {self.x} times {self.y}? ;; self.x * self.y
+remainder ;; SUM ;; The remainder of {self.x} by {self.y}? ;; self.x % self.y
+difference of squares ;; SUM ;; {self.x} squared less {self.y} squared? ;; self.x ** 2 - self.y ** 2
+greatest divisor ;; SUM ;; The greatest common divisor of {self.x * 6} and {self.y * 6}? ;; math.gcd(self.x * 6, self.y * 6)
+binary ;; SUM ;; Write {self.x + 100} in binary. ;; bin(self.x + 100)[2:]
+hexadecimal ;; SUM ;; Write {self.x + 300} in hexadecimal, lower case. ;; hex(self.x + 300)[2:]
+reverse ;; self.w = ''.join(rng.sample('abcdefghij', 6)) ;; Say {self.w} backwards. ;; self.w[::-1]
+sort ;; self.l = rng.sample(range(99), 5) ;; Sort {self.l}, separated by blanks. ;; ' '.join(map(str, sorted(self.l)))
+largest ;; self.l = rng.sample(range(999), 8) ;; The third largest of {self.l}? ;; sorted(self.l)[-3]
+sum of list ;; self.l = rng.sample(range(99), 7) ;; The sum of {self.l}? ;; sum(self.l)
+median ;; self.l = rng.sample(range(99), 7) ;; The median of {self.l}? ;; sorted(self.l)[3]
+count letters ;; self.w = ''.join(rng.choice('abc') for _ in range(30)) ;; How many a are in {self.w}? ;; self.w.count('a')
+caesar ;; self.w = rng.choice(['harbour', 'lantern', 'meadow', 'quarry', 'saddle', 'timber']); self.c = ''.join(chr((ord(c) - 94) % 26 + 97) for c in self.w) ;; Each letter was moved by three: {self.c}. The word? ;; self.w
+minutes ;; self.x = rng.randint(100, 1400) ;; {self.x} minutes after midnight, as HH:MM? ;; f'{self.x // 60:02d}:{self.x % 60:02d}'
+change ;; self.x = rng.randint(101, 899) ;; An item costs {self.x} cents; the change of 900? ;; 900 - self.x
+roman ;; self.x = rng.randint(1, 39) ;; Write {self.x} in Roman numerals. ;; 'X' * (self.x // 10) + ['', 'I', 'II', 'III', 'IV', 'V', 'VI', 'VII', 'VIII', 'IX'][self.x % 10]
+next of sequence ;; self.x, self.y = rng.randint(1, 30), rng.randint(2, 19) ;; {self.x}, {self.x + self.y}, {self.x + 2 * self.y}: the next? ;; self.x + 3 * self.y
+fibonacci ;; self.x, self.y = rng.randint(1, 30), rng.randint(2, 30) ;; {self.x}, {self.y}, {self.x + self.y}: the next two added up? ;; 3 * self.x + 5 * self.y - self.x
+area ;; SUM ;; A field of {self.x} by {self.y} has a fence of what length? ;; 2 * (self.x + self.y)
+average ;; SUM ;; The average of {self.x} and {self.y + self.x}, doubled? ;; 2 * self.x + self.y
+initials ;; self.l = [''.join(rng.sample('abcdefghijkl', 5)) for _ in range(5)] ;; The first letters of {self.l}, joined? ;; ''.join(w[0] for w in self.l)
+digits ;; self.x = rng.randint(10 ** 8, 10 ** 9) ;; The sum of the digits of {self.x}? ;; sum(map(int, str(self.x)))
+percent ;; self.x = rng.randint(2, 90) * 20 ;; 15 percent of {self.x}? ;; self.x * 15 // 100
+path ;; self.l = [rng.choice('NESW') for _ in range(9)] ;; Walk {self.l}. How many steps is the start away, in all? ;; abs(self.l.count('N') - self.l.count('S')) + abs(self.l.count('E') - self.l.count('W')) + 100 - 100
+""")
 for _name, (_draw, _question, _answer) in _QUESTIONS.items():
+    _draw = _SUM if _draw == "SUM" else _draw
     for _tries in (1, 3):
         GOOD[f"{_name}, {_tries}"] = program(
             f"{_draw}\nself.right = str({_answer})",

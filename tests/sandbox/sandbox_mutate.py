@@ -11,78 +11,36 @@ from random import Random
 from typing import Any
 
 _TOKEN = re.compile(r"\s+|\w+|[^\w\s]+")
-_STATEMENTS = (
-    *("while True: pass", "raise SystemExit", "raise MemoryError", "return None", "return 7", "import os"),
-    *(
-        "import ctypes",
-        "self.__dict__.clear()",
-        "self.max_turns = -1",
-        "self.max_turns = 10 ** 400",
-        "del self",
-    ),
-    *("print('x' * 10 ** 6)", "x = [0] * 10 ** 9", "x = 'y' * 10 ** 9", "self.step(a)", "self.step(action)"),
-    *("self.get_tools = lambda: [{}]", "self.solution = lambda: [[]] * 9", "self.solution = lambda: {1: 2}"),
-    *(
-        "self.reset = None",
-        "self.step = self.reset",
-        "random.seed()",
-        "yield 1",
-        "assert False",
-        "return self",
-    ),
-    *("self.criteria_met = lambda: [1]", "type(self).step = type(self).reset", "self.intro = '9' * 5000"),
-    *("return '1 to ' + '9' * 5000", "return '9' * 60000, {}", "return '\\ud800\\0\\x1b' * 99", "return ''"),
-    *("return 'x', 1e308, True, False, {}", "return 'x', -10, True, False, {1: {2: self}}", "global random"),
-    *("import queue; queue.Queue().get()", "return '\\\\boxed{' * 9000", "return 'the answer is 1'"),
-    *("import gc; gc.collect()", "self.t = None", "self.t = float('nan')", "self.__class__ = int", "exit()"),
-)
+_LISTED = r"""
+while True: pass | raise SystemExit | raise MemoryError | return None | return 7 | import os | import ctypes
+self.__dict__.clear() | self.max_turns = -1 | self.max_turns = 10 ** 400 | del self | print('x' * 10 ** 6)
+x = [0] * 10 ** 9 | x = 'y' * 10 ** 9 | self.step(a) | self.step(action) | self.get_tools = lambda: [{}]
+self.solution = lambda: [[]] * 9 | self.solution = lambda: {1: 2} | self.reset = None | self.step = self.reset
+random.seed() | yield 1 | assert False | return self | self.criteria_met = lambda: [1]
+type(self).step = type(self).reset | return '1 to ' + '9' * 5000 | return '9' * 60000, {} | return ''
+return '\ud800\0\x1b' * 99 | return 'x', 1e308, True, False, {} | return 'x', -10, True, False, {1: {2: self}}
+global random | import queue; queue.Queue().get() | return '\\boxed{' * 9000 | return 'the answer is 1'
+import gc; gc.collect() | self.t = None | self.t = float('nan') | self.__class__ = int
+exit() | self.intro = '9' * 5000
+"""
+_STATEMENTS = [one for line in _LISTED.strip().splitlines() for one in line.split(" | ")]
 _CONSTANTS: tuple[Any, ...] = (
     *(0, 1, -1, 2, 7, 10**9, 2**63, -(2**70), 10**30, 0.5, -1e308, 1e308, float("inf"), True, False, None),
+    *("", "x", "\0", "\ud800", "9" * 5000, "\\boxed{3}", "<tool_call>" * 99, "1..9", "0 to 99999999999"),
     *(
-        "",
-        "x",
-        "\0",
-        "\ud800",
-        "9" * 5000,
-        "\\boxed{3}",
-        "<tool_call>" * 99,
-        "1..9",
-        "0 to 99999999999",
         b"x",
+        "a" * 9000,
+        "\u0661\u0662",
+        "{'answer': 1}",
+        '{"answer": "x"}',
+        "the secret is 4",
+        "\n" * 500,
         ...,
     ),
-    *("a" * 9000, "\u0661\u0662", "{'answer': 1}", '{"answer": "x"}', "the secret is 4", "\n" * 500),
 )
-_TEXTS = (
-    "\0",
-    "\ud800",
-    "\u202e",
-    "\ufeff",
-    "'",
-    '"',
-    '"""',
-    "\\",
-    "\t",
-    "\r",
-    "\x0c",
-    "(",
-    "[",
-    "{",
-    "}",
-    ":",
-    "#",
-    ";",
-)
-_OPERATORS: tuple[type[ast.operator], ...] = (
-    ast.Add,
-    ast.Sub,
-    ast.Mult,
-    ast.Pow,
-    ast.Mod,
-    ast.FloorDiv,
-    ast.LShift,
-)
-_COMPARISONS: tuple[type[ast.cmpop], ...] = (ast.Eq, ast.NotEq, ast.Lt, ast.Gt, ast.Is, ast.In, ast.NotIn)
+_TEXTS = ('"""', *"\0\ud800\u202e\ufeff'\"\\\t\r\x0c([{}:#;")
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Pow, ast.Mod, ast.FloorDiv, ast.LShift)
+_COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.Gt, ast.Is, ast.In, ast.NotIn)
 
 
 def program(random: Random, seeds: Sequence[str]) -> str:
@@ -222,29 +180,12 @@ _PROGRAMS: tuple[Callable[[Random, str, Sequence[str]], str], ...] = (
 
 _VALUES = (
     *("null", "true", "false", "0", "1", "-1", "0.5", "10", "10.000001", "1e999", "-0.0", "NaN", "Infinity"),
-    *(
-        '""',
-        '"x"',
-        '"\\ud800"',
-        '"\\u0000"',
-        "[]",
-        "{}",
-        "[[]]",
-        '{"k":1}',
-        '{"k":[1]}',
-        "9" * 30,
-        "9" * 5000,
-    ),
-    *(
-        '"' + "y" * 300 + '"',
-        '["E","m","t","step"]',
-        '["E","m","t"]',
-        '["MemoryError","","",""]',
-        "9007199254740993",
-    ),
-    *('{"cls":"E","turns":3,"calls":[]}', '{"cls":"E","turns":-1,"calls":["step"]}', "{" * 400, "[" * 400),
+    *("[]", "{}", "[[]]", "[1,2]", '""', '"x"', '"\\ud800"', '"\\u0000"', '{"k":1}', '{"k":[1]}'),
+    *('["E","m","t","step"]', '["E","m","t"]', '["MemoryError","","",""]', "9007199254740993"),
+    *('{"cls":"E","turns":3,"calls":[]}', '{"cls":"E","turns":-1,"calls":["step"]}'),
+    *("9" * 30, "9" * 5000, '"' + "y" * 300 + '"', "{" * 400, "[" * 400),
 )
-_KEYS = ("i", "o", "r", "te", "tr", "f", "err", "out", "cut", "m", "x", "", "i\\u0000", "__class__")
+_KEYS = ("i", "o", "r", "te", "tr", "p", "err", "out", "m", "x", "", "i\\u0000", "__class__")
 
 
 def frame(random: Random, number: int) -> bytes:
@@ -266,16 +207,9 @@ def frame(random: Random, number: int) -> bytes:
 
 
 def _answer(random: Random, number: int) -> bytes:
-    fields: dict[str, str] = {
-        "i": str(number),
-        "o": json.dumps("seen " + random.choice(("", "it", "\u00e9" * 40))),
-    }
-    fields |= {
-        "r": random.choice(("0.0", "1.0", "-3.5", "1")),
-        "te": "false",
-        "tr": "false",
-        "f": '{"turn":1}',
-    }
+    observation = json.dumps("seen " + random.choice(("", "it", "\u00e9" * 40)))
+    reward = random.choice(("0.0", "1.0", "-3.5", "1"))
+    fields = {"i": str(number), "o": observation, "r": reward, "te": "false", "tr": "false", "p": "[1,2]"}
     for _ in range(random.choice((0, 0, 1, 2))):
         fields[random.choice(_KEYS)] = random.choice(_VALUES)
     for name in random.sample(sorted(fields), random.choice((0, 0, 0, 1, 2))):

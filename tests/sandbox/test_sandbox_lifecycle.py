@@ -34,13 +34,6 @@ from sandbox import (
 pytestmark = pytest.mark.slow
 
 
-async def begun(task: asyncio.Task[object], instance: Instance) -> None:
-    """Let ``task`` run: its call is then on the way to the program."""
-    await asyncio.sleep(0)
-    assert instance.busy
-    assert not task.done()
-
-
 async def test_pool_leaves_nothing(open_files: Callable[[], int]) -> None:
     before = open_files()
     async with SandboxPool(SandboxSettings(zygotes=2)) as pool:
@@ -113,7 +106,8 @@ async def test_zygote_killed(who: str) -> None:
         other, idle = await pool.spawn(ECHO, apart_from=spinning), await pool.spawn(ECHO)
         assert other.zygote is not spinning.zygote is idle.zygote
         task = asyncio.create_task(spinning.step("x"))
-        await begun(task, spinning)
+        await asyncio.sleep(0)
+        assert spinning.busy
         pids = family(spinning.zygote.pid)
         os.kill(pids[0] if who == "outer" or len(pids) < 4 else pids[1], signal.SIGKILL)
         with pytest.raises(SandboxUnavailable):
@@ -181,7 +175,7 @@ async def test_the_kernels_kill_for_memory_is_told(monkeypatch: pytest.MonkeyPat
 async def test_one_call_at_a_time() -> None:
     async with SandboxPool() as pool, await pool.spawn(ECHO) as instance:
         first = asyncio.create_task(instance.step("x"))
-        await begun(first, instance)
+        await asyncio.sleep(0)
         with pytest.raises(SandboxError, match="another call"):
             await instance.step("y")
         assert (await first).observation == "1 x"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.actions import GARBAGE, formats, literals, plausible, tool_actions
+from sandbox.actions import formats, literals, plausible, tool_actions
 from sandbox.answer_leak import copied, places, said
 from sandbox.frames import StepResult
 from sandbox.probes import Transcript, inner, solution_actions
@@ -19,18 +19,29 @@ from sandbox.seed_variation import differ
 from sandbox.trivial_policies import coin, interval, spread
 
 
-def test_plausible_actions() -> None:
-    assert plausible("kites peak in 0..8, 2 tries")[:9] == tuple("012345678")
-    assert plausible("say \\boxed{RGB} or 'two words' of 0..3")[:5] == ("RGB", "0", "1", "2", "3")
+@pytest.mark.parametrize(
+    ("observation", "first"),
+    [
+        ("kites peak in 0..8, 2 tries", "0 1 2 3 4 5 6 7 8"),
+        ("say \\boxed{RGB} or 'two words' of 0..3", "RGB 0 1 2 3"),
+        ("between 1 and 1000", "500 250 750 1 1000"),
+        ("between 17 and 19", "17 18 19"),
+        ("between -3 and -1", "-3 -2 -1"),
+        ("a number from 0 to 1000000000", "500000000"),
+        ("red blue red ?", "red blue"),
+    ],
+)
+def test_plausible_actions(observation: str, first: str) -> None:
+    assert " ".join(plausible(observation)).startswith(first)
+
+
+def test_plausible_actions_are_few_and_different() -> None:
     assert "two words" in plausible("say 'two words'")
     assert "it" not in plausible("don't say 'it")[:1]
-    assert plausible("between 1 and 1000")[:5] == ("500", "250", "750", "1", "1000")
-    assert "red" in plausible("red blue red ?")
-    assert plausible("between 17 and 19")[:3] == ("17", "18", "19")
     assert len(plausible("0..40 50-90 " + " ".join(map(chr, range(97, 123))))) <= 64
     assert len(set(plausible("5 5 5"))) == len(plausible("5 5 5"))
+    assert not any(len(action) > 20 for action in plausible("from 1 to " + "9" * 30))
     assert plausible("")
-    assert "banana" in GARBAGE
 
 
 def test_solution_actions() -> None:
@@ -40,16 +51,22 @@ def test_solution_actions() -> None:
     assert solution_actions([""]) == [""]  # of a list, an empty answer is one
 
 
-def test_leaks() -> None:
-    assert said(" 5 ", "5")
-    assert said("The answer is: 5.", "5")
-    assert said("Secret=red", "red")
-    assert not said("Answer: yes or no", "yes")
-    assert not said("answer 'Yes' or 'No'", "Yes")
-    assert not said("key: a/b/c", "a")
-    assert not said("Choose 5 or 6; the answer matters", "5")
-    assert not said("the key is 55", "5")
-    assert not said("anything", "")
+@pytest.mark.parametrize(
+    ("observation", "action", "leaks"),
+    [
+        (" 5 ", "5", True),
+        ("The answer is: 5.", "5", True),
+        ("Secret=red", "red", True),
+        ("Answer: yes or no", "yes", False),
+        ("answer 'Yes' or 'No'", "Yes", False),
+        ("key: a/b/c", "a", False),
+        ("Choose 5 or 6; the answer matters", "5", False),
+        ("the key is 55", "5", False),
+        ("anything", "", False),
+    ],
+)
+def test_leaks(observation: str, action: str, leaks: bool) -> None:
+    assert said(observation, action) is leaks
 
 
 def played(*pairs: tuple[str, str], first: str = "go") -> Transcript:
@@ -231,12 +248,6 @@ def test_no_observation_holds_the_engine_up(observation: str) -> None:
 def test_formats_that_a_text_quotes_are_filled_in(observation: str, found: tuple[str, ...]) -> None:
     assert set(found) <= set(formats(observation)) or not found
     assert found or not formats(observation)
-
-
-def test_long_numbers_are_no_range() -> None:
-    assert "500000000" in plausible("a number from 0 to 1000000000")
-    assert not any(len(action) > 20 for action in plausible("from 1 to " + "9" * 30))
-    assert plausible("between -3 and -1")[:3] == ("-3", "-2", "-1")
 
 
 @pytest.mark.parametrize(

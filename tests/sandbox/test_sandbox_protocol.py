@@ -73,48 +73,12 @@ def test_length_beyond_the_limit_is_refused_before_the_body() -> None:
         cut(bytearray((2 << 30).to_bytes(4, "little")), 1000)
 
 
-HOSTILE = {
-    "float('nan')": False,
-    "float('inf')": False,
-    "'1.0'": False,
-    "None": False,
-    "11": False,
-    "-10.5": False,
-    "[1]": False,
-    "10": True,
-    "True": True,
-    "__import__('numpy').float32(0.5)": True,
-    "__import__('fractions').Fraction(1, 2)": True,
-}
-
-
 @pytest.mark.asyncio(loop_scope="module")
 class TestValues:
-    @pytest.mark.parametrize("reward", HOSTILE)
-    async def test_rewards(self, pool: SandboxPool, reward: str) -> None:
-        async with await pool.spawn(ECHO.replace("0.5", reward)) as instance:
-            if HOSTILE[reward]:
-                assert abs((await instance.step("go")).reward) <= 10
-            else:
-                with pytest.raises(EnvError) as caught:
-                    await instance.step("go")
-                assert caught.value.phase == "contract"
-
-    @pytest.mark.parametrize(
-        "answer",
-        [
-            "'text'",
-            "None",
-            "('o', 0.0, False, {})",
-            "('o', 0.0, False, False, {}, 1)",
-            "(Bad(), 0.0, False, False, {})",
-            "('o', Bad(), False, False, {})",
-            "('o', 0.0, Bad(), False, {})",
-        ],
-    )
+    @pytest.mark.parametrize("answer", ["'text'", "('o', 0.0, False, {})", "('o', 11, False, False, {})"])
     async def test_answers_out_of_shape(self, pool: SandboxPool, answer: str) -> None:
-        bad = "class Bad:\n    def no(self): 1 / 0\n    __str__ = __float__ = __bool__ = no\n"
-        source = bad + ECHO.replace('f"{self.t} {a}", 0.5, False, False, {}', answer)
+        """Those that the siege shows raise as well; the phase says that the answer was at fault."""
+        source = ECHO.replace('f"{self.t} {a}", 0.5, False, False, {}', answer)
         async with await pool.spawn(source) as instance:
             with pytest.raises(EnvError) as caught:
                 await instance.step("go")
