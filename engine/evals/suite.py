@@ -17,6 +17,8 @@ import msgspec
 from engine import registry
 from engine.config import Config, SamplingConfig
 from engine.errors import ConfigError
+from engine.inference.tokens import Content as Content
+from engine.native_calls import Tools
 from sandbox import SandboxPool, SandboxSettings
 
 Split = Literal["test", "validation"]
@@ -54,11 +56,19 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(NamedTuple):
-    """One answer of the model: its text without reasoning, the last box in it, and whether it was cut."""
+    """One answer of the model.
+
+    ``text`` is the part outside reasoning, ``boxed`` the last box in it, ``whole`` all of the answer, for the
+    conversation that goes on. ``calls`` are its calls of tools ({"name": ..., "arguments": ...}), and
+    ``fault`` says what is wrong with calls that cannot be read.
+    """
 
     text: str
     boxed: str | None
     cut: bool
+    whole: str = ""
+    calls: tuple[dict[str, Any], ...] = ()
+    fault: str = ""
 
 
 class Seat(Protocol):
@@ -67,10 +77,13 @@ class Seat(Protocol):
     sandbox: SandboxPool
     key: str
 
-    async def ask(self, messages: Sequence[str], *, system: str | None = None) -> Reply:
-        """Continue a conversation: texts of user and model in turn, the user first and last.
+    async def ask(
+        self, messages: Sequence[Content], *, system: str | None = None, tools: Tools = ()
+    ) -> Reply:
+        """Continue a conversation: turns of user and model, the user first and last.
 
-        Where the conversation does not fit the context, the answer is cut and empty.
+        A turn of the user may be results of tools. ``tools`` are shown, and calls read, in the format of the
+        model's chat template. Where the conversation does not fit the context, the answer is cut and empty.
         """
 
     async def play(self, program: Program) -> Outcome:

@@ -14,6 +14,8 @@ from bus.messages import Span
 from engine.config import SamplingConfig
 from engine.inference.completion import Completion, Finish
 from engine.inference.endpoint import Endpoint
+from engine.inference.tokens import Content, ToolStyle
+from engine.native_calls import TAGGED, Tools, listing
 
 CONTEXT = 1 << 30
 """Characters of a conversation: its length is the endpoint's own business."""
@@ -38,17 +40,22 @@ class TextChat:
 
     stop_token_ids: tuple[int, ...] = ()
 
-    def first(self, content: str, system: str | None = None) -> list[int]:
-        return self.render([content], system)
+    tool_style = ToolStyle(calls=TAGGED, lists=False, results="user")
 
-    def render(self, messages: Sequence[str], system: str | None = None) -> list[int]:
+    def first(self, content: str, system: str | None = None, tools: Tools = ()) -> list[int]:
+        return self.render([content], system, tools)
+
+    def render(self, messages: Sequence[Content], system: str | None = None, tools: Tools = ()) -> list[int]:
         ids = [] if system is None else [_SYSTEM, *map(ord, system)]
-        for turn, text in enumerate(messages):
+        for turn, said in enumerate(messages):
+            text = said if isinstance(said, str) else "\n".join(part for _, part in said)
+            if tools and not turn:
+                text = f"{listing(tools)}\n\n{text}"
             ids += [_MODEL if turn % 2 else _USER, *map(ord, text)]
         return [*ids, _MODEL]
 
-    def bridge(self, observation: str) -> list[int]:
-        return [_USER, *map(ord, observation), _MODEL]
+    def bridge(self, observation: Content) -> list[int] | None:
+        return [_USER, *map(ord, observation), _MODEL] if isinstance(observation, str) else None
 
     def close(self) -> list[int]:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -14,9 +15,10 @@ import msgspec
 
 from bus.messages import EpisodeRequest
 from engine.config import SamplingConfig
-from engine.evals.suite import Outcome, Program, Reply
+from engine.evals.suite import Content, Outcome, Program, Reply
 from engine.evals.text_policies import TextPool
 from engine.inference.replies import visible_reply
+from engine.native_calls import Tools
 from roles.agent.actions import find_action
 from roles.agent.episode import Player, Rules
 from sandbox import SandboxPool
@@ -70,12 +72,16 @@ class Seat:
     def versions(self) -> tuple[int, int] | None:
         return (min(self._seen), max(self._seen)) if self._seen else None
 
-    async def ask(self, messages: Sequence[str], *, system: str | None = None) -> Reply:
-        table = self._table
-        prompt = await anyio.to_thread.run_sync(table.chat.render, list(messages), system)
+    async def ask(
+        self, messages: Sequence[Content], *, system: str | None = None, tools: Tools = ()
+    ) -> Reply:
+        table, seen = self._table, _text(messages[-1])
+        prompt = await anyio.to_thread.run_sync(
+            partial(table.chat.render, **({"tools": tools} if tools else {})), list(messages), system
+        )
         room = table.rules.context_tokens - len(prompt)
         if room <= 0:
-            self.asked.append((messages[-1], ""))
+            self.asked.append((seen, ""))
             return Reply("", None, True)
         sampling = msgspec.structs.replace(self._sampling, max_tokens=min(room, self._sampling.max_tokens))
         completion = await table.pool.generate(
@@ -88,9 +94,10 @@ class Seat:
         self._tokens += len(completion.tokens)
         self._seen += [span.version for span in completion.spans]
         text = await anyio.to_thread.run_sync(table.chat.decode, completion.tokens)
-        self.asked.append((messages[-1], text))
+        self.asked.append((seen, text))
         shown = visible_reply(text, thought_open=table.chat.opens_thought(prompt))
-        return Reply(shown, find_action(shown), completion.finish == "length")
+        calls, fault = _calls(table.chat.tool_style.calls.action(shown, tools)) if tools else ((), "")
+        return Reply(shown, find_action(shown), completion.finish == "length", text, calls, fault)
 
     async def play(self, program: Program) -> Outcome:
         table = self._table
@@ -125,3 +132,15 @@ class Seat:
             return await anyio.to_process.run_sync(
                 function, *arguments, cancellable=True, limiter=self._table.workers
             )
+
+
+def _text(turn: Content) -> str:
+    return turn if isinstance(turn, str) else "\n".join(text for _, text in turn)
+
+
+def _calls(action: str) -> tuple[tuple[dict[str, Any], ...], str]:
+    """Return the calls of an action, and what is wrong with it."""
+    if not action.startswith(("[", '{"unreadable"')):
+        return (), ""
+    found = msgspec.json.decode(action)
+    return (tuple(found), "") if isinstance(found, list) else ((), str(found["unreadable"]))
