@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.errors import ConfigError
+from engine import models
+from engine.errors import ConfigError, SpadeError
+
+if TYPE_CHECKING:
+    from engine.run import RunDirectory
 
 _TYPES = ("float32", "bfloat16", "float16")
 
@@ -46,7 +50,8 @@ def export(
         exports.load(place) if single else exports.choose(found.root / "learner" / "checkpoints", checkpoint)
     )
     if restart is None:
-        exports.export(chosen, base, to, lora=config.learner.lora, dtype=kind)  # type: ignore[arg-type]
+        card = _card(found, chosen.path.name)
+        exports.export(chosen, base, to, lora=config.learner.lora, dtype=kind, card=card)  # type: ignore[arg-type]
         print(to)
         return
     # For `spade run --resume CHECKPOINT`: with adapters a run starts from the base weights and the adapters.
@@ -56,6 +61,45 @@ def export(
     checkpoints.restart(chosen.path, restart)
     print(f"Starting from {chosen.path}", flush=True)
     print(f"{MODEL_MARK}{base.resolve()}", flush=True)
+
+
+def _card(run: RunDirectory, checkpoint: str) -> str:
+    """Return the model card: what made the weights, and the held-out results that the run's database has."""
+    from engine.views import overview
+
+    source = run.config().model.path
+    lines = ["---", "library_name: transformers", "tags: [reinforcement-learning, self-play, spade]"]
+    if source.startswith(models.HUB):
+        lines.append(f"base_model: {source.removeprefix(models.HUB)}")
+    lines += [
+        "---",
+        "",
+        f"# {run.root.name}",
+        "",
+        f"Checkpoint `{checkpoint}` of a self-play run ([SPADE](https://arxiv.org/abs/2608.19197)) that began with "
+        f"`{source}`. One model designed tasks, played them with and without a hint, and learned from both.",
+    ]
+    try:
+        state = overview.read(str(run.root), run.root.parent).state
+    except SpadeError:
+        return "\n".join([*lines, ""])
+    start = state.notes.get("started") or {}
+    versions = (start.get("machine") or {}).get("versions", {})
+    lines += [
+        "",
+        f"- command: `{' '.join(start.get('command') or ['spade', 'run'])}`",
+        f"- {state.rounds} rounds, {state.step} optimiser steps, {state.episodes_finished:,} episodes, "
+        f"{state.environments_accepted:,} environments",
+        f"- {', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}",
+        "",
+        "| held-out suite | step | win rate (95 % interval) | episodes |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one.suite} | {one.step} | {one.win:.3f} ± {1.96 * one.stderr:.3f} | {one.episodes} |"
+        for one in state.evaluations
+    ]
+    return "\n".join([*lines, ""])
 
 
 def _apart(place: Path) -> ConfigError:

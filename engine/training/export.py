@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,9 @@ from engine.training.retention import read_best
 
 Kind = Literal["float32", "bfloat16", "float16"]
 SHARD = "4GB"
-_BESIDE = ("generation_config.json", "supervised.jsonl")
+_BESIDE = ("generation_config.json",)
+_FOR_A_RESTART = ("supervised.jsonl",)
+"""What a run that starts from the folder needs, and nobody else."""
 
 
 def choose(directory: Path, which: str) -> Checkpoint:
@@ -68,8 +71,12 @@ def load(place: Path) -> Checkpoint:
         ) from error
 
 
-def export(checkpoint: Checkpoint, base: Path, target: Path, *, lora: LoraConfig, dtype: Kind) -> None:
+def export(
+    checkpoint: Checkpoint, base: Path, target: Path, *, lora: LoraConfig, dtype: Kind, card: str = ""
+) -> None:
     """Write the model of ``checkpoint``, which started from the folder ``base``, into the folder ``target``.
+
+    With a ``card``, its README.md, the folder is for others to use; without one a run starts from it.
 
     Weights are safetensors of at most ``SHARD`` each, with adapters added to them. Configuration, generation
     configuration, tokenizer and chat template are those of ``base``. The folder appears when it is complete.
@@ -85,7 +92,12 @@ def export(checkpoint: Checkpoint, base: Path, target: Path, *, lora: LoraConfig
         model.generation_config = GenerationConfig()  # transformers refuses to write some that it reads
         model.save_pretrained(scratch, max_shard_size=SHARD)
         write_beside(base, scratch)
-        scratch.chmod(0o755)
+        if card:
+            (scratch / "README.md").write_text(card, encoding="utf-8")
+        else:
+            _copy(_FOR_A_RESTART, base, scratch)
+        for path in (scratch, *scratch.iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o644)
         scratch.replace(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -97,7 +109,11 @@ def write_beside(base: Path, target: Path) -> None:
     Raises OSError or ValueError for a tokenizer that cannot be read or written.
     """
     AutoTokenizer.from_pretrained(base, local_files_only=True).save_pretrained(target)
-    for name in _BESIDE:
+    _copy(_BESIDE, base, target)
+
+
+def _copy(names: Iterable[str], base: Path, target: Path) -> None:
+    for name in names:
         if (base / name).is_file():
             shutil.copyfile(base / name, target / name)
 

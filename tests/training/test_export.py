@@ -118,7 +118,11 @@ def test_the_logits_of_the_folder_are_those_of_the_trainer(
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     assert AutoTokenizer.from_pretrained(folder).chat_template.startswith("{% for m in messages")
     assert GenerationConfig.from_pretrained(folder).top_k == 7
-    assert (folder / "supervised.jsonl").is_file()
+    assert not (folder / "supervised.jsonl").exists(), "texts of the warm start are no part of a model"
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "# mine" in card
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
     first = logits_of(run_export(tmp_path, "first", checkpoint="1"))
     assert not torch.allclose(first, expected, atol=1e-4)
     half = run_export(tmp_path, "half", dtype="bfloat16")
