@@ -76,7 +76,7 @@ def _card(run: RunDirectory, checkpoint: str) -> str:
         "",
         f"# {run.root.name}",
         "",
-        f"Checkpoint `{checkpoint}` of a self-play run ([SPADE](https://arxiv.org/abs/2608.19197)) that began with "
+        f"Checkpoint `{checkpoint}` of a self-play run ([SPADE](https://arxiv.org/abs/2608.19197)) from "
         f"`{source}`. One model designed tasks, played them with and without a hint, and learned from both.",
     ]
     try:
