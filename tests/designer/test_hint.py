@@ -55,83 +55,18 @@ def test_what_is_accepted_is_one_bounded_line_without_an_action(text: str) -> No
 
 
 NUMBERS = WaysToWin(alone=("17", "42", "42", "63"), actions=tuple(map(str, range(100))))
-DOORS = WaysToWin(
-    alone=("red", "red", "blue"),
-    actions=(
-        "red",
-        "blue",
-        "green",
-        "open",
-    ),
-)
-WAY = WaysToWin(
-    plans=(("left", "left", "up"), ("up", "right")),
-    actions=(
-        "left",
-        "up",
-        "right",
-        "down",
-    ),
-)
-ALWAYS = WaysToWin(
-    alone=("swordfish",) * 3,
-    actions=(
-        "swordfish",
-        "banana",
-    ),
-    instances=3,
-)
-SEVEN = WaysToWin(
-    alone=("7",) * 5,
-    actions=(
-        "7",
-        "8",
-    ),
-    instances=5,
-)
+DOORS = WaysToWin(alone=("red", "red", "blue"), actions=("red", "blue", "green", "open"))
+WAY = WaysToWin(plans=(("left", "left", "up"), ("up", "right")), actions=("left", "up", "right", "down"))
+ALWAYS = WaysToWin(alone=("swordfish",) * 3, actions=("swordfish", "banana"), instances=3)
+SEVEN = WaysToWin(alone=("7",) * 5, actions=("7", "8"), instances=5)
 LETTERS = WaysToWin(alone=("A", "D", "D"), actions=tuple("ABCD"), instances=5)
-OFTEN = WaysToWin(
-    alone=("4",) * 5,
-    actions=(
-        "4",
-        "5",
-    ),
-    instances=12,
-)
+OFTEN = WaysToWin(alone=("4",) * 5, actions=("4", "5"), instances=12)
 ROOMS = WaysToWin(plans=(("go to kitchen", "take key", "go to hall"),), actions=("take key",))
-CELLS = (
-    "A1",
-    "B4",
-    "B5",
-)
+CELLS = ("A1", "B4", "B5")
 GRID = WaysToWin(alone=("B4", "B4"), actions=CELLS, instances=2)
-PAIRS = WaysToWin(
-    alone=("2,3",) * 4,
-    actions=(
-        "2",
-        "3",
-        "1,1",
-        "2,3",
-    ),
-    instances=4,
-)
-DECIMALS = WaysToWin(
-    alone=("3.5",) * 2,
-    actions=(
-        "3.5",
-        "4.0",
-    ),
-    instances=6,
-)
-OPEN = WaysToWin(
-    alone=("open door",) * 3,
-    actions=(
-        "open",
-        "open door",
-        "look",
-    ),
-    instances=3,
-)
+PAIRS = WaysToWin(alone=("2,3",) * 4, actions=("2", "3", "1,1", "2,3"), instances=4)
+DECIMALS = WaysToWin(alone=("3.5",) * 2, actions=("3.5", "4.0"), instances=6)
+OPEN = WaysToWin(alone=("open door",) * 3, actions=("open", "open door", "look"), instances=3)
 LONG = WaysToWin(alone=("pull the rusty chain",), actions=("wait",), instances=6)
 
 

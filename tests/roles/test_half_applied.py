@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 from scenes.fake_vllm import STOP, fake_vllm, logprob, policy, until
-from test_server import Stage, on_stage
+from server_stage import Stage, on_stage
 
 import roles.server.role as server_role
 from bus.messages import ServerServing

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 import pytest
 from scenes.fake_vllm import fake_vllm, policy, until
-from test_server import Nursery, Stage, on_stage, owned
+from server_stage import Nursery, Stage, on_stage, owned
 
 import roles.server.role as server_role
 from bus.messages import Message, PolicyPublished, ServerServing

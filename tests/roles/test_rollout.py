@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
-from test_server import Stage, on_stage
+from server_stage import Stage, on_stage
 
 import roles.server.rolling_update as module
 from bus.messages import Message, ServerLost, ServerServing

@@ -2,83 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
-import structlog
 from scenes.fake_vllm import FakeVllm, fake_vllm, policy, until
-from scenes.memory_bus import MemoryBus
+from server_stage import Nursery, Stage, on_stage, owned
 
 import roles.server.role as server_role
-from bus.messages import Message, ServerLost, ServerServing
-from engine.config import AgentConfig, Config, ModelConfig, RunConfig, SamplingConfig
-from engine.config import ServerConfig as ServerTable
+from bus.messages import PolicyPublished, ServerLost, ServerServing
 from engine.inference.process import ServerFailed
 from engine.inference.server_checks import HandshakeRefused
 from engine.weights.update import ServerBroken, UpdateRefused
-from roles.base import RoleContext
 from roles.server.lifecycle import NewestPolicy
-from roles.server.role import ServerRole
 
-
-class Stage:
-    """A role under test, the bus it stands on, and what it announced."""
-
-    def __init__(self, tmp_path: Path, urls: tuple[str, ...], **settings) -> None:
-        table = {"start_seconds": 5.0, "canary_tolerance": 1e-3, **settings}
-        self.config = Config(
-            run=RunConfig(name="t"),
-            model=ModelConfig(path="x"),
-            server=ServerTable(urls=urls, **table),
-            agent=AgentConfig(sampling=SamplingConfig(max_tokens=4)),
-        )
-        self.bus = MemoryBus(run="t", role="server", instance="server-0")
-        self.context = RoleContext(
-            config=self.config,
-            bus=self.bus,
-            directory=tmp_path,
-            instance="server-0",
-            log=structlog.get_logger(),
-        )
-        self.role = ServerRole(self.context)
-        self.facts: list[Message] = []
-        self._changed = anyio.Event()
-
-    async def record(self) -> None:
-        tails = ("event.server.serving", "event.server.lost")
-        async with self.bus.follow("EVENT", tails=tails) as records:
-            async for record in records:
-                self.facts.append(record.message)
-                self._changed.set()
-                self._changed = anyio.Event()
-
-    async def until(self, condition: Callable[[list[Message]], bool]) -> None:
-        with anyio.fail_after(15):
-            while not condition(self.facts):
-                await self._changed.wait()
-
-    async def served(self, version: int) -> ServerServing:
-        await self.until(lambda facts: any(getattr(fact, "version", None) == version for fact in facts))
-        return next(fact for fact in self.facts if getattr(fact, "version", None) == version)
-
-    def lost(self) -> list[ServerLost]:
-        return [fact for fact in self.facts if isinstance(fact, ServerLost)]
-
-
-@asynccontextmanager
-async def on_stage(stage: Stage) -> AsyncIterator[Stage]:
-    """Run the role; leave by draining it."""
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stage.record)
-        async with anyio.create_task_group() as roles:
-            roles.start_soon(stage.role.run)
-            yield stage
-            stage.context.draining.set()
-        await stage.until(lambda _: True)
-        tasks.cancel_scope.cancel()
+__all__ = ["owned"]
 
 
 async def test_a_policy_is_loaded_proved_and_announced(tmp_path: Path) -> None:
@@ -184,30 +124,32 @@ async def test_a_refused_push_keeps_the_old_version_until_a_good_one_comes(tmp_p
         assert [fact.version for fact in stage.facts] == [1, 3]
 
 
-async def test_a_refused_push_that_nobody_replaces_ends_the_role(tmp_path: Path) -> None:
-    async with fake_vllm(refuse_reason="SHA-256") as fake:
-        stage = Stage(tmp_path, (fake.url,), start_seconds=0.2)
-        await stage.bus.publish(policy(1))
-        with pytest.raises(UpdateRefused, match="SHA-256"):
+@pytest.mark.parametrize(
+    ("server", "asked", "error", "words", "loads"),
+    [
+        ({"refuse_reason": "SHA-256"}, policy(1), UpdateRefused, "SHA-256", True),
+        ({}, policy(1, canary_version=2), ServerBroken, r"by 0\.5, 0\.001 is allowed", True),
+        (
+            {"sampled_shift": 0.125},
+            policy(1),
+            HandshakeRefused,
+            r"softmax\(logits / T\) over all tokens by 0\.125, 0\.001 is allowed",
+            True,
+        ),
+        ({"raw": True}, policy(1), HandshakeRefused, "before the temperature", True),
+        ({"context": 64}, policy(1), HandshakeRefused, "takes 64 tokens", False),
+    ],
+    ids=["refused", "wrong model", "wrong log-probs", "raw log-probs", "short context"],
+)
+async def test_what_no_restart_cures_ends_the_role_with_figures(
+    tmp_path: Path, server: dict[str, Any], asked: PolicyPublished, error: type, words: str, loads: bool
+) -> None:
+    async with fake_vllm(**server) as fake:
+        stage = Stage(tmp_path, (fake.url,), start_seconds=0.2 if error is UpdateRefused else 5.0)
+        await stage.bus.publish(asked)
+        with pytest.raises(error, match=words):
             await stage.role.run()
-
-
-async def test_a_wrong_model_ends_the_role_with_figures(tmp_path: Path) -> None:
-    async with fake_vllm() as fake:
-        stage = Stage(tmp_path, (fake.url,))
-        await stage.bus.publish(policy(1, canary_version=2))
-        with pytest.raises(ServerBroken, match=r"by 0\.5, 0\.001 is allowed"):
-            await stage.role.run()
-
-
-async def test_wrong_logprobs_end_the_role_with_figures(tmp_path: Path) -> None:
-    async with fake_vllm(sampled_shift=0.125) as fake:
-        stage = Stage(tmp_path, (fake.url,))
-        await stage.bus.publish(policy(1))
-        with pytest.raises(
-            HandshakeRefused, match=r"softmax\(logits / T\) over all tokens by 0\.125, 0\.001 is allowed"
-        ):
-            await stage.role.run()
+        assert bool(fake.calls["/start_weight_update"]) is loads
 
 
 async def test_an_adopted_server_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -248,47 +190,6 @@ async def test_a_server_taken_for_lost_is_announced_again(tmp_path: Path) -> Non
         assert again.epoch != first.epoch
     await stage.until(lambda _: len(stage.lost()) == 4)
     assert stage.lost()[-1].epoch == again.epoch, "the farewell names the epoch that is known"
-
-
-class Nursery:
-    """Stands in for ``serve``: each start is a new fake; ``end`` makes the running one die."""
-
-    def __init__(self, *, fail: tuple[int, ...] = (), **settings) -> None:
-        self.starts = 0
-        self.fakes: list[FakeVllm] = []
-        self._fail, self.settings = fail, settings
-        self._ended = anyio.Event()
-
-    def end(self) -> None:
-        self._ended.set()
-
-    @asynccontextmanager
-    async def serve(self, config: Config, model_path: Path, *, index: int, log_path: Path, session):
-        self.starts += 1
-        if self.starts in self._fail:
-            raise ServerFailed("vLLM ended with status 1 before it was ready")
-        self._ended = anyio.Event()
-        async with AsyncExitStack() as stack:
-            fake = await stack.enter_async_context(fake_vllm(**self.settings))
-            self.fakes.append(fake)
-
-            async def wait() -> str:
-                await self._ended.wait()
-                return "vLLM ended with status 137"
-
-            yield type("Process", (), {"url": fake.url, "wait": staticmethod(wait)})()
-
-
-@pytest.fixture
-def owned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Nursery]:
-    def make(**settings) -> Nursery:
-        nursery = Nursery(**settings)
-        monkeypatch.setattr(server_role, "serve", nursery.serve)
-        monkeypatch.setattr(server_role.models, "resolve", lambda config, directory: directory)
-        monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
-        return nursery
-
-    return make
 
 
 async def test_a_dead_server_is_announced_and_started_again(
@@ -408,23 +309,6 @@ async def test_a_foreign_version_is_noticed(tmp_path: Path, monkeypatch: pytest.
         await stage.until(lambda facts: len(facts) == 3)
         assert "version 7, not 1" in stage.lost()[0].reason
         assert fake.version == "1"
-
-
-async def test_a_context_that_is_too_short_ends_the_role_before_anything_is_loaded(tmp_path: Path) -> None:
-    async with fake_vllm(context=64) as fake:
-        stage = Stage(tmp_path, (fake.url,))
-        await stage.bus.publish(policy(1))
-        with pytest.raises(HandshakeRefused, match="takes 64 tokens"):
-            await stage.role.run()
-        assert fake.calls["/start_weight_update"] == 0
-
-
-async def test_raw_logprobs_end_the_role_by_name(tmp_path: Path) -> None:
-    async with fake_vllm(raw=True) as fake:
-        stage = Stage(tmp_path, (fake.url,))
-        await stage.bus.publish(policy(1))
-        with pytest.raises(HandshakeRefused, match="before the temperature"):
-            await stage.role.run()
 
 
 async def test_a_server_left_paused_is_examined_once_it_samples_again(tmp_path: Path) -> None:

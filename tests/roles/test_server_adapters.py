@@ -3,78 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
-import structlog
 from adapter_files import AdapterLearner
-from scenes.fake_vllm import FakeVllm, fake_vllm, logprob, until
-from scenes.memory_bus import MemoryBus
+from scenes.fake_vllm import fake_vllm, logprob, until
+from server_stage import Nursery, Stage, on_stage, owned
 
 import roles.server.role as server_role
-from bus.messages import Message, ServerLost, ServerServing
+from bus.messages import ServerLost, ServerServing
 from engine.config import (
-    AgentConfig,
-    Config,
     LearnerConfig,
     LoraConfig,
-    ModelConfig,
-    RunConfig,
     SamplingConfig,
 )
-from engine.config import ServerConfig as ServerTable
 from engine.inference import adapters
 from engine.inference.completion import Completion
 from engine.inference.pool import InferencePool
 from engine.weights.adapters import AdapterLoader
-from roles.base import RoleContext
-from roles.server.role import ServerRole
 
+__all__ = ["owned"]
 SAMPLING = SamplingConfig(max_tokens=8)
 
 
-class Stage:
+class AdapterStage(Stage):
     """A learner, a server role and a pool on one bus."""
 
     def __init__(self, directory: Path, *urls: str, way: str = "file", lag: int = 2) -> None:
-        self.config = Config(
-            run=RunConfig(name="t"),
-            model=ModelConfig(path="x"),
-            server=ServerTable(urls=urls, weights=way, start_seconds=5.0, canary_tolerance=1e-3),
-            agent=AgentConfig(sampling=SamplingConfig(max_tokens=4)),
-            learner=LearnerConfig(lora=LoraConfig(rank=4, publish="adapter")),
-        )
-        self.directory = directory
-        self.bus = MemoryBus(run="t", role="server", instance="server-0")
+        learner = LearnerConfig(lora=LoraConfig(rank=4, publish="adapter"))
+        super().__init__(directory, urls, learner=learner, weights=way)
         self.learner = AdapterLearner(directory / "adapters", self.bus, way=way)
         self.pool = InferencePool(max_concurrency=8, request_seconds=10.0, max_lag=lag, adapters="t")
-        self.facts: list[Message] = []
-        self.changed = anyio.Event()
-
-    def role(self) -> ServerRole:
-        return ServerRole(
-            RoleContext(
-                config=self.config,
-                bus=self.bus,
-                directory=self.directory,
-                instance="server-0",
-                log=structlog.get_logger(),
-            )
-        )
-
-    async def record(self) -> None:
-        async with self.bus.follow("EVENT", tails=("event.server.serving", "event.server.lost")) as records:
-            async for record in records:
-                self.facts.append(record.message)
-                self.changed.set()
-                self.changed = anyio.Event()
-
-    async def until(self, condition: Callable[[list[Message]], bool]) -> None:
-        with anyio.fail_after(15):
-            while not condition(self.facts):
-                await self.changed.wait()
 
     async def publish(self, step: int, *, servers: int = 1) -> None:
         """Publish a version, and return when so many servers have it and the pool knows."""
@@ -98,22 +59,18 @@ class Stage:
 
 
 @asynccontextmanager
-async def playing(stage: Stage) -> AsyncIterator[Stage]:
+async def playing(stage: AdapterStage) -> AsyncIterator[AdapterStage]:
     """The role, the pool and the record run; leave by draining the role."""
-    role = stage.role()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stage.record)
         tasks.start_soon(stage.pool.watch, stage.bus)
-        async with anyio.create_task_group() as roles:
-            roles.start_soon(role.run)
+        async with on_stage(stage):
             yield stage
-            role.context.draining.set()
         tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("way", ["file", "bus"])
 async def test_each_version_is_sampled_by_its_own_adapter(tmp_path: Path, way: str) -> None:
-    async with fake_vllm() as fake, playing(Stage(tmp_path, fake.url, way=way)) as stage:
+    async with fake_vllm() as fake, playing(AdapterStage(tmp_path, fake.url, way=way)) as stage:
         for step in range(6):
             await stage.publish(step)
             assert await stage.version() == [step]
@@ -123,7 +80,7 @@ async def test_each_version_is_sampled_by_its_own_adapter(tmp_path: Path, way: s
 
 
 async def test_a_request_in_flight_ends_by_the_adapter_that_began_it(tmp_path: Path) -> None:
-    async with fake_vllm(pace=0.05) as fake, playing(Stage(tmp_path, fake.url, lag=9)) as stage:
+    async with fake_vllm(pace=0.05) as fake, playing(AdapterStage(tmp_path, fake.url, lag=9)) as stage:
         await stage.publish(1)
         found: list[list[int]] = []
 
@@ -144,7 +101,7 @@ async def test_a_request_in_flight_ends_by_the_adapter_that_began_it(tmp_path: P
 
 async def test_traffic_never_stands_still_and_every_token_is_what_its_version_says(tmp_path: Path) -> None:
     async with fake_vllm(pace=0.002) as one, fake_vllm(pace=0.002) as two:
-        async with playing(Stage(tmp_path, one.url, two.url)) as stage:
+        async with playing(AdapterStage(tmp_path, one.url, two.url)) as stage:
             await stage.publish(0, servers=2)
             versions: set[int] = set()
             ended = anyio.Event()
@@ -168,40 +125,22 @@ async def test_traffic_never_stands_still_and_every_token_is_what_its_version_sa
 
 
 async def test_a_server_that_restarts_has_the_newest_adapter_before_it_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, owned: Callable[..., Nursery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fakes: list[FakeVllm] = []
-    ended = [anyio.Event()]
-
-    @asynccontextmanager
-    async def serve(config: Config, model_path: Path, *, index: int, log_path: Path, session):
-        async with AsyncExitStack() as stack:
-            fake = await stack.enter_async_context(fake_vllm())
-            fakes.append(fake)
-            ended[0] = anyio.Event()
-
-            async def wait() -> str:
-                await ended[0].wait()
-                return "vLLM ended with status 137"
-
-            yield type("Process", (), {"url": fake.url, "wait": staticmethod(wait)})()
-
+    nursery = owned()
     put_away: list[str] = []
     monkeypatch.setattr(AdapterLoader, "ended", lambda _, client: put_away.append(client.url))
-    monkeypatch.setattr(server_role, "serve", serve)
-    monkeypatch.setattr(server_role.models, "resolve", lambda config, directory: directory)
-    monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
-    async with playing(Stage(tmp_path)) as stage:
+    async with playing(AdapterStage(tmp_path)) as stage:
         await stage.publish(1)
         await stage.publish(2)
         assert await stage.version() == [2]
-        ended[0].set()
+        nursery.end()
         await stage.until(lambda facts: len([f for f in facts if isinstance(f, ServerServing)]) == 3)
         assert await stage.version() == [2]
-        assert fakes[1].named == [adapters.name("t", 2)]
-        asked = [body.get("model") for body in fakes[1].bodies if "sampling_params" in body]
+        assert nursery.fakes[1].named == [adapters.name("t", 2)]
+        asked = [body.get("model") for body in nursery.fakes[1].bodies if "sampling_params" in body]
         assert set(asked) == {adapters.name("t", 2)}
-        assert put_away == [fakes[0].url], "the copies of its first life"
+        assert put_away == [nursery.fakes[0].url], "the copies of its first life"
 
 
 async def test_a_server_that_lost_its_adapters_behind_our_back_is_proved_again(
@@ -209,7 +148,7 @@ async def test_a_server_that_lost_its_adapters_behind_our_back_is_proved_again(
 ) -> None:
     monkeypatch.setattr("roles.server.lifecycle.PROBE_SECONDS", 0.05)
     monkeypatch.setattr(server_role, "LONGEST_BACKOFF", 0.01)
-    async with fake_vllm() as fake, playing(Stage(tmp_path, fake.url)) as stage:
+    async with fake_vllm() as fake, playing(AdapterStage(tmp_path, fake.url)) as stage:
         await stage.publish(1)
         fake.adapters.clear()
         assert await stage.version() == [1], "it waits for the proof instead of the base model's tokens"
@@ -218,10 +157,11 @@ async def test_a_server_that_lost_its_adapters_behind_our_back_is_proved_again(
 
 async def test_another_role_takes_over_without_a_load(tmp_path: Path) -> None:
     async with fake_vllm() as fake:
-        stage = Stage(tmp_path, fake.url)
+        stage = AdapterStage(tmp_path, fake.url)
         async with playing(stage):
             await stage.publish(1)
         stage.facts.clear()
+        stage.begin()
         async with playing(stage):
             await stage.until(lambda facts: any(isinstance(f, ServerServing) for f in facts[2:]))
             assert await stage.version() == [1]
