@@ -120,9 +120,8 @@ def ticket_again(config: Config, state: CurriculumState, design: Design) -> list
 
 def ticket(config: Config, cohort: Cohort, design: Design, issue: int) -> DesignTicket:
     """Return the ticket that ``design`` is on, alone or with the others of its group."""
-    each = config.designer.designs_per_ticket
-    first = design.slot - design.slot % each
-    group = cohort.designs[first : first + each]
+    group = _group(config, cohort, design)
+    first = cohort.designs.index(group[0])
     number, turn = cohort_plan.place(config, cohort.number, first)
     return DesignTicket(
         design=group[0],
@@ -135,17 +134,22 @@ def ticket(config: Config, cohort: Cohort, design: Design, issue: int) -> Design
         round=cohort.opens,
         number=number,
         turn=turn,
-        designs=tuple(group) if each > 1 else (),
+        designs=tuple(group) if config.designer.designs_per_ticket > 1 else (),
         issue=issue,
     )
 
 
 def newest_issue(config: Config, state: CurriculumState, design: Design) -> int:
     """Return how often the ticket of ``design`` was asked for again."""
+    group = _group(config, state.cohorts[design.cohort], design)
+    return max(state.designs[name].issue for name in group)
+
+
+def _group(config: Config, cohort: Cohort, design: Design) -> list[str]:
+    """Return the designs that share a ticket with ``design``, itself among them."""
     each = config.designer.designs_per_ticket
     first = design.slot - design.slot % each
-    group = state.cohorts[design.cohort].designs[first : first + each]
-    return max(state.designs[name].issue for name in group)
+    return cohort.designs[first : first + each]
 
 
 def episode(config: Config, design: str, round_: int, arm: str, index: int, attempt: int) -> str:

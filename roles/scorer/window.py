@@ -254,15 +254,10 @@ def paid(settings: RewardConfig, found: Sequence[Statistics]) -> list[float | No
         return [one.regret for one in found]
     if settings.regret_estimate == "lower":
         return [one.regret_lower for one in found]
-    known = [
-        (i, one.regret, one.regret_variance)
-        for i, one in enumerate(found)
-        if one.regret is not None and one.regret_variance is not None
-    ]
-    result: list[float | None] = [None] * len(found)
-    for (i, _, _), value in zip(known, shrink([m for _, m, _ in known], [v for *_, v in known]), strict=True):
-        result[i] = value
-    return result
+    known = [one for one in found if one.regret is not None]
+    means, variances = ([getattr(one, name) for one in known] for name in ("regret", "regret_variance"))
+    shrunk = iter(shrink(means, variances))
+    return [None if one.regret is None else next(shrunk) for one in found]
 
 
 def turns(design: Design) -> float | None:

@@ -10,8 +10,9 @@ are kept: the same documents on every host and after a restart, and never more t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -29,18 +30,25 @@ def read(argument: str, reading: Reading) -> Iterator[Document]:
     """Yield up to ``take`` documents of the shuffled stream. Raises ConfigError when it cannot be had."""
     place, options = _parse(argument)
     take, buffer = _whole("take", options), _whole("buffer", options)
-    kept = 0
-    with _without_torch():
-        stream = _open(place, options, reading).shuffle(seed=reading.seed, buffer_size=buffer)
-        for number, row in enumerate(_rows(stream, place)):
-            found = _document(row, options, f"{Path(place).name}:{number}")
-            if isinstance(found, str):
-                reading.skip(f"hf:{place}, row {number} of the shuffled stream", found)
-                continue
+    try:
+        with _without_torch():
+            stream = _open(place, options, reading).shuffle(seed=reading.seed, buffer_size=buffer)
+            yield from islice(_documents(stream, place, options, reading), take)
+    except ConfigError:
+        raise
+    except Exception as error:  # the hub's client raises a different one for each way of not being there
+        raise _unreachable(place, error) from error
+
+
+def _documents(
+    rows: Iterable[dict[str, Any]], place: str, options: dict[str, str], reading: Reading
+) -> Iterator[Document]:
+    for number, row in enumerate(rows):
+        found = _document(row, options, f"{Path(place).name}:{number}")
+        if isinstance(found, str):
+            reading.skip(f"hf:{place}, row {number} of the shuffled stream", found)
+        else:
             yield found._replace(text=found.text[: reading.longest])
-            kept += 1
-            if kept == take:
-                return
 
 
 @contextmanager
@@ -81,18 +89,15 @@ def _open(place: str, options: dict[str, str], reading: Reading) -> Any:
     import datasets
 
     path = Path(place).expanduser()
-    try:
-        if path.is_file():
-            kind = _FILES.get(path.suffix.lower(), "text")
-            return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
-        arguments = {"name": options["name"] or None, "split": options["split"], "streaming": True}
-        if path.is_dir():
-            return datasets.load_dataset(str(path), **arguments)
-        name, _, asked = place.partition("@")
-        reading.revision = reading.pin or _commit(name, asked)
-        return datasets.load_dataset(name, revision=reading.revision or None, **arguments)
-    except Exception as error:  # the hub's client raises a different one for each way of not being there
-        raise _unreachable(place, error) from error
+    if path.is_file():
+        kind = _FILES.get(path.suffix.lower(), "text")
+        return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
+    arguments = {"name": options["name"] or None, "split": options["split"], "streaming": True}
+    if path.is_dir():
+        return datasets.load_dataset(str(path), **arguments)
+    name, _, asked = place.partition("@")
+    reading.revision = reading.pin or _commit(name, asked)
+    return datasets.load_dataset(name, revision=reading.revision or None, **arguments)
 
 
 def _commit(name: str, asked: str) -> str:
@@ -101,21 +106,8 @@ def _commit(name: str, asked: str) -> str:
 
     try:
         return HfApi().dataset_info(name, revision=asked or None, timeout=_ASK_SECONDS).sha or asked
-    except Exception:  # as below; what is really wrong is said when the dataset is opened
+    except Exception:  # as above; what is really wrong is said when the dataset is opened
         return asked
-
-
-def _rows(stream: Any, place: str) -> Iterator[dict[str, Any]]:
-    """Iterate; what breaks on the way is told like what breaks at the start."""
-    rows = iter(stream)
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except Exception as error:  # as above
-            raise _unreachable(place, error) from error
-        yield row
 
 
 def _unreachable(place: str, error: Exception) -> ConfigError:

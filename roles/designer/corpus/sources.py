@@ -6,11 +6,12 @@ yields documents. Packages of others add schemes in the same way.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from engine import registry
 from engine.config import Config, CorpusSource
@@ -153,11 +154,10 @@ def read_revisions(directory: Path) -> dict[str, str]:
     """
     path = directory / REVISIONS
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(source): str(revision) for source, revision in found.items()}
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except FileNotFoundError:
         return {}
-    except (ValueError, AttributeError) as error:
+    except msgspec.DecodeError as error:
         raise SpadeError(
             f"{path}, which names the revisions of the corpus, cannot be decoded: {error}.",
             remedy="Delete it: the run then takes the current revisions, and may get other documents.",
@@ -168,5 +168,5 @@ def write_revisions(directory: Path, revisions: Mapping[str, str]) -> None:
     """Store ``revisions`` beside the run, so that a resumed run reads the same documents. Raises OSError."""
     if revisions:
         directory.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(dict(revisions), indent=1, sort_keys=True)
-        replace(directory / REVISIONS, f"{text}\n".encode(), durable=True)
+        text = msgspec.json.format(msgspec.json.encode(dict(revisions), order="sorted"), indent=1)
+        replace(directory / REVISIONS, text + b"\n", durable=True)
