@@ -50,4 +50,4 @@ def test_the_report_has_them_beside_the_regret(opened: Path) -> None:
     assert (rows["design-0"]["noise"], bool(rows["design-0"]["leak"])) == (0.31, True)
     assert not rows["design-1"]["leak"]
     assert (rows["design-0"]["paid"], rows["design-0"]["low"]) == (0.05, -0.2)
-    assert any("noise of one environment" in figure for figure in drawn)
+    assert any("noise of one environment" in str(figure) for figure in drawn)
