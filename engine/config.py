@@ -227,8 +227,9 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
     ``minilm``, a directory with a sentence model, or ``auto`` (minilm where it is installed, else
     hashed). ``conformity`` checks that a program belongs to its ticket and its text to its code; one that
     does not is played and earns ``reward.degenerate_reward`` ("flag"), or is an invalid attempt
-    ("reject"). ``hint_writer`` "external" asks the endpoint of ``external`` for hints. ``hint_train``
-    trains the hint's tokens by the regret.
+    ("reject"). ``judge`` asks a model about each tool environment that passed everything else: the
+    policy ("self"), the checkpoint of ``frozen``, or the endpoint of ``external``. ``hint_writer``
+    "external" asks that endpoint for hints. ``hint_train`` trains the hint's tokens by the regret.
     """
 
     kind: Literal["policy", "frozen", "external", "pool"] = "policy"
@@ -263,6 +264,8 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
     duplicates: Literal["count", "reject"] = "count"
     similarity: str = "auto"
     conformity: Literal["off", "flag", "reject"] = "flag"
+    judge: Literal["off", "self", "frozen", "external"] = "off"
+    judge_sampling: SamplingConfig = SamplingConfig(temperature=0.3, max_tokens=4096)
     hint_writer: Literal["self", "external"] = "self"
     hint_train: bool = False
     prompt: str = "full"

@@ -202,6 +202,11 @@ def _corpus(designer: DesignerConfig) -> Iterator[Problem]:
             if not registry.has_scheme(registry.CORPORA, item.source):
                 yield f"designer.corpus[{index}].source", f"must begin with {known}"
             yield from _positive(f"designer.corpus[{index}].weight", item.weight)
+    if designer.kind == designer.judge == "frozen" and not designer.frozen.url:
+        yield (
+            "designer.judge",
+            "cannot start a second server: name that of the designer in designer.frozen.url",
+        )
     named = [skill.name for skill in designer.custom_skills]
     for index, name in enumerate(named):
         if name not in designer.skills:

@@ -81,9 +81,9 @@ def imports(packages: Iterable[str] = ()) -> tuple[str, ...]:
 def render(name: str, **variables: object) -> str:
     """Return the prompt ``name`` filled with ``variables``.
 
-    Variables: design has skill, document, target, memory, max_turns and, but for nano, description and
-    imports (:func:`imports`); hint has source; play has observation and hint (None or absent on the plain
-    arm); repair has source, rung and reason.
+    Variables: design has skill, document, target, memory, max_turns and, but for nano, description, imports
+    (:func:`imports`) and variant (tools); judge and hint have source; play has observation and hint (None or
+    absent on the plain arm); repair has source, rung and reason.
     Raises ConfigError for an unknown name or a variable the template needs and did not get.
     """
     try:

@@ -54,6 +54,8 @@ CREATE TABLE IF NOT EXISTS episodes (episode TEXT PRIMARY KEY, sequence INTEGER,
     tokens INTEGER, seconds REAL);
 CREATE INDEX IF NOT EXISTS episodes_at ON episodes (at);
 CREATE INDEX IF NOT EXISTS episodes_round ON episodes (round);
+CREATE TABLE IF NOT EXISTS tool_use (episode TEXT PRIMARY KEY, round INTEGER, turns INTEGER, calls INTEGER,
+    malformed INTEGER, done INTEGER, instructions INTEGER);
 CREATE TABLE IF NOT EXISTS transcripts (design TEXT, arm TEXT, won INTEGER, episode TEXT, round INTEGER,
     returned REAL, reason TEXT, turns TEXT, PRIMARY KEY (design, arm, won));
 CREATE TABLE IF NOT EXISTS failures (episode TEXT PRIMARY KEY, sequence INTEGER, at REAL, design TEXT,
@@ -296,6 +298,9 @@ def _finished(db: sqlite3.Connection, event: Event, x: m.EpisodeFinished) -> boo
     _count(db, "tokens_sampled", x.tokens)
     if x.failure is not None:
         _count(db, f"episodes_ended_by:{x.failure}")
+    if x.tool_use is not None:
+        used = x.tool_use
+        _insert(db, "tool_use", x.episode, x.round, x.turns, used.calls, used.malformed, used.done, used.of)
     if x.transcript:
         _insert(
             db, "transcripts", x.design, x.arm, x.returned > 0, x.episode, x.round, x.returned, x.reason,

@@ -76,6 +76,7 @@ class SuiteResult(msgspec.Struct, frozen=True, kw_only=True):
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Counts are exact and along the lineage of the surviving weights; shares are None before data.
 
+    ``judge_refusals`` are programs whose plan wins when it is replayed, and that the judge refused.
     ``versions_serving`` has one step per server that is not lost; after an orderly end, those that served
     when it began. ``lineage`` lists the forks: each fence (start of a learner) with the step at which it left
     its predecessor. ``rounds`` counts trained rounds with episodes; ``final``: windows were flushed.
@@ -99,6 +100,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     environments_scored: int
     designs_rejected: int
     designs_failed: int
+    judge_refusals: int
     designer_samples_trained: int
     agent_samples_trained: int
     samples_dropped: dict[str, int]
@@ -209,6 +211,7 @@ class StatusReader:
                 db,
                 "SELECT COUNT(*) FROM designs_failed WHERE design NOT IN (SELECT design FROM environments)",
             ),
+            judge_refusals=_scalar(db, "SELECT COUNT(*) FROM rejections WHERE rung = 'judge'"),
             designer_samples_trained=totals.designer_samples,
             agent_samples_trained=totals.agent_samples,
             samples_dropped=totals.dropped,

@@ -161,6 +161,16 @@ def listing(directory: Path) -> str:
     )
 
 
+def _judge(state: RunStatus) -> list[tuple[str, str]]:
+    """Return the line about the judge, if it was asked: all that reach it have a plan that wins."""
+    asked = state.judge_refusals + state.environments_accepted
+    judges = any("judge_asked" in gauges for gauges in state.gauges.values())
+    if not state.judge_refusals and not judges:
+        return []
+    share = number(state.judge_refusals / asked if asked else None, 2)
+    return [("judge", f"refused {state.judge_refusals} programs whose plan wins ({share} of them)")]
+
+
 def _lines(facts: dict[str, Any], state: RunStatus) -> list[tuple[str, Any]]:
     serving = ", ".join(f"{item.server}: {item.version}" for item in state.servers if item.lost is None)
     summary = state.summary or {}
@@ -183,6 +193,7 @@ def _lines(facts: dict[str, Any], state: RunStatus) -> list[tuple[str, Any]]:
         ("episodes failed", failed),
         ("environments accepted", state.environments_accepted),
         ("designs rejected", f"{state.designs_rejected} (valid {number(state.valid_share, 2)})"),
+        *_judge(state),
         ("plain, hinted return", f"{number(summary.get('plain'))}, {number(summary.get('hinted'))}"),
         ("regret", number(state.regret)),
         ("tokens per second", f"{state.tokens_per_second:,.0f}"),

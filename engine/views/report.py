@@ -100,6 +100,7 @@ def figures(connection: sqlite3.Connection) -> list[Row]:
         curves("Designer reward (mean)", rounds, {"reward": "reward"}),
         curves("Staleness of trained tokens (steps)", batches, ages),
         *_learner(batches),
+        *_tool_use(connection),
         _tokens(connection, batches),
         *(_lengths(batches, role) for role in ("agent", "designer")),
     ]
@@ -201,6 +202,22 @@ def _regret(connection: sqlite3.Connection) -> Row | None:
     noise = [(row["round"], row["noise"]) for row in rows if row["noise"] is not None]
     floor = trace(noise, GREY, "noise of one environment") if noise else []
     return figure("Regret: hinted - plain return, closed windows", [band, *line, *floor], "round")
+
+
+def _tool_use(connection: sqlite3.Connection) -> list[Row | None]:
+    """Draw what plays with tools do; nothing for games, and for runs from before this was recorded."""
+    if not _rows(connection, "SELECT name FROM sqlite_master WHERE name = 'tool_use'"):
+        return []
+    rows = _rows(
+        connection,
+        "SELECT round, AVG(calls) AS calls, 1.0 * SUM(malformed) / MAX(SUM(turns), 1) AS malformed, "
+        "1.0 * SUM(done) / MAX(SUM(instructions), 1) AS done FROM tool_use GROUP BY round ORDER BY round",
+    )
+    shares = {"malformed": "turns with malformed calls", "done": "instructions completed"}
+    return [
+        curves("Tool calls per play", rows, {"calls": "calls"}),
+        curves("Tool use: shares", rows, shares, (0, 1)),
+    ]
 
 
 def _validity(rounds: Sequence[Row]) -> Row | None:

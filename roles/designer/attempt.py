@@ -15,7 +15,7 @@ from engine.inference.segments import prompt_and_reply
 from roles.designer.authors import Author, DesignReply
 from roles.designer.corpus import Corpus, Document
 from roles.designer.environment_pool import Programs
-from roles.designer.prompt import Brief, PromptWriter
+from roles.designer.prompt import VARIANTS, Brief, PromptWriter
 from roles.designer.review import Commission, published, ways_to_win
 from roles.work_loop import sampling_seed
 from sandbox import extract
@@ -204,7 +204,13 @@ class Workshop:
     def _prompt(self, ticket: DesignTicket, document: Document, drawn: DrawnExamples | None) -> Asked:
         document = self._corpus.cut(document)
         examples = drawn.views(self._tokens, self._config.memory_tokens) if drawn else []
-        brief = Brief(skill=ticket.skill, document=document.text, target=ticket.target, memory=examples)
+        brief = Brief(
+            skill=ticket.skill,
+            document=document.text,
+            target=ticket.target,
+            memory=examples,
+            variant=random.Random(f"{ticket.seed}/{ticket.design}/variant").choice(VARIANTS),
+        )
         return Asked(document.id, self._prompts.design(brief), ticket.design)
 
 

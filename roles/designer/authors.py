@@ -193,12 +193,12 @@ async def open_designer(
 
 @asynccontextmanager
 async def open_external(context: RoleContext) -> AsyncIterator[Endpoint | None]:
-    """Yield the external endpoint for designs, hints or both (one rate limit, one budget); None without one.
+    """Yield the external endpoint for all that asks it (one rate limit, one budget); None without one.
 
     Raises ConfigError for a missing key.
     """
     designer = context.config.designer
-    if "external" not in (designer.kind, designer.hint_writer):
+    if "external" not in (designer.kind, designer.hint_writer, designer.judge):
         yield None
         return
     settings = designer.external
@@ -216,7 +216,7 @@ def account(settings: EndpointConfig) -> str:
 def check_designer(config: Config) -> None:
     """Check before the start that the designer's key, model or programs exist. Raises ConfigError."""
     designer = config.designer
-    if designer.hint_writer == "external":
+    if "external" in (designer.hint_writer, designer.judge):
         key_of(designer.external)
     match designer.kind:
         case "external":

@@ -33,6 +33,10 @@ DESCRIPTIONS: dict[str, str] = {
 }
 
 
+# Kinds of tasks with tools, as often as the reference draws them (reference spec 2.4).
+VARIANTS = (*["plain"] * 3, *["conditional"] * 2, "missing", "irrelevant")
+
+
 def descriptions(config: DesignerConfig) -> dict[str, str]:
     """Return one line for each skill that has one; the recipe's descriptions replace the built-in ones."""
     own = {skill.name: skill.description for skill in config.custom_skills if skill.description}
@@ -41,12 +45,16 @@ def descriptions(config: DesignerConfig) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Brief:
-    """The values of one design prompt. ``memory`` is a list of record views, best first."""
+    """The values of one design prompt.
+
+    ``memory`` is a list of record views, best first; ``variant`` is the kind of task with tools.
+    """
 
     skill: str
     document: str
     target: float
     memory: Sequence[dict[str, Any]] = ()
+    variant: str = "plain"
 
 
 class PromptWriter:
@@ -116,6 +124,7 @@ class PromptWriter:
             max_turns=self._max_turns,
             description=self._descriptions.get(brief.skill, ""),
             imports=self._imports,
+            variant=brief.variant,
         )
         return list(self._chat.first(content))
 

@@ -33,6 +33,7 @@ from roles.designer.authors import (
 )
 from roles.designer.corpus import Corpus, probe, read_revisions, write_revisions
 from roles.designer.hint import Hint, HintWriter
+from roles.designer.judge import ModelJudge, open_judge
 from roles.designer.memory import Memory
 from roles.designer.memory_store import MemoryStore
 from roles.designer.prompt import PlainText, PromptWriter
@@ -83,6 +84,7 @@ class DesignerRole(Role):
         self._memory = Memory(self.config.designer.memory_records)
         self._memory_store: MemoryStore | None = None
         self._endpoint: Endpoint | None = None
+        self._judge: ModelJudge | None = None
         self._coverage = Coverage(self.config.designer.skills)
         self._in_hand = 0
 
@@ -106,6 +108,7 @@ class DesignerRole(Role):
         async with (
             open_external(self.context) as self._endpoint,
             open_designer(self.context, chat, self._endpoint) as designer,
+            open_judge(self.context, chat, self._endpoint) as self._judge,
         ):
             self._equip(chat, designer)
             await self._work()
@@ -146,6 +149,7 @@ class DesignerRole(Role):
             **self._coverage.statistics(),
             **(self._workshop.statistics() if hasattr(self, "_workshop") else {}),
             **_external(self._endpoint),
+            **(self._judge.statistics() if self._judge else {}),
             **(self._hints.statistics() if hasattr(self, "_hints") else {}),
             **(self._review.statistics() if hasattr(self, "_review") else {}),
             **self._counts,
@@ -156,7 +160,9 @@ class DesignerRole(Role):
         self._review = Review(self.config, corpus=self._corpus, memory=self._memory)
         asks_for_solution = config.prompt == "full" and config.kind != "pool"
         settings = ValidatorSettings(
-            salt=_salt(self.context.directory), solution="require" if asks_for_solution else "check"
+            salt=_salt(self.context.directory),
+            solution="require" if asks_for_solution else "check",
+            judge_seconds=self.config.server.request_seconds,
         )
         self._workshop = Workshop(
             config,
@@ -165,7 +171,7 @@ class DesignerRole(Role):
             prompts=prompts_for(self.config, chat),
             corpus=self._corpus,
             memory=self._memory,
-            validator=Validator(shared["sandbox"], settings, checks=self._review.checks),
+            validator=Validator(shared["sandbox"], settings, checks=self._review.checks, judge=self._judge),
         )
         self._hints = hint_writer(self.config, chat, shared["pool"], self._endpoint)
 

@@ -19,6 +19,7 @@ from roles.scorer import credit
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 ALL = sorted(path.stem for path in CONFIGS.glob("*.toml"))
 GAMES = [name for name in ALL if name.endswith("-games")]
+TOOLS = [name for name in ALL if name.endswith("b-tools")]
 
 
 def load(name: str) -> Config:
@@ -26,8 +27,8 @@ def load(name: str) -> Config:
 
 
 def test_the_promised_recipes_are_there() -> None:
-    promised = {"nano", "smol", "qwen3-4b-games", "qwen3-8b-games", "qwen3-30b-a3b-games"}
-    assert promised <= set(ALL)
+    sizes = {f"qwen3-{size}-{kind}" for size in ("4b", "8b", "30b-a3b") for kind in ("games", "tools")}
+    assert sizes | {"nano", "nano-tools", "smol"} <= set(ALL)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -66,16 +67,27 @@ def test_the_games_recipes_have_the_papers_numbers(name: str) -> None:
     assert games.designer.sampling.max_tokens == (20_000 if "8b" in name else 16_384)
 
 
-def test_the_tools_recipe_asks_for_tool_environments() -> None:
-    tools, games = load("qwen3-8b-tools"), load("qwen3-8b-games")
-    designer = tools.designer
+@pytest.mark.parametrize("name", TOOLS)
+def test_the_tools_recipes_have_the_papers_numbers(name: str) -> None:
+    tools, games = load(name), load(name.replace("-tools", "-games"))
+    designer, table = tools.designer, tools.curriculum
     assert (designer.prompt, designer.skills[0], len(designer.skills)) == ("tools", "API Orchestration", 6)
-    assert (tools.curriculum.schedule, designer.skills_per_cohort) == ("epoch", 0)
-    assert designer.corpus == "botocore:"
-    assert (tools.curriculum.rounds_per_window, tools.curriculum.delay) == (8, 8)
-    assert tools.learner.designer.max_staleness == 16
-    assert tools.agent.truncated == "mask"
+    assert (table.schedule, designer.skills_per_cohort, designer.corpus) == ("epoch", 0, "botocore:")
+    small = "4b" in name
+    assert (table.environments, table.plays_per_round) == ((16, 16) if small else (24, 8))
+    assert (table.rounds_per_window, table.delay, table.hinted_plays) == ((32, 32, 4) if small else (8, 8, 8))
+    assert (tools.run.steps, tools.reward.variant) == ((500, "regret") if small else (400, "blend"))
+    assert designer.hint_sampling.max_tokens == (512 if small else 2048)
+    assert tools.learner.designer.max_staleness >= table.oldest_design
+    assert (tools.learner.kl, tools.learner.designer.advantage_scale) == (0.005, 50.0)
+    assert (tools.agent.truncated, tools.agent.malformed, tools.agent.tool_format) == (
+        "mask",
+        "mask",
+        "native",
+    )
+    assert (designer.judge, designer.judge_sampling.max_tokens) == ("self", 16_384)
     assert (tools.model, tools.server) == (games.model, games.server)
+    assert tools.learner.devices == games.learner.devices
 
 
 def test_parameters_are_counted() -> None:
@@ -84,7 +96,7 @@ def test_parameters_are_counted() -> None:
     assert plan.count_parameters(load("smol")) == 135_000_000
 
 
-@pytest.mark.parametrize("name", [*GAMES, "qwen3-8b-tools"])
+@pytest.mark.parametrize("name", [*GAMES, *TOOLS])
 def test_accelerate_accepts_the_learners_launch(name: str) -> None:
     from accelerate.commands.launch import launch_command_parser
 
@@ -126,7 +138,7 @@ def test_vllm_accepts_the_servers_command_lines(monkeypatch: pytest.MonkeyPatch)
     from engine.inference import launch
 
     monkeypatch.setattr(launch, "on_cpu", lambda: False)
-    configs = {name: load(name) for name in GAMES}
+    configs = {name: load(name) for name in [*GAMES, *TOOLS]}
     settings = ["server.args.max-num-sequences=3"]
     configs["wrong"] = recipe.load(CONFIGS / f"{GAMES[0]}.toml", settings).config
     lines = {name: launch.flags(one, Path("a-model-that-is-not-here"), 1) for name, one in configs.items()}
@@ -141,7 +153,9 @@ def test_vllm_accepts_the_servers_command_lines(monkeypatch: pytest.MonkeyPatch)
         check=True,
     )
     (found,) = [line for line in done.stdout.splitlines() if line.startswith("JUDGED")]
-    assert json.loads(found.removeprefix("JUDGED")) == {**dict.fromkeys(GAMES, 0), "wrong": 2}, done.stderr
+    assert json.loads(found.removeprefix("JUDGED")) == {**dict.fromkeys([*GAMES, *TOOLS], 0), "wrong": 2}, (
+        done.stderr
+    )
     assert "max-num-sequences" in done.stderr
 
 

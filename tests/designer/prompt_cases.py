@@ -27,7 +27,7 @@ class Letters:
     def opens_thought(self, prompt: Sequence[int]) -> bool:
         return False
 
-    def first(self, content: str, system: str | None = None) -> list[int]:
+    def first(self, content: str, system: str | None = None, tools: object = ()) -> list[int]:
         return self.encode(content)
 
 
@@ -65,10 +65,12 @@ _DESIGN = {
     "memory": [VIEW, NEGATIVE],
     "max_turns": 25,
     "imports": ("math", "random"),
+    "variant": "missing",
 }
 _VARIABLES: dict[str, dict[str, Any]] = {
     "design": _DESIGN,
     "hint": {"source": "class DoorsEnv: ..."},
+    "judge": {"source": "class DoorsEnv: ..."},
     "play": {"observation": "Three doors.", "hint": "the left one"},
     "repair": {"source": "class DoorsEnv: ...", "rung": "load", "reason": "line 1: nothing there"},
 }

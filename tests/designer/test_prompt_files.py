@@ -10,6 +10,7 @@ from prompt_cases import GOLDEN, golden, render, variables
 
 from engine import prompts
 from engine.errors import ConfigError
+from roles.designer.prompt import VARIANTS
 from sandbox import RUNGS, SandboxPool, SandboxSettings, Validator, ValidatorSettings
 from sandbox.contract import STDLIB
 from sandbox.lint import lint
@@ -39,7 +40,8 @@ def test_versions() -> None:
 
 @pytest.mark.parametrize("name", prompts.names())
 def test_a_variable_that_is_missing_is_named(name: str) -> None:
-    needed = {"design": "skill", "hint": "source", "play": "observation", "repair": "reason"}
+    needed = {"design": "skill", "judge": "source", "hint": "source", "play": "observation"}
+    needed["repair"] = "reason"
     missing = needed[name.partition("_")[0]]
     given = variables(name)
     del given[missing]
@@ -86,3 +88,13 @@ def test_the_prompt_offers_what_the_sandbox_takes() -> None:
     text = render("design_full", imports=offered)
     assert ", ".join(offered) in text
     assert "asyncio" in text
+
+
+def test_each_variant_of_a_task_with_tools_is_asked_for_in_words_of_its_own() -> None:
+    texts = {name: render("design_tools", variant=name) for name in sorted(set(VARIANTS))}
+    assert len(set(texts.values())) == 4
+    assert all(
+        text.count("`REPLY`") >= 2 for name, text in texts.items() if name in ("missing", "irrelevant")
+    )
+    named = re.compile(r"bfcl|tau|acebench|vitabench|mcp|benchmark", re.IGNORECASE)
+    assert not any(named.search(text) for text in texts.values())
