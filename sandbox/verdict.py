@@ -27,6 +27,7 @@ RUNGS = (
     "off_ticket",
     "incoherent",
     "duplicate",
+    "judge",
     "accepted",
 )
 

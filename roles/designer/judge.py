@@ -21,14 +21,14 @@ from roles.designer.authors import EndpointAuthor, TokenAuthor
 from roles.designer.prompt import PlainText
 from roles.designer.review import digest
 from roles.work_loop import REASON_CHARACTERS, sampling_seed
-from sandbox import InfraFailure
+from sandbox import InfraFailure, Rejected
 
 if TYPE_CHECKING:
     from engine.inference.endpoint import Endpoint
     from engine.inference.tokens import ChatTokens
     from roles.base import RoleContext
     from roles.designer.authors import Author
-    from sandbox import Verdict
+    from sandbox import Program, Verdict
 
 log = structlog.get_logger("spade.designer")
 
@@ -40,10 +40,11 @@ class ModelJudge:
         self._author, self._chat = author, chat
         self._counts = Counter(judge_asked=0, judge_refused=0, judge_silent=0)
 
-    async def __call__(self, source: str, verdict: Verdict) -> str:
-        """Return "" to accept the program, else the reason. Raises InfraFailure."""
+    async def check(self, program: Program, verdict: Verdict) -> Verdict:
+        """Return the verdict of a program that is accepted. Raises Rejected, or InfraFailure."""
         if not verdict.tools:
-            return ""
+            return verdict
+        source = program.source
         prompt = self._chat.first(prompts.render("judge_tools", source=source))
         name = digest(source)
         try:
@@ -57,7 +58,9 @@ class ModelJudge:
         why = "" if accepted else (reason.strip() or "no reason given") if known else "it gave no verdict"
         self._counts.update(judge_asked=1, judge_refused=not accepted, judge_silent=not known)
         log.info("judge.verdict", environment=name, accepted=accepted, reason=why[:REASON_CHARACTERS])
-        return why
+        if not accepted:
+            raise Rejected("judge", why)
+        return verdict
 
     def statistics(self) -> dict[str, float]:
         """Return how often it was asked, refused, and gave no verdict (a refusal, too)."""

@@ -162,8 +162,8 @@ class DesignerRole(Role):
         settings = ValidatorSettings(
             salt=_salt(self.context.directory),
             solution="require" if asks_for_solution else "check",
-            judge_seconds=self.config.server.request_seconds,
         )
+        checks = (*self._review.checks, *([self._judge.check] if self._judge else []))
         self._workshop = Workshop(
             config,
             designer=designer,
@@ -171,7 +171,7 @@ class DesignerRole(Role):
             prompts=prompts_for(self.config, chat),
             corpus=self._corpus,
             memory=self._memory,
-            validator=Validator(shared["sandbox"], settings, checks=self._review.checks, judge=self._judge),
+            validator=Validator(shared["sandbox"], settings, checks=checks),
         )
         self._hints = hint_writer(self.config, chat, shared["pool"], self._endpoint)
 

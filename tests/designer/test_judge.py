@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointMisused
 from roles.designer.authors import DesignReply
 from roles.designer.judge import ModelJudge
-from sandbox import InfraFailure, SandboxPool, SandboxSettings, Validator, ValidatorSettings, Verdict
+from sandbox import InfraFailure, Program, Rejected, SandboxPool, SandboxSettings, Validator, Verdict
 
 TOOLS = Verdict(ok=True, rung="accepted", tools=True)
 SOURCE = """
@@ -31,6 +32,8 @@ class BellEnv(ToolEnv):
     def plan(self):
         return [("ring", {"times": self.state["n"]})]
 """
+
+PROGRAM = Program(SOURCE, ast.parse(SOURCE))
 
 
 class Author:
@@ -79,7 +82,11 @@ def judge(text: Any, finish: str = "stop") -> tuple[ModelJudge, Author]:
 )
 async def test_only_a_clear_yes_accepts(reply: str, finish: str, why: str) -> None:
     one, author = judge(reply, finish)
-    assert await one(SOURCE, TOOLS) == why
+    if why:
+        with pytest.raises(Rejected, match=why):
+            await one.check(PROGRAM, TOOLS)
+    else:
+        assert await one.check(PROGRAM, TOOLS) is TOOLS
     assert "class BellEnv" in author.asked[0]
     found = one.statistics()
     assert found["judge_asked"] == 1
@@ -91,19 +98,20 @@ async def test_only_a_clear_yes_accepts(reply: str, finish: str, why: str) -> No
 async def test_a_fault_of_its_server_is_no_verdict(error: Exception) -> None:
     one, _ = judge(error)
     with pytest.raises(InfraFailure, match="cannot be asked"):
-        await one(SOURCE, TOOLS)
+        await one.check(PROGRAM, TOOLS)
     assert one.statistics()["judge_asked"] == 0
 
 
 async def test_games_are_not_judged() -> None:
     one, author = judge("")
-    assert await one(SOURCE, Verdict(ok=True, rung="accepted")) == ""
+    game = Verdict(ok=True, rung="accepted")
+    assert await one.check(PROGRAM, game) is game
     assert author.asked == []
 
 
 async def test_its_refusal_is_the_last_rung_and_names_the_reason() -> None:
     one, _ = judge("\\boxed{reject: too loud}")
     async with SandboxPool(SandboxSettings(preload=())) as pool:
-        found = await Validator(pool, ValidatorSettings(), judge=one).validate(SOURCE)
+        found = await Validator(pool, checks=[one.check]).validate(SOURCE)
     assert (found.ok, found.rung, found.reason) == (False, "judge", "too loud")
     assert found.solvable  # its plan wins: this is a false refusal, and counted as one
