@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,11 @@ def run(
     endpoint: Annotated[str, typer.Option(help="OpenAI-compatible endpoint, up to /v1.")] = "",
     name: Annotated[str, typer.Option(help="Model's name at the endpoint.")] = "",
     key_env: Annotated[str, typer.Option(help="Variable that holds the endpoint's key.")] = "",
+    user_endpoint: Annotated[
+        str, typer.Option(help="Endpoint that plays the simulated users; default: the judged model does.")
+    ] = "",
+    user_name: Annotated[str, typer.Option(help="Model's name there.")] = "",
+    user_key_env: Annotated[str, typer.Option(help="Variable that holds the key for it.")] = "",
     preset: Annotated[str, typer.Option(help="Sampling settings: paper or smoke.")] = "paper",
     limit: Annotated[
         int, typer.Option(help="Items of each suite at most; default: the preset's.", min=0)
@@ -101,6 +107,9 @@ def run(
             raise ConfigError("The endpoint needs the name of a model.", remedy="Use --name MODEL.")
         settings = EndpointConfig(base_url=endpoint, model=name, key_env=key_env)
         found = targets.of_endpoint(settings, concurrency=concurrency)
+    if user_endpoint:
+        user = EndpointConfig(base_url=user_endpoint, model=user_name, key_env=user_key_env)
+        found = replace(found, user=user, record={**found.record, "user": f"{user_name} at {user_endpoint}"})
     given = {"limit": limit, "samples": samples, "max_tokens": max_tokens, "temperature": temperature}
     summary = _evaluate(found, suites, preset, given, seed, corpus or [], baselines, out)
     if as_json:

@@ -92,7 +92,7 @@ def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-class _Absent(ModuleType):
+class Absent(ModuleType):
     """Stands in for a package that is imported and not used."""
 
     def __getattr__(self, name: str) -> Any:
@@ -106,7 +106,7 @@ def reasoning_gym() -> Any:
     absent = {name for name in _DRAWING if name not in sys.modules and not installed(name)}
     for name in (*_DRAWING, *_DRAWN):
         if name.partition(".")[0] in absent:
-            sys.modules[name] = _Absent(name)
+            sys.modules[name] = Absent(name)
     return importlib.import_module("reasoning_gym")
 
 

@@ -109,7 +109,7 @@ class Harness:
             started = time.monotonic()
             seat = self._table.seat(key, sampling)
             try:
-                outcome = await suite.play(item, seat)
+                outcome = await (suite.null if self._policy == "null" else suite.play)(item, seat)
             except EnvQuarantined as error:
                 log.warning("sample_lost", sample=key, why=str(error))
                 return None

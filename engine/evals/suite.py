@@ -86,6 +86,9 @@ class Seat(Protocol):
         model's chat template. Where the conversation does not fit the context, the answer is cut and empty.
         """
 
+    def other(self) -> Seat:
+        """Return the place of the simulated user: that of ``--user-endpoint``, else the model's own."""
+
     async def play(self, program: Program) -> Outcome:
         """Play an environment by the turn loop of training; the score is the return."""
 
@@ -124,6 +127,10 @@ class Suite(ABC):
     @abstractmethod
     async def play(self, item: Item, seat: Seat) -> Outcome:
         """Put one item to the model and judge it. Errors of servers and sandbox propagate."""
+
+    async def null(self, item: Item, seat: Seat) -> Outcome:
+        """Judge a player that does nothing: here one that answers with an empty box."""
+        return await self.play(item, seat)
 
     def guess(self, item: Item, messages: Sequence[str], rng: random.Random) -> str:
         """Return the reply of a player that does not think: here a word of the last message."""

@@ -54,6 +54,7 @@ class Target:
     config: Config
     record: dict[str, Any]
     endpoint: EndpointConfig | None = None
+    user: EndpointConfig | None = None
     run_root: Path | None = None
     checkpoint: str = ""
     concurrency: int = field(default=0)
@@ -116,6 +117,16 @@ def of_endpoint(settings: EndpointConfig, *, concurrency: int) -> Target:
     config = Config(run=RunConfig(name="eval"), model=model, agent=agent)
     record = {"endpoint": settings.base_url, "model": settings.model, "thinking": "the endpoint's default"}
     return Target(config, record, endpoint=settings, concurrency=concurrency)
+
+
+@asynccontextmanager
+async def opened_user(settings: EndpointConfig | None) -> AsyncIterator[tuple[Any, Any] | None]:
+    """Yield pool and chat format of the simulated user's endpoint, None without one."""
+    if settings is None:
+        yield None
+        return
+    async with open_endpoint(settings) as endpoint:
+        yield endpoint_pool(endpoint), TextChat()
 
 
 @asynccontextmanager

@@ -24,13 +24,14 @@ from roles.agent.episode import Player, Rules
 from sandbox import SandboxPool
 
 Result = TypeVar("Result")
+_USER = SamplingConfig(temperature=0.0, max_tokens=2048)
 
 
 class Table:
     """One model: ``pool`` and ``chat`` of a run, of a frozen server, or a player of texts.
 
     An environment that neither answers nor is answered for ``seconds`` is a fault. ``workers`` bounds the
-    processes of judges.
+    processes of judges. ``user`` plays the simulated users, by default the model itself.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class Table:
         *,
         seconds: float,
         workers: anyio.CapacityLimiter | None = None,
+        user: Table | None = None,
     ) -> None:
         self.pool, self.chat, self.sandbox, self.rules = pool, chat, sandbox, rules
         self.seconds = seconds
         self.workers = workers or anyio.CapacityLimiter(2)
+        self.user = user or self
 
     def seat(self, key: str, sampling: SamplingConfig) -> Seat:
         """Return a fresh seat."""
@@ -98,6 +101,9 @@ class Seat:
         shown = visible_reply(text, thought_open=table.chat.opens_thought(prompt))
         calls, fault = _calls(table.chat.tool_style.calls.action(shown, tools)) if tools else ((), "")
         return Reply(shown, find_action(shown), completion.finish == "length", text, calls, fault)
+
+    def other(self) -> Seat:
+        return Seat(self._table.user, f"{self.key}/user", _USER)
 
     async def play(self, program: Program) -> Outcome:
         table = self._table

@@ -72,15 +72,15 @@ async def evaluate(
         async with SandboxPool(settings) as sandbox:
             if baselines:
                 await _baselines(target, parts, journal, sandbox, summary)
-            async with targets.opened(target, journal.directory) as (pool, chat):
+            async with (
+                targets.opened(target, journal.directory) as (pool, chat),
+                targets.opened_user(target.user) as user,
+            ):
                 await _say_estimate(target, parts, journal, pool, chat, say)
-                table = Table(
-                    pool,
-                    chat,
-                    sandbox,
-                    Rules.of(target.config),
-                    seconds=target.config.agent.episode_seconds,
-                )
+                seconds, rules = target.config.agent.episode_seconds, Rules.of(target.config)
+                unbounded = replace(rules, context_tokens=CONTEXT, play_tokens=CONTEXT)
+                other = Table(*user, sandbox, unbounded, seconds=seconds) if user else None
+                table = Table(pool, chat, sandbox, rules, seconds=seconds, user=other)
                 for part in parts:
                     say(f"{part.name}: {len(part.items)} items, {part.samples} samples each")
                     left = await _play(part, table, journal, "model", target.places, say)
