@@ -130,25 +130,7 @@ def prepare_filters(walls: Walls) -> None:
         walls.state["seccomp"] = "failed:ENOSYS"
         return
     walls.program = seccomp.policy(kernel.MACHINE)
-    walls.attempt("seccomp", lambda: _filter_probe(walls.program))
-
-
-def _filter_probe(program: bytes) -> None:
-    """Install the filter in a child of its own. Raises OSError when that fails."""
-    pid = os.fork()
-    if pid == 0:
-        code = errno.EFAULT
-        try:
-            kernel.no_new_privileges()
-            kernel.install_filter(program)
-            code = 0
-        except OSError as error:
-            code = min(error.errno or code, 254)
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code != 0:
-        raise OSError(code if code > 0 else errno.EFAULT, "seccomp probe")
+    walls.attempt("seccomp", kernel.require_seccomp)
 
 
 def trim_privileges(walls: Walls) -> None:

@@ -30,7 +30,7 @@ _LAST_CAP = 63
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
-_SECCOMP_SET_MODE_FILTER = 1
+_SECCOMP_SET_MODE_FILTER, _SECCOMP_GET_ACTION_AVAIL = 1, 2
 _LANDLOCK_VERSION = 1
 _CAP_VERSION_3 = 0x20080522
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
@@ -86,14 +86,14 @@ def install_filter(program: bytes) -> None:
     syscall("seccomp", _SECCOMP_SET_MODE_FILTER, 0, descriptor)
 
 
-def landlock_abi() -> int:
-    """Return the Landlock ABI version. Raises OSError where there is none."""
-    return syscall("landlock_create_ruleset", None, 0, _LANDLOCK_VERSION)
+def require_seccomp() -> None:
+    """Raise OSError where filters cannot kill a process, or cannot be installed at all."""
+    syscall("seccomp", _SECCOMP_GET_ACTION_AVAIL, 0, struct.pack("I", seccomp.KILL_PROCESS))
 
 
 def landlock_ruleset() -> int:
     """Return a descriptor of a ruleset that handles every right known to us and grants none."""
-    abi = landlock_abi()
+    abi = syscall("landlock_create_ruleset", None, 0, _LANDLOCK_VERSION)
     bits = 13 + (abi >= 2) + (abi >= 3) + (abi >= 5)
     network = 3 if abi >= 4 else 0
     scoped = 3 if abi >= 6 else 0

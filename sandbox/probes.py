@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from sandbox import actions
 from sandbox.errors import EnvError, EnvFailure
 from sandbox.frames import StepResult
+
+if TYPE_CHECKING:
+    from sandbox.instance import Instance
 
 WIN, PAID = 0.5, 0.15
 
@@ -50,15 +53,7 @@ class Transcript(msgspec.Struct, frozen=True):
         return msgspec.json.encode((self.first, self.actions, self.steps, self.error_type, self.error))
 
 
-class Playable(Protocol):
-    """The part of a sandbox instance that an episode needs."""
-
-    async def step(self, action: str) -> StepResult:
-        """Return the answer to one action. Raises EnvError when the program raises."""
-        ...
-
-
-async def play(instance: Playable, first: str, chosen: Iterator[str]) -> Transcript:
+async def play(instance: Instance, first: str, chosen: Iterator[str]) -> Transcript:
     """Step through ``chosen`` until the episode ends, the program raises, or they run out.
 
     Raises the terminal errors of the package.

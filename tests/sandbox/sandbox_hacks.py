@@ -168,11 +168,12 @@ def tool(criterion: str = 's["paid"] == s["want"]', plan: str = "") -> str:
 PAID |= {
     "a tool's every call": tool('s["asked"] or s["paid"] is not None'),
     "a tool's every payment": tool('s["paid"] is not None'),
-    "the same plan for every instance": tool(
-        's["paid"] == "zed"', 'return [("ask", {}), ("pay", {"name": "zed"})]'
-    ),
 }
 HIDDEN |= {
+    "the same plan for every instance": (
+        "criteria",
+        tool('s["paid"] == "zed"', 'return [("ask", {}), ("pay", {"name": "zed"})]'),
+    ),
     "a plan that does it": (
         "criteria",
         tool(

@@ -51,37 +51,9 @@ def program(random: Random, seeds: Sequence[str]) -> str:
     return source[: 1 << 16]
 
 
-def _bytes(random: Random, source: str, _: Sequence[str]) -> str:
-    data = bytearray(source.encode("utf-8", "surrogatepass") or b"x")
-    for _ in range(random.randint(1, 4)):
-        place = random.randrange(len(data))
-        data[place : place + random.randint(0, 2)] = random.choice((b"", bytes([random.randrange(256)])))
-        data = data or bytearray(b"x")
-    return data.decode("utf-8", "replace")
-
-
 def _text(random: Random, source: str, _: Sequence[str]) -> str:
     place = random.randrange(len(source) + 1)
     return source[:place] + random.choice(_TEXTS) * random.choice((1, 1, 2, 300)) + source[place:]
-
-
-def _lines(random: Random, source: str, seeds: Sequence[str]) -> str:
-    lines = source.splitlines(keepends=True) or [""]
-    one, other = random.randrange(len(lines)), random.randrange(len(lines))
-    kind = random.randrange(6)
-    if kind == 0:
-        del lines[one]
-    elif kind == 1:
-        lines.insert(other, lines[one])
-    elif kind == 2:
-        lines[one], lines[other] = lines[other], lines[one]
-    elif kind == 3:
-        lines[one] = " " * random.randint(1, 5) + lines[one]
-    elif kind == 4:
-        del lines[one:]
-    else:
-        lines.insert(one, random.choice(random.choice(seeds).splitlines(keepends=True) or ["\n"]))
-    return "".join(lines)
 
 
 def _insert(random: Random, source: str, _: Sequence[str]) -> str:
@@ -173,8 +145,8 @@ _CHANGES: dict[type, Callable[[Random, Any, list[Any]], None]] = {
     ast.Call: _change_call,
 }
 _PROGRAMS: tuple[Callable[[Random, str, Sequence[str]], str], ...] = (
-    *(_bytes, _text, _lines, _tokens),
-    *(_insert, _tree) * 4,
+    *(_text, _tokens),
+    *(_insert, _tree) * 3,
 )
 
 

@@ -105,33 +105,52 @@ async def test_facts_that_are_no_clock_of_ours_are_refused(pair: SandboxPool, ca
             await instance.step("x")
 
 
-async def test_timed_waits_advance_the_clock(pair: SandboxPool) -> None:
-    body = """
-    import queue, threading
-    before, lock = time.time(), threading.Condition()
-    with lock:
-        assert not lock.wait(1000.0) and not lock.wait_for(lambda: False, timeout=1000.0)
-    assert not threading.Event().wait(1000.0) and not threading.Semaphore(0).acquire(timeout=1000.0)
-    for empty in (queue.Queue(), queue.SimpleQueue()):
-        try: empty.get(timeout=1000.0)
-        except queue.Empty: pass
-    return time.time() - before
-    """
-    async with await pair.spawn(attack(body)) as instance:
-        assert float((await instance.step("x")).observation) == pytest.approx(6000.0, abs=1)
+# What is said by a step in which nothing fails.
+WORKS = {
+    "timed waits advance the clock": (
+        """
+        import queue, threading
+        before, lock = time.time(), threading.Condition()
+        with lock:
+            assert not lock.wait(1000.0) and not lock.wait_for(lambda: False, timeout=1000.0)
+        assert not threading.Event().wait(1000.0) and not threading.Semaphore(0).acquire(timeout=1000.0)
+        for empty in (queue.Queue(), queue.SimpleQueue()):
+            try: empty.get(timeout=1000.0)
+            except queue.Empty: pass
+        return round(time.time() - before)
+        """,
+        "6000",
+    ),
+    "dates of numpy are its own": (
+        """
+        import numpy as np
+        one = np.datetime64("2020-01-02")
+        assert isinstance(one, np.datetime64) and one + np.timedelta64(1, "D") == np.datetime64("2020-01-03")
+        assert np.dtype(np.datetime64) == np.dtype("M8") and np.isnat(np.datetime64("NaT"))
+        assert np.array([one]).dtype == np.dtype("M8[D]") and np.issubdtype(np.dtype("M8[s]"), np.datetime64)
+        return np.datetime64("now"), np.datetime64("today", "s")
+        """,
+        "2026-01-01T00:00:00",
+    ),
+    "the clock passes and dates work": (
+        """
+        import datetime as d
+        a, b = d.datetime.now(), d.datetime.now()
+        assert a < b and isinstance(a, d.date) and isinstance(d.date(2020, 1, 1), d.date)
+        assert a + d.timedelta(1) > b and d.datetime.strptime("2020-01-02", "%Y-%m-%d").day == 2
+        assert isinstance(d.datetime.combine(d.date.today(), d.time()), d.datetime)
+        return b - a
+        """,
+        "0:00:00.00",
+    ),
+}
 
 
-async def test_dates_of_numpy_are_its_own(pair: SandboxPool) -> None:
-    body = """
-    import numpy as np
-    one = np.datetime64("2020-01-02")
-    assert isinstance(one, np.datetime64) and one + np.timedelta64(1, "D") == np.datetime64("2020-01-03")
-    assert np.dtype(np.datetime64) == np.dtype("M8") and np.isnat(np.datetime64("NaT"))
-    assert np.array([one]).dtype == np.dtype("M8[D]") and np.issubdtype(np.dtype("M8[s]"), np.datetime64)
-    return np.datetime64("now"), np.datetime64("today", "s")
-    """
+@pytest.mark.parametrize("name", WORKS)
+async def test_what_works(pair: SandboxPool, name: str) -> None:
+    body, said = WORKS[name]
     async with await pair.spawn(attack(body)) as instance:
-        assert (await instance.step("x")).observation.count("2026-01-01T00:00:00") == 2
+        assert said in (await instance.step("x")).observation
 
 
 DRAWS = """
@@ -185,19 +204,6 @@ async def test_judge_and_play_send_the_same_request(
     request = ast.literal_eval(shown)
     async with await pair.spawn(SPY, seed=request["seed"], kwargs=request["kwargs"]) as instance:
         assert instance.first == shown
-
-
-async def test_clock_passes_and_dates_work(pair: SandboxPool) -> None:
-    body = """
-    import datetime as d
-    a, b = d.datetime.now(), d.datetime.now()
-    assert a < b and isinstance(a, d.date) and isinstance(d.date(2020, 1, 1), d.date)
-    assert a + d.timedelta(1) > b and d.datetime.strptime("2020-01-02", "%Y-%m-%d").day == 2
-    assert isinstance(d.datetime.combine(d.date.today(), d.time()), d.datetime)
-    return (b - a).total_seconds()
-    """
-    async with await pair.spawn(attack(body)) as instance:
-        assert 0 < float((await instance.step("x")).observation) < 1
 
 
 async def test_replay_is_byte_equal(pair: SandboxPool) -> None:

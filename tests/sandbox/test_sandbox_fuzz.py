@@ -87,12 +87,9 @@ def option(request: pytest.FixtureRequest, name: str) -> int:
     return int(request.config.getoption(name))
 
 
-def say(title: str, counts: Counter[str], began: float, pool: SandboxPool | None = None) -> None:
+def say(title: str, counts: Counter[str], began: float) -> None:
     """Print what ``-s`` shows."""
-    kills = {k: int(v) for k, v in pool.statistics().items() if k.startswith("Env")} if pool else {}
     print(f"\n{title}: {counts.total()} in {time.monotonic() - began:.1f} s; {dict(counts.most_common())}")
-    if kills:
-        print(f"  pool: {kills}")
 
 
 async def at_once(count: int, work: Callable[[int], object]) -> None:
@@ -134,7 +131,7 @@ async def test_mutated_programs_get_a_verdict(request: pytest.FixtureRequest) ->
         assert belongings(pool) == before
         assert lag.worst < LAG
         assert (await validator.validate(PEAK, max_turns=4)).ok
-        say("programs", counts, began, pool)
+        say("programs", counts, began)
         print(
             f"  longest ladder {slowest[0]:.1f} s (program {slowest[1]}), lag {lag.worst * 1e3:.0f} ms of CPU"
         )
@@ -245,6 +242,6 @@ async def test_mutated_frames_from_a_hostile_child(request: pytest.FixtureReques
         assert lag.worst < LAG
         async with await pool.spawn(PEAK) as instance:
             await instance.step("4")
-        say("frames of a hostile child", counts, began, pool)
+        say("frames of a hostile child", counts, began)
     assert counts.total() == count
     assert min(counts["answered"], counts["EnvProtocolError"]) > count // 20

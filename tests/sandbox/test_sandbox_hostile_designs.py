@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from sandbox_hacks import tool
-from scenes.sandboxes import held_pool
 
-from sandbox import RUNGS, SandboxPool, SandboxSettings, Validator, ValidatorSettings, Verdict
+from sandbox import RUNGS, SandboxPool, Validator, ValidatorSettings, Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 LEDGER = tool()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair() -> AsyncIterator[SandboxPool]:
-    settings = SandboxSettings(
-        zygotes=2, cpu_call_seconds=0.2, cpu_load_seconds=0.5, wall_call_seconds=1.0, strikes=0, nice=0
-    )
-    async with held_pool(settings) as pool:
-        yield pool
 
 
 async def judged(pool: SandboxPool, source: str, **settings: object) -> Verdict:

@@ -98,30 +98,6 @@ async def test_a_zygote_that_talks_nonsense_is_given_up(
             assert (await instance.step("x")).observation == "1 x"
 
 
-@pytest.mark.parametrize("who", ["outer", "inner"])
-async def test_zygote_killed(who: str) -> None:
-    """Its instances end with it, those of another go on."""
-    async with SandboxPool(SandboxSettings(zygotes=2)) as pool:
-        spinning = await pool.spawn(SPIN)
-        other, idle = await pool.spawn(ECHO, apart_from=spinning), await pool.spawn(ECHO)
-        assert other.zygote is not spinning.zygote is idle.zygote
-        task = asyncio.create_task(spinning.step("x"))
-        await asyncio.sleep(0)
-        assert spinning.busy
-        pids = family(spinning.zygote.pid)
-        os.kill(pids[0] if who == "outer" or len(pids) < 4 else pids[1], signal.SIGKILL)
-        with pytest.raises(SandboxUnavailable):
-            await task
-        await until_dead(pids)
-        with pytest.raises(SandboxUnavailable):
-            await idle.step("y")
-        assert (await other.step("y")).observation == "1 y"
-        # another zygote comes up by itself
-        async with await pool.spawn(ECHO, apart_from=other) as instance:
-            assert (await instance.step("again")).observation == "1 again"
-        assert pool.statistics()["live"] == 1
-
-
 async def test_stopped_zygote_is_replaced() -> None:
     async with SandboxPool(SandboxSettings(zygotes=1, spawn_seconds=0.5)) as pool:
         pids = family(pool.zygotes[0].pid)

@@ -21,21 +21,17 @@ def declared(source: str) -> str:
     return json.dumps(found) if found else ""
 
 
-def test_nothing_declared_is_fine() -> None:
-    assert declared('"""goal: a docstring declares nothing\\n    max_turns: 3"""') == ""
-    assert metadata.read("") is None
-
-
-def test_metadata_dict() -> None:
-    source = """METADATA = {"goal": "win", "skill": "Search", "difficulty": 0.5, "max_turns": 9}"""
-    assert metadata.read(declared(source)) == Metadata(
-        goal="win", skill="Search", difficulty=0.5, max_turns=9
-    )
-
-
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "read"),
     [
+        ("", None),
+        ('"""goal: a docstring declares nothing\\n    max_turns: 3"""', None),
+        (
+            'METADATA = {"goal": "win", "skill": "Search", "difficulty": 0.5, "max_turns": 9}',
+            Metadata(goal="win", skill="Search", difficulty=0.5, max_turns=9),
+        ),
+        ("METADATA = {'version': '1.0', 'tags': [], 'difficulty': 'Hard'}", Metadata(difficulty="hard")),
+        ("METADATA = {'difficulty': '40 %'}", Metadata(difficulty=0.4)),
         ("METADATA = [1]", "must be a dict, not list"),
         ("METADATA = {'goal': object()}", "plain values only"),
         ("METADATA = {'difficulty': float('nan')}", "plain values only"),
@@ -50,10 +46,13 @@ def test_metadata_dict() -> None:
         ("METADATA = {'max_turns': 1001}", "max_turns"),
     ],
 )
-def test_what_is_malformed_is_named(source: str, words: str) -> None:
+def test_declarations_are_read_or_their_fault_is_named(source: str, read: Metadata | str | None) -> None:
+    if not isinstance(read, str):
+        assert metadata.read(declared(source), offered=9, observed=9) == read
+        return
     with pytest.raises(MetadataError) as caught:
         metadata.read(declared(source))
-    assert words in str(caught.value)
+    assert read in str(caught.value)
 
 
 @given(
@@ -67,42 +66,8 @@ def test_a_process_that_lies_is_answered(text: str) -> None:
         assert text
 
 
-def test_unknown_fields_are_ignored() -> None:
-    source = "METADATA = {'goal': 'win', 'version': '1.0', 'tags': [], 'difficulty': 'Hard'}"
-    assert metadata.read(declared(source)) == Metadata(goal="win", difficulty="hard")
-    assert metadata.read(declared("METADATA = {'difficulty': '40 %'}")) == Metadata(difficulty=0.4)
-
-
-@pytest.mark.parametrize(
-    ("offered", "observed", "words"),
-    [
-        (5, None, ""),
-        (5, 5, ""),
-        (9, 5, ""),
-        (4, None, "at most 4 are played"),
-        (9, 6, "its max_turns is 6"),
-    ],
-)
-def test_an_untrue_budget_is_named(offered: int, observed: int | None, words: str) -> None:
-    text = declared("METADATA = {'max_turns': 5}")
-    if not words:
-        assert metadata.read(text, offered=offered, observed=observed) == Metadata(max_turns=5)
-        return
-    with pytest.raises(MetadataError, match=words):
-        metadata.read(text, offered=offered, observed=observed)
-
-
-@pytest.mark.parametrize(
-    ("fields", "turns"),
-    [
-        ({}, 25),
-        ({"max_turns": 9}, 9),
-        ({"max_turns": 99}, 25),
-        ({"max_turns": []}, 25),
-        ({"max_turns": "few"}, 25),
-        ({"max_turns": -1}, 25),
-    ],
-)
-def test_the_constructor_is_offered_what_was_declared(fields: dict[str, Any], turns: int) -> None:
-    assert contract.budgeted({"max_turns": 25, "x": 1}, {"fields": fields}) == {"max_turns": turns, "x": 1}
-    assert contract.budgeted({}, {"fields": fields}) == {}
+@pytest.mark.parametrize(("budget", "turns"), [(None, 25), (9, 9), (99, 25), ([], 25), ("few", 25), (-1, 25)])
+def test_the_constructor_is_offered_what_was_declared(budget: Any, turns: int) -> None:
+    found = {"fields": {} if budget is None else {"max_turns": budget}}
+    assert contract.budgeted({"max_turns": 25, "x": 1}, found) == {"max_turns": turns, "x": 1}
+    assert contract.budgeted({}, found) == {}

