@@ -205,14 +205,18 @@ def logs(
 
 
 @app.command()
-def report(run: Run = None, run_option: RunOption = None, directory: Directory = Path("runs")) -> None:
-    """Write report.html of a run: curves, best and worst environments, transcripts."""
+def report(
+    run: Run = None,
+    beside: Annotated[str | None, typer.Argument(help="Another run, laid over it as dashed lines.")] = None,
+    run_option: RunOption = None,
+    directory: Directory = Path("runs"),
+) -> None:
+    """Write report.html of a run: curves, environments, transcripts."""
     from engine.run import find
     from engine.views import report as reports
 
     found = find(run or run_option, directory)
-    reports.write(found)
-    print(found.report)
+    print(reports.write(found, find(beside, directory) if beside else None))
 
 
 @app.command()

@@ -8,6 +8,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import markupsafe
 from engine.errors import SpadeError
 from engine.lineage import Lineage
 from engine.records import history, status
+from engine.records.envs import Catalogue
 from engine.run import RunDirectory
 from engine.views import report_diversity
 from engine.views.charts import BLUE, COLOURS, GREEN, GREY, Row, curves, figure, trace
 from engine.views.overview import about
 
 SHOWN = 3
+LISTED = 2000
 _RANKED = """SELECT s.design, s.round, s.win, s.regret, s.reward, s.state, e.title, e.skill, e.source, e.hint,
     e.family, e.difficulty, l.flag, json_extract(l.fields, '$.flag_reason') AS flag_reason,
     json_extract(s.fields, '$.noise_floor') AS noise,
@@ -34,17 +37,18 @@ JOIN environments e USING (design) LEFT JOIN labels l USING (design) ORDER BY {0
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 
 
-def write(run: RunDirectory) -> Path:
-    """Write ``report.html`` of ``run`` and return its path.
+def write(run: RunDirectory, beside: RunDirectory | None = None) -> Path:
+    """Write ``report.html`` of ``run`` and return its path, with the curves of ``beside`` over its own.
 
-    Raises SpadeError when the run has no readable history or the file cannot be written.
+    Raises SpadeError when a run has no readable history or the file cannot be written.
     """
     try:
-        connection = history.open_for_reading(run.database)
-        try:
-            page = render(run, connection)
-        finally:
-            connection.close()
+        over: list[Row] = []
+        if beside is not None:
+            with closing(history.open_for_reading(beside.database)) as connection:
+                over = figures(connection)
+        with closing(history.open_for_reading(run.database)) as connection:
+            page = render(run, connection, over, beside.root.name if beside else "")
         temporary = run.report.with_suffix(".tmp")
         temporary.write_text(page, encoding="utf-8")
         temporary.replace(run.report)
@@ -56,8 +60,10 @@ def write(run: RunDirectory) -> Path:
     return run.report
 
 
-def render(run: RunDirectory, connection: sqlite3.Connection) -> str:
-    """Return the page as HTML. Raises sqlite3.Error."""
+def render(
+    run: RunDirectory, connection: sqlite3.Connection, over: Sequence[Row] = (), other: str = ""
+) -> str:
+    """Return the page as HTML, with the curves ``over`` of the run ``other``. Raises sqlite3.Error."""
     import plotly.offline
 
     state = status.read(connection)
@@ -77,9 +83,15 @@ def render(run: RunDirectory, connection: sqlite3.Connection) -> str:
         written=time.strftime("%Y-%m-%d %H:%M"),
         recipe=run.config_file.read_text(encoding="utf-8") if run.config_file.exists() else "",
         library=markupsafe.Markup(plotly.offline.get_plotlyjs()),
-        figures=figures(connection),
+        figures=overlaid(figures(connection), over, run.root.name, other) if other else figures(connection),
+        other=other,
+        environments=Catalogue(connection).select(sort="regret_low", limit=LISTED),
+        listed=LISTED,
         diversity=report_diversity.section(connection),
-        groups=[("Best environments", best), ("Worst environments", worst)],
+        groups=[
+            ("Environments with the surest regret", best),
+            ("Environments with the lowest reward", worst),
+        ],
     )
 
 
@@ -97,22 +109,42 @@ def figures(connection: sqlite3.Connection) -> list[Row]:
         curves("Shares", rounds, shares, (0, 1)),
         _regret(connection),
         _validity(rounds),
+        _rejected(connection),
+        _win_rates(rounds),
         curves("Designer reward (mean)", rounds, {"reward": "reward"}),
         curves("Staleness of trained tokens (steps)", batches, ages),
         *_learner(batches),
         *_tool_use(connection),
+        curves(
+            "Seconds of a step and of a weight update",
+            _seconds(connection, batches),
+            {"step": "step", "update": "update"},
+        ),
         _tokens(connection, batches),
         *(_lengths(batches, role) for role in ("agent", "designer")),
     ]
     return [one for one in drawn if one]
 
 
-def extremes(connection: sqlite3.Connection) -> tuple[list[Row], list[Row]]:
-    """Return the environments with the highest and with the lowest reward, each with its transcripts.
+def overlaid(ours: Sequence[Row], theirs: Sequence[Row], run: str, other: str) -> list[Row]:
+    """Return the charts of ``run`` with the traces of the same chart of ``other`` as dashed lines."""
+    by_title = {one["layout"]["title"]["text"]: one for one in theirs}
+    laid = []
+    for chart in ours:
+        traces = [one | {"name": f"{run} {one.get('name', '')}".strip()} for one in chart["data"]]
+        for one in by_title.get(chart["layout"]["title"]["text"], {}).get("data", []):
+            dashed = {"line": {**one["line"], "dash": "dash"}} if "line" in one else {}
+            traces.append(one | dashed | {"name": f"{other} {one.get('name', '')}".strip()})
+        laid.append({"data": traces, "layout": chart["layout"] | {"showlegend": True}})
+    return laid
 
-    Many share the highest and the lowest reward; among those the lower bound of the regret decides.
+
+def extremes(connection: sqlite3.Connection) -> tuple[list[Row], list[Row]]:
+    """Return the environments with the surest regret and those with the lowest reward, with transcripts.
+
+    The first are ranked by the lower bound of their regret: many share the highest reward by luck.
     """
-    best = _rows(connection, _RANKED.format("reward DESC, low DESC, win, design"), SHOWN)
+    best = _rows(connection, _RANKED.format("low DESC, reward DESC, win, design"), SHOWN)
     shown = {row["design"] for row in best}
     worst = _rows(connection, _RANKED.format("reward, low, win DESC, design DESC"), 2 * SHOWN)
     worst = [row for row in worst if row["design"] not in shown][:SHOWN]
@@ -138,9 +170,18 @@ def _learner(batches: Sequence[Row]) -> list[Row | None]:
     return [
         curves(title, rows, names, x="step")
         for title, names in (
-            ("Loss", {"loss": "loss"}),
+            (
+                "Loss",
+                {
+                    "loss": "loss",
+                    "loss_agent": "agent",
+                    "loss_designer": "designer",
+                    "loss_supervised": "mix",
+                },
+            ),
             ("Entropy of the policy", {"entropy": "entropy"}),
             ("Gradient norm", {"grad_norm": "norm"}),
+            ("Learning rate", {"learning_rate": "rate"}),
             ("Importance ratio: KL and clipping", {"kl": "KL", "clip_fraction": "clipped share"}),
         )
     ]
@@ -227,6 +268,57 @@ def _validity(rounds: Sequence[Row]) -> Row | None:
         if row["accepted"] + row["rejected"]
     ]
     return figure("Share of designs that pass the validator", trace(points, GREEN), "round", (0, 1))
+
+
+def _rejected(connection: sqlite3.Connection) -> Row | None:
+    """Draw the rejected designs of each cohort by the rung that they failed."""
+    rows = _rows(
+        connection, "SELECT cohort, rung, COUNT(*) AS n FROM rejections GROUP BY cohort, rung ORDER BY cohort"
+    )
+    rungs = sorted({row["rung"] for row in rows})
+    traces = [
+        {
+            "x": [row["cohort"] for row in rows if row["rung"] == rung],
+            "y": [row["n"] for row in rows if row["rung"] == rung],
+            "type": "bar",
+            "name": rung,
+        }
+        for rung in rungs
+    ]
+    chart = figure("Rejected designs by rung", traces, "round")
+    return chart and {
+        "data": chart["data"],
+        "layout": chart["layout"] | {"barmode": "stack", "showlegend": True},
+    }
+
+
+def _win_rates(rounds: Sequence[Row]) -> Row | None:
+    """Draw how many environments of a round had which win rate."""
+    kept = [row for row in rounds if sum(row["win_histogram"])]
+    if not kept:
+        return None
+    bins = len(kept[0]["win_histogram"])
+    counts = {
+        "x": [row["round"] for row in kept],
+        "y": [(at + 0.5) / bins for at in range(bins)],
+        "z": [[row["win_histogram"][at] for row in kept] for at in range(bins)],
+        "type": "heatmap",
+        "colorscale": "Blues",
+        "reversescale": True,
+        "colorbar": {"thickness": 10},
+    }
+    return figure("Win rates of environments (count per round)", [counts], "round", (0, 1))
+
+
+def _seconds(connection: sqlite3.Connection, batches: Sequence[Row]) -> list[Row]:
+    """Return the seconds of each surviving step, and of the slowest server's update to its version."""
+    updates = dict(
+        connection.execute("SELECT version, MAX(seconds) FROM updates GROUP BY version").fetchall()
+    )
+    return [
+        {"round": row["round"], "step": row["seconds"], "update": updates.get(row["version"])}
+        for row in batches
+    ]
 
 
 def _tokens(connection: sqlite3.Connection, batches: Sequence[Row]) -> Row | None:

@@ -24,7 +24,7 @@ def run_of(path: Path, *, empty: bool = False) -> RunDirectory:
     run.config_file.write_text(recipe.dump(small_run.config(path)))
     connection = history.create(run.database)
     if not empty:
-        messages = [policy(0), small_run.serving(0), evaluation(0)]
+        messages = [policy(0), small_run.serving(0), evaluation(0), small_run.rejected("d9")]
         for at in range(3):
             messages += [summary(at), policy(at + 1), batch(at, at + 1), evaluation(at + 1)]
         for index in range(8):
@@ -61,13 +61,15 @@ def test_each_curve_is_there(page: str) -> None:
     titles = (
         "Held-out win rate", "Designer difficulty", "environments in the band", "plays with a gradient",
         "Return of the agent", "Regret", "pass the validator", "Staleness", "Sampled tokens per second",
+        "Rejected designs by rung", "Win rates of environments", "Seconds of a step",
         "Designer reward", "Lengths of agent samples", "Loss", "noise of one environment",
     )  # fmt: skip
     assert [title for title in titles if title not in page] == []
 
 
 def test_best_and_worst_environments_come_with_code_hint_and_transcript(page: str) -> None:
-    best, _, worst = page.partition("Best environments")[2].partition("Worst environments")
+    best, _, worst = page.partition("with the surest regret")[2].partition("with the lowest reward")
+    worst = worst.partition("All environments")[0]
     places = [best.index(f"Counting d{index}") for index in (7, 6, 5)]
     assert places == sorted(places)
     assert "Counting d0" in worst
@@ -102,6 +104,22 @@ def test_the_held_out_curve_is_that_of_the_surviving_weights(tmp_path: Path) -> 
     assert "Held-out win rate" in drawn["layout"]["title"]["text"]
     (line,) = drawn["data"]
     assert (line["x"], line["y"]) == ([0, 10, 25], [0.5, 0.6, 0.75])
+
+
+def test_two_runs_are_laid_over_each_other(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = run_of(tmp_path / "other")
+    report.write(run, other)
+    page = run.report.read_text()
+    assert "Dashed lines are the run" in page
+    connection = history.open_for_reading(run.database)
+    ours = report.figures(connection)
+    connection.close()
+    for alone, laid in zip(ours, report.overlaid(ours, ours, "a", "b"), strict=True):
+        assert len(laid["data"]) == 2 * len(alone["data"])
+        names = [trace["name"].split()[0] for trace in laid["data"]]
+        assert names == ["a"] * len(alone["data"]) + ["b"] * len(alone["data"])
 
 
 def test_few_environments_are_not_shown_twice(tmp_path: Path) -> None:
