@@ -31,6 +31,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def share(value: float | None) -> str:
+    """Return a share in per cent, ``-`` for None."""
+    return "-" if value is None else f"{value:.0%}"
+
+
 def interval(value: float | None, low: float | None, high: float | None) -> str:
     """Return a figure with its interval, ``-`` for None."""
     if value is None or low is None or high is None:

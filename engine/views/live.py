@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -15,13 +16,11 @@ from rich.text import Text
 
 from engine.config import Config
 from engine.records.status import RunStatus
-from engine.text import clean, duration
-from engine.views.overview import vendi
+from engine.text import clean, duration, number, share
+from engine.views.overview import figures, vendi
 
 LINE_SECONDS = 10.0
 SHOWN_AT_THE_END = "run.failed"
-STALL_SECONDS = 120.0
-_BARS = " ▁▂▃▄▅▆▇█"
 _QUEUE_WORDS = ("queue", "waiting", "in_flight", "in_hand", "pending", "open_", "held")
 
 
@@ -38,7 +37,7 @@ class LiveView(Protocol):
 def make(config: Config, console: Console, *, clock: Callable[[], float] = time.time) -> LiveView:
     """Return the view of ``ui.live``; ``auto`` is the panel when stdout is a terminal."""
     panel = config.ui.live == "on" or (config.ui.live == "auto" and console.is_terminal)
-    return LivePanel(config, console, clock) if panel else Lines(config, console, clock)
+    return LivePanel(config, console) if panel else Lines(config, console, clock)
 
 
 def sink(view: LiveView) -> Callable[[str, MutableMapping[str, Any]], None]:
@@ -81,15 +80,15 @@ class Lines:
 class LivePanel:
     """A panel that is redrawn in place; messages scroll above it."""
 
-    def __init__(self, config: Config, console: Console, clock: Callable[[], float]) -> None:
-        self._config, self._console, self._clock = config, console, clock
+    def __init__(self, config: Config, console: Console) -> None:
+        self._config, self._console = config, console
         self._live = Live(console=console, refresh_per_second=4, transient=False)
 
     def showing(self) -> AbstractContextManager[object]:
         return self._live
 
     def update(self, status: RunStatus, phase: str) -> None:
-        self._live.update(panel(status, self._config, phase, self._clock()))
+        self._live.update(panel(status, self._config, phase))
 
     def say(self, text: str) -> None:
         self._console.print(Text(text))
@@ -104,10 +103,10 @@ def line(status: RunStatus, config: Config, phase: str) -> str:
         f"round {_rounds(status, config)}/{config.run.steps}",
         f"left {_left(status, config)}",
         f"envs {_live_environments(status)}",
-        f"valid {_share(status.valid_share)}",
-        f"plain {_number(summary.get('plain'))}",
-        f"hinted {_number(summary.get('hinted'))}",
-        f"regret {_number(status.regret)}",
+        f"valid {share(status.valid_share)}",
+        f"plain {number(summary.get('plain'))}",
+        f"hinted {number(summary.get('hinted'))}",
+        f"regret {number(status.regret)}",
         f"vendi {vendi(status)}",
         f"tok/s {status.tokens_per_second:.0f}",
         f"age<={status.max_staleness_seen}",
@@ -118,56 +117,17 @@ def line(status: RunStatus, config: Config, phase: str) -> str:
     return "  ".join(parts)
 
 
-def panel(status: RunStatus, config: Config, phase: str, now: float) -> RenderableType:
-    """Return the panel of a status: progress and versions, returns and validity, queues, suites."""
-    blocks: list[RenderableType] = [_overview(status, config), _queues(status)]
-    if status.evaluations:
-        blocks.append(_suites(status))
-    stalled = status.last_event_at is not None and now - status.last_event_at > STALL_SECONDS
-    if stalled and status.last_event_at is not None:
-        blocks.append(Text(f"no event for {now - status.last_event_at:.0f} s", style="yellow"))
-    if status.stale_roles:
-        blocks.append(Text(f"silent roles: {', '.join(status.stale_roles)}", style="yellow"))
-    return Panel(Group(*blocks), title=f"spade {config.run.name} · {phase}", title_align="left")
-
-
-def histogram(counts: list[int] | tuple[int, ...]) -> str:
-    """Return counts as a row of bars; the highest is full."""
-    top = max(counts, default=0)
-    if not top:
-        return ""
-    return "".join(_BARS[-(-count * (len(_BARS) - 1) // top)] for count in counts)
-
-
-def _overview(status: RunStatus, config: Config) -> Table:
-    summary = status.summary or {}
+def panel(status: RunStatus, config: Config, phase: str) -> RenderableType:
+    """Return the panel of a status: the figures of ``spade status`` in two columns, and the queues."""
+    rows = figures(status)
+    half = -(-len(rows) // 2)
     table = Table.grid(padding=(0, 3))
-    failed = sum(status.episodes_failed.values())
-    alive = [server.version for server in status.servers if server.lost is None]
-    serving = ", ".join(alive or map(str, status.versions_serving)) or "none yet"
-    episodes = f"{status.episodes_finished:,} (failed {failed})"
-    bars = histogram(summary.get("win_histogram") or ())
-    living = f"{_live_environments(status)} live, {status.environments_accepted} written"
-    rows = [
-        ("step", str(status.step), "round", f"{_rounds(status, config)} of {config.run.steps}"),
-        ("published", status.version_published_label or "none yet", "serving", serving),
-        ("seconds per round", _number(status.round_seconds), "left", _left(status, config)),
-        ("environments", living, "valid", _share(status.valid_share)),
-        ("plain return", _number(summary.get("plain")), "hinted return", _number(summary.get("hinted"))),
-        ("regret", _number(status.regret), "in band", _share(summary.get("in_band"))),
-        ("win rates 0..1", bars, "gradient", _share(summary.get("gradient_share"))),
-        (
-            "Vendi score",
-            vendi(status),
-            "duplicates",
-            _share((status.diversity or {}).get("near_duplicates")),
-        ),
-        ("tokens/s", f"{status.tokens_per_second:,.0f}", "episodes", episodes),
-        ("staleness max", str(status.max_staleness_seen), "mean, last batch", _number(status.mean_staleness)),
-    ]
-    for left, a, right, b in rows:
-        table.add_row(Text(left, style="dim"), a, Text(right, style="dim"), b)
-    return table
+    for left, right in zip_longest(rows[:half], rows[half:], fillvalue=("", "")):
+        table.add_row(
+            Text(left[0], style="dim"), Text(str(left[1])), Text(right[0], style="dim"), Text(str(right[1]))
+        )
+    title = f"spade {config.run.name} · {phase} · round {_rounds(status, config)} of {config.run.steps} · {_left(status, config)} left"
+    return Panel(Group(table, _queues(status)), title=title, title_align="left")
 
 
 def _queues(status: RunStatus) -> Text:
@@ -181,17 +141,6 @@ def _queues(status: RunStatus) -> Text:
         if depths:
             parts.append(f"{name.split('/')[0]}: {', '.join(depths[:4])}")
     return Text("queues  " + ("   ".join(parts) or "empty"), style="dim", overflow="ellipsis", no_wrap=True)
-
-
-def _suites(status: RunStatus) -> Table:
-    table = Table.grid(padding=(0, 3))
-    for item in status.evaluations:
-        table.add_row(
-            Text(f"held-out {item.suite}", style="dim"),
-            f"{item.win:.3f} ± {1.96 * item.stderr:.3f}",
-            f"at step {item.step}",
-        )
-    return table
 
 
 def _live_environments(status: RunStatus) -> int:
@@ -208,11 +157,3 @@ def _left(status: RunStatus, config: Config) -> str:
     if status.round_seconds is None:
         return "-"
     return duration((config.run.steps - _rounds(status, config)) * status.round_seconds)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"

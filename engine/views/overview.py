@@ -17,7 +17,9 @@ from engine.errors import SpadeError
 from engine.records import history, status
 from engine.records.status import RunStatus
 from engine.run import RunDirectory, find, newest_first
-from engine.text import duration, number
+from engine.text import duration, number, share
+
+_BARS = " ▁▂▃▄▅▆▇█"
 
 
 class RunOverview(NamedTuple):
@@ -39,7 +41,15 @@ class RunOverview(NamedTuple):
 
     def text(self) -> str:
         """Return the main fields, one per line."""
-        return "\n".join(f"{name:<26}{value}" for name, value in _lines(self.facts, self.state))
+        run = f"{self.facts['run']} ({self.facts['state']})"
+        rows = [
+            ("run", run),
+            ("directory", self.facts["directory"]),
+            ("rounds trained", _rounds(self.facts, self.state)),
+            ("time", _times(self.facts)),
+            *figures(self.state),
+        ]
+        return "\n".join(f"{name:<26}{value}" for name, value in rows)
 
 
 def read(run: str | None, directory: Path) -> RunOverview:
@@ -167,37 +177,40 @@ def _judge(state: RunStatus) -> list[tuple[str, str]]:
     judges = any("judge_asked" in gauges for gauges in state.gauges.values())
     if not state.judge_refusals and not judges:
         return []
-    share = number(state.judge_refusals / asked if asked else None, 2)
-    return [("judge", f"refused {state.judge_refusals} programs whose plan wins ({share} of them)")]
+    refused = share(state.judge_refusals / asked if asked else None)
+    return [("judge", f"refused {state.judge_refusals} programs whose plan wins ({refused} of them)")]
 
 
-def _lines(facts: dict[str, Any], state: RunStatus) -> list[tuple[str, Any]]:
+def figures(state: RunStatus) -> list[tuple[str, Any]]:
+    """Return the main figures of a run with their names."""
     serving = ", ".join(f"{item.server}: {item.version}" for item in state.servers if item.lost is None)
-    summary = state.summary or {}
+    summary, diversity = state.summary or {}, state.diversity or {}
     failed = ", ".join(f"{kind} {count}" for kind, count in sorted(state.episodes_failed.items()))
+    ago = f"{duration(time.time() - state.last_event_at)} ago" if state.last_event_at else "none"
+    live = max(state.environments_accepted - state.environments_scored, 0)
     rows = [
-        ("run", f"{facts['run']} ({facts['state']})"),
-        ("directory", facts["directory"]),
         ("step", state.step),
-        ("rounds trained", _rounds(facts, state)),
-        ("time", _times(facts)),
-        (
-            "last event",
-            f"{duration(time.time() - state.last_event_at)} ago" if state.last_event_at else "none",
-        ),
+        ("seconds per round", number(state.round_seconds)),
+        ("last event", ago),
         ("silent roles", ", ".join(state.stale_roles) or "none"),
         ("version published", state.version_published_label or "none yet"),
         ("versions serving", serving or ", ".join(map(str, state.versions_serving)) or "none"),
         *server_rows(state),
         ("episodes finished", state.episodes_finished),
         ("episodes failed", failed),
-        ("environments accepted", state.environments_accepted),
+        ("environments accepted", f"{state.environments_accepted}, {live} live"),
         ("designs rejected", f"{state.designs_rejected} (valid {number(state.valid_share, 2)})"),
         *_judge(state),
         ("plain, hinted return", f"{number(summary.get('plain'))}, {number(summary.get('hinted'))}"),
         ("regret", number(state.regret)),
+        ("win rates 0..1", histogram(summary.get("win_histogram") or ()) or "-"),
+        (
+            "in band, with gradient",
+            f"{share(summary.get('in_band'))}, {share(summary.get('gradient_share'))}",
+        ),
         ("tokens per second", f"{state.tokens_per_second:,.0f}"),
         ("Vendi score", vendi(state)),
+        ("near-duplicates", share(diversity.get("near_duplicates"))),
         ("agent samples trained", state.agent_samples_trained),
         ("designer samples trained", state.designer_samples_trained),
         ("max staleness seen", state.max_staleness_seen),
@@ -211,3 +224,11 @@ def _lines(facts: dict[str, Any], state: RunStatus) -> list[tuple[str, Any]]:
         for item in state.evaluations
     ]
     return rows
+
+
+def histogram(counts: list[int] | tuple[int, ...]) -> str:
+    """Return counts as a row of bars; the highest is full."""
+    top = max(counts, default=0)
+    if not top:
+        return ""
+    return "".join(_BARS[-(-count * (len(_BARS) - 1) // top)] for count in counts)

@@ -18,7 +18,7 @@ from engine.records import history
 from engine.records import status as standing
 from engine.records.status import RunStatus, ServerStatus
 from engine.views import live
-from engine.views.overview import server_rows
+from engine.views.overview import histogram, server_rows
 
 
 @pytest.fixture(scope="module")
@@ -40,25 +40,14 @@ def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
 
 def test_the_panel_shows_what_matters(status: RunStatus) -> None:
     screen, stream = console(terminal=True)
-    screen.print(live.panel(status, config(), "running", 1010.0))
+    screen.print(live.panel(status, config(), "running"))
     text = stream.getvalue()
-    for part in ("spade toy · running", "1 of 1", "1 live, 2 written", "100%", "0.400", "0.600", "0.250"):
+    for part in ("spade toy · running · round 1 of 1", "2, 1 live", "valid 1.00", "0.400, 0.600", "0.250"):
         assert part in text
     for part in ("▄", "held-out mid", "0.510 ± 0.039", "agent: waiting 7", "75%", "published", "serving"):
         assert part in text
-    assert "no event for" not in text
-
-
-def test_silence_is_shown(status: RunStatus) -> None:
-    screen, stream = console(terminal=True)
-    screen.print(live.panel(status, config(), "running", 5000.0))
-    assert "no event for" in stream.getvalue()
-
-
-def test_before_the_first_event_there_is_a_panel_too() -> None:
     connection = history.create(Path(":memory:"))
-    screen, stream = console(terminal=True)
-    screen.print(live.panel(standing.read(connection), config(), "starting", 0.0))
+    screen.print(live.panel(standing.read(connection), config(), "starting"))
     assert "none yet" in stream.getvalue()
 
 
@@ -91,7 +80,7 @@ def test_the_view_follows_the_terminal_and_the_recipe(mode: str, terminal: bool,
 
 def test_the_panel_can_be_shown_and_updated(status: RunStatus) -> None:
     screen, stream = console(terminal=True)
-    view = live.LivePanel(config(), screen, lambda: 1010.0)
+    view = live.LivePanel(config(), screen)
     with view.showing():
         view.update(status, "running")
         view.say("warning: something")
@@ -108,7 +97,7 @@ def test_warnings_reach_the_view_with_their_fields() -> None:
 
 @pytest.mark.parametrize(("counts", "bars"), [((), ""), ((0, 0), ""), ((1, 0, 8), "▁ █"), ((1, 100), "▁█")])
 def test_a_histogram_shows_every_count(counts: tuple[int, ...], bars: str) -> None:
-    assert live.histogram(counts) == bars
+    assert histogram(counts) == bars
 
 
 def server(name: str, lost: str | None = None) -> ServerStatus:
