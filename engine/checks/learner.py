@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
-from engine.config import Config, LearnerConfig
+from engine.config import Config, LearnerConfig, LoraConfig
 from engine.errors import ConfigError
 
 Problem = tuple[str, str]
@@ -15,13 +15,11 @@ _SECONDS_A_TOKEN = 0.2  # slower than that a server is of no use
 
 def learners(config: Config) -> Iterator[Problem]:
     """Yield the problems of a learner's checkpoints and adapters."""
-    yield from _checkpoints(config)
-    yield from _lora(config)
+    yield from _best(config.learner.best_by, [suite.name for suite in config.evaluator.suites])
+    yield from _lora(config.learner.lora)
 
 
-def _checkpoints(config: Config) -> Iterator[Problem]:
-    best = config.learner.best_by
-    suites = [suite.name for suite in config.evaluator.suites]
+def _best(best: str, suites: Sequence[str]) -> Iterator[Problem]:
     if best.startswith("metric:"):
         if not best.removeprefix("metric:").lstrip("-"):
             yield "learner.best_by", "must name a metric of a batch, like metric:entropy or metric:-loss"
@@ -30,19 +28,12 @@ def _checkpoints(config: Config) -> Iterator[Problem]:
         yield "learner.best_by", f'must name a suite of the evaluator ({known}), or be "metric:NAME"'
 
 
-def _lora(config: Config) -> Iterator[Problem]:
-    lora = config.learner.lora
+def _lora(lora: LoraConfig) -> Iterator[Problem]:
     if lora.rank < 0:
         yield "learner.lora.rank", "must be at least 0 (off)"
     if lora.alpha <= 0:
         yield "learner.lora.alpha", "must be greater than 0"
-    if config.adapters:
-        yield from _published(config)
-
-
-def _published(config: Config) -> Iterator[Problem]:
-    rank = config.learner.lora.rank
-    if not 1 <= rank <= LARGEST_RANK:
+    if lora.publish == "adapter" and not 1 <= lora.rank <= LARGEST_RANK:
         yield (
             "learner.lora.publish",
             f'"adapter" needs a learner.lora.rank of 1 to {LARGEST_RANK}, which is what vLLM takes',

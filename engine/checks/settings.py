@@ -16,8 +16,9 @@ import msgspec
 from engine import placement, registry
 from engine.checks.designers import designers
 from engine.checks.learner import learners, longest_reply
-from engine.config import Config, DesignerConfig, SamplingConfig
+from engine.config import Config, DesignerConfig, LearnerConfig, SamplingConfig
 from engine.weights import ways
+from sandbox.settings import SandboxSettings
 
 Problem = tuple[str, str]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
@@ -122,8 +123,7 @@ def _addresses(config: Config) -> Iterator[Problem]:
     yield from ways.check(config)
 
 
-def _sandbox(config: Config) -> Iterator[Problem]:
-    sandbox = config.sandbox
+def _sandbox(sandbox: SandboxSettings) -> Iterator[Problem]:
     for name in ("zygotes", "max_live"):
         yield from _least(f"sandbox.{name}", getattr(sandbox, name), 0)
     yield from _least("sandbox.memory_mb", sandbox.memory_mb, 1)
@@ -326,9 +326,8 @@ def _quotas(config: Config) -> Iterator[Problem]:
         )
 
 
-def _objective(config: Config) -> Iterator[Problem]:
+def _objective(learner: LearnerConfig) -> Iterator[Problem]:
     """Clip ranges and importance weights; 0 in a role's table takes the value of [learner]."""
-    learner = config.learner
     for prefix, table, least in (
         ("learner", learner, False),
         ("learner.agent", learner.agent, True),
@@ -346,13 +345,6 @@ def _objective(config: Config) -> Iterator[Problem]:
     yield from _least("learner.steps_per_batch", learner.steps_per_batch, 1)
     if learner.minibatches and learner.steps_per_batch == 1:
         yield "learner.minibatches", "needs learner.steps_per_batch of at least 2, one step for each part"
-    own = learner.supervised_mix > 0 and learner.supervised_source == "accepted"
-    if own and config.designer.kind != "policy":
-        yield (
-            "learner.supervised_source",
-            f'"accepted" mixes in the policy\'s own designs; designer.kind = "{config.designer.kind}" '
-            "writes none",
-        )
 
 
 def _learner(config: Config) -> Iterator[Problem]:
@@ -369,6 +361,13 @@ def _learner(config: Config) -> Iterator[Problem]:
     yield from _within("learner.supervised_mix", learner.supervised_mix, 0, 1)
     for name in ("supervised_samples", "micro_batch_tokens", "checkpoint_every", "checkpoints_kept"):
         yield from _least(f"learner.{name}", getattr(learner, name), 1)
+    own = learner.supervised_mix > 0 and learner.supervised_source == "accepted"
+    if own and config.designer.kind != "policy":
+        yield (
+            "learner.supervised_source",
+            f'"accepted" mixes in the policy\'s own designs; designer.kind = "{config.designer.kind}" '
+            "writes none",
+        )
     yield from _positive("learner.step_seconds", learner.step_seconds)
     yield from _least("learner.threads", learner.threads, 0)
     if learner.train_hinted and config.curriculum.hinted_plays < 1:
@@ -431,7 +430,7 @@ def _warmstart(config: Config) -> Iterator[Problem]:
 _RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _run,
     _addresses,
-    _sandbox,
+    lambda config: _sandbox(config.sandbox),
     _lengths,
     _designer,
     designers,
@@ -441,7 +440,7 @@ _RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _ages,
     _reward,
     _quotas,
-    _objective,
+    lambda config: _objective(config.learner),
     _learner,
     learners,
     _evaluator,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
-from engine.config import Config
 from engine.lineage import Version
 
 _NAME = re.compile(r"(?P<run>.+)@(?P<fence>[0-9]{1,9})\.(?P<step>[0-9]{1,9})")
@@ -16,9 +15,9 @@ _IN_USE = "vllm:lora_requests_info{"
 _LISTED = re.compile(r'(?:running|waiting)_lora_adapters="([^"]*)"')
 
 
-def kept(config: Config) -> int:
-    """Return how many versions a server and the learner keep: the newest, and those still in use."""
-    return max(3, config.curriculum.lead + 2)
+def kept(lead: int) -> int:
+    """Return how many versions servers and learner keep: the newest, and those still used with ``lead``."""
+    return max(3, lead + 2)
 
 
 def name(run: str, version: int) -> str:

@@ -268,7 +268,7 @@ def _defaults(config: Config, model_path: Path, port: int) -> dict[str, str | in
 
 def _adapter_flags(config: Config) -> dict[str, str | int | float | bool]:
     """Return flags with room for all adapters that are kept, a new one, and one that a last request holds."""
-    places = kept(config) + 2
+    places = kept(config.curriculum.lead) + 2
     rank = next(size for size in _RANKS if size >= config.learner.lora.rank)
     return {"enable-lora": True, "max-lora-rank": rank, "max-loras": places}
 

@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 import structlog
 
-from engine.config import Config
+from engine.config import Config, ServerConfig
 from engine.errors import SpadeError
 from engine.inference.launch import LOOPBACK, command, environment, port_for
 from engine.inference.vllm import VllmClient
@@ -80,7 +80,7 @@ async def serve(
     Without ``updates`` it cannot load other weights. Raises SpadeError when the port is taken, ServerFailed
     with the end of the log when it does not start within ``[server] start_seconds``.
     """
-    port, host = port_for(config, index), reachable_host(config)
+    port, host = port_for(config, index), reachable_host(config.server, config.bus.url)
     words = command(config, model_path, port, updates=updates)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as stream:
@@ -129,17 +129,17 @@ async def external_server(
     yield client, ended
 
 
-def reachable_host(config: Config) -> str:
+def reachable_host(server: ServerConfig, bus_url: str) -> str:
     """Return the host in the URL of a server that is started here: the one that it listens on.
 
     Where it listens on all, it is the address from which this host reaches the recipe's bus.
     """
-    host = str(config.server.args.get("host", LOOPBACK))
+    host = str(server.args.get("host", LOOPBACK))
     if host not in ("0.0.0.0", "::"):
         return host
-    if not config.bus.url:
+    if not bus_url:
         return LOOPBACK
-    first = urlsplit(config.bus.url.partition(",")[0])
+    first = urlsplit(bus_url.partition(",")[0])
     family, kind, _, _, address = socket.getaddrinfo(
         first.hostname, first.port or 4222, type=socket.SOCK_DGRAM
     )[0]

@@ -69,7 +69,7 @@ def run(
         directory.require_space()
         check_start(config)
         resumed = directory.adopt(config)
-        view = live.make(config, console)
+        view = live.make(config.run, config.ui, console)
         log = telemetry.configure(directory.logs, "supervisor", sink=live.sink(view))
         try:
             view.say(f"{'Resuming' if resumed else 'Starting'} {config.run.name} in {directory.root}")

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from engine.config import Config
+from engine.config import RunConfig, UiConfig
 from engine.records.status import RunStatus
 from engine.text import clean, duration, number, share
 from engine.views.overview import figures, vendi
@@ -34,10 +34,12 @@ class LiveView(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def make(config: Config, console: Console, *, clock: Callable[[], float] = time.time) -> LiveView:
+def make(
+    run: RunConfig, ui: UiConfig, console: Console, *, clock: Callable[[], float] = time.time
+) -> LiveView:
     """Return the view of ``ui.live``; ``auto`` is the panel when stdout is a terminal."""
-    panel = config.ui.live == "on" or (config.ui.live == "auto" and console.is_terminal)
-    return LivePanel(config, console) if panel else Lines(config, console, clock)
+    panel = ui.live == "on" or (ui.live == "auto" and console.is_terminal)
+    return LivePanel(run, console) if panel else Lines(run, console, clock)
 
 
 def sink(view: LiveView) -> Callable[[str, MutableMapping[str, Any]], None]:
@@ -57,8 +59,8 @@ def sink(view: LiveView) -> Callable[[str, MutableMapping[str, Any]], None]:
 class Lines:
     """Prints one line per trained step or message, and one every ten seconds without news."""
 
-    def __init__(self, config: Config, console: Console, clock: Callable[[], float]) -> None:
-        self._config, self._console, self._clock = config, console, clock
+    def __init__(self, run: RunConfig, console: Console, clock: Callable[[], float]) -> None:
+        self._run, self._console, self._clock = run, console, clock
         self._shown: tuple[object, ...] = ()
         self._at = 0.0
 
@@ -70,7 +72,7 @@ class Lines:
         now = self._clock()
         if key != self._shown or now - self._at >= LINE_SECONDS:
             self._shown, self._at = key, now
-            self.say(line(status, self._config, phase))
+            self.say(line(status, self._run, phase))
 
     def say(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S", time.localtime(self._clock()))
@@ -80,28 +82,28 @@ class Lines:
 class LivePanel:
     """A panel that is redrawn in place; messages scroll above it."""
 
-    def __init__(self, config: Config, console: Console) -> None:
-        self._config, self._console = config, console
+    def __init__(self, run: RunConfig, console: Console) -> None:
+        self._run, self._console = run, console
         self._live = Live(console=console, refresh_per_second=4, transient=False)
 
     def showing(self) -> AbstractContextManager[object]:
         return self._live
 
     def update(self, status: RunStatus, phase: str) -> None:
-        self._live.update(panel(status, self._config, phase))
+        self._live.update(panel(status, self._run, phase))
 
     def say(self, text: str) -> None:
         self._console.print(Text(text))
 
 
-def line(status: RunStatus, config: Config, phase: str) -> str:
+def line(status: RunStatus, run: RunConfig, phase: str) -> str:
     """Return a status as one line of text."""
     summary = status.summary or {}
     parts = [
         phase,
         f"step {status.step}",
-        f"round {_rounds(status, config)}/{config.run.steps}",
-        f"left {_left(status, config)}",
+        f"round {_rounds(status, run)}/{run.steps}",
+        f"left {_left(status, run)}",
         f"envs {_live_environments(status)}",
         f"valid {share(status.valid_share)}",
         f"plain {number(summary.get('plain'))}",
@@ -117,7 +119,7 @@ def line(status: RunStatus, config: Config, phase: str) -> str:
     return "  ".join(parts)
 
 
-def panel(status: RunStatus, config: Config, phase: str) -> RenderableType:
+def panel(status: RunStatus, run: RunConfig, phase: str) -> RenderableType:
     """Return the panel of a status: the figures of ``spade status`` in two columns, and the queues."""
     rows = figures(status)
     half = -(-len(rows) // 2)
@@ -126,7 +128,8 @@ def panel(status: RunStatus, config: Config, phase: str) -> RenderableType:
         table.add_row(
             Text(left[0], style="dim"), Text(str(left[1])), Text(right[0], style="dim"), Text(str(right[1]))
         )
-    title = f"spade {config.run.name} · {phase} · round {_rounds(status, config)} of {config.run.steps} · {_left(status, config)} left"
+    rounds = f"round {_rounds(status, run)} of {run.steps} · {_left(status, run)} left"
+    title = f"spade {run.name} · {phase} · {rounds}"
     return Panel(Group(table, _queues(status)), title=title, title_align="left")
 
 
@@ -147,13 +150,13 @@ def _live_environments(status: RunStatus) -> int:
     return max(status.environments_accepted - status.environments_scored, 0)
 
 
-def _rounds(status: RunStatus, config: Config) -> int:
+def _rounds(status: RunStatus, run: RunConfig) -> int:
     """Return the trained rounds; the last batch of a run flushes windows and is no round with episodes."""
-    return min(status.rounds, config.run.steps)
+    return min(status.rounds, run.steps)
 
 
-def _left(status: RunStatus, config: Config) -> str:
+def _left(status: RunStatus, run: RunConfig) -> str:
     """Return the estimated time to the end of the run."""
     if status.round_seconds is None:
         return "-"
-    return duration((config.run.steps - _rounds(status, config)) * status.round_seconds)
+    return duration((run.steps - _rounds(status, run)) * status.round_seconds)

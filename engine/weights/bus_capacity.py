@@ -65,7 +65,7 @@ def check(config: Config, model: Path) -> None:
     """
     if config.server.weights == "bus" and not config.adapters and "learner" in config.run.roles:
         size, store_gb = published_bytes(model, config.model.dtype), config.bus.store_gb
-        require(size, kept(config), STREAMS[STREAM].share * store_gb * _GB, store_gb=store_gb)
+        require(size, kept(config.curriculum.lead), STREAMS[STREAM].share * store_gb * _GB, store_gb=store_gb)
 
 
 def published_bytes(model: Path, dtype: str) -> int:

@@ -66,7 +66,11 @@ def _publish_files(config: Config, directory: Path, policy: Policy) -> Publisher
     from engine.weights.adapters import AdapterPublisher
     from engine.weights.publisher import FilePublisher
 
-    bus, keep, seconds = config.server.weights == "bus", kept(config), config.learner.step_seconds
+    bus, keep, seconds = (
+        config.server.weights == "bus",
+        kept(config.curriculum.lead),
+        config.learner.step_seconds,
+    )
     if config.adapters:
         settings = policy.adapter_settings()
         return AdapterPublisher(directory / "adapters", settings, bus=bus, keep=keep, seconds=seconds)
@@ -79,7 +83,9 @@ def _load_files(config: Config, blobs: Blobs, cache: Path) -> WeightLoader:
 
     if config.adapters:
         seconds = config.server.request_seconds
-        return AdapterLoader(config.run.name, blobs, cache, keep=kept(config), request_seconds=seconds)
+        return AdapterLoader(
+            config.run.name, blobs, cache, keep=kept(config.curriculum.lead), request_seconds=seconds
+        )
     return BusLoader(blobs, cache) if config.server.weights == "bus" else FileLoader()
 
 

@@ -6,7 +6,6 @@ import io
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from rich.console import Console
 from scenes import small_run
@@ -40,21 +39,21 @@ def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
 
 def test_the_panel_shows_what_matters(status: RunStatus) -> None:
     screen, stream = console(terminal=True)
-    screen.print(live.panel(status, config(), "running"))
+    screen.print(live.panel(status, config().run, "running"))
     text = stream.getvalue()
     for part in ("spade toy · running · round 1 of 1", "2, 1 live", "valid 1.00", "0.400, 0.600", "0.250"):
         assert part in text
     for part in ("▄", "held-out mid", "0.510 ± 0.039", "agent: waiting 7", "75%", "published", "serving"):
         assert part in text
     connection = history.create(Path(":memory:"))
-    screen.print(live.panel(standing.read(connection), config(), "starting"))
+    screen.print(live.panel(standing.read(connection), config().run, "starting"))
     assert "none yet" in stream.getvalue()
 
 
 def test_plain_lines_are_printed_on_news_only(status: RunStatus) -> None:
     screen, stream = console(terminal=False)
     clock = iter([100.0, 100.0, 101.0, 102.0, 102.0, 120.0, 120.0])
-    view = live.make(config(), screen, clock=lambda: next(clock))
+    view = live.make(config().run, config().ui, screen, clock=lambda: next(clock))
     view.update(status, "running")
     view.update(status, "running")
     view.update(status, "draining")
@@ -73,14 +72,13 @@ def test_plain_lines_are_printed_on_news_only(status: RunStatus) -> None:
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
 )
 def test_the_view_follows_the_terminal_and_the_recipe(mode: str, terminal: bool, panel: bool) -> None:
-    recipe = msgspec.structs.replace(config(), ui=UiConfig(live=mode))  # type: ignore[arg-type]
     screen, _ = console(terminal=terminal)
-    assert isinstance(live.make(recipe, screen), live.LivePanel) is panel
+    assert isinstance(live.make(config().run, UiConfig(live=mode), screen), live.LivePanel) is panel
 
 
 def test_the_panel_can_be_shown_and_updated(status: RunStatus) -> None:
     screen, stream = console(terminal=True)
-    view = live.LivePanel(config(), screen)
+    view = live.LivePanel(config().run, screen)
     with view.showing():
         view.update(status, "running")
         view.say("warning: something")
@@ -89,7 +87,7 @@ def test_the_panel_can_be_shown_and_updated(status: RunStatus) -> None:
 
 def test_warnings_reach_the_view_with_their_fields() -> None:
     screen, stream = console(terminal=False)
-    live.sink(live.make(config(), screen))(
+    live.sink(live.make(config().run, config().ui, screen))(
         "warning", {"event": "role.slow", "role": "agent", "level": "warning"}
     )
     assert "warning: role.slow role=agent" in stream.getvalue()
