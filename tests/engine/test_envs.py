@@ -290,8 +290,8 @@ def large_run(path: Path, count: int) -> None:
             (design, at, number, number, at / count, fields),
         )
         connection.execute(
-            "INSERT INTO episodes VALUES (?, ?, 0, ?, ?, 'plain', ?, 1, 'terminated', NULL, 3, 50, 0.1)",
-            (str(at), at, design, skill, number),
+            "INSERT INTO episodes VALUES (?, ?, 0, ?, 'plain', ?, 1, 'terminated', NULL, 3, 50, 0.1)",
+            (str(at), at, design, number),
         )
         if at % 25 == 0:
             connection.execute("INSERT INTO diversity VALUES (?, ?)", (number, known))
