@@ -12,7 +12,7 @@ from scenes.small_run import evaluation
 
 from engine.config import EvaluatorConfig, LearnerConfig, SuiteConfig
 from engine.lineage import Lineage
-from engine.training.retention import Best, read_best, write_best
+from engine.training.retention import Best, read_best
 from roles.learner.checkpoint_manager import CheckpointManager
 
 SUITES = EvaluatorConfig(every=10, suites=(SuiteConfig(name="mid", source="seeds:mid"),))
@@ -85,16 +85,3 @@ async def test_what_was_evaluated_beyond_the_fork_is_of_no_checkpoint(world: Wor
     await world.keeper.update_best(forked)
     assert world.best is not None, "what is known is told again, and nothing else comes of it"
     assert world.best.checkpoint == name(20, 1)
-
-
-async def test_the_best_that_an_older_build_wrote_down_stays(world: World) -> None:
-    world.next_life((0, 10))
-    write_best(world.checkpoints, Best(name(10), 0.8, "mid"))
-    world.next_life()
-    await world.evaluated(10, 0, 0.5)
-    await world.keeper.update_best(Lineage().fork(1, 10))
-    assert world.best == Best(name(10), 0.8, "mid")
-    world.next_life()
-    await world.keeper.update_best(Lineage().fork(1, 10).fork(2, 9))
-    assert world.best is None
-    assert not (world.checkpoints / "best.json").exists()

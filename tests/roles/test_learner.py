@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import structlog
-from learner_fakes import make_policy, random_samples, round_of, sample, sampled, segment
+from learner_fakes import VOCABULARY, make_policy, random_samples, round_of, sample, sampled, segment
 from learner_scene import Killed, Scene
 from structlog.testing import capture_logs
 
@@ -21,6 +21,7 @@ from engine.config import (
     Config,
     EvaluatorConfig,
     LearnerConfig,
+    LoraConfig,
     ModelConfig,
     OptimizerConfig,
     RoleTraining,
@@ -30,7 +31,10 @@ from engine.config import (
 )
 from engine.context import RoleContext
 from engine.errors import SpadeError
+from engine.inference import adapters
+from engine.inference.tokens import tokenizer_digest
 from engine.lineage import Lineage, Version
+from engine.weights import store
 from roles.learner.role import LearnerRole as LearnerRole
 from roles.learner.version_claim import resume
 
@@ -134,7 +138,8 @@ async def test_it_announces_the_starting_policy_and_trains_rounds(world: World):
         await world.round(2, final=True)
         await world.until(lambda batch: batch.final)
     first, empty, last = await world.events(BatchTrained)
-    assert (start.version, start.step) == (0, 0)
+    assert (start.version, start.step, start.vocabulary) == (0, 0, VOCABULARY)
+    assert start.tokenizer == tokenizer_digest(world.policy)
     assert [batch.step for batch in (first, empty, last)] == [1, 1, 2]
     assert (first.agent_samples, first.designer_samples) == (4, 2)
     assert (empty.trained, empty.version) == ((), first.version)
@@ -434,3 +439,64 @@ def test_versions_after_a_start():
     assert twice == (Version(2, 4), Lineage().fork(1, 4).fork(2, 4))
     assert resume(Version(0, 0), Version(0, 2), first, Version(0, 2))[0] == Version(1, 0)
     assert resume(Version(0, 4), Version(0, 4), first, Version(2, 4))[0] == Version(3, 4)
+
+
+async def test_versions_count_batches_and_the_archive_outlives_a_restart(world: World):
+    config = world.config(
+        steps_per_batch=2,
+        minibatches=True,
+        supervised_mix=0.5,
+        supervised_samples=3,
+        supervised_source="accepted",
+        checkpoint_every=1,
+    )
+    designs = [
+        one._replace(credit=msgspec.structs.replace(one.credit, accepted=number < 2, members=4))
+        for number, one in enumerate(random_samples(4, seed=9, role="designer", round_=1))
+    ]
+    async with world.running(world.role(config)) as role:
+        await world.round(0)
+        await world.send(*round_of(1, [*random_samples(3, seed=2, round_=1), *designs]))
+        await world.until(lambda batch: batch.round == 1)
+        assert role._trainer.state.global_step == 4
+    async with world.running(world.role(config)) as role:
+        await world.round(2, final=True)
+        await world.until(lambda batch: batch.final)
+        assert role._trainer.state.global_step == 6
+    first, second, third = await world.surviving()
+    assert [batch.step for batch in (first, second, third)] == [1, 2, 3]
+    assert third.max_staleness == 2
+    assert {batch.metrics["optimizer_steps"] for batch in (first, second, third)} == {2.0}
+    learned = sum(segment.sampled for one in designs[:2] for segment in one.segments)
+    assert [batch.metrics["supervised_tokens"] for batch in (first, second, third)] == [0, learned, learned]
+    versions = [Version.unpack(one.version) for one in await world.events(PolicyPublished)]
+    assert versions[-1] == Version(0, 3)
+
+
+async def test_adapters_are_announced_and_a_restart_gives_them_other_names(
+    world: World, tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file
+
+    learner = world.config(
+        lora=LoraConfig(rank=4, alpha=8.0, publish="adapter"),
+        optimizer=OptimizerConfig(learning_rate=1e-2, weight_decay=0.0),
+        checkpoint_every=100,
+    )
+    config = msgspec.structs.replace(learner, server=ServerConfig(weights="bus"))
+    await world.round(0)
+    await world.interrupted(world.role(config), lambda: world.until(lambda batch: batch.round == 0))
+    async with world.running(world.role(config)):
+        await world.until(lambda batch: batch.version == Version(1, 1).pack())
+    published = await world.events(PolicyPublished)
+    versions = [Version.unpack(policy.version) for policy in published]
+    assert versions == [Version(0, 0), Version(0, 1), Version(1, 0), Version(1, 1)]
+    names = [adapters.name("test", policy.version) for policy in published]
+    assert len(set(names)) == 4, "what is trained again has a name of its own"
+    for policy, version in zip(published, versions, strict=True):
+        assert policy.uri == f"bus:weights.whole.{version.fence}-{version.step}"
+        assert policy.size < 100_000, "the adapter alone"
+    newest = tmp_path / "adapters" / f"{versions[-1].fence}-{versions[-1].step}" / "adapter_model.safetensors"
+    await world.bus.blobs.save(published[-1].uri.removeprefix("bus:"), tmp_path / "fetched")
+    assert store.file_digest(tmp_path / "fetched") == store.file_digest(newest) == published[-1].sha256
+    assert all(".lora_" in name for name in load_file(newest))
