@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
+from role_fakes import COUNTER, FakePool, FakeSandbox, Script, make_config, make_context
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import scored, ticket
 
@@ -76,10 +76,11 @@ class Stage:
     """A designer at work, its bus and its fakes."""
 
     def __init__(
-        self, tmp_path: Path, policy: Policy, *, bus: MemoryBus | None = None, **designer: Any
+        self, tmp_path: Path, policy: Script, *, bus: MemoryBus | None = None, **designer: Any
     ) -> None:
         self.bus = bus or MemoryBus(run="test", role="scorer", instance="s0")
-        self.policy, self.pool, self.sandbox = policy, FakePool(policy), FakeSandbox()
+        self.policy: Any = policy
+        self.pool, self.sandbox = FakePool(policy), FakeSandbox()
         settings: dict[str, Any] = {"concurrency": 4, "sampling": SamplingConfig(max_tokens=2000), **designer}
         config = make_config(designer=DesignerConfig(**settings))
         self.context = make_context(
@@ -106,6 +107,16 @@ class Stage:
                         break
         assert (await self.bus.stream_info("TASK")).messages == 0
         return found
+
+    async def work(self, *tickets: DesignTicket) -> None:
+        """Work until each ticket has its environment, or has failed."""
+        start = (await self.bus.stream_info("EVENT")).last + 1
+        ended = ("event.designer.ready.*", "event.designer.failed")
+        await self.bus.publish_all(tickets)
+        async with self.at_work(), self.bus.follow("EVENT", start=start, tails=ended) as facts:
+            with anyio.fail_after(20):
+                for _ in tickets:
+                    await anext(facts)
 
     async def answers(self, *kinds: type[Message], to: Sequence[DesignTicket] = ()) -> list[Any]:
         """Work until there is a fact of each of ``kinds``, in this order, and return them."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import random
 import threading
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
-from designer_stage import BAD, GOOD, quick
-from role_fakes import FakeChat, FakePool, FakeSandbox, make_config, make_context
+from designer_stage import BAD, GOOD, Stage, quick
+from role_fakes import FakeChat, make_config
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import ticket
 
-from bus.messages import DesignRejected, DesignSample, DesignTicket, EnvironmentReady
+from bus.messages import DesignRejected, DesignSample, EnvironmentReady
 from engine import prompts
-from engine.config import DesignerConfig, SamplingConfig
+from engine.config import DesignerConfig
 from engine.errors import ConfigError
 from roles.designer.role import DesignerRole
 
@@ -46,35 +44,15 @@ def policy(text: str, _: int) -> str:
     return GOOD if number % 3 else BAD
 
 
-def role_at(bus: MemoryBus, directory: Path, documents: Path, **designer: Any) -> DesignerRole:
-    settings = {"corpus": f"dir:{documents}", "sampling": SamplingConfig(max_tokens=2000), **designer}
-    config = make_config(designer=DesignerConfig(**settings))
-    peer = bus.peer("designer", "x")
-    return DesignerRole(make_context(peer, config, directory, pool=FakePool(policy), sandbox=FakeSandbox()))
-
-
-async def work(role: DesignerRole, bus: MemoryBus, *tickets: DesignTicket) -> None:
-    """Let the role answer these tickets and drain it."""
-    ended = ("event.designer.ready.*", "event.designer.failed")
-    start = (await bus.stream_info("EVENT")).last + 1
-    await bus.publish_all(tickets)
-    async with anyio.create_task_group() as tasks, bus.follow("EVENT", start=start, tails=ended) as facts:
-        tasks.start_soon(role.run)
-        with anyio.fail_after(20):
-            for _ in tickets:
-                await anext(facts)
-        role.context.draining.set()
-
-
 async def live(
     directory: Path, bus: MemoryBus, documents: Path, numbers: list[int], *, concurrency: int
 ) -> DesignerRole:
     """Return a role that has answered these tickets."""
     settings = {"skills": ("Logic",), "attempts": ATTEMPTS, "concurrency": concurrency, "memory": False}
-    role = role_at(bus, directory, documents, **settings)
+    stage = Stage(directory, policy, bus=bus, corpus=f"dir:{documents}", **settings)
     same = {"attempts": ATTEMPTS, "cohort": 0}
-    await work(role, bus, *(ticket(f"d{n}", slot=n, number=n, turn=n, **same) for n in numbers))
-    return role
+    await stage.work(*(ticket(f"d{n}", slot=n, number=n, turn=n, **same) for n in numbers))
+    return stage.designer
 
 
 async def grounded(bus: MemoryBus) -> dict[tuple[str, int], str]:
@@ -138,9 +116,8 @@ async def test_a_long_prompt_holds_up_nobody_else(documents: Path, tmp_path: Pat
         return encode(text)
 
     chat.encode = slow
-    bus = new_bus()
-    designer = role_at(bus, tmp_path, documents)
-    designer.context.shared["chat"] = chat
-    await work(designer, bus, ticket(attempts=3))
+    stage = Stage(tmp_path, policy, corpus=f"dir:{documents}")
+    stage.context.shared["chat"] = chat  # type: ignore[index]
+    await stage.work(ticket(attempts=3))
     assert threads
     assert threading.get_ident() not in threads
