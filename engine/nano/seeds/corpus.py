@@ -133,7 +133,7 @@ def play(family: Family, parameters: Parameters, noun: str, rng: Random, *, hint
     line = family.hint(parameters) if hinted else None
     environment = load(family.program(parameters, noun))
     if family.tools:
-        return _tool_play(family, environment, line, rng, mode)
+        return tool_play(family, environment, line, rng, mode)
     observation: str = environment.reset(rng.randrange(_INSTANCES))
     script = player(family, mode, observation, line, rng)
     contents = [render("play_nano", observation=observation, hint=line)]
@@ -156,7 +156,7 @@ def player(family: Family, mode: Mode, observation: str, hint: str | None, rng: 
     return family.naive(observation, rng) if mode == "naive" else family.blurt(observation, rng)
 
 
-def _tool_play(family: Family, environment: Any, hint: str | None, rng: Random, mode: Mode) -> SeedExample:
+def tool_play(family: Family, environment: Any, hint: str | None, rng: Random, mode: Mode) -> SeedExample:
     """Return one scripted play with tools, in the messages that the agent role would append."""
     environment.reset(rng.randrange(_INSTANCES))
     tools = environment.get_tools()
