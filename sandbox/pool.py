@@ -71,17 +71,19 @@ class SandboxPool:
     async def __aenter__(self) -> SandboxPool:
         if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
             raise SandboxUnavailable("generated programs can be confined on Linux 5.3 or newer only")
-        settings, cores = self.settings, host.cores()
+        settings = self.settings
         host.raise_file_limit()
-        self.bounds = {**host.bounds(), "sandbox.max_live": settings.max_live or _MAX_LIVE}
+        self.bounds = {**host.bounds(), "sandbox.max_live": min(settings.max_live or _MAX_LIVE, _MAX_LIVE)}
         self.max_live = max(1, min(self.bounds.values()))
         self._oom_kills = (host.oom_kills(),) * 2
         self._places = asyncio.Semaphore(self.max_live)
-        self._forks = asyncio.Semaphore(2 * cores)
         self._roomy, self._standing = asyncio.Event(), asyncio.Event()
         self._roomy.set()
         self._group: TaskGroup = await anyio.create_task_group().__aenter__()
-        self._scopes = [anyio.CancelScope() for _ in range(1 + (settings.zygotes or max(1, cores // 2)))]
+        zygotes = settings.zygotes or max(1, host.cores() // 2)
+        self._scopes = [anyio.CancelScope() for _ in range(1 + zygotes)]
+        # a zygote forks one child after the other
+        self._forks = asyncio.Semaphore(4 * zygotes)
         try:
             found = [await self._group.start(self._tend, *pair) for pair in enumerate(self._scopes[1:])]
         except BaseException:

@@ -53,28 +53,17 @@ LIST = "1. The program:\n\n   ```python\n   class Env:\n       pass\n   ```\n"
         (f"```python\nimport random\n```\nThen:\n```python\n{PROGRAM}\n```\n```python\nEnv()\n```", PROGRAM),
         (f"```python\nclass Env:\n  def broken(\n```\nAgain:\n```python\n{PROGRAM}\n```", PROGRAM),
         (f"```\nclass Env: x\n ...\n```\n```\n{PROGRAM}\n```", PROGRAM),
+        (f"```python\n{PROGRAM}\n```\n```python\nsecond\n```\n```python\nopen", PROGRAM),
+        # an open block is the whole text, a thought without an end is no answer
+        (f"```python\n{PROGRAM}", f"```python\n{PROGRAM}"),
+        ("<think>nothing</think>  \n", ""),
+        (f"\n<think>\nperhaps\n```python\n{PROGRAM}\n```\nor", ""),
+        (f"<think>a</think>\n<think>\n```python\n{PROGRAM}\n```", ""),
+        (f"```python\n{PROGRAM}  # <think>\n```", f"{PROGRAM}  # <think>"),
     ],
 )
 def test_program_is_found(text: str, program: str) -> None:
     assert extract(text) == program
-
-
-def test_first_complete_block_wins() -> None:
-    assert extract(f"```python\n{PROGRAM}\n```\n```python\nsecond\n```\n```python\nopen") == PROGRAM
-
-
-def test_open_block_is_the_whole_text() -> None:
-    assert extract(f"```python\n{PROGRAM}") == f"```python\n{PROGRAM}"
-
-
-def test_empty() -> None:
-    assert extract("<think>nothing</think>  \n") == ""
-
-
-def test_a_thought_without_an_end_is_no_answer() -> None:
-    assert extract(f"\n<think>\nperhaps\n```python\n{PROGRAM}\n```\nor") == ""
-    assert extract(f"<think>a</think>\n<think>\n```python\n{PROGRAM}\n```") == ""
-    assert "<think>" in extract(f"```python\n{PROGRAM}  # <think>\n```")
 
 
 @given(st.text(alphabet="`py\n ab", max_size=60))

@@ -80,19 +80,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize(
-    "tools",
-    [
-        "[{}]",
-        "[{'function': {}}]",
-        "[{'function': {'name': 'a', 'parameters': {'type': []}}}]",
-        "[{'function': {'name': 'a', 'parameters': {'properties': {'x': {'minimum': 'low'}}}}}]",
-        "[{'function': {'name': 'a', 'parameters': {'properties': {'x': {'enum': []}}}}}]",
-        "[{'function': {'name': 'a', 'parameters': {}}}] * 500",
-        "{'a': 1}",
-        "7",
-    ],
-)
+@pytest.mark.parametrize("tools", ["[{}]", "[{'function': {'name': 'a', 'parameters': {}}}] * 500", "7"])
 async def test_forged_tools_get_a_verdict(
     pair: SandboxPool, tools: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
