@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from test_agenda import finished, published, serving, trained
 
 from bus.messages import EvaluationFinished
 from engine import registry
-from engine.config import AgentConfig, SamplingConfig, SuiteConfig
+from engine.config import AgentConfig, LearnerConfig, SamplingConfig, SuiteConfig
 from engine.config import EvaluatorConfig as EvaluatorConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
@@ -70,6 +72,12 @@ class Stage:
         self.context = make_context(
             self.bus.peer("evaluator", "v0"), self.config, tmp_path, pool=self.pool, sandbox=self.sandbox
         )
+        self.evaluator = EvaluatorRole(self.context)
+
+    def use(self, **tables: Any) -> None:
+        """Begin anew with other tables of the recipe."""
+        self.config = msgspec.structs.replace(self.config, **tables)
+        self.context = replace(self.context, config=self.config)
         self.evaluator = EvaluatorRole(self.context)
 
     @asynccontextmanager
@@ -264,7 +272,7 @@ def test_generated_suites() -> None:
     ("source", "complaint"),
     [
         ("seeds:impossible", "no held-out suite 'impossible'.*easy, mid, hard"),
-        ("ftp:x", "no known scheme.*dir:.* or seeds:"),
+        ("ftp:x", "no known scheme.*dir:.*seeds:"),
         ("aime-25:", "cannot be played: it has no data: name a file"),
         ("programs/", "no known scheme"),
         ("dir:", "no program"),
@@ -307,10 +315,59 @@ def test_a_suite_of_another_package_is_loaded_by_its_entry_point(
         assert [(item.group, item.name) for item in items] == [("Chess", str(n)) for n in range(3)]
         with pytest.raises(ConfigError, match=r"guest_suites\.absent:suite\) cannot be imported"):
             load_suite(SuiteConfig(name="own", source="broken:x"), make_config())
-        with pytest.raises(ConfigError, match=r"begin with .*broken:.*puzzles:.* or seeds:"):
+        with pytest.raises(ConfigError, match=r"begin with .*broken:.*puzzles:.*seeds:"):
             load_suite(SuiteConfig(name="own", source="chess:x"), make_config())
     finally:
         registry.registered.cache_clear()
+
+
+async def test_a_suite_of_another_package_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example of the documentation beside a suite of programs, at two versions."""
+    example = Path(__file__).parents[2] / "docs" / "examples" / "sums"
+    monkeypatch.syspath_prepend(str(plugins.install_example(tmp_path / "site", example)))
+    try:
+        stage = Stage(tmp_path)
+        (both,) = stage.config.evaluator.suites
+        sums = SuiteConfig(name="sums", source="sums:small", episodes=6)
+        stage.use(evaluator=EvaluatorConfig(every=10, suites=(both, sums)))
+
+        def answer(text: str, call: int) -> str:
+            numbers = re.findall(r"How much is (\d+) and (\d+)", text)
+            return f"\\boxed{{{sum(map(int, numbers[-1]))}}}" if numbers else guessing(text, call)
+
+        stage.pool.script = answer
+        async with stage.at_work():
+            await stage.bus.publish(serving(0))
+            await stage.facts(2)
+            stage.pool.version = 10
+            await stage.bus.publish(serving(10))
+            facts = await stage.facts(4)
+    finally:
+        registry.registered.cache_clear()
+    assert {(fact.suite, fact.step): fact.win for fact in facts} == {
+        ("both", 0): 0.5,
+        ("sums", 0): 1.0,
+        ("both", 10): 0.5,
+        ("sums", 10): 1.0,
+    }
+    (fact,) = [fact for fact in facts if (fact.suite, fact.step) == ("sums", 10)]
+    assert (fact.version, fact.episodes, fact.by_family) == (10, 6, {"small": 1.0})
+    samples = (stage.context.directory / "evaluations" / "sums-10.jsonl").read_text().splitlines()
+    assert len(samples) == 6
+    assert all("How much is" in line for line in samples)
+
+
+def test_a_test_split_may_not_choose_the_checkpoint() -> None:
+    def check(source: str) -> None:
+        suites = (SuiteConfig(name="chooses", source=source, episodes=2),)
+        learner = LearnerConfig(best_by="chooses")
+        EvaluatorRole.check(make_config(evaluator=EvaluatorConfig(suites=suites), learner=learner))
+
+    check("seeds:validation")
+    with pytest.raises(ConfigError, match="is a test split"):
+        check("seeds:test")
 
 
 def test_the_guide_names_every_built_in_suite() -> None:
