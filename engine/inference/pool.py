@@ -34,7 +34,6 @@ from engine.inference.concurrency import RecentRate
 from engine.inference.health_prober import HealthProber
 from engine.inference.server_set import PooledServer, Roster
 from engine.inference.vllm import VllmClient, open_session
-from engine.records import served_versions
 
 if TYPE_CHECKING:
     from bus import Bus
@@ -115,15 +114,10 @@ class InferencePool:
         """Follow the servers' facts on the bus and watch each server, until cancelled."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.close)
-            known = await served_versions.read(bus)
             newest = await bus.last(PUBLISHED)
-            records = await stack.enter_async_context(
-                bus.follow("EVENT", start=known.position + 1, tails=_TAILS)
-            )
+            records = await stack.enter_async_context(bus.follow("EVENT", tails=_TAILS))
             if newest is not None:
                 self.apply(newest.message)
-            for fact in known.facts:
-                self.apply(fact)
             self._probers = await stack.enter_async_context(anyio.create_task_group())
             try:
                 for server in self._roster:

@@ -19,7 +19,7 @@ from bus import Bus
 from bus.messages import Heartbeat, RoundSummary
 from engine import malloc
 from engine.errors import SpadeError
-from engine.records import history, served_versions
+from engine.records import history
 from engine.records.diversity_log import DiversityMeter
 from engine.records.history import Event
 from engine.records.trackers import Trackers
@@ -45,7 +45,6 @@ class Recorder:
         self._path = path
         self._connection = _open(path)
         self._position = history.position(self._connection)
-        self._noted = self._position
         self._meter = DiversityMeter()
         self._changed = anyio.Event()
         self._heartbeats: dict[tuple[str, str], Heartbeat] = {}
@@ -112,8 +111,6 @@ class Recorder:
                     except (anyio.WouldBlock, anyio.EndOfStream):
                         break
                 await self._apply(batch)
-                if self._position - self._noted >= served_versions.EVERY:
-                    await self._note_serving()
 
     async def _apply(self, batch: list[Event]) -> None:
         await self._in_thread(history.apply, batch)
@@ -126,12 +123,6 @@ class Recorder:
         self._position = batch[-1].sequence
         self._changed.set()
         self._changed = anyio.Event()
-
-    async def _note_serving(self) -> None:
-        """Publish a note so that later readers can skip the server events up to now."""
-        note = await self._in_thread(served_versions.current)
-        await served_versions.write(self._bus, note)
-        self._noted = note.position
 
     async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Run one piece of work at a time on the database, in a worker thread."""

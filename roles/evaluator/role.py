@@ -17,7 +17,6 @@ from engine.evals.harness import Harness
 from engine.evals.records import Sample
 from engine.evals.suite import Item, Suite
 from engine.lineage import Lineage, Version
-from engine.records import served_versions
 from roles.agent.episode import Rules
 from roles.base import Role, RoleContext
 from roles.evaluator.agenda import Agenda
@@ -113,14 +112,10 @@ class EvaluatorRole(Role):
         forks = await self.bus.state_get(_LINEAGE)
         if forks is not None:
             self._agenda.settle(msgspec.json.decode(forks[1], type=Lineage))
-        known = await served_versions.read(self.bus)
-        for fact in known.facts:
-            self._agenda.note(fact)
         # A foreign learner may not store its forks: then they follow from the versions that it published.
         tails_of_all = (_FINISHED, _READY) if forks is not None else (_FINISHED, _READY, _PUBLISHED)
-        for start, tails in ((known.position + 1, _SERVERS), (1, tails_of_all)):
-            async for record in self.bus.replay("EVENT", start=start, tails=tails):
-                await self._note(record.message)
+        async for record in self.bus.replay("EVENT", tails=(*_SERVERS, *tails_of_all)):
+            await self._note(record.message)
         # Only the last of these long facts matters.
         trained = await self.bus.last(_TRAINED)
         if trained is not None:

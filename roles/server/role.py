@@ -20,7 +20,6 @@ from engine.inference.launch import weight_backend
 from engine.inference.process import Ended, ServerFailed, external_server, serve
 from engine.inference.server_checks import HandshakeRefused
 from engine.inference.vllm import VllmClient, open_session
-from engine.records import served_versions
 from engine.weights import ways
 from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
@@ -143,12 +142,9 @@ class ServerRole(Role):
 
         Returns the sequence up to which the facts of servers are known.
         """
-        known = await served_versions.read(self.bus)
-        known_to = known.position
-        alive: dict[str, ServerServing] = {fact.server: fact for fact in known.facts}
-        for fact in known.facts:
-            self._rollout.note(fact)
-        async for record in self.bus.replay("EVENT", start=known.position + 1, tails=_TAILS):
+        known_to = 0
+        alive: dict[str, ServerServing] = {}
+        async for record in self.bus.replay("EVENT", tails=_TAILS):
             message, known_to = record.message, record.sequence
             self._rollout.note(message)
             if isinstance(message, ServerServing):

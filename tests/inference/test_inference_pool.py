@@ -227,14 +227,11 @@ class Facts:
     def __init__(self) -> None:
         self.send, self._receive = anyio.create_memory_object_stream[object](100)
 
-    async def state_get(self, key: str) -> None:
-        assert key == "serving"
-
     async def last(self, tail: str) -> None:
         assert tail == "event.learner.published"
 
-    def follow(self, stream: str, *, start: int, tails: tuple[str, ...]):
-        assert (stream, start) == ("EVENT", 1)
+    def follow(self, stream: str, *, tails: tuple[str, ...]):
+        assert stream == "EVENT"
         assert tails == ("event.server.serving", "event.server.lost", "event.learner.published")
         return self
 

@@ -16,7 +16,7 @@ import pytest
 from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
 from scenes import plugins
 from scenes.memory_bus import MemoryBus
-from scenes.small_run import evaluation, ready
+from scenes.small_run import ready
 from test_agenda import finished, published, serving, trained
 
 from bus.messages import EvaluationFinished
@@ -27,7 +27,6 @@ from engine.errors import ConfigError
 from engine.inference.completion import InferenceUnavailable
 from engine.lineage import Lineage, Version
 from engine.nano import seeds
-from engine.records import served_versions as note
 from roles import work_loop
 from roles.evaluator.role import EvaluatorRole
 from roles.evaluator.suites import load_suite
@@ -376,19 +375,3 @@ def test_the_guide_names_every_built_in_suite() -> None:
     levels = [f"`seeds:{level}`" for level in seeds.SUITES]
     assert all(name in guide for name in levels)
     assert all(f"`{name}" in guide for name in registry.registered(registry.SUITES))
-
-
-async def test_a_later_life_needs_the_note_of_who_serves_and_the_last_word_of_the_learner(
-    tmp_path: Path,
-) -> None:
-    stage = Stage(tmp_path)
-    bus = stage.bus
-    # Without the last word the suite would count as played until step 30.
-    known = [evaluation(20, suite="both"), trained(10, final=False), trained(23, final=True)]
-    await bus.publish_all([serving(23), *known])
-    await note.write(bus, note.ServedVersions(position=1, facts=(serving(23),)))
-    await bus.purge("EVENT", below=2)
-    stage.pool.version = 23
-    async with stage.at_work():
-        _, fact = await stage.facts(2)
-    assert fact.step == 23
