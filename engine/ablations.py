@@ -22,7 +22,13 @@ TOOLS = (
     "Tool Selection",
     "Multi-Step Workflows",
 )
-PRESETS: Mapping[str, tuple[str, ...]] = {"games": GAMES, "two": TWO, "tools": TOOLS}
+TWO_TOOLS = ("API Orchestration", "State Modification")
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    "games": GAMES,
+    "two": TWO,
+    "tools": TOOLS,
+    "two_tools": TWO_TOOLS,
+}
 """Lists of skills by name, for ``designer.skills`` (reference spec 2.4, 10)."""
 
 OFF = "off"
@@ -67,6 +73,8 @@ def resolve(values: Mapping[str, Any]) -> None:
         return
     skills = designer.get("skills")
     name = skills[0] if isinstance(skills, list) and len(skills) == 1 else skills
+    if name == "two" and designer.get("prompt") == "tools":
+        name = "two_tools"
     if isinstance(name, str) and name in PRESETS:
         designer["skills"] = list(PRESETS[name])
         own = designer.get("custom_skills")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import recipe
+from engine import ablations, recipe
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.run import RunDirectory
@@ -88,6 +88,24 @@ def test_the_tools_recipes_have_the_papers_numbers(name: str) -> None:
     assert (designer.judge, designer.judge_sampling.max_tokens) == ("self", 16_384)
     assert (tools.model, tools.server) == (games.model, games.server)
     assert tools.learner.devices == games.learner.devices
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor", "value"),
+    [
+        (["corpus=off"], "corpus", "off"),
+        (["memory=off"], "memory", "off"),
+        (["skills=two"], "skills", "two_tools (2, 2 a cohort)"),
+        (["designer=frozen", "designer.frozen.devices=[4]", "learner.devices=[5,6,7]"], "designer", "frozen"),
+        (["designer.kind=pool", "designer.pool.source=dir:my/programs"], "designer", "pool"),
+    ],
+)
+def test_baselines_and_ablations_are_there_for_tools_too(
+    settings: list[str], factor: str, value: str
+) -> None:
+    path = CONFIGS / "qwen3-8b-tools.toml"
+    before, after = (ablations.factors(recipe.load(path, given).config) for given in ([], settings))
+    assert after == {**before, factor: value}
 
 
 def test_parameters_are_counted() -> None:
