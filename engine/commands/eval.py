@@ -225,7 +225,7 @@ def list_suites(as_json: AsJson = False) -> None:
             suite = registry.load(registry.SUITES, name, where="SUITE")("", config)
             row |= {"version": suite.version, "presets": sorted(suite.presets), "missing": suite.available()}
         except SpadeError as error:
-            row["missing"] = f"{error.what} {error.remedy}".strip()
+            row["missing"] = f"needs an argument: {error.remedy}"
         found.append(row)
     if as_json:
         import json

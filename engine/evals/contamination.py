@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 WORDS = 13
 """Words in a row that count as a copy, as for GPT-3. Of a text with fewer all count, from SHORTEST on."""
 SHORTEST = 8
+SHARED = 2
+"""A sequence of more items than that is a form of the suite's questions, and no copy of one."""
 _WORD = re.compile(r"\w+")
 
 
@@ -31,6 +33,7 @@ class Guard:
                 for gram in ngrams(text):
                     self._owners.setdefault(gram, set()).add((suite, item))
                     self._sizes.add(len(gram))
+        self._owners = {gram: owners for gram, owners in self._owners.items() if len(owners) <= SHARED}
 
     def found(self, text: str) -> set[tuple[str, str]]:
         """Return the suite and item of each text that has a sequence in common with ``text``."""

@@ -27,6 +27,13 @@ def test_fewer_common_words_are_no_copy() -> None:
     assert guard.found(" ".join(words[2 : WORDS + 2]))
 
 
+def test_the_form_of_all_questions_is_no_copy() -> None:
+    form = "Answer the question below with one whole number and put that number into a box: how many {} are there?"
+    guard = Guard({"s": {kind: form.format(kind) for kind in ("stars", "rocks", "birds", "trees")}})
+    assert guard.found(form.format("dogs")) == set()
+    assert guard.found(f"So: {form.format('birds')}") == {("s", "birds")}
+
+
 def test_a_text_of_a_few_words_says_nothing() -> None:
     guard = Guard(
         {"s": {"short": "What is 2 + 2?", "middle": "Which of these planets has the largest known moon?"}}

@@ -30,7 +30,7 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def add(text: str) -> Say:
     """Add small numbers, and large ones wrongly."""
-    first, second = map(int, re.findall(r"\d+", text)[:2])
+    first, second = map(int, re.findall(r"\d+", f"{text} 0 0")[:2])
     return Say(f"\\boxed{{{first + second if first < 10 > second else 0}}}")
 
 
@@ -163,26 +163,31 @@ def test_lost_samples_make_it_partial(spade: Spade, monkeypatch: pytest.MonkeyPa
     assert suite["model"]["items"] == 20 - suite["lost"]
 
 
-@pytest.mark.usefixtures("sums")
 def test_texts_of_the_training_are_looked_for(spade: Spade, endpoint: FakeEndpoint) -> None:
+    questions = [
+        "Which star of the list in the second table of the appendix was measured first, and by whom?",
+        "Of all rocks that the expedition brought home, how many were older than the oldest shell among them?",
+    ]
+    options = {"Correct Answer": "a", **{f"Incorrect Answer {number}": "b" for number in (1, 2, 3)}}
+    lines = [json.dumps({"Question": question, **options}) for question in questions]
+    Path("gpqa.jsonl").write_text("\n".join(lines))
     Path("corpus").mkdir()
-    Path("corpus/notes.txt").write_text(
-        "Exercise. How much is 5 and 4? Put the number into boxed. Then go on to the next."
-    )
+    Path("corpus/notes.txt").write_text(f"An exercise. {questions[0].upper()} It is not hard.")
     words = [
         "eval",
-        "sums:small",
+        "gpqa-diamond:gpqa.jsonl",
         "--endpoint",
         endpoint.url,
         "--name",
         "m",
         "--preset",
         "smoke",
-        "--limit",
-        "50",
     ]
-    (summary,) = spade(*words, "--corpus", "dir:corpus", "--json", "--no-baselines").records
-    assert summary["suites"]["sums:small"]["overlap"] == {"dir:corpus": 0}, "too short to be a copy"
+    result = spade(*words, "--corpus", "dir:corpus", "--no-baselines", "--out", "x")
+    assert result.returncode == 0, result.stderr
+    assert "items that share text with the training: 1 of dir:corpus" in result.stdout
+    summary = json.loads(Path("x/summary.json").read_text())
+    assert summary["suites"]["gpqa-diamond:gpqa.jsonl"]["overlap"] == {"dir:corpus": 1}
 
 
 @pytest.mark.parametrize(
