@@ -14,6 +14,8 @@ from engine.nano import seeds, tokenizer
 from engine.nano.seeds import Family, corpus
 from engine.nano.seeds.base import LEVELS
 from engine.nano.warmstart import ExampleEncoder
+from roles.designer.hint import fault_of
+from roles.designer.review import ways_to_win
 from sandbox import SandboxPool, SandboxSettings, Validator
 
 RECIPE = recipe.load(Path(__file__).resolve().parents[2] / "configs" / "nano-tools.toml").config
@@ -108,3 +110,12 @@ def _turns(item: corpus.SeedExample) -> list[tuple[str, list[tuple[str, str]]]]:
         else:
             turns[-1][1].append(("tool" if role == "system" else role, text))
     return turns
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+async def test_hints_tell_more_than_the_first_observation_and_less_than_the_answer(family: Family) -> None:
+    async with SandboxPool(SandboxSettings(preload=())) as pool:
+        for level in family.seed_levels:
+            parameters = family.draw(level, Random(level), withheld=False)
+            found = await Validator(pool).validate(family.program(parameters, "kites"), max_turns=6)
+            assert fault_of(family.hint(parameters), ways_to_win(found)) == ""

@@ -113,7 +113,7 @@ class Env(ToolEnv):
         return parameters
 
     def hint(self, parameters: Parameters) -> str:
-        return f"use {parameters['way']}"
+        return f"free: {parameters['way']}"
 
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         ways = [hint.split()[-1]] if hint else rng.sample(_WAYS, 3)
