@@ -28,7 +28,7 @@ def test_fewer_common_words_are_no_copy() -> None:
 
 
 def test_the_form_of_all_questions_is_no_copy() -> None:
-    form = "Answer the question below with one whole number and put that number into a box: how many {} are there?"
+    form = "Answer the question below with one whole number and put it into a box: how many {} are there?"
     guard = Guard({"s": {kind: form.format(kind) for kind in ("stars", "rocks", "birds", "trees")}})
     assert guard.found(form.format("dogs")) == set()
     assert guard.found(f"So: {form.format('birds')}") == {("s", "birds")}

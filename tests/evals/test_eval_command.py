@@ -166,7 +166,7 @@ def test_lost_samples_make_it_partial(spade: Spade, monkeypatch: pytest.MonkeyPa
 def test_texts_of_the_training_are_looked_for(spade: Spade, endpoint: FakeEndpoint) -> None:
     questions = [
         "Which star of the list in the second table of the appendix was measured first, and by whom?",
-        "Of all rocks that the expedition brought home, how many were older than the oldest shell among them?",
+        "Of all rocks that the expedition brought home, how many were older than the oldest shell?",
     ]
     options = {"Correct Answer": "a", **{f"Incorrect Answer {number}": "b" for number in (1, 2, 3)}}
     lines = [json.dumps({"Question": question, **options}) for question in questions]
