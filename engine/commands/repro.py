@@ -1,4 +1,4 @@
-"""``spade repro``: runs a matrix of recipes and seeds, and writes one table and one figure."""
+"""``spade repro``: runs a matrix of recipes and seeds, and writes a table and figures."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def repro(
     ] = False,
     only: Annotated[list[str] | None, typer.Option(help="Run these cells only.")] = None,
     table: Annotated[
-        bool, typer.Option("--table", help="Start no run; write table and figure again.")
+        bool, typer.Option("--table", help="Start no run; write table and figures again.")
     ] = False,
 ) -> None:
     """Run a matrix of recipes and seeds, one after another; repeat the command to go on after any stop.
 
-    A run with a record is not repeated, so records may come from several hosts. Table and figure are written
+    A run with a record is not repeated, so records may come from several hosts. Table and figures are written
     after each run, beside the records.
     """
     from engine.errors import ConfigError
@@ -118,7 +118,7 @@ def _child(command: Sequence[str]) -> int:
 
 
 def _publish(plan: Plan, jobs: Sequence[Job]) -> str:
-    """Write the table and the figure of the records that exist; return the table."""
+    """Write the table and the figures of the records that exist; return the table."""
     from engine.records.archive import replace
     from engine.repro import figure, record
     from engine.repro import table as tables
@@ -128,7 +128,8 @@ def _publish(plan: Plan, jobs: Sequence[Job]) -> str:
         return "There is no record yet."
     text, home = tables.render(plan, found), jobs[0].record.parent
     replace(home / "table.md", text.encode())
-    replace(home / "figure.svg", figure.render(plan, found).encode())
+    for name, drawn in figure.render(plan, found).items():
+        replace(home / f"{name}.svg", drawn.encode())
     return text
 
 

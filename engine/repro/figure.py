@@ -1,4 +1,4 @@
-"""The figure of a matrix as SVG: one panel a quantity, one line a cell, a band for several seeds."""
+"""The figures of a matrix as SVG: one panel a quantity, one line a cell, a band for several seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from xml.sax.saxutils import escape
 
-from engine.repro.plan import Plan
+from engine.repro.plan import Cell, Plan
 from engine.repro.record import Record
 from engine.repro.table import interval
 from engine.views.charts import COLOURS, GREY
@@ -28,20 +28,24 @@ _ROUNDS = {
 }
 
 
-def render(plan: Plan, records: Sequence[Record]) -> str:
-    """Return the figure. Held-out results are drawn by plays, the figures of rounds by their number."""
+def render(plan: Plan, records: Sequence[Record]) -> dict[str, str]:
+    """Return two figures by name: held-out results by plays, and the means of rounds."""
     cells = [cell for cell in plan.cell if any(one.cell == cell.name for one in records)]
-    colours = {cell.name: _COLOURS[index % len(_COLOURS)] for index, cell in enumerate(plan.cell)}
     groups = {cell.name: [one for one in records if one.cell == cell.name] for cell in cells}
-    suites = sorted({found.suite for one in records for found in one.evaluations})
-    panels = [
-        (f"{suite}: win rate by plays", {name: _held_out(found, suite) for name, found in groups.items()})
-        for suite in suites
-    ] + [
-        (title, {name: _by_round(found, key) for name, found in groups.items()})
+    held_out = {
+        f"{suite}: win rate by plays": {name: _held_out(found, suite) for name, found in groups.items()}
+        for suite in plan.reported
+    }
+    rounds = {
+        f"{title}, by round": {name: _by_round(found, key) for name, found in groups.items()}
         for key, title in _ROUNDS.items()
-    ]
-    panels = [(title, lines) for title, lines in panels if any(lines.values())]
+    }
+    return {"held-out": _draw(plan, cells, held_out), "rounds": _draw(plan, cells, rounds)}
+
+
+def _draw(plan: Plan, cells: Sequence[Cell], figures: dict[str, dict[str, list[Point]]]) -> str:
+    colours = {cell.name: _COLOURS[index % len(_COLOURS)] for index, cell in enumerate(plan.cell)}
+    panels = [(title, lines) for title, lines in figures.items() if any(lines.values())]
     rows = -(-len(panels) // _ACROSS)
     width, height = _ACROSS * (_WIDTH + _GAP) + _GAP, rows * (_HEIGHT + _TOP + _GAP) + 30
     parts = [

@@ -116,9 +116,12 @@ def test_a_finished_run_gets_a_record_and_is_never_run_again(path: Path) -> None
     assert "| SPADE & all | 1, 2 | 0.530" in shown
     assert "| late | 2.00 ± " not in shown
     assert "3.00 ± 12.71" in shown
-    drawn = ElementTree.fromstring((path.parent / "records" / "figure.svg").read_text())
-    texts = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"mid: win rate by plays", "mean level of designs", "SPADE & all"} <= set(texts)
+    for name, title in (
+        ("held-out", "mid: win rate by plays"),
+        ("rounds", "mean level of designs, by round"),
+    ):
+        drawn = ElementTree.fromstring((path.parent / "records" / f"{name}.svg").read_text())
+        assert {title, "SPADE & all"} <= {one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert figure.render(matrix, found[:1])
 
 
