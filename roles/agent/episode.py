@@ -55,6 +55,7 @@ from roles.agent.actions import find_action, find_call
 from roles.text_normalise import hint_names_action
 from roles.work_loop import sampling_seed
 from sandbox import EnvFailure, EnvProtocolError, EnvQuarantined, read_tools
+from sandbox.tool_calls import Unreadable, parse
 
 if TYPE_CHECKING:
     from engine.config import Config, SamplingConfig
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
 _REASON_CHARACTERS = 400
 _LONG_TEXT = 8192  # characters: from about five milliseconds on
 _LONG_REPLY = 4096  # tokens: from about two milliseconds on
-
-_UNREADABLE = '{"unreadable":'
 
 _Text = TypeVar("_Text")
 _Given = TypeVar("_Given")
@@ -358,9 +357,9 @@ class Player:
         finally:
             self.stepping -= 1
         if context.used is not None:
-            context.used = _counted(context.used, action, result)
-        if self.rules.mask_malformed and action.startswith(_UNREADABLE):
-            context.segments.withdraw()
+            before, context.used = context.used, _counted(context.used, action, result)
+            if self.rules.mask_malformed and context.used.malformed > before.malformed:
+                context.segments.withdraw()
         context.transcript.append(Turn(seen, reply, action, result.reward))
         if result.terminated:
             return Ending("terminated", returned=terminal_return(result.reward))
@@ -422,8 +421,10 @@ async def _said(instance: Instance) -> list[tuple[str, str]]:
 def _counted(used: ToolUse, action: str, result: StepResult) -> ToolUse:
     """Return ``used`` with one more turn."""
     done, of = result.instructions or (0, 0)
-    malformed = action.startswith(_UNREADABLE) or result.observation.startswith("Error: ")
-    calls = 0 if malformed else action.count('"name"')
+    try:
+        calls, malformed = len(parse(action).calls), 0
+    except Unreadable:
+        calls, malformed = 0, 1
     return ToolUse(used.calls + calls, used.malformed + malformed, done, of)
 
 
