@@ -7,12 +7,11 @@ set, is refused.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import anyio
@@ -20,16 +19,11 @@ import msgspec
 import structlog
 
 from bus.concurrency import flat_task_group
+from bus.messages import ServerLost, ServerServing
 from engine import models
-from engine.config import Config, SamplingConfig
-from engine.errors import SpadeError
-from engine.inference.completion import (
-    Completion,
-    InferenceError,
-    InferenceUnavailable,
-    ServerGone,
-    ServerStuck,
-)
+from engine.config import Config
+from engine.inference.completion import Completion, InferenceError
+from engine.inference.pool import InferencePool
 from engine.inference.process import Ended, ServerFailed, external_server, serve
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient, open_session
 from engine.inference.vllm_schema import UNLABELLED
@@ -37,16 +31,12 @@ from engine.inference.vllm_schema import UNLABELLED
 PROBE_SECONDS = 15.0
 _FAILED_STARTS = 3
 _LONGEST_BACKOFF = 60.0
-_PAUSE = 0.2
+_NAME = "frozen"
 _NO_UPDATES = {"VLLM_SERVER_DEV_MODE": "0"}
 
 log = structlog.get_logger("spade.inference")
 
 Opens = Callable[[], AbstractAsyncContextManager[tuple[VllmClient, Ended]]]
-
-
-class Thawed(SpadeError):
-    """A frozen server answers with other weights."""
 
 
 def config_of(config: Config) -> Config:
@@ -73,110 +63,65 @@ def config_of(config: Config) -> Config:
 class FrozenServer:
     """One frozen server, restarted when it ends or makes no progress. Use :func:`open_frozen`.
 
-    ``opens`` yields a healthy client and a coroutine function that waits for the server's end.
+    ``opens`` yields a healthy client and a coroutine function that waits for the server's end. Requests go
+    through an inference pool with this one server.
     """
 
-    def __init__(self, opens: Opens, *, request_seconds: float) -> None:
+    def __init__(self, opens: Opens, *, request_seconds: float, max_concurrency: int) -> None:
         self._opens, self._request_seconds = opens, request_seconds
-        self._client: VllmClient | None = None
-        self._changed = anyio.Event()
-        self._counts: Counter[str] = Counter()
-        self._in_flight = 0
+        self._pool = InferencePool(
+            max_concurrency=max_concurrency, request_seconds=request_seconds, updated=False
+        )
+        self._started = anyio.Event()
+        self._starts = 0
+        self.url = ""
 
-    @property
-    def url(self) -> str:
-        """The root URL of the server, "" while it is not up."""
-        return self._client.url if self._client else ""
+    async def generate(self, prompt: Sequence[int], **request: Any) -> Completion:
+        """Sample one continuation (:meth:`InferencePool.generate`). The first start counts to no deadline.
 
-    async def generate(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: SamplingConfig,
-        seed: int | None,
-        key: str,
-        stop_token_ids: Sequence[int],
-        deadline: float | None = None,
-    ) -> Completion:
-        """Sample one continuation; ``deadline`` is in seconds and covers a restart, not the first start.
-
-        ``seed`` is not sent (see ``InferencePool``), and ``key`` is not used.
-
-        Raises InferenceUnavailable, ServerRefused, and Thawed when the weights are not those of the start.
+        Raises Thawed when the weights are not those of the start.
         """
-        seconds = self._request_seconds if deadline is None else deadline
-        if not self._counts["starts"]:
-            await self._up(math.inf)  # the first start has a deadline of its own
-        end = anyio.current_time() + seconds
-        last = "it is not up"
-        self._in_flight += 1
-        try:
-            while (left := end - anyio.current_time()) > 0:
-                client = await self._up(end)
-                if client is None:
-                    break
-                self._counts["requests"] += 1
-                try:
-                    found = await client.generate(
-                        prompt, sampling, deadline=left, stop_token_ids=stop_token_ids
-                    )
-                except (ServerGone, ServerStuck) as error:
-                    last = str(error)
-                    self._counts["failures"] += 1
-                    await anyio.sleep(_PAUSE)
-                else:
-                    return self._checked(found)
-        finally:
-            self._in_flight -= 1
-        raise InferenceUnavailable(f"the frozen server gave no answer in {seconds:.1f} s: {last}")
+        await self._started.wait()
+        return await self._pool.generate(prompt, **request)
+
+    def waiting(self, keys: Container[str]) -> int:
+        """Return how many requests of ``keys`` wait for a place."""
+        return self._pool.waiting(keys)
 
     def statistics(self) -> dict[str, float]:
-        """Gauges: whether it is up, requests in flight, tokens, failures, restarts."""
-        return {"up": float(self._client is not None), "in_flight": float(self._in_flight), **self._counts}
+        """Return the gauges of the pool, and the number of starts."""
+        return self._pool.statistics() | {"starts": float(self._starts)}
 
     async def keep(self) -> None:
         """Keep the server up until cancelled. Raises SpadeError when it does not start (again)."""
         failed = 0  # starts in a row without an answer
-        while True:
-            answers = self._counts["answers"]
-            try:
-                async with self._opens() as (client, ended):
-                    self._set(client)
-                    raise ServerFailed(await self._until_failed(client, ended), where="designer.frozen")
-            except (ServerFailed, InferenceError) as failure:
-                error = failure
-            finally:
-                self._set(None)
-            failed = 0 if self._counts["answers"] > answers else failed + 1
-            if not self._counts["starts"] or failed >= _FAILED_STARTS:
-                raise error
-            self._counts["restarts"] += 1
-            log.warning("frozen_restart", reason=error.what)
-            await anyio.sleep(min(_LONGEST_BACKOFF, 2.0**failed))
+        async with self._pool, self._pool.probing():
+            while True:
+                answers = self._pool.statistics()["requests"]
+                try:
+                    async with self._opens() as (client, ended):
+                        await self._serve(client, ended)
+                except (ServerFailed, InferenceError) as failure:
+                    error = failure
+                failed = 0 if self._pool.statistics()["requests"] > answers else failed + 1
+                if not self._starts or failed >= _FAILED_STARTS:
+                    raise error
+                log.warning("frozen_restart", reason=error.what)
+                await anyio.sleep(min(_LONGEST_BACKOFF, 2.0**failed))
 
-    def _set(self, client: VllmClient | None) -> None:
-        self._client = client
-        self._counts["starts"] += client is not None
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
-
-    async def _up(self, end: float) -> VllmClient | None:
-        """Return the client, None when the server is not up in time."""
-        with anyio.move_on_at(end):
-            while self._client is None:
-                await self._changed.wait()
-        return self._client
-
-    def _checked(self, completion: Completion) -> Completion:
-        self._counts["answers"] += 1
-        self._counts["tokens"] += len(completion.tokens)
-        if any(span.version != UNLABELLED for span in completion.spans):
-            raise Thawed(
-                "the frozen server answers with weights that were pushed into it",
-                where="designer.frozen.url",
-                remedy="Name a server that no run updates, or leave url empty: then one is started.",
+    async def _serve(self, client: VllmClient, ended: Ended) -> None:
+        """Offer the server to the pool while it is up. Raises ServerFailed when it is not any more."""
+        self._starts += 1
+        self.url, epoch = client.url, str(self._starts)
+        self._pool.apply(
+            ServerServing(
+                server=_NAME, epoch=epoch, url=client.url, version=UNLABELLED, canary_error=0.0, seconds=0.0
             )
-        return completion
+        )
+        self._started.set()
+        reason = await self._until_failed(client, ended)
+        self._pool.apply(ServerLost(server=_NAME, epoch=epoch, reason=reason))
+        raise ServerFailed(reason, where="designer.frozen")
 
     async def _until_failed(self, client: VllmClient, ended: Ended) -> str:
         """Return the reason when the server has ended, or does not sample a token in time (I10)."""
@@ -214,7 +159,11 @@ async def open_frozen(config: Config, directory: Path, *, name: str) -> AsyncIte
             opens = partial(
                 external_server, frozen.url, session, seconds=server.start_seconds, key="designer.frozen.url"
             )
-        kept = FrozenServer(opens, request_seconds=server.request_seconds)
+        kept = FrozenServer(
+            opens,
+            request_seconds=server.request_seconds,
+            max_concurrency=config_of(config).server.max_concurrency,
+        )
         tasks.start_soon(kept.keep)
         yield kept
         tasks.cancel_scope.cancel()

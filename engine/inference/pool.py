@@ -10,8 +10,8 @@ versions: if the proof of a version fails, its label is wrong.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Container, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Container, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -20,8 +20,10 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
+from bus.concurrency import flat_task_group
 from bus.messages import Message, PolicyPublished, ServerLost, ServerServing
 from engine.config import SamplingConfig
+from engine.errors import SpadeError
 from engine.inference.adapters import name as adapter_name
 from engine.inference.completion import (
     Completion,
@@ -34,6 +36,7 @@ from engine.inference.concurrency import RecentRate
 from engine.inference.health_prober import HealthProber
 from engine.inference.server_set import PooledServer, Roster
 from engine.inference.vllm import VllmClient, open_session
+from engine.inference.vllm_schema import UNLABELLED
 
 if TYPE_CHECKING:
     from bus import Bus
@@ -71,6 +74,7 @@ class InferencePool:
     ``stuck_seconds`` a server is probed, and given up when a single token does not come within as long.
     ``max_lag`` bounds how many versions a server may be behind the one published last. With ``adapters``,
     the name of the run, requests name the adapter of the version that their server has announced last.
+    Servers that are not ``updated`` serve weights without a version label: a label raises Thawed.
     """
 
     def __init__(
@@ -82,7 +86,9 @@ class InferencePool:
         stuck_seconds: float | None = None,
         max_lag: int | None = None,
         adapters: str = "",
+        updated: bool = True,
     ) -> None:
+        self._updated = updated
         self._request_seconds = request_seconds
         self._max_waiting = max_waiting
         self._adapters = adapters
@@ -118,14 +124,20 @@ class InferencePool:
             records = await stack.enter_async_context(bus.follow("EVENT", tails=_TAILS))
             if newest is not None:
                 self.apply(newest.message)
-            self._probers = await stack.enter_async_context(anyio.create_task_group())
+            await stack.enter_async_context(self.probing())
+            async for record in records:
+                old = newest is not None and record.sequence <= newest.sequence
+                if not (old and isinstance(record.message, PolicyPublished)):
+                    self.apply(record.message)
+
+    @asynccontextmanager
+    async def probing(self) -> AsyncIterator[None]:
+        """Watch each server in this context."""
+        async with flat_task_group() as self._probers:
             try:
                 for server in self._roster:
                     self._keep(server)
-                async for record in records:
-                    old = newest is not None and record.sequence <= newest.sequence
-                    if not (old and isinstance(record.message, PolicyPublished)):
-                        self.apply(record.message)
+                yield
             finally:
                 self._probers.cancel_scope.cancel()
                 self._probers = None
@@ -274,6 +286,10 @@ class InferencePool:
         Waits until the newest of them is proved or passed over; a version passed over is never proved.
         """
         versions = {span.version for span in completion.spans}
+        if not self._updated:
+            if versions != {UNLABELLED}:
+                raise Thawed("the server answers with weights that were pushed into it", where=server.url)
+            return True
         if any(version < 0 for version in versions):
             raise _Unlabelled("its weights carry no version: they were never pushed", where=server.url)
         newest = max(versions, default=0)
@@ -403,6 +419,10 @@ class InferencePool:
         if self._probers is not None:
             prober = HealthProber(server, self._roster, self._announce, stuck_seconds=self._stuck_seconds)
             self._probers.start_soon(prober.run)
+
+
+class Thawed(SpadeError):
+    """A server that nothing updates answers with other weights."""
 
 
 class _Unproved(ServerStuck):
