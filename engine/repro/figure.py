@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from engine.repro.plan import Cell, Plan
 from engine.repro.record import Record
-from engine.repro.table import interval
+from engine.repro.table import NORMAL, interval
 from engine.views.charts import COLOURS, GREY
 
 Point = tuple[float, float, float]
@@ -65,12 +65,16 @@ def _draw(plan: Plan, cells: Sequence[Cell], figures: dict[str, dict[str, list[P
 
 
 def _held_out(records: Sequence[Record], suite: str) -> list[Point]:
-    """Average the n-th evaluation of all seeds, so the x is their mean number of plays."""
+    """Average the n-th evaluation of all seeds, so the x is their mean number of plays.
+
+    The interval of one seed is that of its episodes.
+    """
     curves = [[one for one in record.evaluations if one.suite == suite] for record in records]
-    return [
-        _point([one.plays for one in column], [one.win for one in column])
-        for column in zip(*(curve for curve in curves if curve), strict=False)
-    ]
+    points = []
+    for column in zip(*(curve for curve in curves if curve), strict=False):
+        x, y, half = _point([one.plays for one in column], [one.win for one in column])
+        points.append((x, y, half or NORMAL * column[0].stderr))
+    return points
 
 
 def _by_round(records: Sequence[Record], key: str) -> list[Point]:

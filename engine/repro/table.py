@@ -11,7 +11,7 @@ from engine.repro.record import Evaluation, Record
 
 # Student's t at 97.5 % by degrees of freedom.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-_NORMAL = 1.96
+NORMAL = 1.96
 _LAST = 20
 
 
@@ -62,7 +62,7 @@ def held_out(records: Sequence[Record], suite: str, base: dict[int, Record] | No
     values = [value for value, _ in found]
     if len(found) != 1:
         return shown(values, signed=base is not None)
-    return f"{values[0]:{'' if base is None else '+'}.3f} ± {_NORMAL * found[0][1]:.3f}"
+    return f"{values[0]:{'' if base is None else '+'}.3f} ± {NORMAL * found[0][1]:.3f}"
 
 
 def render(plan: Plan, records: Sequence[Record]) -> str:
