@@ -53,6 +53,9 @@ class AgentRole(Role):
 
     async def run(self) -> None:
         chat = await chat_tokens(self.context)
+        if self.config.agent.tool_format == "native":  # a template that does not serve ends the start
+            style = chat.tool_style
+            self.log.info("agent.tools", calls=style.calls.name, listed=style.lists, results=style.results)
         shared = self.context.shared
         self._player = Player(shared["pool"], shared["sandbox"], chat, Rules.of(self.config))
         self._look(0)

@@ -265,7 +265,7 @@ def test_a_format_that_is_not_read_is_refused_at_the_start(template: str, tmp_pa
         ("qwen3_coder", coder),
         ("llama3_json", llama),
         ("pythonic", pythonic),
-        ("mistral", mistral),
+        ("mistral", mistral_named),
         ("glm45", glm),
     ],
 )
@@ -277,6 +277,9 @@ def test_vllms_parsers_read_the_same(parser: str, write: Any, tmp_path: Path) ->
     request = ChatCompletionRequest(messages=[{"role": "user", "content": "u"}], model="m", tools=TOOLS)
     build(tmp_path, FAMILIES["qwen3"])
     tokenizer = ChatTokens(tmp_path)._tokenizer
+    marks = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+    marks += ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
+    tokenizer.add_tokens(marks)
     read = 0
     for calls in turns()[:60]:
         one = ToolParserManager.get_tool_parser(parser)(tokenizer, request.tools)
