@@ -147,13 +147,17 @@ def _evaluate(
     config, parts, missing = target.config, [], {}
     for source in dict.fromkeys(names):
         suite = suites.load(source, config, where="SUITE")
-        why = suite.available()
-        if why:
-            missing[source] = why
-            continue
         known = suite.presets.get(preset)
         own = msgspec.structs.replace(config.agent.sampling, temperature=config.evaluator.temperature)
         taken = known or Preset(sampling=own)
+        why = suite.available()
+        try:
+            items = [] if why else suite.items(int(given["limit"]) or taken.items, seed)
+        except ConfigError as error:  # such as a hub that cannot be reached
+            why = error.what
+        if why:
+            missing[source] = why
+            continue
         sampling = taken.sampling
         if given["max_tokens"]:
             sampling = msgspec.structs.replace(sampling, max_tokens=int(given["max_tokens"]))
@@ -163,7 +167,7 @@ def _evaluate(
             session.Part(
                 name=source,
                 suite=suite,
-                items=suite.items(int(given["limit"]) or taken.items, seed),
+                items=items,
                 preset=preset if known else "",
                 sampling=sampling,
                 samples=int(given["samples"]) or taken.samples,

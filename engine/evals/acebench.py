@@ -22,7 +22,7 @@ from engine.evals.suite import Content, Item, Outcome, Preset, Seat, Suite, spre
 KINDS = ("multi_step", "multi_turn")
 STEPS = 40
 FINISH = "finish conversation"
-_SECONDS = 60.0
+_SECONDS = 300.0
 _BASE = "BaseApi"
 _MODULES = {
     "MessageApi": "message",

