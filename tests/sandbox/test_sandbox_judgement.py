@@ -19,7 +19,8 @@ from scenes.sandboxes import held_pool
 from sandbox import SandboxPool, SandboxSettings, Validator, ValidatorSettings, Verdict
 from sandbox.probes import Transcript, play
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+# each of two tests judges dozens of programs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 # rejected; all other bad programs are flagged
 REJECTED = ("leak: ", "useless: ")
 
