@@ -129,8 +129,8 @@ STEPPED = {"reasoning_gym": 380, "gem": 30}
 WON = 350
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(
     not external_benchmarks.installed("reasoning_gym"), reason="the extra reasoning-gym is not installed"
 )
