@@ -176,6 +176,18 @@ class VllmClient:
         answer = await self._get("/weight_info", deadline, "weight_info")
         return vllm_schema.version(str(answer.get("weight_version", "")))
 
+    async def checksums(self, *, deadline: float) -> dict[str, str]:
+        """Return the checksums of all tensors of all engines' workers: ``dp0:pp0:pcp0:tp0:NAME`` -> SHA-256.
+
+        Raises ServerRefused where the server has no such route.
+        """
+        body = vllm_schema.encode({"action": "checksum"})
+        answer = vllm_schema.table(
+            await self._post("/weight_checker", body, deadline, "weight_checker"), self.url
+        )
+        found = answer.get("checksums")
+        return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
     async def paused(self, *, deadline: float = CONTROL_SECONDS) -> bool:
         """Return whether generation is paused."""
         return bool((await self._get("/is_paused", deadline, "is_paused")).get("is_paused"))

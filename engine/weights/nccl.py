@@ -8,6 +8,7 @@ against vLLM's interface, not on GPUs yet.
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import urllib.error
 import urllib.request
@@ -219,11 +220,23 @@ class NcclPublisher(Publisher):
         self._writer.write(version.pack(), patience=self._patience)
         self._patience = 0.0  # it is for the start, when servers and learner start together
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        return Release("nccl:", "", size)
+        return Release("nccl:", fingerprint(tensors, dtype), size)
 
     def attend(self, version: Version) -> tuple[str, ...]:
         """Send ``version`` to servers that started later; return them."""
         return self._writer.attend(version.pack())
+
+
+def fingerprint(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> str:
+    """Return a digest of the names and the sums of the bytes that are sent, computed where the tensors lie."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        sent = tensor.detach().to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        total = sent.contiguous().view(-1).view(torch.uint8).sum(dtype=torch.int64)
+        digest.update(f"{name}={int(total)};".encode())
+    return digest.hexdigest()
 
 
 def open_publisher(config: Config, policy: Policy) -> NcclPublisher:

@@ -1,8 +1,9 @@
-"""One server, one version: brings new weights into a running server and proves them by the canary.
+"""One server, one version: brings new weights into a running server and proves them.
 
-check the file -> pause (keep requests) -> load -> label -> resume -> canary. The update may be repeated: a
-server that samples under the version's label is only proved again. A load that fails, or a version whose
-canary fails twice, leaves the server paused, to be restarted, so that no token is sampled by unknown weights.
+check the file -> pause (keep requests) -> load -> label -> resume -> canary -> checksums. The update may be
+repeated: a server that samples under the version's label is only proved again. A load that fails, or a
+version whose proof fails twice, leaves the server paused, to be restarted, so that no token is sampled by
+unknown weights.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from engine.weights.loaders import (
     UpdateRefused,
     WeightLoader,
 )
+from engine.weights.proof import Proof
 
 _ATTEMPTS = 2
 
@@ -56,46 +58,55 @@ async def update(
     load_seconds: float,
     loader: WeightLoader | None = None,
     turn: Turn | None = None,
+    proof: Proof | None = None,
 ) -> Updated:
     """Bring ``policy`` into the server behind ``client`` by ``loader`` (files, if None) and prove it.
 
     ``cache`` "recompute" drops all KV, so that running requests are prefilled again under the new weights;
     "keep" leaves their old KV in place and relies on ``cache_salt`` for new requests. ``load_seconds``
-    bounds the load itself. ``turn`` is awaited before the pause: other servers may have to load first. A
-    failed canary is answered by one more full load (``attempts`` 2): tokens that were sampled in between
-    carry a wrong label, and the caller must discard them.
+    bounds the load itself. ``turn`` is awaited before the pause: other servers may have to load first.
+    ``proof`` compares the checksums of every engine. A failed canary or proof is answered by one more full
+    load (``attempts`` 2): tokens that were sampled in between carry a wrong label, and the caller must
+    discard them.
 
     Raises UpdateRefused and FetchFailed (the old version serves on), ServerBroken (restart it), or ServerGone
     and ServerStuck before anything was changed.
     """
     started, loader = time.perf_counter(), loader or FileLoader()
-    paused, error, why = 0.0, float("inf"), f"after {_ATTEMPTS} loads"
+    paused, fault, why = 0.0, "", f"after {_ATTEMPTS} loads"
+    if proof is not None:
+        await proof.note(client)
     for attempt in range(1, _ATTEMPTS + 1):
         if attempt > 1 or not await loader.carries(client, policy):
             try:
                 paused += await loader.bring(
                     client, policy, cache=cache, load_seconds=load_seconds, turn=turn
                 )
-            except (UpdateRefused, FetchFailed) as fault:
+            except (UpdateRefused, FetchFailed) as refusal:
                 if attempt == 1:
                     raise
-                why = f"and could not be loaded again: {fault.what}"  # the old weights are gone already
+                why = f"and could not be loaded again: {refusal.what}"  # the old weights are gone already
                 break
         try:
             error = await canary_error(client, policy, deadline=CONTROL_SECONDS)
-        except HandshakeRefused as fault:
-            raise UpdateRefused(fault.what, where=client.url) from fault
+        except HandshakeRefused as refusal:
+            raise UpdateRefused(refusal.what, where=client.url) from refusal
         if error > tolerance and await loader.overtaken(client, policy):
             raise FetchFailed("newer weights have arrived before these were proved", where=client.url)
-        if error <= tolerance:
+        if error > tolerance:
+            fault = (
+                f"the canary's log-probs differ from the learner's by {error:.3g}, {tolerance:.3g} is allowed"
+            )
+        else:
+            fault = await proof.fault(client, policy) if proof is not None else ""
+        if not fault:
             seconds = time.perf_counter() - started
             return Updated(policy.version, error, paused, seconds, attempt)
-        log.warning("canary_failed", server=client.url, version=policy.version, error=error, attempt=attempt)
+        log.warning("proof_failed", server=client.url, version=policy.version, fault=fault, attempt=attempt)
     with suppress(InferenceError):
         await loader.reject(client, policy)
     raise ServerBroken(
-        f"version {Version.unpack(policy.version)}: the canary's log-probs differ from the learner's by "
-        f"{error:.3g}, {tolerance:.3g} is allowed, {why}",
+        f"version {Version.unpack(policy.version)}: {fault}, {why}",
         where=client.url,
         remedy="Server and learner differ in weights, data type or settings (server.canary_tolerance).",
     )

@@ -21,6 +21,7 @@ from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.inference.vllm_schema import UNLABELLED
 from engine.lineage import Version
 from engine.weights.loaders import NcclLoader, WeightLoader
+from engine.weights.proof import Proof
 from engine.weights.update import FetchFailed, UpdateRefused, update
 from roles.server.rolling_update import RollingUpdate
 
@@ -136,6 +137,7 @@ class ServerLifecycle:
         self._config, self._bus, self._newest, self._loader = config, bus, newest, loader
         self._rollout = rollout
         self._log = log.bind(server=name)
+        self._proof = None if config.adapters else Proof(seconds=config.server.start_seconds)
         self._updating = False
         self._examined = self._proved = False
         self._url = ""
@@ -323,6 +325,7 @@ class ServerLifecycle:
                 load_seconds=server.start_seconds,
                 loader=self._loader,
                 turn=partial(self._turn, policy.version),
+                proof=self._proof,
             )
             if not self._proved:
                 await self._prove(client, policy)

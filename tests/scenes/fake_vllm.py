@@ -42,7 +42,8 @@ class FakeVllm:
     number of loads that change only the label. ``infos`` holds the pushes.
     ``sampled_shift`` falsifies the log-probs of sampled tokens. ``pace`` is the seconds that a token takes:
     between two tokens the server may be paused and loaded. ``journal`` (url, route) may be shared. ``named``
-    holds all adapters that were ever loaded; ``claims`` is the adapter that answers name, if any.
+    holds all adapters that were ever loaded; ``engines`` data-parallel engines have checksums, those numbered
+    in ``stale_engines`` of the weights of the start; ``claims`` is the adapter that answers name, if any.
     """
 
     url: str = ""
@@ -56,6 +57,8 @@ class FakeVllm:
     infos: list[dict[str, Any]] = field(default_factory=list)
     joined: list[dict[str, Any]] = field(default_factory=list)
     stale_loads: int = 0
+    engines: int = 1
+    stale_engines: tuple[int, ...] = ()
     sampled_shift: float = 0.0
     tokens: int = 4
     pace: float = 0.0
@@ -96,6 +99,7 @@ class FakeVllm:
             ("GET", "/metrics", self._metrics),
             ("GET", "/v1/models", self._models),
             ("POST", "/inference/v1/generate", self._generate),
+            ("POST", "/weight_checker", self._checksums),
             ("POST", "/pause", self._pause),
             ("POST", "/resume", self._resume),
             ("POST", "/start_weight_update", self._start),
@@ -154,6 +158,15 @@ class FakeVllm:
 
     async def _weight_info(self, _: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.version})
+
+    async def _checksums(self, request: web.Request) -> web.Response:
+        assert (await request.json()) == {"action": "checksum"}
+        held = {
+            f"dp{engine}:pp0:pcp0:tp0:layer.weight": "start" if engine in self.stale_engines else self.loaded
+            for engine in range(self.engines)
+        }
+        shared = {key.replace("layer.weight", "norm.weight"): "the same" for key in held}
+        return web.json_response({"checksums": held | shared})
 
     async def _is_paused(self, _: web.Request) -> web.Response:
         return web.json_response({"is_paused": self.paused})

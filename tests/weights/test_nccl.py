@@ -152,8 +152,18 @@ async def test_the_announcement_says_who_brought_it() -> None:
         from engine.lineage import Version
 
         release = await anyio.to_thread.run_sync(lambda: outlet.release(Version(0, 4), {}))
-        assert release == Release("nccl:", "", 0)
+        assert release == Release("nccl:", nccl.fingerprint({}, None), 0)
         assert fake.version == "4"
+
+
+def test_a_fingerprint_tells_what_is_sent_not_what_is_kept() -> None:
+    torch = pytest.importorskip("torch")
+    kept = {"w": torch.full((7,), 0.02), "count": torch.arange(3)}
+    sent = nccl.fingerprint(kept, torch.bfloat16)
+    moved = {**kept, "w": kept["w"] + 1e-6}
+    assert nccl.fingerprint(moved, torch.bfloat16) == sent, "bfloat16 rounds it away"
+    assert nccl.fingerprint(moved, None) != nccl.fingerprint(kept, None)
+    assert nccl.fingerprint({**kept, "w": kept["w"] + 1e-3}, torch.bfloat16) != sent
 
 
 def config(**settings: Any) -> Config:

@@ -18,8 +18,9 @@ from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights import store
 from engine.weights.loaders import BusLoader, WeightLoader
+from engine.weights.proof import Proof
 from engine.weights.publisher import FilePublisher
-from engine.weights.update import Updated, UpdateRefused, canary_error, update
+from engine.weights.update import ServerBroken, Updated, UpdateRefused, canary_error, update
 
 torch = pytest.importorskip("torch")
 
@@ -55,11 +56,11 @@ class World:
                 chosen.view(-1)[0] = True
                 parameter[chosen] += 0.3 if self.step % 2 else -0.3
 
-    async def publish(self, way: str = "file") -> PolicyPublished:
+    async def publish(self, way: str = "file", dtype: torch.dtype | None = None) -> PolicyPublished:
         self.step += 1
         version = Version(0, self.step)
         release = self.publishers[way].release(
-            version, self.tensors() if self.tensors else dict(self.model.named_parameters())
+            version, self.tensors() if self.tensors else dict(self.model.named_parameters()), dtype=dtype
         )
         await self.publishers[way].upload(self.bus.blobs, release)
         with torch.no_grad():
@@ -146,6 +147,33 @@ async def test_damaged_weights_leave_the_old_ones_serving(world: World, fault: s
     after = await world.publish("bus")
     await world.push(after, BusLoader(world.bus.peer("server", fault).blobs, world.directory / fault))
     await world.serves(after)
+
+
+async def test_a_push_that_does_nothing_at_a_small_learning_rate_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, where the canary has to allow for more than a step of 1e-6 moves it."""
+    proof = Proof(seconds=60.0)
+
+    async def push(policy: PolicyPublished) -> Updated:
+        return await update(
+            world.client, policy, cache="recompute", tolerance=0.1, load_seconds=60.0, proof=proof
+        )
+
+    await push(await world.publish(dtype=torch.bfloat16))
+    with torch.no_grad():
+        for parameter in world.model.parameters():
+            parameter -= 1e-6 * torch.sign(torch.randn(parameter.shape))
+    policy = await world.publish(dtype=torch.bfloat16)
+    with monkeypatch.context() as lost:
+
+        async def load_nothing(*_: object, **__: object) -> None: ...
+
+        lost.setattr(VllmClient, "update_weights", load_nothing)
+        with pytest.raises(ServerBroken, match="no tensor changed in dp0:pp0:pcp0:tp0"):
+            await push(policy)
+    await push(policy)
+    assert await canary_error(world.client, policy, deadline=60.0) < 0.1
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from engine.inference.server_checks import HandshakeRefused, canary_error
 from engine.inference.vllm import VllmClient, open_session
 from engine.weights import store
 from engine.weights.loaders import NcclLoader
+from engine.weights.proof import Proof, unchanged_workers, unequal_engines
 from engine.weights.update import (
     FetchFailed,
     ServerBroken,
@@ -29,12 +30,15 @@ from engine.weights.update import (
 WORK = ("start_weight_update", "pause", "update_weights", "finish_weight_update", "resume")
 
 
-async def push(fake: FakeVllm, announced, *, cache="recompute", seconds=5.0, loader=None) -> Updated:
+async def push(
+    fake: FakeVllm, announced, *, cache="recompute", seconds=5.0, loader=None, tolerance=1e-3, proof=None
+) -> Updated:
     async with open_session() as session:
         client = VllmClient(fake.url, session)
         return await update(
-            client, announced, cache=cache, tolerance=1e-3, load_seconds=seconds, loader=loader
-        )
+            client, announced, cache=cache, tolerance=tolerance, load_seconds=seconds, loader=loader,
+            proof=proof,
+        )  # fmt: skip
 
 
 def changes(fake: FakeVllm) -> list[str]:
@@ -104,6 +108,49 @@ async def test_weights_that_failed_their_canary_and_cannot_be_loaded_again_break
         with pytest.raises(ServerBroken, match=r"could not be loaded again: .*gone"):
             await push(fake, announced)
         assert fake.paused
+
+
+async def test_a_push_that_changes_no_tensor_is_refused_where_the_canary_cannot_tell() -> None:
+    proof = Proof(seconds=5.0)
+    async with fake_vllm() as fake:
+        for version in (1, 2):
+            assert (await push(fake, policy(version), tolerance=9.0, proof=proof)).attempts == 1
+        fake.stale_loads = 1
+        assert (await push(fake, policy(3), tolerance=9.0, proof=proof)).attempts == 2
+        fake.stale_loads = 2
+        assert (await push(fake, policy(4), tolerance=9.0)).attempts == 1, "the canary alone sees nothing"
+        fake.stale_loads = 2
+        with pytest.raises(ServerBroken, match="no tensor changed in dp0:pp0:pcp0:tp0"):
+            await push(fake, policy(5), tolerance=9.0, proof=proof)
+        assert fake.paused
+        repeated = msgspec.structs.replace(policy(6), sha256=policy(3).sha256, uri=policy(3).uri)
+        repeated = msgspec.structs.replace(repeated, size=policy(3).size)
+        fake.stale_loads = 1
+        assert (await push(fake, repeated, tolerance=9.0, proof=proof)).attempts == 1, "the same bytes again"
+
+
+async def test_one_stale_engine_of_several_behind_one_url_is_seen() -> None:
+    async with fake_vllm(engines=3) as fake:
+        await push(fake, policy(1), proof=Proof(seconds=5.0))
+        fake.stale_engines = (2,)
+        with pytest.raises(ServerBroken, match="engines hold different weights: dp2, after 2 loads"):
+            await push(fake, policy(2), proof=Proof(seconds=5.0))
+
+
+async def test_experts_of_one_engine_are_compared_with_themselves_only() -> None:
+    one = {"dp0:tp0:experts.w": "a", "dp0:tp0:norm": "n", "dp1:tp0:experts.w": "b", "dp1:tp0:norm": "n"}
+    one = {key.replace("experts", "layers.0.mlp.experts"): value for key, value in one.items()}
+    assert unequal_engines(one) == []
+    assert unequal_engines(one | {"dp1:tp0:norm": "m"}) == ["dp1"]
+    assert unchanged_workers(one, one | {"dp0:tp0:norm": "m"}) == ["dp1:tp0"]
+
+
+async def test_a_server_without_checksums_is_proved_by_the_canary() -> None:
+    async with fake_vllm(faults={"/weight_checker": [404]}) as fake:
+        proof = Proof(seconds=5.0)
+        for version in (1, 2):
+            assert (await push(fake, policy(version), proof=proof)).attempts == 1
+        assert fake.calls["/weight_checker"] == 1
 
 
 @pytest.mark.parametrize("path", ["/update_weights", "/finish_weight_update"])
