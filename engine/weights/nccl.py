@@ -228,7 +228,7 @@ class NcclPublisher(Publisher):
 
 
 def fingerprint(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> str:
-    """Return a digest of the names and the sums of the bytes that are sent, computed where the tensors lie."""
+    """Return a digest of names and sums of the bytes that are sent, computed where the tensors lie."""
     import torch
 
     digest = hashlib.sha256()
