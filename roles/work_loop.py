@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -20,7 +20,7 @@ from sandbox import InfraFailure
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from engine.config import Config
+    from engine.config import Config, ModelConfig
     from engine.inference.tokens import ChatTokens
     from roles.base import RoleContext
 
@@ -131,11 +131,11 @@ def _load_chat(context: RoleContext) -> ChatTokens:
 
     config = context.config
     with _loading:
-        return _read_chat(resolve(config, context.directory), config.model.thinking)
+        return _read_chat(resolve(config, context.directory), config.model)
 
 
 @lru_cache(maxsize=4)
-def _read_chat(path: Path, thinking: Literal["off", "on", "unset"]) -> ChatTokens:
+def _read_chat(path: Path, model: ModelConfig) -> ChatTokens:
     """The roles of one process share a tokenizer: it is read once and has no state.
 
     What its libraries brought stays for good and is taken out of the garbage collector's sight: half a
@@ -143,7 +143,7 @@ def _read_chat(path: Path, thinking: Literal["off", "on", "unset"]) -> ChatToken
     """
     from engine.inference.tokens import ChatTokens
 
-    chat = ChatTokens(path, thinking=thinking)
+    chat = ChatTokens(path, thinking=model.thinking, history=model.history)
     gc.collect()
     gc.freeze()
     return chat

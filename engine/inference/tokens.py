@@ -31,6 +31,7 @@ log = structlog.get_logger("spade.inference")
 Thinking = Literal["off", "on", "unset"]
 # A turn: a text, or (role, text) of results of tools ("tool") and of the user's words that follow them.
 Content = str | Sequence[tuple[str, str]]
+History = Literal["template", "keep"]
 
 # Templates with a date line get this day: a prompt must not depend on the day or host of its rendering.
 TODAY = date(2024, 7, 26)
@@ -93,16 +94,19 @@ class ToolStyle:
 class ChatTokens:
     """The tokenizer and chat template of a model directory.
 
-    ``thinking`` is passed to the template as ``enable_thinking`` (``unset``: not at all). ``rewrites`` is the
-    reason why there is no bridge, "" when there is one. Raises ConfigError when the directory has no usable
-    tokenizer or template.
+    ``thinking`` is passed to the template as ``enable_thinking`` (``unset``: not at all). ``history`` "keep"
+    leaves the reasoning of earlier turns in the context where the template would take it out.
+    ``rewrites`` is the reason why there is no bridge, "" when there is one. Raises ConfigError when the
+    directory has no usable tokenizer or template.
     """
 
-    def __init__(self, path: Path | str, *, thinking: Thinking = "unset") -> None:
+    def __init__(
+        self, path: Path | str, *, thinking: Thinking = "unset", history: History = "template"
+    ) -> None:
         self._path = Path(path)
         self._tokenizer = _load(self._path)
         self._fast = self._tokenizer.backend_tokenizer
-        self._thinking = thinking
+        self._thinking, self._history = thinking, history
         self._options: dict[str, Any] = {"strftime_now": TODAY.strftime}
         if thinking != "unset":
             self._options["enable_thinking"] = thinking == "on"
@@ -305,9 +309,8 @@ class ChatTokens:
         again = tail.replace(_SECOND, _THIRD)
         if three != two + _SECOND_REPLY + again:
             return None, "the template changes earlier turns as the conversation grows"
-        if self._thinking != "off" and self._text([_USER, _THOUGHTFUL, _SECOND]) != (
-            self._opening + _THOUGHTFUL + tail
-        ):
+        cuts = self._thinking != "off" and self._history == "template"
+        if cuts and self._text([_USER, _THOUGHTFUL, _SECOND]) != (self._opening + _THOUGHTFUL + tail):
             return None, "the template takes the reasoning out of earlier turns"
         appended = [bridge.stop, *self._ids(two[len(bridge.before) :])]
         if self._ids(two)[-len(appended) :] != appended:

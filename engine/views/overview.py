@@ -18,6 +18,7 @@ from engine.records import history, status
 from engine.records.status import RunStatus
 from engine.run import RunDirectory, find, newest_first
 from engine.text import duration, number, share
+from engine.training.time_shares import PREFIX
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -133,6 +134,15 @@ def server_rows(state: RunStatus) -> list[tuple[str, str]]:
     return rows
 
 
+def learner_shares(state: RunStatus) -> str:
+    """Return how the learner spent the time of its last round, "-" before the first."""
+    for gauges in state.gauges.values():
+        shares = {key.removeprefix(PREFIX): value for key, value in gauges.items() if key.startswith(PREFIX)}
+        if shares:
+            return ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items()))
+    return "-"
+
+
 _FIGURES = {
     ("in_flight", "limit"): "{in_flight:.0f} of {limit:.0f} in flight",
     ("lag",): "{lag:.0f} versions behind",
@@ -196,6 +206,7 @@ def figures(state: RunStatus) -> list[tuple[str, Any]]:
         ("version published", state.version_published_label or "none yet"),
         ("versions serving", serving or ", ".join(map(str, state.versions_serving)) or "none"),
         *server_rows(state),
+        ("learner's last round", learner_shares(state)),
         ("episodes finished", state.episodes_finished),
         ("episodes failed", failed),
         ("environments accepted", f"{state.environments_accepted}, {live} live"),

@@ -19,6 +19,7 @@ from engine.checks.learner import require_packages
 from engine.config import Config, RoleTraining
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
+from engine.training.time_shares import TimeShares
 from engine.weights import ways
 from roles.base import Role, RoleContext
 from roles.learner.version_claim import CheckpointsMissing, VersionClaim, missing
@@ -86,6 +87,7 @@ class LearnerRole(Role):
         self._archive: DesignArchive | None = None
         self._settled = False  # the trainer's weights are those of the announced version
         self._gauges: dict[str, float] = {}
+        self._time = TimeShares(time.perf_counter())
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -156,6 +158,7 @@ class LearnerRole(Role):
         async with session:
             self._session = session
             await self._start()
+            self._time = TimeShares(time.perf_counter())
             async with flat_task_group() as tasks:
                 tasks.start_soon(self._attend)
                 await self._follow()
@@ -298,6 +301,7 @@ class LearnerRole(Role):
                 await self.bus.publish(self._announced)
             return
         started = time.perf_counter()
+        self._time.begin("training", started)
         selection = self._buffer.close(message, self._version, self._ages.lineage())
         if selection.missing:
             self.log.warning("learner.samples_missing", round=message.round, missing=selection.missing)
@@ -319,7 +323,9 @@ class LearnerRole(Role):
         await self.bus.publish(self._announced)
         if due:
             await self._purge(_CHECKPOINTS_WHEN_FULL if full else None)
-        self._gauges = {**metrics, "round": float(message.round), "round_seconds": self._announced.seconds}
+        shares = self._time.end_round(time.perf_counter())
+        round_ = {"round": float(message.round), "round_seconds": self._announced.seconds}
+        self._gauges = metrics | round_ | shares
 
     async def _train(self, selection: Selection, message: RoundClosed) -> dict[str, float]:
         """Take the optimiser steps on a batch, which make a new version. Returns its metrics."""
@@ -389,6 +395,7 @@ class LearnerRole(Role):
         from engine.training.checkpoint import LearnerState
 
         self._require_lease()
+        self._time.begin("checkpoints", time.perf_counter())
         state = LearnerState(
             version=self._version,
             lineage=self._lineage,
@@ -406,6 +413,7 @@ class LearnerRole(Role):
     async def _release(self) -> None:
         """Publish the current version. Its number is stored first: a successor may not use it."""
         self._require_lease()
+        self._time.begin("publishing", time.perf_counter())
         await self._claim.renew(self._version)
         await self._publish_policy(*await self._in_thread(self._export, "export of the weights"))
 

@@ -21,7 +21,7 @@ from engine import prompts
 from engine.config import SamplingConfig
 from engine.errors import ConfigError
 from engine.inference.completion import Completion
-from engine.inference.tokens import ChatTokens
+from engine.inference.tokens import ChatTokens, SegmentBuilder
 from engine.training.samples import arrays
 from roles.agent.episode import Played, Player, Rules
 from roles.designer.authors import PolicyAuthor
@@ -107,6 +107,33 @@ def test_qwen3_takes_reasoning_out_of_history(thinking: str, worlds: Any, chats:
             world.family.render(["go", "my move", "then"]) + empty
         )
     assert chat.decode(chat.encode("no <think> here")) == "no <think> here"
+
+
+@pytest.mark.parametrize("thinking", ["on", "unset"])
+def test_history_that_keeps_reasoning_is_one_segment_a_play(thinking: Any, worlds: Any) -> None:
+    """The learner computes each turn once, where the template would have all of them computed again."""
+    world, positions = worlds["qwen3"], {}
+    for history in ("template", "keep"):
+        chat = ChatTokens(world.path, thinking=thinking, history=history)
+        builder, said = SegmentBuilder(), ["go" * 200]
+        builder.prompt(chat.first(said[0]))
+        for turn in range(3):
+            reply = f"<think>\nlong thoughts {turn}\n</think>\n\nmove {turn}"
+            ids = [*chat.encode(reply), chat.stop_token_ids[0]]
+            span = Span(turn, 0, len(ids))
+            builder.completion(Completion(ids, [-1.0] * len(ids), (span,), "stop"))
+            said += [reply, f"seen {turn}"]
+            bridge = chat.bridge(f"seen {turn}")
+            if bridge is None:
+                builder.rewrite(chat.render(said))
+            else:
+                builder.prompt(bridge)
+        text = world.bytes(builder.context).decode()
+        assert ("long thoughts 0" in text) == (history == "keep")
+        segments = builder.segments()
+        assert len(segments) == (1 if history == "keep" else 3)
+        positions[history] = sum(len(arrays(one)[0]) for one in segments)
+    assert positions["keep"] < 0.7 * positions["template"]
 
 
 def test_reasoning_is_seen_where_its_marks_are_special(tmp_path: Path) -> None:
