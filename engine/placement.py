@@ -57,6 +57,12 @@ def learner_launch(config: Config) -> list[str]:
     ]  # fmt: skip
 
 
+def shards(config: Config) -> bool:
+    """Return whether the learner's weights are sharded over several processes."""
+    learner = config.learner
+    return "--use_fsdp" in learner.launch if learner.launch else len(learner.devices) > 1
+
+
 def check(config: Config) -> Iterator[Problem]:
     """Yield what is wrong with the devices of the roles that this host starts."""
     server = config.server

@@ -29,7 +29,7 @@ from engine.config import LearnerConfig
 from engine.training import sharding
 
 GIB = 1 << 30
-_LAYERS = (2, 3)
+_LAYERS = (3, 4)
 
 
 def learner_gib(settings: Any, learner: LearnerConfig, *, row: int, devices: int | None = None) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine import placement
 from engine.config import Config
 from engine.inference.adapters import kept
 
@@ -105,7 +106,13 @@ def _no_problem(config: Config) -> Iterator[Problem]:
     yield from ()
 
 
-def _fixed_addresses(config: Config) -> Iterator[Problem]:
+def _from_one_device(config: Config) -> Iterator[Problem]:
+    if placement.shards(config):
+        yield (
+            "server.weights",
+            '"nccl" sends weights from one device, and the learner is sharded over several; '
+            '"file" (one host, or a shared disk) and "bus" (any host) gather them',
+        )
     if not config.server.urls and not config.server.port:
         yield "server.weights", '"nccl" needs fixed server addresses: set server.port or server.urls'
 
@@ -131,7 +138,7 @@ WAYS: dict[str, Way] = {
         "a broadcast from the learner's GPU to the servers' GPUs",
         _publish_by_nccl,
         _await_nccl,
-        _fixed_addresses,
+        _from_one_device,
         files=False,
     ),
 }

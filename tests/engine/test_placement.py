@@ -90,6 +90,22 @@ def test_a_size_that_is_no_number_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("learner", "refused"),
+    [
+        ({"devices": [1]}, False),
+        ({"devices": [1, 2]}, True),
+        ({"devices": [1, 2], "launch": ["torchrun", "--nproc-per-node", "2"]}, False),
+        ({"devices": [1, 2], "launch": ["accelerate", "launch", "--use_fsdp"]}, True),
+    ],
+)
+def test_nccl_from_a_sharded_learner_is_refused_before_the_start(
+    learner: dict[str, Any], refused: bool
+) -> None:
+    found = complaints({"devices": [0], "port": 9000, "weights": "nccl"}, learner)
+    assert ("server.weights" in found) == refused
+
+
+@pytest.mark.parametrize(
     ("learner", "words"),
     [
         ({}, "python -P"),
