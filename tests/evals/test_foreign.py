@@ -88,7 +88,7 @@ def test_datasets_become_programs() -> None:
     ]
     env = load(programs[-1].source)
     assert type(env).__name__ == "WordSumsEnv"
-    assert contract.read_reset(env.reset(5))[0] == "level 1 seed 5"
+    assert contract.read_reset(env.reset(5)) == "level 1 seed 5"
     assert contract.read_step(env.step("8"))[1:4] == (0.01, True, False)
     assert contract.read_step(env.step(env.solution()[0]))[1:4] == (1.0, True, False)
     assert not hasattr(load(programs[1].source), "solution")
@@ -100,7 +100,7 @@ def test_games_become_programs() -> None:
     (program,) = external_benchmarks.gem_programs()
     assert (program.name, program.level) == ("Sokoban", "easy")
     env = load(program.source)
-    assert contract.read_reset(env.reset(3))[0] == "game 3\nYour move."
+    assert contract.read_reset(env.reset(3)) == "game 3\nYour move."
     assert contract.read_step(env.step("up"))[0] == "got \\boxed{up}\nOver."
 
 
