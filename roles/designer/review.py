@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -24,7 +25,7 @@ from sandbox import Rejected
 
 if TYPE_CHECKING:
     from bus.messages import DesignTicket
-    from engine.config import Config
+    from engine.config import DesignerConfig
     from roles.designer.corpus import Corpus
     from roles.designer.memory import Memory
     from sandbox import Check, Program, Verdict
@@ -46,8 +47,16 @@ class Commission(NamedTuple):
 class Review:
     """Checks accepted programs as the recipe says (``designer.conformity``, ``designer.duplicates``)."""
 
-    def __init__(self, config: Config, *, corpus: Corpus, memory: Memory) -> None:
-        self._config, self._settings, self._corpus = config, config.designer, corpus
+    def __init__(
+        self,
+        settings: DesignerConfig,
+        *,
+        corpus: Corpus,
+        memory: Memory,
+        families: Sequence[str] | None = None,
+    ) -> None:
+        """Make a review; ``families`` are the seed families that know their programs (nano), None without."""
+        self._settings, self._corpus, self._families = settings, corpus, families
         self._neighbours = Neighbours(
             memory, method=self._settings.similarity, bound=self._settings.memory_duplicate
         )
@@ -108,8 +117,8 @@ class Review:
         if declared and _plain(declared) in others:
             reason = f"it declares the skill {declared!r}, the ticket asks for {ticket.skill!r}"
             return "off_ticket", reason
-        if self._config.model.scale == "nano":
-            found = await anyio.to_thread.run_sync(self._nano, program.source, program.ticket)
+        if self._families is not None:
+            found = await anyio.to_thread.run_sync(self._nano, program.source, program.ticket, self._families)
             if found[0]:
                 return found
         share, names = dead_share(program.tree)
@@ -117,11 +126,11 @@ class Review:
             return "incoherent", f"{share:.0%} of its lines are of no use, such as {', '.join(names[:3])}"
         return "", ""
 
-    def _nano(self, source: str, commission: Commission) -> tuple[Flag, str]:
+    def _nano(self, source: str, commission: Commission, families: Sequence[str]) -> tuple[Flag, str]:
         """Return the finding of the seed families, which know their programs."""
         from engine.nano import seeds
 
-        families, skill = self._config.warmstart.families, commission.ticket.skill
+        skill = commission.ticket.skill
         text = self._corpus.get(commission.document).text if commission.document else ""
         family, coherent = seeds.recognise(source, families) or (None, True)
         if family is not None and _plain(family.skill) != _plain(skill):

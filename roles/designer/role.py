@@ -157,7 +157,9 @@ class DesignerRole(Role):
 
     def _equip(self, chat: ChatTokens, designer: Author | Programs) -> None:
         config, shared = self.config.designer, self.context.shared
-        self._review = Review(self.config, corpus=self._corpus, memory=self._memory)
+        nano = self.config.model.scale == "nano"
+        families = self.config.warmstart.families if nano else None
+        self._review = Review(config, corpus=self._corpus, memory=self._memory, families=families)
         asks_for_solution = config.prompt == "full" and config.kind != "pool"
         settings = ValidatorSettings(
             salt=_salt(self.context.directory),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bus.messages import stable_id
-from engine.config import Config, CurriculumConfig, DesignerConfig
+from engine.config import CurriculumConfig, DesignerConfig
 
 _SEED_BITS = 31
 
@@ -69,21 +69,20 @@ class TicketPlace(NamedTuple):
     turn: int
 
 
-def place(config: Config, cohort: int, slot: int) -> TicketPlace:
+def place(designer: DesignerConfig, curriculum: CurriculumConfig, cohort: int, slot: int) -> TicketPlace:
     """Return the place of a slot's ticket. Sizes and skills of cohorts repeat, so nothing is counted.
 
     A document is dealt by place: that is the same on every host, in any order of answers, and after a
     restart (see ``roles.designer.corpus``).
     """
-    each = config.designer.designs_per_ticket
-    period = len(config.designer.skills) * (
-        config.curriculum.rounds_per_window if config.curriculum.schedule == "rolling" else 1
-    )
-    sizes = [rounds_of(config.curriculum, index).size for index in range(period)]
-    tickets = [skills(config.designer, index, sizes[index])[::each] for index in range(period)]
+    each = designer.designs_per_ticket
+    rolling = curriculum.schedule == "rolling"
+    period = len(designer.skills) * (curriculum.rounds_per_window if rolling else 1)
+    sizes = [rounds_of(curriculum, index).size for index in range(period)]
+    tickets = [skills(designer, index, sizes[index])[::each] for index in range(period)]
     # After an extension of the run, uneven cohorts do not repeat as counted here.
     size = max(sizes[cohort % period], slot + 1)
-    mine, before = skills(config.designer, cohort, size)[::each], slot // each
+    mine, before = skills(designer, cohort, size)[::each], slot // each
     full, rest = divmod(cohort, period)
     number = full * sum(map(len, tickets)) + sum(map(len, tickets[:rest])) + before
     same = [names.count(mine[before]) for names in tickets]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from bus.messages import Arm, Credit, stable_id
-from engine.config import Config, RewardConfig
+from engine.config import Config, DesignerConfig, RewardConfig
 from roles.scorer import cohort_plan
 from roles.scorer.advantages import agent_label, designer_labels, idle, normalise
 from roles.scorer.parity import reference_rewards
@@ -55,9 +55,9 @@ class RoundCredit(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
-def penalises(config: Config) -> bool:
+def penalises(designer: DesignerConfig) -> bool:
     """Return whether invalid attempts are trained: the designer is trained and does not drop them."""
-    return config.designer.kind == "policy" and config.designer.invalid == "penalise"
+    return designer.kind == "policy" and designer.invalid == "penalise"
 
 
 def settle(
@@ -90,7 +90,7 @@ def settle(
         for design, value in zip(designs, rewards, strict=True)
         if value is not None
     ]
-    if penalises(config):
+    if penalises(config.designer):
         entries += [
             _Entry(one.design, one.sample, one.skill, False, settings.invalid_reward)
             for one in cohort.rejected

@@ -277,7 +277,7 @@ def design_rejected(config: Config, state: CurriculumState, message: DesignRejec
     cohort = state.cohorts[design.cohort]
     known = (design.design, message.attempt) in {(one.design, one.attempt) for one in cohort.rejected}
     cohort.refused += not known
-    if penalises(config) and not known:
+    if penalises(config.designer) and not known:
         entry = RejectedAttempt(design.design, message.attempt, design.skill, message.sample)
         cohort.rejected.append(entry)
     return []

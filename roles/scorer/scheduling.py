@@ -122,7 +122,7 @@ def ticket(config: Config, cohort: Cohort, design: Design, issue: int) -> Design
     """Return the ticket that ``design`` is on, alone or with the others of its group."""
     group = _group(config, cohort, design)
     first = cohort.designs.index(group[0])
-    number, turn = cohort_plan.place(config, cohort.number, first)
+    number, turn = cohort_plan.place(config.designer, config.curriculum, cohort.number, first)
     return DesignTicket(
         design=group[0],
         cohort=cohort.number,

@@ -17,7 +17,7 @@ from scenes.judged_programs import judged
 from scenes.small_run import ticket
 from test_memory import ready
 
-from engine.config import Config, DesignerConfig, ModelConfig, RunConfig
+from engine.config import DesignerConfig
 from engine.nano import seeds
 from roles.designer.dead_code import dead_share
 from roles.designer.memory import Memory
@@ -49,12 +49,12 @@ class GuessEnv:
 
 def review(memory: Memory | None = None, *, scale: Any = "full", **designer: Any) -> Review:
     corpus: Any = SimpleNamespace(get=DOCUMENTS.__getitem__)
-    config = Config(
-        run=RunConfig(name="t"),
-        model=ModelConfig(path="", max_model_len=4096, scale=scale),
-        designer=DesignerConfig(similarity="hashed", **designer),
+    return Review(
+        DesignerConfig(similarity="hashed", **designer),
+        corpus=corpus,
+        memory=Memory(10) if memory is None else memory,
+        families=() if scale == "nano" else None,
     )
-    return Review(config, corpus=corpus, memory=Memory(10) if memory is None else memory)
 
 
 async def climb(

@@ -68,7 +68,10 @@ def test_a_place_counts_what_comes_before(
             recipe_.designer, cohort, cohort_plan.rounds_of(recipe_.curriculum, cohort).size
         )
         for slot in range(0, len(skills), each):
-            assert cohort_plan.place(recipe_, cohort, slot) == (number, turns[skills[slot]])
+            assert cohort_plan.place(recipe_.designer, recipe_.curriculum, cohort, slot) == (
+                number,
+                turns[skills[slot]],
+            )
             number += 1
             turns[skills[slot]] += 1
 

@@ -88,7 +88,11 @@ def test_the_slots_of_a_ticket_share_a_skill_and_no_skill_starves() -> None:
     names = [cohort_plan.skills(recipe.designer, cohort, 4) for cohort in range(3)]
     assert all(skills[::2] == skills[1::2] for skills in names)
     assert set(Counter(skill for skills in names for skill in skills).values()) == {4}
-    places = [cohort_plan.place(recipe, cohort, slot) for cohort in range(6) for slot in (0, 2)]
+    places = [
+        cohort_plan.place(recipe.designer, recipe.curriculum, cohort, slot)
+        for cohort in range(6)
+        for slot in (0, 2)
+    ]
     assert [place.number for place in places] == list(range(12))
 
 
