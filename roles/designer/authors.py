@@ -234,18 +234,15 @@ def check_designer(config: Config) -> None:
             pass
 
 
-def prompts_for(config: Config, chat: ChatTokens) -> PromptWriter:
-    """Return the writer of design prompts.
+def prompts_for(config: Config, chat: ChatTokens, *, external: bool) -> PromptWriter:
+    """Return the writer of prompts.
 
-    A model with token ids gets the ids of its chat format; an endpoint gets plain text, within its own
-    context.
+    A model with token ids gets the ids of its chat format; an ``external`` endpoint gets plain text, within
+    its own context. Only a policy that was warm-started on it knows the nano form.
     """
-    return (
-        external_prompts(config, chat) if config.designer.kind == "external" else PromptWriter(config, chat)
-    )
-
-
-def external_prompts(config: Config, chat: ChatTokens) -> PromptWriter:
-    """Return the writer of prompts in plain text."""
-    model = msgspec.structs.replace(config.model, max_model_len=config.designer.external.context_tokens)
-    return PromptWriter(msgspec.structs.replace(config, model=model), PlainText(chat))
+    designer, preload = config.designer, config.sandbox.preload
+    if not external:
+        return PromptWriter(designer, chat, context=config.model.max_model_len, preload=preload)
+    if designer.prompt == "nano":
+        designer = msgspec.structs.replace(designer, prompt="full")
+    return PromptWriter(designer, PlainText(chat), context=designer.external.context_tokens, preload=preload)

@@ -11,7 +11,7 @@ from engine.errors import SpadeError
 from roles.designer.corpus import cut
 
 if TYPE_CHECKING:
-    from engine.config import Config, DesignerConfig
+    from engine.config import DesignerConfig
     from engine.inference.tokens import ChatTokens
 
 _SMALLEST_DOCUMENT = 16
@@ -58,17 +58,24 @@ class Brief:
 
 
 class PromptWriter:
-    """Renders briefs within the model's context: ``max_model_len`` less the tokens of the reply."""
+    """Renders briefs within ``context`` tokens less those of the reply; programs may import ``preload``."""
 
-    def __init__(self, config: Config, chat: ChatTokens | PlainText) -> None:
-        self.family = config.designer.prompt
-        self._max_turns = config.designer.max_turns
-        self._room = config.model.max_model_len - config.designer.sampling.max_tokens
-        self._hint_room = config.model.max_model_len - config.designer.hint_sampling.max_tokens
-        self._document = config.designer.corpus_tokens
+    def __init__(
+        self,
+        designer: DesignerConfig,
+        chat: ChatTokens | PlainText,
+        *,
+        context: int,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self.family = designer.prompt
+        self._max_turns = designer.max_turns
+        self._room = context - designer.sampling.max_tokens
+        self._hint_room = context - designer.hint_sampling.max_tokens
+        self._document = designer.corpus_tokens
         self._chat = chat
-        self._descriptions = descriptions(config.designer)
-        self._imports = prompts.imports(config.sandbox.preload)
+        self._descriptions = descriptions(designer)
+        self._imports = prompts.imports(preload)
 
     @property
     def version(self) -> str:

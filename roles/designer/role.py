@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
-import msgspec
 
 from bus import Delivery
 from bus.concurrency import flat_task_group
@@ -26,7 +25,6 @@ from roles.designer.authors import (
     EndpointAuthor,
     PolicyAuthor,
     check_designer,
-    external_prompts,
     open_designer,
     open_external,
     prompts_for,
@@ -36,7 +34,7 @@ from roles.designer.hint import Hint, HintWriter
 from roles.designer.judge import ModelJudge, open_judge
 from roles.designer.memory import Memory
 from roles.designer.memory_store import MemoryStore
-from roles.designer.prompt import PlainText, PromptWriter
+from roles.designer.prompt import PlainText
 from roles.designer.review import Review, digest
 from roles.work_loop import (
     INFRASTRUCTURE,
@@ -170,7 +168,7 @@ class DesignerRole(Role):
             config,
             designer=designer,
             chat=chat,
-            prompts=prompts_for(self.config, chat),
+            prompts=prompts_for(self.config, chat, external=config.kind == "external"),
             corpus=self._corpus,
             memory=self._memory,
             validator=Validator(shared["sandbox"], settings, checks=checks),
@@ -374,13 +372,11 @@ def hint_writer(
     designer, attempts = config.designer, config.designer.hint_attempts
     if designer.hint_writer == "self":
         author = PolicyAuthor(pool, chat, designer.hint_sampling, config.model.max_model_len)
-        return HintWriter(author, chat, PromptWriter(config, chat), attempts)
+        return HintWriter(author, chat, prompts_for(config, chat, external=False), attempts)
     assert endpoint is not None
-    if designer.prompt == "nano":  # only a policy knows this form, which was warm-started on it
-        config = msgspec.structs.replace(config, designer=msgspec.structs.replace(designer, prompt="full"))
     room = designer.external.context_tokens
     outside = EndpointAuthor(endpoint, PlainText(chat), designer.hint_sampling, room)
-    return HintWriter(outside, chat, external_prompts(config, chat), attempts)
+    return HintWriter(outside, chat, prompts_for(config, chat, external=True), attempts)
 
 
 def _attempt_of(ticket: DesignTicket, attempt: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from prompt_cases import NEGATIVE, VIEW, Letters, render
 
 from engine import prompts
-from engine.config import Config, DesignerConfig, ModelConfig, RunConfig, SamplingConfig, SkillConfig
+from engine.config import DesignerConfig, SamplingConfig, SkillConfig
 from engine.errors import SpadeError
 from roles.designer.prompt import Brief, PromptWriter
 
@@ -39,14 +39,9 @@ def test_a_hint_adds_its_line_to_the_prompt_of_a_play_and_nothing_else() -> None
 
 
 def writer(room: int, **designer: Any) -> PromptWriter:
-    config = Config(
-        run=RunConfig(name="test"),
-        model=ModelConfig(path="", max_model_len=room + 100),
-        designer=DesignerConfig(
-            sampling=SamplingConfig(max_tokens=100), hint_sampling=SamplingConfig(max_tokens=100), **designer
-        ),
-    )
-    return PromptWriter(config, Letters())  # type: ignore[arg-type]
+    reply = SamplingConfig(max_tokens=100)
+    settings = DesignerConfig(sampling=reply, hint_sampling=reply, **designer)
+    return PromptWriter(settings, Letters(), context=room + 100, preload=("numpy",))  # type: ignore[arg-type]
 
 
 LONG = "word " * 200

@@ -15,9 +15,9 @@ from bus.messages import DesignTicket, stable_id
 from engine import ablations, recipe
 from engine.config import Config
 from roles.designer.attempt import Workshop
+from roles.designer.authors import prompts_for
 from roles.designer.corpus import Corpus
 from roles.designer.memory import Memory
-from roles.designer.prompt import PromptWriter
 from roles.scorer import cohort_plan, scheduling
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Cohort, Design, Publish
@@ -110,7 +110,7 @@ async def attempts(config: Config) -> list[Attempt]:
         config.designer,
         designer=absent,
         chat=chat,
-        prompts=PromptWriter(config, chat),
+        prompts=prompts_for(config, chat, external=False),
         corpus=Corpus.open(config, chat),
         memory=remembered(),
         validator=absent,
