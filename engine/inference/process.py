@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,27 +15,22 @@ from urllib.parse import urlsplit
 import aiohttp
 import anyio
 import anyio.abc
-import structlog
 
 from engine.config import Config, ServerConfig
 from engine.errors import SpadeError
+from engine.inference.guarded import end_of, guarded
 from engine.inference.launch import LOOPBACK, command, environment, port_for
 from engine.inference.vllm import VllmClient
 
-GRACE_SECONDS = 5.0
 EXTERNAL_SECONDS = 2.0
 """Between two looks at the health of an external server."""
 _EXTERNAL_MISSES = 3
 _HEALTH_SECONDS = 5.0
-_STOP_SECONDS = GRACE_SECONDS + 8.0
 _TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024
 _CAUSE_BYTES = 256 * 1024
 _EXCEPTION = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w+(?:Error|Exception): .+)$", re.MULTILINE)
 _HARMLESS = re.compile(r"\) (WARNING|INFO) ")
-_GUARDIAN = Path(__file__).with_name("subprocess_guard.py")
-
-log = structlog.get_logger("spade.inference")
 
 Ended = Callable[[], Awaitable[str]]
 """Waits until a server has ended and returns the reason."""
@@ -83,24 +77,13 @@ async def serve(
     port, host = port_for(config, index), reachable_host(config.server, config.bus.url)
     words = command(config, model_path, port, updates=updates)
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("ab") as stream:
-        stream.write(f"\n{time.strftime('%FT%T')} {subprocess.list2cmdline(words)}\n".encode())
-        stream.flush()
-        process = await anyio.open_process(
-            [sys.executable, "-I", str(_GUARDIAN), str(GRACE_SECONDS), *words],
-            stdin=subprocess.PIPE,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env=environment(config, index),
-            start_new_session=True,
-        )
-    server = VllmProcess(f"http://{host}:{port}", port, log_path, process)
-    try:
+    with log_path.open("a") as stream:
+        stream.write(f"\n{time.strftime('%FT%T')} {subprocess.list2cmdline(words)}\n")
+    variables = environment(config, index)
+    async with guarded(words, log=log_path, environment=variables, inherit=False) as process:
+        server = VllmProcess(f"http://{host}:{port}", port, log_path, process)
         await _healthy(server, VllmClient(server.url, session), config.server.start_seconds)
         yield server
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _stop(process)
 
 
 @asynccontextmanager
@@ -151,7 +134,7 @@ def reachable_host(server: ServerConfig, bus_url: str) -> str:
 
 def last_words(log_path: Path, lines: int = 1) -> str:
     """Return the last ``lines`` of a server's log; for one line, the last one that names an error."""
-    found = [line.rstrip() for line in _end(log_path, _TAIL_BYTES).splitlines() if line.strip()]
+    found = [line.rstrip() for line in end_of(log_path, _TAIL_BYTES).splitlines() if line.strip()]
     if lines == 1:
         errors = [line for line in found[-200:] if "rror" in line and not _HARMLESS.search(line)]
         return (errors or found or ["no output"])[-1][-400:]
@@ -160,16 +143,8 @@ def last_words(log_path: Path, lines: int = 1) -> str:
 
 def causes(log_path: Path) -> str:
     """Return the exceptions that a server's log names, each once, without their tracebacks; at most two."""
-    found = [match.group(1)[:400] for match in _EXCEPTION.finditer(_end(log_path, _CAUSE_BYTES))]
+    found = [match.group(1)[:400] for match in _EXCEPTION.finditer(end_of(log_path, _CAUSE_BYTES))]
     return " ".join(list(dict.fromkeys(found))[:2])
-
-
-def _end(path: Path, size: int) -> str:
-    """Return at most the last ``size`` bytes of a file that grows for weeks."""
-    with path.open("rb") as stream:
-        stream.seek(0, 2)
-        stream.seek(max(0, stream.tell() - size))
-        return stream.read().decode(errors="replace")
 
 
 async def _healthy(server: VllmProcess, client: VllmClient, seconds: float) -> None:
@@ -185,15 +160,3 @@ async def _healthy(server: VllmProcess, client: VllmClient, seconds: float) -> N
     named = causes(server.log_path)
     reason = named or f"The end of its log:\n{last_words(server.log_path, _TAIL_LINES)}\n"
     raise ServerFailed(f"{what}. {reason}", where=str(server.log_path), remedy=remedy)
-
-
-async def _stop(process: anyio.abc.Process) -> None:
-    """Close the guardian's pipe, which makes it end the server; kill the guardian if it does not follow."""
-    if process.stdin is not None:
-        await process.stdin.aclose()
-    with anyio.move_on_after(_STOP_SECONDS):
-        await process.wait()
-    if process.returncode is None:
-        log.warning("guardian_killed", pid=process.pid)
-        process.kill()
-        await process.wait()

@@ -1,35 +1,20 @@
-"""Child processes: guarded, logged, ended for certain, and started again within a budget.
-
-Each child runs under ``engine.inference.subprocess_guard``: when its owner ends, however it ends, the child
-and all that it started end too.
-"""
+"""Child processes that are started again within a budget (guarded: ``engine.inference.guarded``)."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import anyio
 import structlog
-from anyio.abc import Process
 
 from engine.errors import SpadeError
-from engine.inference import subprocess_guard
-from engine.running.role_host import GUARDED
+from engine.inference.guarded import end_of, guarded
 
 TAIL_LINES = 15
-GRACE_SECONDS = 5.0
-REAP_SECONDS = 10.0
 BAD_INPUT = 2
-# A folder of the working directory must not be taken for one of our packages.
-_OURS = {GUARDED: "1", "PYTHONSAFEPATH": "1"}
 
 
 class Budget:
@@ -60,54 +45,6 @@ class Budget:
         if max(len(self._crashes), self.in_place) > self._allowed:
             return None
         return float(2 ** (len(self._crashes) - 1))
-
-
-@asynccontextmanager
-async def guarded(
-    command: Sequence[str],
-    *,
-    log: Path,
-    environment: Mapping[str, str] | None = None,
-    grace: float = GRACE_SECONDS,
-    piped: bool = False,
-) -> AsyncIterator[Process]:
-    """Start ``command`` with its output appended to ``log``; at the end of the context it is gone.
-
-    With ``piped`` its standard output is the process's ``stdout`` stream, and only errors are logged.
-    ``grace`` is how many seconds it gets after SIGTERM. Its exit status is the process's ``returncode``
-    (128 + number when a signal ended it).
-    """
-    program = [sys.executable, "-I", str(Path(subprocess_guard.__file__)), str(grace), *command]
-    with _appending(log) as output:
-        process = await anyio.open_process(
-            program,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if piped else output,
-            stderr=output,
-            env={**os.environ, **(environment or {}), **_OURS},
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _end(process, grace)
-
-
-def _appending(log: Path) -> IO[bytes]:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    return open(log, "ab")
-
-
-async def _end(process: Process, grace: float) -> None:
-    """Close the guardian's pipe, wait for it, and kill it as the last resort."""
-    if process.stdin is not None:
-        await process.stdin.aclose()
-    with anyio.move_on_after(grace + REAP_SECONDS):
-        await process.wait()
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
 
 
 async def keep_running(
@@ -168,9 +105,7 @@ def died(name: str, status: int, log: Path, *, point: int | None = None, times: 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
     """Return the last lines of a log, indented; reads at most 64 KiB of it."""
     try:
-        with open(log, "rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - (64 << 10)))
-            text = stream.read().decode(errors="replace")
+        text = end_of(log, 64 << 10)
     except OSError as error:
         return f"  ({log} cannot be read: {error.strerror})"
     return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (nothing was printed)"

@@ -22,9 +22,10 @@ from engine import models, placement, registry
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.inference import frozen, launch
+from engine.inference.guarded import guarded
 from engine.records import trackers
 from engine.run import RunDirectory
-from engine.running.child import guarded, tail
+from engine.running.child import tail
 from engine.running.role_host import load, login
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from engine.checks.settings import is_bus_url
 from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import ConfigError, SpadeError
+from engine.inference.guarded import GUARDED
 from engine.running import drain_commands
 
-GUARDED = "SPADE_GUARDED"
 TOKEN, RUN = "SPADE_BUS_TOKEN", "SPADE_RUN"
 CREDENTIALS, CA = "SPADE_BUS_CREDENTIALS", "SPADE_BUS_CA"
 CONFIG_KEY = "config"

@@ -32,11 +32,13 @@ ALL = 'run.roles=["designer", "agent", "scorer", "learner", "server"]'
 
 
 def cut_tail(directory: Path) -> None:
-    """Take the second half of what the stream EVENT holds, as a power failure may."""
-    blocks = sorted(directory.rglob("EVENT_nano/msgs/*.blk"), key=lambda path: int(path.stem))
+    """Take the second half of the stream EVENT and its index, as a power failure may."""
+    (place,) = directory.rglob("EVENT_nano/msgs")
+    (place / "index.db").unlink(missing_ok=True)
+    blocks = sorted(place.glob("*.blk"), key=lambda path: int(path.stem))
     assert blocks
-    with blocks[-1].open("r+b") as block:
-        block.truncate(blocks[-1].stat().st_size // 2)
+    for block in blocks:
+        os.truncate(block, block.stat().st_size // 2 if block == blocks[0] else 0)
 
 
 def optimizer_steps(path: Path) -> set[int]:

@@ -13,7 +13,8 @@ import pytest
 import structlog
 
 from engine.errors import SpadeError
-from engine.running.child import Budget, guarded, keep_running, tail
+from engine.inference.guarded import guarded
+from engine.running.child import Budget, keep_running, tail
 
 LOG = structlog.stdlib.get_logger()
 
@@ -115,7 +116,7 @@ async def test_a_child_that_ends_while_draining_is_not_started_again(tmp_path: P
 
 async def test_the_child_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     owner = (
-        "import anyio, sys\nfrom pathlib import Path\nfrom engine.running.child import guarded\n"
+        "import anyio, sys\nfrom pathlib import Path\nfrom engine.inference.guarded import guarded\n"
         "async def main():\n"
         "    text = 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'\n"
         "    command = [sys.executable, '-c', text]\n"

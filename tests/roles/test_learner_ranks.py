@@ -17,8 +17,8 @@ from scenes.brokers import free_ports
 from bus import Bus, connect, provision, serve
 from bus.messages import BatchTrained, PolicyPublished
 from engine.config import Config, LearnerConfig, ModelConfig, OptimizerConfig, RunConfig
+from engine.inference.guarded import guarded
 from engine.running import drain_commands, role_host
-from engine.running.child import guarded
 from engine.running.role_host import Origin
 from engine.running.supervisor import Address, child_command
 from engine.training.checkpoint import newest
