@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bus.errors import BusError
 from bus.messages.base import token
-from bus.subjects import BUCKETS, CONSUMERS, Consumer, Names
+from bus.subjects import CONSUMERS, Consumer, Names
 
 ADMIN = "supervisor"
 
@@ -24,7 +24,7 @@ class Access:
     ``publishes`` are subject tails, ``follows`` streams it reads in order and by number, ``looks`` streams
     it reads single messages of, ``works`` durables it pulls from, ``purges`` streams, ``leases`` and
     ``keys`` (of the state bucket) what it writes, ``listens`` tails without a stream; ``blobs``: it writes
-    named bytes. Every role may also read state and named bytes, send its heartbeat and hear commands.
+    named bytes. Every role may also read state and named bytes, and send its heartbeat.
     """
 
     publishes: tuple[str, ...] = ()
@@ -76,14 +76,6 @@ ROLES: Mapping[str, Access] = {
 }
 
 
-@dataclass(frozen=True)
-class Permissions:
-    """Subjects that a user of the server may publish to and subscribe to."""
-
-    publish: tuple[str, ...]
-    subscribe: tuple[str, ...]
-
-
 def access_of(role: str) -> Access:
     """Return the allow-list of a role.
 
@@ -109,16 +101,17 @@ def consumers_of(roles: Iterable[str]) -> list[Consumer]:
     return [*CONSUMERS.values(), *(consumer_of(check_role(name)) for name in own)]
 
 
-def queue_of(consumer: str, role: str, known: Mapping[str, Consumer] = CONSUMERS) -> Consumer:
+def queue_of(consumer: str, role: str) -> Consumer:
     """Return the durable that a client of ``role`` may name ``consumer``.
 
     A built-in one, or that of its own role. Raises BusError.
     """
-    if consumer in known:
-        return known[consumer]
+    if consumer in CONSUMERS:
+        return CONSUMERS[consumer]
     if consumer != role or token(role) != role:
         raise BusError(
-            f"unknown consumer {consumer!r}", remedy=f"One of {', '.join(known)}, or your own role's name."
+            f"unknown consumer {consumer!r}",
+            remedy=f"One of {', '.join(CONSUMERS)}, or your own role's name.",
         )
     return consumer_of(role)
 
@@ -130,76 +123,36 @@ def check_role(role: str) -> str:
     return role
 
 
-def permissions(names: Names, role: str) -> Permissions:
-    """Return the rights of ``role`` in the run of ``names``. The supervisor may do everything in it."""
+def permissions(names: Names, role: str) -> dict[str, list[str]]:
+    """Return the subjects that ``role`` may ``publish`` and ``subscribe`` to in the run of ``names``.
+
+    The supervisor may do everything in it.
+    """
     check_role(role)
-    inbox = f"_INBOX.{role}.>"
+    inbox, run = f"_INBOX.{role}.>", names.subject(">")
     if role == ADMIN:
-        # Who is connected to this account: for `spade bus top`.
-        mine = ("$JS.API.>", "$JS.ACK.>", "$SYS.REQ.ACCOUNT.PING.CONNZ", names.subject(">"))
-        keys = tuple(names.keys(kind) + ">" for kind in BUCKETS)
-        return Permissions((*mine, *keys), (inbox, names.subject(">"), "$JS.EVENT.ADVISORY.>"))
+        return {"publish": ["$JS.API.>", "$JS.ACK.>", run], "subscribe": [inbox, run]}
     access = access_of(role)
-    publish = [
-        "$JS.API.INFO",
-        "$JS.API.STREAM.NAMES",
-        f"$JS.API.DIRECT.GET.{names.bucket('state')}",
-        f"$JS.API.STREAM.MSG.GET.{names.bucket('state')}",
-        names.subject(f"hb.{role}.*"),
-        *(names.subject(tail) for tail in access.publishes),
-        *_reading(names, access),
-        *_working(names, access),
-        *(f"$JS.API.STREAM.PURGE.{names.stream(kind)}" for kind in access.purges),
-        *(names.keys("state") + key for key in access.keys),
-        *_leasing(names, access),
-        *_blobs(names, access),
-    ]
-    listens = [names.subject(tail) for tail in ("ctl.>", *access.listens)]
-    return Permissions(tuple(dict.fromkeys(publish)), (inbox, *listens))
-
-
-def _reading(names: Names, access: Access) -> list[str]:
-    """Following takes a short-lived consumer; its name is random, so one reader cannot meet another's."""
+    allowed = ["$JS.API.INFO", "$JS.API.STREAM.NAMES", names.subject(f"hb.{role}.*")]
+    allowed += [names.subject(tail) for tail in access.publishes]
+    allowed += [names.subject(f"state.{key}") for key in access.keys]
+    allowed += [names.subject(f"lease.{name}") for name in access.leases]
+    read = [names.stream(kind) for kind in ("STATE", "LEASE", "BLOB", *access.follows, *access.looks)]
     # From any copy, and from the leader, who alone can say for certain that a message is gone.
-    verbs = ("DIRECT.GET", "STREAM.MSG.GET")
-    read = [names.stream(kind) for kind in (*access.follows, *access.looks)]
-    subjects = [f"$JS.API.{verb}.{stream}" for stream in read for verb in (*verbs, "STREAM.INFO")]
+    verbs = ("DIRECT.GET", "STREAM.MSG.GET", "STREAM.INFO")
+    allowed += [f"$JS.API.{verb}.{stream}" for stream in read for verb in verbs]
+    # Following takes a short-lived consumer; its name is random, so one reader cannot meet another's.
     for kind in access.follows:
-        stream = names.stream(kind)
-        subjects += [
-            f"$JS.API.CONSUMER.CREATE.{stream}.*",
-            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
-            f"$JS.API.CONSUMER.DELETE.{stream}.*",
-        ]
-        if kind != "DLQ":
-            subjects.append(names.subject(f"dlq.{kind.lower()}"))
-    return subjects
-
-
-def _working(names: Names, access: Access) -> list[str]:
-    subjects = []
+        verbs = ("CREATE", "MSG.NEXT", "DELETE")
+        allowed += [f"$JS.API.CONSUMER.{verb}.{names.stream(kind)}.*" for verb in verbs]
+        allowed += [names.subject(f"dlq.{kind.lower()}")]
     for name in access.works:
-        stream = names.stream(consumer_of(name).stream)
-        subjects += [
-            f"$JS.API.CONSUMER.INFO.{stream}.{name}",
-            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}",
-            f"$JS.ACK.{stream}.{name}.>",
-            f"$JS.ACK.*.*.{stream}.{name}.>",
-            names.subject("dlq.task"),
-        ]
-    return subjects
-
-
-def _blobs(names: Names, access: Access) -> list[str]:
-    """Named bytes, which every role reads and few write."""
-    stream = names.stream("BLOB")
-    subjects = [f"$JS.API.{verb}.{stream}" for verb in ("STREAM.INFO", "DIRECT.GET", "STREAM.MSG.GET")]
+        stream = names.stream("TASK")
+        allowed += [f"$JS.API.CONSUMER.{verb}.{stream}.{name}" for verb in ("INFO", "MSG.NEXT")]
+        allowed += [f"$JS.ACK.{stream}.{name}.>", f"$JS.ACK.*.*.{stream}.{name}.>"]
+        allowed += [names.subject("dlq.task")]
     if access.blobs:
-        subjects += [names.subject("blob.>"), f"$JS.API.STREAM.PURGE.{stream}"]
-    return subjects
-
-
-def _leasing(names: Names, access: Access) -> list[str]:
-    subjects = [names.key("lease", name) for name in access.leases]
-    read = [f"$JS.API.{verb}.{names.bucket('lease')}" for verb in ("DIRECT.GET", "STREAM.MSG.GET")]
-    return [*subjects, *read] if subjects else []
+        allowed += [names.subject("blob.>"), f"$JS.API.STREAM.PURGE.{names.stream('BLOB')}"]
+    allowed += [f"$JS.API.STREAM.PURGE.{names.stream(kind)}" for kind in access.purges]
+    heard = [names.subject(tail) for tail in access.listens]
+    return {"publish": allowed, "subscribe": [inbox, *heard]}

@@ -1,12 +1,12 @@
-"""The bus over NATS."""
+"""The client of the bus: its operations, their bounds and guarantees."""
 
 from __future__ import annotations
 
 import logging
 import secrets
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +17,29 @@ from bus.access import queue_of
 from bus.concurrency import ArrivalQueue
 from bus.connection import Connection, open_connection
 from bus.errors import BusError, BusUnavailable, Denied, Undecodable, UnknownKind
-from bus.follow import Follower, check_position
-from bus.interface import (
-    Blobs,
-    Bus,
-    Delivery,
-    Lease,
-    Record,
-    StreamInfo,
-    check_followed,
-    check_tails,
-)
+from bus.follow import Follower, check_followed, check_position
 from bus.messages import DeadLetter, Message
 from bus.nats_client import Arrival
-from bus.objects import ObjectStore
-from bus.publisher import Limits, StreamPublisher
-from bus.state import KeyValueStore
-from bus.subjects import CONSUMERS, STREAMS, Consumer, stream_of
-from bus.work import Work
+from bus.objects import Blobs
+from bus.publisher import Limits, Outgoing, Publisher
+from bus.reads import Record, StreamInfo
+from bus.state import KeyValueStore, Lease
+from bus.subjects import Names, stream_of
+from bus.work import Delivery, Work
 
 log = logging.getLogger("spade.bus")
 _LISTEN_LIMIT = 4096
 _LETTER_ROOM = 4096
 
 
-class NatsBus(Bus):
-    """The bus over one NATS connection. Made by :func:`connect`."""
+class Bus:
+    """One client of the bus, made by :func:`connect`.
+
+    ``run``, ``role`` and ``instance`` go into every envelope it sends. Any call may be cancelled; the broker
+    may have carried it out nevertheless, and since keys are deterministic it may be repeated. All errors are
+    BusError. Any call raises BusUnavailable when the broker does not answer, or stays away for longer than
+    the client's patience, and Denied when this role may not do it.
+    """
 
     def __init__(
         self,
@@ -53,53 +50,53 @@ class NatsBus(Bus):
         instance: str,
         limits: Limits | None = None,
         life: tuple[str, str] = ("", ""),
-        consumers: Mapping[str, Consumer] = CONSUMERS,
     ) -> None:
-        super().__init__(run=run, role=role, instance=instance)
-        self.connection = connection
+        self.run, self.role, self.instance = run, role, instance
         self._life, self._ended = life
-        self.publisher = StreamPublisher(connection, limits)
-        self._consumers = consumers
-        self._streams = {kind: self.names.stream(kind) for kind in STREAMS}
+        self.names = Names(run)
+        self.connection = connection
+        self.publisher = Publisher(connection, limits or Limits())
+        self._blobs = Blobs(connection, self.publisher, self.names)
         self._state = KeyValueStore(connection, self.publisher, self.names)
-        self._objects = ObjectStore(connection, self.publisher, self.names)
-        self._open: dict[str, Work | Follower] = {}
-        self._counts = dict.fromkeys(
-            ("core_dropped", "listen_dropped", "listen_undecodable", "dead_letters"), 0.0
-        )
+        self._open: dict[Work | Follower, str] = {}
+
+    @property
+    def blobs(self) -> Blobs:
+        """Return the named blobs of the run."""
+        return self._blobs
+
+    async def publish(self, message: Message) -> int:
+        """Store ``message`` and return its stream sequence; it then outlives a kill of any process.
+
+        A message with the same key that is already stored counts as success and gives the stored one's
+        sequence. Waits while the stream is full. A message without a stream is sent once without any
+        promise, and 0 is returned. Raises BusError for an unregistered class, for a message above the
+        server's limit, and when the broker refuses it or its disk is full.
+        """
+        if message.stream:
+            return await self.publisher.send(self._outgoing(message))
+        self.connection.write(self.names.subject(message.tail), self._encode(message))
+        return 0
+
+    async def publish_all(self, messages: Iterable[Message]) -> list[int]:
+        """Store all messages and return their sequences; raises the first failure after the others ended.
+
+        Each has a stream. They pass a window of 256 messages or 16 MB per stream; after a fault their order
+        may differ from the order given.
+        """
+
+        async def outgoing() -> AsyncIterator[Outgoing]:
+            for message in messages:
+                yield self._outgoing(message)
+
+        return await self.publisher.send_all(outgoing())
 
     def _encode(self, message: Message) -> bytes:
         return codec.encode(message, run=self.run, role=self.role, instance=self.instance)
 
-    async def publish(self, message: Message) -> int:
-        return (await self.publish_all((message,)))[0]
-
-    async def publish_all(self, messages: Iterable[Message]) -> list[int]:
-        silent: list[int] = []
-        failure: Exception | None = None
-        async with self.publisher.batch() as batch:
-            try:
-                for number, message in enumerate(messages):
-                    frame = self._encode(message)
-                    if message.stream:
-                        subject = self.names.root + message.tail
-                        await batch.put(self._streams[message.stream], subject, frame, message_id=message.key)
-                    else:
-                        self._send_unstored(message, frame)
-                        silent.append(number)
-            except Exception as error:
-                failure = error  # what is on its way ends first
-            sequences = [answer.seq for answer in await batch.finish()]
-        if failure is not None:
-            raise failure
-        for number in silent:
-            sequences.insert(number, 0)
-        return sequences
-
-    def _send_unstored(self, message: Message, frame: bytes) -> None:
-        """Send without a promise: a message that an absent server would miss is stale when it is back."""
-        if not self.connection.write(self.names.subject(message.tail), frame):
-            self._counts["core_dropped"] += 1
+    def _outgoing(self, message: Message) -> Outgoing:
+        stream, subject = self.names.stream(message.stream), self.names.subject(message.tail)
+        return Outgoing(stream, subject, self._encode(message), message.key)
 
     async def _bury(self, letter: DeadLetter) -> None:
         room = self.connection.client.max_payload - _LETTER_ROOM
@@ -107,84 +104,114 @@ class NatsBus(Bus):
             reason = f"{letter.reason} (cut from {len(letter.frame)} bytes)"
             letter = msgspec.structs.replace(letter, reason=reason, frame=letter.frame[:room])
         await self.publish(letter)
-        self._counts["dead_letters"] += 1
 
     @asynccontextmanager
     async def consume(
         self, consumer: str, *, limit: int, now: Callable[[], int] | None = None
     ) -> AsyncIterator[AsyncIterator[Delivery]]:
-        queue = queue_of(consumer, self.role, self._consumers)
+        """Take work from a queue, at most ``limit`` unsettled deliveries at a time.
+
+        ``consumer`` is ``designer``, ``agent``, or the name of your own role. ``now`` returns the current
+        limit; when it falls, work on its way still arrives, but none when it falls to 0.
+
+        At least once: work that is not acknowledged is delivered again, to any client. Work that is
+        unsettled when the context ends is handed back at once. Messages that cannot be decoded, and those
+        delivered too often, become dead letters. Several tasks may read; cancelling a read loses nothing.
+        Raises BusError for a queue that does not exist or was deleted.
+        """
+        queue = queue_of(consumer, self.role)
         if limit < 1:
             raise BusError(f"limit {limit} takes no work", remedy="Give a limit of at least 1.")
         work = Work(self.connection, self.names, queue, limit=limit, now=now, bury=self._bury)
-        async with self._listed(f"consume_{consumer}", work), work.running():
-            yield work.arrivals
+        with self._listed(f"consume_{consumer}", work):
+            async with work.running():
+                yield work.arrivals
 
     @asynccontextmanager
     async def follow(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AsyncIterator[AsyncIterator[Record]]:
+        """Read a stream from sequence ``start`` on, in order, without end, gap or duplicate.
+
+        ``tails`` (wildcards ``*`` and ``>``, not overlapping) restrict the messages. Facts of a kind that is
+        not registered are passed over; other messages that cannot be decoded are counted and become dead
+        letters. Reads at most 512 messages or 32 MB ahead. Cancelling a read loses nothing. Raises BusError
+        when the stream ends before ``start`` - 1 (acknowledged messages were lost), NotFound without a
+        stream.
+        """
         check_followed(stream)
         follower = Follower(
-            self.connection, self.names, stream, start=start, tails=check_tails(tails), bury=self._bury
+            self.connection, self.names, stream, start=start, tails=tails or (), bury=self._bury
         )
-        async with self._listed(f"follow_{stream.lower()}", follower), follower.running():
-            yield follower
+        with self._listed(f"follow_{stream.lower()}", follower):
+            async with follower.running():
+                yield follower
 
     async def replay(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AsyncIterator[Record]:
-        patterns = check_tails(tails)
+        """Read like :meth:`follow`, but end at the last message present at the call.
+
+        It writes no dead letters.
+        """
         last = (await self.stream_info(stream)).last
         check_position(stream, start, last)
-        found = reads.replay(self.connection, self.names, stream, start=start, tails=patterns, last=last)
-        async for record in found:
-            if isinstance(record, Record):
-                yield record
-            elif not isinstance(record, UnknownKind):
-                log.error("replay of %s skips a message: %s", stream, record)
+        found = reads.between(self.connection, self.names, stream, start=start, last=last, tails=tails or ())
+        async for stored in found:
+            try:
+                yield reads.record_of(stored)
+            except UnknownKind:
+                continue
+            except Undecodable as error:
+                log.error("replay of %s skips message %d: %s", stream, stored.sequence, error)
 
     @asynccontextmanager
     async def listen(self, tail: str) -> AsyncIterator[AsyncIterator[Message]]:
+        """Receive messages without a stream (``hb.>``) from now on, at most once each.
+
+        Messages sent while the broker is away are lost, and the oldest of more than 4096 unread ones.
+        """
         arrivals: ArrivalQueue[Message] = ArrivalQueue(limit=_LISTEN_LIMIT)
+        subject = self.names.subject(tail)
 
         def receive(message: Arrival) -> None:
             try:
                 arrivals.put(codec.decode(message.data)[1])
             except Undecodable as error:
-                self._counts["listen_undecodable"] += 1
                 log.warning("on %s: %s", message.subject, error)
 
-        def refuse(error: Denied) -> None:
-            if error.action == "subscribe" and error.concerns(subject):
+        def change(denied: Denied | None) -> None:
+            if denied is not None and denied.action == "subscribe" and denied.concerns(subject):
                 arrivals.end(Denied("subscribe", subject))
-
-        def end() -> None:
-            if self.connection.closed:
+            elif self.connection.closed:
                 arrivals.end(BusUnavailable(f"messages on {subject}", 0, remedy="The connection is closed."))
 
-        subject = self.names.subject(tail)
         await self.connection.wait_connected(f"connection to listen to {tail}")
-        unwatch, unwatch_denied = self.connection.watch(end), self.connection.watch_denied(refuse)
+        unwatch = self.connection.watch(change)
         subscription = await self.connection.subscribe(subject, receive)
         try:
             await self.connection.barrier()  # the server has read the subscription
             yield arrivals
         finally:
             unwatch()
-            unwatch_denied()
-            self._counts["listen_dropped"] += arrivals.dropped
+            self.connection.counts["listen_dropped"] += arrivals.dropped
             await self.connection.unsubscribe(subscription)
 
     async def get(self, stream: str, sequence: int) -> Message:
+        """Return one stored message. Raises NotFound or Undecodable."""
         return (await reads.get(self.connection, self.names, stream, sequence)).message
 
     async def last(self, tail: str) -> Record | None:
-        request: dict[str, object] = {"last_by_subj": self.names.subject(tail)}
-        answer = await reads.certain(self.connection, self.names.stream(stream_of(tail)), request)
-        return None if answer is None else reads.record_of(self.names, answer)
+        """Return the last message stored on exactly this subject, None without one. Raises Undecodable."""
+        request = {"last_by_subj": self.names.subject(tail)}
+        answer = await reads.from_leader(self.connection, self.names.stream(stream_of(tail)), request)
+        return None if answer is None else reads.record_of(reads.stored_of(self.names, answer))
 
     async def purge(self, stream: str, *, below: int | None = None, tail: str | None = None) -> int:
+        """Remove messages with a sequence lower than ``below`` and/or on the subjects ``tail``.
+
+        Without both, all. Returns how many were removed.
+        """
         if below is not None and below <= 1:
             return 0
         body: dict[str, Any] = {}
@@ -196,49 +223,55 @@ class NatsBus(Bus):
         return int(answer["purged"])
 
     async def stream_info(self, stream: str) -> StreamInfo:
+        """Return the state of a stream. Raises NotFound when the run was not provisioned."""
         return await reads.stream_info(self.connection, self.names, stream)
 
     async def state_get(self, key: str) -> tuple[int, bytes] | None:
-        return await self._state.get("state", key)
+        """Return (revision, value) of a key of the state bucket, None when it was never put."""
+        return await self._state.get("STATE", key)
 
     async def state_put(self, key: str, value: bytes) -> int:
-        return await self._state.put("state", key, value)
+        """Write a key and return its revision."""
+        return await self._state.put("STATE", key, value)
 
     async def state_update(self, key: str, value: bytes, revision: int) -> int:
-        return await self._state.update("state", key, value, revision)
+        """Write a key if it still has ``revision`` (0: does not exist).
+
+        Raises Conflict otherwise; an own write whose answer was lost is no conflict.
+        """
+        return await self._state.put("STATE", key, value, revision=revision)
 
     @asynccontextmanager
     async def lease(self, name: str, *, ttl: float = 10.0, wait: float = 30.0) -> AsyncIterator[Lease]:
+        """Hold the singleton right ``name``, renewed every ``ttl`` / 3 s (``ttl`` at least 1 s).
+
+        Waits up to ``wait`` seconds for another holder to go, then raises BusUnavailable that names it. The
+        right ends with the context, or ``ttl`` seconds after the last successful renewal was *sent*, so two
+        holders never overlap.
+        """
         us = f"{self.role}/{self.instance}/"
         holder = f"{us}{self._life}{secrets.token_hex(6)}"
         ended = us + self._ended if self._ended else ""
         async with self._state.lease(name, holder, ttl=ttl, wait=wait, ended=ended) as lease:
             yield lease
 
-    @property
-    def blobs(self) -> Blobs:
-        return self._objects
+    def statistics(self) -> Counter[str]:
+        """Return gauges and counters: windows, retries, duplicates, redeliveries, reconnects."""
+        parts: list[tuple[str, Connection | Publisher | Work | Follower]] = [
+            ("connection", self.connection),
+            ("publish", self.publisher),
+            *((name, part) for part, name in self._open.items()),
+        ]
+        return Counter({f"{name}_{key}": n for name, part in parts for key, n in part.counts.items()})
 
-    def statistics(self) -> dict[str, float]:
-        parts = (self.connection, self.publisher, self._objects)
-        figures = {name: value for part in parts for name, value in part.statistics().items()}
-        figures.update(self._counts)
-        for name, part in self._open.items():
-            figures.update({f"{name}_{key}": value for key, value in part.statistics().items()})
-        return figures
-
-    @asynccontextmanager
-    async def _listed(self, name: str, part: Work | Follower) -> AsyncIterator[None]:
+    @contextmanager
+    def _listed(self, name: str, part: Work | Follower) -> Iterator[None]:
         """Show a reader's figures while it is open."""
-        unique, number = name, 1
-        while unique in self._open:
-            number += 1
-            unique = f"{name}_{number}"
-        self._open[unique] = part
+        self._open[part] = name
         try:
             yield
         finally:
-            del self._open[unique]
+            del self._open[part]
 
 
 @asynccontextmanager
@@ -250,21 +283,17 @@ async def connect(
     instance: str,
     token: str = "",
     seed_file: Path | str | None = None,
-    tls: ssl.SSLContext | Path | str | None = None,
+    tls: Path | str | None = None,
     patience: float = 900.0,
     connect_seconds: float = 10.0,
     limits: Limits | None = None,
     life: tuple[str, str] = ("", ""),
-) -> AsyncIterator[NatsBus]:
+) -> AsyncIterator[Bus]:
     """Join the run ``run`` as ``instance`` of ``role``; the bus is open while the context is.
 
-    ``url`` may name several servers of a cluster, separated by commas, and hold percent-encoded
-    credentials. ``token`` or ``seed_file`` (the nkey of the role) prove who we are; ``tls`` is a file of CA
-    certificates to trust, or a context. ``patience`` is how many seconds a call waits for a server that
-    went away. ``limits`` are the bounds of publishing. ``life`` names this life of the instance and an
-    earlier one that is known to have ended, whose leases are free. Raises BusUnavailable when no server
-    answers within ``connect_seconds``, BusError when it refuses us or has no JetStream, Denied when the key
-    is another role's.
+    ``limits`` are the bounds of publishing. ``life`` names this life of the instance and an earlier one that
+    is known to have ended, whose leases are free. The other arguments are those of
+    :func:`bus.connection.open_connection`.
 
     The caller must not block its event loop for longer than 30 s: leases of work would end.
     """
@@ -278,9 +307,4 @@ async def connect(
         patience=patience,
         connect_seconds=connect_seconds,
     ) as connection:
-        bus = NatsBus(connection, run=run, role=role, instance=instance, limits=limits, life=life)
-        async with bus.publisher.running():
-            if seed_file:
-                # Answers to another role's inbox would be denied; here that is an error, later a silence.
-                await connection.api("INFO", seconds=connect_seconds)
-            yield bus
+        yield Bus(connection, run=run, role=role, instance=instance, limits=limits, life=life)

@@ -35,41 +35,19 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True):
     attempt: int
 
 
-class Frame(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class Frame(Envelope, frozen=True, gc=False, array_like=True):
     """An envelope and its body, flat in one array."""
 
-    v: int
-    kind: str
-    run: str
-    role: str
-    instance: str
-    ts: int
-    attempt: int
     body: msgspec.Raw
 
     @property
     def envelope(self) -> Envelope:
         """Return the part before the body."""
-        return Envelope(self.v, self.kind, self.run, self.role, self.instance, self.ts, self.attempt)
+        return Envelope(*msgspec.structs.astuple(self)[:-1])
 
 
 _encoder = msgspec.msgpack.Encoder()
 _frames = msgspec.msgpack.Decoder(Frame)
-
-
-def kind_of(message: messages.Message) -> str:
-    """Return the wire tag of a message, for example ``episode_finished.v1``.
-
-    Raises BusError when its class is not registered: no reader could decode it.
-    """
-    kind = type(message)
-    tag = base.kind_of(kind)
-    if base.class_of(tag) is not kind:
-        raise BusError(
-            f"message class {kind.__module__}.{kind.__qualname__} is not registered",
-            remedy="Decorate it with bus.messages.register_message.",
-        )
-    return tag
 
 
 @functools.cache
@@ -80,9 +58,18 @@ def _body_decoder(kind: type[messages.Message]) -> msgspec.msgpack.Decoder[messa
 def encode(
     message: messages.Message, *, run: str, role: str, instance: str, ts: int | None = None, attempt: int = 0
 ) -> bytes:
-    """Return the frame of ``message``. ``ts`` (ns) defaults to the wall clock."""
-    stamp = time.time_ns() if ts is None else ts
-    return _encoder.encode((VERSION, kind_of(message), run, role, instance, stamp, attempt, message))
+    """Return the frame of ``message``. ``ts`` (ns) defaults to the wall clock.
+
+    Raises BusError when its class is not registered: no reader could decode it.
+    """
+    stamp, kind = time.time_ns() if ts is None else ts, type(message)
+    tag = base.kind_of(kind)
+    if base.class_of(tag) is not kind:
+        raise BusError(
+            f"message class {kind.__module__}.{kind.__qualname__} is not registered",
+            remedy="Decorate it with bus.messages.register_message.",
+        )
+    return _encoder.encode((VERSION, tag, run, role, instance, stamp, attempt, message))
 
 
 def decode(data: bytes) -> tuple[Envelope, messages.Message]:

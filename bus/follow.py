@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -19,11 +20,11 @@ import anyio
 from bus.concurrency import ArrivalQueue, flat_task_group
 from bus.connection import Connection
 from bus.errors import BusError, BusUnavailable, Undecodable, UnknownKind
-from bus.interface import Record
 from bus.messages import DeadLetter
 from bus.nats_client import Arrival
-from bus.pull import Delivered, Pull, PullSettings, read
-from bus.subjects import SECOND, Names
+from bus.pull import Delivered, Pull, read
+from bus.reads import Record
+from bus.subjects import SECOND, STREAMS, Names
 from bus.work import Bury
 
 log = logging.getLogger("spade.bus")
@@ -45,6 +46,14 @@ def check_position(stream: str, next_sequence: int, last: int) -> None:
         )
 
 
+def check_followed(stream: str) -> None:
+    """Raise BusError for a stream whose messages are not for reading in order."""
+    if stream in STREAMS and STREAMS[stream].raw:
+        raise BusError(f"stream {stream} holds no messages")
+    if stream in STREAMS and STREAMS[stream].work:
+        raise BusError(f"stream {stream} is a work queue", remedy="Use consume, or replay to look.")
+
+
 class Follower:
     """One ``follow``. Iterate it for records while :meth:`running` is open."""
 
@@ -64,37 +73,26 @@ class Follower:
         self._next = max(1, start)
         self._records: ArrivalQueue[tuple[Record, int]] = ArrivalQueue()
         self._poison: ArrivalQueue[DeadLetter] = ArrivalQueue()
-        self._bytes = 0
         self._pull: Pull | None = None
         self._broken = anyio.Event()
         self._expected = 1
-        self._passed_over: set[str] = set()
-        self._counts = dict.fromkeys(("read", "undecodable", "unknown", "restarts"), 0.0)
+        self.counts = Counter[str]()
 
     def __aiter__(self) -> Follower:
         return self
 
     async def __anext__(self) -> Record:
         record, size = await anext(self._records)
-        self._bytes -= size
+        self.counts["unread_bytes"] -= size
         # Look whether more is wanted now and then: looking at each record costs more than reading it.
-        if len(self._records) % _LOOK == 0 and self._pull is not None and self._wanted():
+        if len(self._records) % _LOOK == 0 and self._pull is not None:
             self._pull.wake()
         return record
-
-    def statistics(self) -> dict[str, float]:
-        """Return gauges and counters of this reader."""
-        return {
-            "position": float(self._next - 1),
-            "unread": float(len(self._records)),
-            "unread_bytes": float(self._bytes),
-            **self._counts,
-        }
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Read while the context is open. Raises NotFound, BusError (lost messages) or BusUnavailable."""
-        name = await self._create_somewhere()
+        name = await self._create()
         async with flat_task_group() as group:
             group.start_soon(self._run, name)
             group.start_soon(self._bury_all)
@@ -110,65 +108,57 @@ class Follower:
             finally:
                 # Spare the server a consumer; it would forget it by itself.
                 self._connection.write(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", b"")
-            self._counts["restarts"] += 1
-            name = await self._create_somewhere()
+            self.counts["restarts"] += 1
+            name = await self._create()
 
-    async def _create_somewhere(self) -> str:
-        """Create a consumer and return its name.
+    async def _create(self) -> str:
+        """Create a consumer at the next message and return its name.
 
         A cluster may place it on a server that has just died: then there is no answer, and another name finds
         another server.
         """
+        config: dict[str, Any] = {
+            # The reader's name, for `nats consumer report`.
+            "description": str(self._connection.client.options.get("name") or ""),
+            "ack_policy": "none",
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self._next,
+            "filter_subjects": self._subjects,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": int(_INACTIVE_SECONDS * SECOND),
+        }
         deadline = monotonic() + _CREATE_SECONDS
         while True:
-            await self._connection.wait_connected(f"connection to follow {self._stream}")
+            info = await self._connection.api(f"STREAM.INFO.{self._stream}")
+            check_position(self._stream, self._next, int(info["state"]["last_seq"]))
             name = f"follow-{secrets.token_hex(8)}"
+            body = {"stream_name": self._stream, "config": {**config, "name": name}}
             try:
-                await self._create(name)
+                verb = f"CONSUMER.CREATE.{self._stream}.{name}"
+                await self._connection.api(verb, body, seconds=_TRY_SECONDS)
                 return name
             except BusUnavailable as error:
                 if monotonic() > deadline or self._connection.closed:
                     raise
                 log.warning("following %s: %s; trying again", self._stream, error.what)
 
-    async def _create(self, name: str) -> None:
-        info = await self._connection.api(f"STREAM.INFO.{self._stream}")
-        check_position(self._stream, self._next, int(info["state"]["last_seq"]))
-        config: dict[str, Any] = {
-            "name": name,
-            # The reader's name, for `spade bus top`.
-            "description": str(self._connection.client.options.get("name") or ""),
-            "ack_policy": "none",
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self._next,
-            "mem_storage": True,
-            "num_replicas": 1,
-            "inactive_threshold": int(_INACTIVE_SECONDS * SECOND),
-        }
-        if self._subjects:
-            config["filter_subjects"] = self._subjects
-        await self._connection.api(
-            f"CONSUMER.CREATE.{self._stream}.{name}",
-            {"stream_name": self._stream, "config": config},
-            seconds=_TRY_SECONDS,
-        )
-
     async def _pull_until_broken(self, name: str) -> None:
-        self._broken, self._expected = anyio.Event(), 1
-        self._pull = pull = Pull(
+        broken = self._broken = anyio.Event()
+        self._expected = 1
+        self._pull = Pull(
             self._connection,
             stream=self._stream,
             consumer=name,
-            settings=PullSettings(max_bytes=_CAPACITY_BYTES),
+            max_bytes=_CAPACITY_BYTES,
             wanted=self._wanted,
             on_message=self._on_message,
-            on_gone=lambda why: self._broken.set(),
-            on_reset=lambda: self._broken.set(),
+            on_broken=lambda gone: broken.set(),
         )
         try:
             async with flat_task_group() as group:
-                group.start_soon(pull.run)
-                await self._broken.wait()
+                group.start_soon(self._pull.run)
+                await broken.wait()
                 group.cancel_scope.cancel()
         finally:
             self._pull = None
@@ -177,7 +167,7 @@ class Follower:
         """Return how many messages may be owed or unread in all, less those that are unread."""
         owed = self._pull.owed if self._pull is not None else 0
         unread = len(self._records) + len(self._poison)
-        if owed + unread > _CAPACITY // 2 or self._bytes > _CAPACITY_BYTES:
+        if owed + unread > _CAPACITY // 2 or self.counts["unread_bytes"] > _CAPACITY_BYTES:
             return min(owed, _CAPACITY)
         return _CAPACITY - unread
 
@@ -195,8 +185,7 @@ class Follower:
         except Undecodable as error:
             self._skip(message, sequence, error)
             return
-        self._counts["read"] += 1
-        self._bytes += len(message.data)
+        self.counts["unread_bytes"] += len(message.data)
         record = Record(sequence, content, self._names.tail(message.subject), envelope)
         self._records.put((record, len(message.data)))
 
@@ -206,12 +195,8 @@ class Follower:
         Facts are for everybody: a fact of a kind that another role registered is no dead letter.
         """
         if isinstance(error, UnknownKind) and self._kind == "EVENT":
-            self._counts["unknown"] += 1
-            if error.kind not in self._passed_over:
-                self._passed_over.add(error.kind)
-                log.info("%s: messages of kind %s are passed over", self._stream, error.kind)
             return
-        self._counts["undecodable"] += 1
+        self.counts["undecodable"] += 1
         log.error("%s %d is skipped: %s", self._stream, sequence, error)
         if self._kind != "DLQ":
             letter = DeadLetter(

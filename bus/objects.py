@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,18 +26,27 @@ import msgspec
 
 from bus.connection import Connection
 from bus.errors import BusError, Denied, NotFound, Undecodable
-from bus.interface import BlobInfo, Blobs, Source
-from bus.publisher import StreamPublisher
-from bus.reads import certain, direct
+from bus.publisher import Outgoing, Publisher
+from bus.reads import from_any, from_leader
 from bus.subjects import Names
 
 log = logging.getLogger("spade.bus")
-STREAM = "BLOB"
+Source = bytes | Path
 PIECE = 1 << 20
 PIECE_ROOM = 4096
 ORPHAN_SECONDS = 8 * 3600.0
 _NAME = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 _TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BlobInfo:
+    """Figures of named bytes: ``size`` in bytes, ``sha256`` in hex digits, ``id`` new with each put."""
+
+    name: str
+    size: int
+    sha256: str
+    id: str
 
 
 class ObjectRef(msgspec.Struct, frozen=True, array_like=True):
@@ -52,52 +62,67 @@ class ObjectRef(msgspec.Struct, frozen=True, array_like=True):
         """Return the number of pieces; empty bytes have none."""
         return -(-self.size // self.chunk)
 
+    def info(self, name: str) -> BlobInfo:
+        """Return the figures."""
+        return BlobInfo(name=name, size=self.size, sha256=self.sha256.hex(), id=self.id)
+
 
 _refs = msgspec.msgpack.Decoder(ObjectRef)
 
 
-class ObjectStore(Blobs):
-    """The blobs of a run over NATS. Pieces fit the message limit that the server announced."""
+class Blobs:
+    """Named bytes of any size (weights), kept until removed.
 
-    def __init__(self, connection: Connection, publisher: StreamPublisher, names: Names) -> None:
+    They move in pieces of at most 1 MB, less where the server's limit is smaller, through a window of 16 MB
+    and are checked by SHA-256. A name is dotted tokens of ``[A-Za-z0-9_=/-]``. After a cancelled put, readers
+    see the old bytes or the new ones; orphaned pieces are removed after hours.
+    """
+
+    def __init__(self, connection: Connection, publisher: Publisher, names: Names) -> None:
         self._connection, self._publisher, self._names = connection, publisher, names
-        self._stream = names.stream(STREAM)
-        self._counts = dict.fromkeys(("put", "put_bytes", "got_bytes", "removed"), 0.0)
-
-    def statistics(self) -> dict[str, float]:
-        """Return counters."""
-        return {f"blob_{name}": value for name, value in self._counts.items()}
+        self._stream = names.stream("BLOB")
 
     async def put(self, name: str, source: Source) -> BlobInfo:
-        tail, before = _tail(name), await self._ref(name)
+        """Store bytes or a file under ``name``; readers see the old bytes or the new ones.
+
+        Waits while the store is full. Raises OSError for the file.
+        """
+        before = await self._ref(name)
         await self._remove_orphans()
         chunk = min(PIECE, self._connection.client.max_payload - PIECE_ROOM)
-        reader = _PieceReader(source, chunk)
         blob = f"{int(time.time()):x}-{secrets.token_hex(8)}"
-        async with self._publisher.batch() as batch, aclosing(reader.pieces()) as pieces:
-            number = 0
-            async for piece in pieces:
-                subject = self._names.subject(f"blob.data.{blob}.{number}")
-                await batch.put(self._stream, subject, piece, message_id=f"{blob}.{number}")
-                number += 1
-            await batch.finish()
-        ref = ObjectRef(blob, reader.size, reader.digest, chunk)
-        subject = self._names.subject(tail)
-        await self._publisher.send(
-            self._stream, subject, msgspec.msgpack.encode(ref), message_id=f"{blob}.name"
-        )
+        with await anyio.to_thread.run_sync(_open, source) as file:
+            digest = await anyio.to_thread.run_sync(lambda: hashlib.file_digest(file, "sha256").digest())
+            ref = ObjectRef(blob, file.seek(0, io.SEEK_END), digest, chunk)
+            file.seek(0)
+            async with aclosing(self._pieces(ref, file)) as pieces:
+                await self._publisher.send_all(pieces)
+        subject = self._names.subject(_tail(name))
+        content = msgspec.msgpack.encode(ref)
+        await self._publisher.send(Outgoing(self._stream, subject, content, f"{blob}.name"))
         if before is not None:
-            await self._drop(before.id)
-        self._counts["put"] += 1
-        self._counts["put_bytes"] += ref.size
-        return _info(name, ref)
+            await self._purge(f"blob.data.{before.id}.>")
+        return ref.info(name)
+
+    async def _pieces(
+        self, ref: ObjectRef, file: io.BufferedReader | io.BytesIO
+    ) -> AsyncGenerator[Outgoing, None]:
+        for number in range(ref.count):
+            piece = await anyio.to_thread.run_sync(file.read, ref.chunk)
+            subject = self._names.subject(f"blob.data.{ref.id}.{number}")
+            yield Outgoing(self._stream, subject, piece, f"{ref.id}.{number}")
 
     async def get(self, name: str) -> bytes:
+        """Return the bytes. Raises NotFound, or Undecodable when pieces are missing or damaged."""
         whole = io.BytesIO()
         await self._fetch(name, whole)
         return whole.getvalue()
 
     async def save(self, name: str, path: Path) -> BlobInfo:
+        """Write the bytes to ``path``, which appears complete or not at all.
+
+        Raises NotFound, Undecodable or OSError.
+        """
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
             with partial.open("wb") as file:
@@ -105,9 +130,10 @@ class ObjectStore(Blobs):
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
-        return _info(name, ref)
+        return ref.info(name)
 
     async def bound(self) -> float:
+        """Return the most bytes that all blobs together may have; infinite when unknown."""
         try:
             info = await self._connection.api(f"STREAM.INFO.{self._stream}")
         except Denied:
@@ -115,15 +141,17 @@ class ObjectStore(Blobs):
         return float(info["config"]["max_bytes"])
 
     async def info(self, name: str) -> BlobInfo | None:
+        """Return the figures of a blob, None when there is none."""
         ref = await self._ref(name)
-        return None if ref is None else _info(name, ref)
+        return None if ref is None else ref.info(name)
 
     async def remove(self, name: str) -> bool:
+        """Remove a blob; returns whether there was one."""
         ref = await self._ref(name)
         if ref is None:
             return False
         await self._purge(_tail(name))
-        await self._drop(ref.id)
+        await self._purge(f"blob.data.{ref.id}.>")
         return True
 
     async def _fetch(self, name: str, target: BinaryIO) -> ObjectRef:
@@ -152,21 +180,16 @@ class ObjectStore(Blobs):
 
         for number in range(ref.count):
             subject = self._names.subject(f"blob.data.{ref.id}.{number}")
-            what = f"piece {number} of {ref.count} of blob {ref.id}"
-            request: dict[str, object] = {"last_by_subj": subject}
-            found = await direct(self._connection, self._stream, request, what)
-            if found is None and self._connection.clustered:
-                found = await certain(self._connection, self._stream, request)
+            found = await from_any(self._connection, self._stream, {"last_by_subj": subject})
             if found is None:
-                raise Undecodable(f"{what} is missing", kind="blob")
+                raise Undecodable(f"piece {number} of {ref.count} of blob {ref.id} is missing", kind="blob")
             await anyio.to_thread.run_sync(keep, found.data)
-            self._counts["got_bytes"] += len(found.data)
         if digest.digest() != ref.sha256:
             raise Undecodable(f"blob {ref.id} is damaged: its SHA-256 differs", kind="blob")
 
     async def _ref(self, name: str) -> ObjectRef | None:
-        request: dict[str, object] = {"last_by_subj": self._names.subject(_tail(name))}
-        found = await certain(self._connection, self._stream, request)
+        request = {"last_by_subj": self._names.subject(_tail(name))}
+        found = await from_leader(self._connection, self._stream, request)
         if found is None:
             return None
         try:
@@ -185,52 +208,18 @@ class ObjectStore(Blobs):
         for blob in blobs - used:
             if time.time() - int(blob.partition("-")[0], 16) > ORPHAN_SECONDS:
                 log.info("removing blob %s, whose writer ended before it was complete", blob)
-                await self._drop(blob)
-
-    async def _drop(self, blob: str) -> None:
-        await self._purge(f"blob.data.{blob}.>")
-        self._counts["removed"] += 1
+                await self._purge(f"blob.data.{blob}.>")
 
     async def _purge(self, pattern: str) -> None:
         body = {"filter": self._names.subject(pattern)}
         await self._connection.api(f"STREAM.PURGE.{self._stream}", body)
 
 
-class _PieceReader:
-    """Cuts a source into pieces of ``chunk`` bytes, and hashes it on the way."""
-
-    def __init__(self, source: Source, chunk: int) -> None:
-        self._source, self._chunk = source, chunk
-        self._hash = hashlib.sha256()
-        self.size = 0
-
-    @property
-    def digest(self) -> bytes:
-        return self._hash.digest()
-
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces. Raises OSError for a file that cannot be read."""
-        if isinstance(self._source, Path):
-            file: BinaryIO = await anyio.to_thread.run_sync(self._source.open, "rb")
-        else:
-            view = memoryview(self._source)
-            file = io.BytesIO(view.cast("B") if view.c_contiguous else view.tobytes())
-        with file:
-            while piece := await anyio.to_thread.run_sync(self._next, file):
-                yield piece
-
-    def _next(self, file: BinaryIO) -> bytes:
-        piece = file.read(self._chunk)
-        self._hash.update(piece)
-        self.size += len(piece)
-        return piece
+def _open(source: Source) -> io.BufferedReader | io.BytesIO:
+    return source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
 
 
 def _tail(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise BusError(f"the name of a blob {name!r} has characters outside [A-Za-z0-9_=/.-]")
     return f"blob.name.{name}"
-
-
-def _info(name: str, ref: ObjectRef) -> BlobInfo:
-    return BlobInfo(name=name, size=ref.size, sha256=ref.sha256.hex(), id=ref.id)

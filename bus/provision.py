@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import anyio
-
 from bus.access import ADMIN, consumers_of
 from bus.connection import ApiError, Connection, open_connection
 from bus.errors import BusError, NotFound
-from bus.subjects import BUCKETS, STREAMS, Consumer, Names, bucket_config, consumer_config, stream_config
+from bus.subjects import STREAMS, Consumer, Names, consumer_config, stream_config
 
 _NO_ROOM = 10047
-_NO_STORE = 10049
 _TOO_FEW = frozenset({10005, 10074})
-_STORE_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 # The bytes of a stream are an estimate of the server; it refuses a bound below what lies in it.
 _FULL, _ROOM = 1.02, 1 << 16
 # A cluster that has just been started answers for none of its streams at first.
@@ -30,21 +25,20 @@ async def provision(
     run: str,
     token: str = "",
     seed_file: Path | str | None = None,
-    tls: ssl.SSLContext | Path | str | None = None,
+    tls: Path | str | None = None,
     replicas: int | None = None,
     task_slots: int = 4096,
     store_gb: float = 16.0,
     max_payload_mb: int = 0,
     roles: Iterable[str] = (),
-    consumers: Iterable[Consumer] | None = None,
 ) -> None:
     """Create what is missing and bring what exists up to date; running it again changes nothing.
 
     ``task_slots`` is how much work all instances of a role may hold, ``store_gb`` what the streams share,
     ``replicas`` on how many servers of a cluster each lies (None: one, or as many as now). ``max_payload_mb``
     is the largest message that the run may send: a server that announces less is refused (0: any). ``roles``
-    are those of the run: each one of your own gets a queue (``task.ROLE.>``); ``consumers`` replaces all
-    queues. A login with a key needs the supervisor's. A stream is never made smaller than what lies in it.
+    are those of the run: each one of your own gets a queue (``task.ROLE.>``). A login with a key needs the
+    supervisor's. A stream is never made smaller than what lies in it.
 
     Raises BusError when the server refuses: a store or a message limit that is too small, too few servers, an
     incompatible stream.
@@ -59,14 +53,13 @@ async def provision(
             stream_config(names, stream, task_slots=task_slots, store_bytes=store)
             for stream in STREAMS.values()
         ]
-        configs += [bucket_config(names, bucket, store_bytes=store) for bucket in BUCKETS.values()]
-        found = {config["name"]: await _look(connection, config["name"]) for config in configs}
+        found = {config["name"]: await _look(connection, "STREAM", config["name"]) for config in configs}
         for config in configs:
             config["max_bytes"] = max(config["max_bytes"], _least(found[config["name"]]))
         # Streams that become smaller make room for those that grow or are new.
         for config in sorted(configs, key=lambda one: one["max_bytes"] - _bound(found[one["name"]])):
             await _stream(connection, {**config, **kept}, found[config["name"]])
-        for consumer in consumers_of(roles) if consumers is None else consumers:
+        for consumer in consumers_of(roles):
             await _consumer(connection, names, consumer, task_slots)
 
 
@@ -91,9 +84,9 @@ def _bound(info: dict[str, Any] | None) -> int:
     return 0 if info is None else int(info["config"]["max_bytes"])
 
 
-async def _look(connection: Connection, name: str) -> dict[str, Any] | None:
+async def _look(connection: Connection, kind: str, name: str) -> dict[str, Any] | None:
     try:
-        return await connection.api(f"STREAM.INFO.{name}", seconds=_PATIENCE_SECONDS)
+        return await connection.api(f"{kind}.INFO.{name}", seconds=_PATIENCE_SECONDS)
     except NotFound:
         return None
 
@@ -107,13 +100,9 @@ async def _stream(connection: Connection, config: dict[str, Any], found: dict[st
 
 
 async def _consumer(connection: Connection, names: Names, consumer: Consumer, task_slots: int) -> None:
-    stream = names.stream(consumer.stream)
-    config = consumer_config(names, consumer, task_slots=task_slots)
-    try:
-        existing = (await connection.api(f"CONSUMER.INFO.{stream}.{consumer.name}"))["config"]
-    except NotFound:
-        existing = None
-    if existing is None or _differs(existing, config):
+    stream, config = names.stream("TASK"), consumer_config(names, consumer, task_slots=task_slots)
+    found = await _look(connection, "CONSUMER", f"{stream}.{consumer.name}")
+    if found is None or _differs(found["config"], config):
         body = {"stream_name": stream, "config": config}
         await _ask(connection, f"CONSUMER.DURABLE.CREATE.{stream}.{consumer.name}", body, consumer.name)
 
@@ -123,27 +112,9 @@ def _differs(existing: dict[str, Any], wanted: dict[str, Any]) -> bool:
     return any(existing.get(key, type(value)()) != value for key, value in wanted.items())
 
 
-async def _create(connection: Connection, verb: str, body: dict[str, Any]) -> None:
-    """Ask, and again when a store could not be made.
-
-    The server removes an account's directory with its last stream, at the very moment in which a new one may
-    need it.
-    """
-    for pause in _STORE_PAUSES:
-        try:
-            await connection.api(verb, body, seconds=_PATIENCE_SECONDS)
-        except ApiError as error:
-            if error.code != _NO_STORE:
-                raise
-            await anyio.sleep(pause)
-        else:
-            return
-    await connection.api(verb, body, seconds=_PATIENCE_SECONDS)
-
-
 async def _ask(connection: Connection, verb: str, body: dict[str, Any], name: str) -> None:
     try:
-        await _create(connection, verb, body)
+        await connection.api(verb, body, seconds=_PATIENCE_SECONDS)
     except ApiError as error:
         if error.code == _NO_ROOM:
             raise BusError(

@@ -1,16 +1,16 @@
-"""Continuous pull from one consumer: overlapping requests and a heartbeat watchdog.
+"""Continuous pull from one consumer: one request after the other, and a heartbeat watchdog.
 
-The bus counts what the server still owes on open requests; it does not attribute messages to requests,
-because the server serves them in turn. After a reconnect or a silence everything owed is forgotten and a
-fresh inbox is used, so that no late message of an old request is taken for a message of a new one.
+The bus counts what the server still owes on the open request. After a reconnect or a silence that is
+forgotten and a fresh inbox is used, so that no late message of an old request is taken for one of a new one.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -18,7 +18,7 @@ from nats.aio.subscription import Subscription
 
 from bus import codec
 from bus.codec import Envelope
-from bus.connection import Connection, description_of, status_of
+from bus.connection import Connection, status_of
 from bus.errors import BusError, Denied, Undecodable
 from bus.messages import Message
 from bus.nats_client import Arrival
@@ -26,19 +26,22 @@ from bus.subjects import SECOND
 
 log = logging.getLogger("spade.bus")
 _ORIGIN = "Nats-Stream"
+# The broker serves open requests of a vanished host until they expire, and those messages wait until their
+# lease ends. So a request is short beside a lease.
+_EXPIRES_SECONDS = 5.0
+_HEARTBEAT_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 _OVERHEAD_BYTES = 64 << 10
-_TOO_MANY = 16  # requests are withdrawn when they may bring so many more than are wanted
+_TOO_MANY = 16  # a request is withdrawn when it may bring so many more than are wanted
 _MOST = 512
 
 
-class Delivered(msgspec.Struct, frozen=True, gc=False):
-    """The delivery data in the reply subject of a message. ``pending`` more wait behind it."""
+class Delivered(NamedTuple):
+    """The delivery data in the reply subject of a message."""
 
     attempt: int
     stream_sequence: int
     consumer_sequence: int
-    pending: int
 
 
 def parse_reply(reply: str) -> Delivered:
@@ -49,22 +52,16 @@ def parse_reply(reply: str) -> Delivered:
     stream, more at the end. Raises BusError for anything else.
     """
     tokens = reply.split(".")
-    if len(tokens) == 9:
-        first = 4
-    elif len(tokens) >= 11:
-        first = 6
-    else:
-        first = 0
+    first = 4 if len(tokens) == 9 else 6
     try:
-        if not reply.startswith("$JS.ACK.") or not first:
+        if not reply.startswith("$JS.ACK.") or (len(tokens) != 9 and len(tokens) < 11):
             raise ValueError
-        attempt, stream, consumer, _, pending = map(int, tokens[first : first + 5])
+        return Delivered(*map(int, tokens[first : first + 3]))
     except ValueError:
         raise BusError(
             f"the server delivered a message whose acknowledgement subject cannot be read: {reply!r}",
             remedy="Use a nats-server of version 2.14 or 2.15.",
         ) from None
-    return Delivered(attempt, stream, consumer, pending)
 
 
 def read(message: Arrival) -> tuple[Envelope, Message]:
@@ -73,33 +70,17 @@ def read(message: Arrival) -> tuple[Envelope, Message]:
     The server sends an answer to any subject that the asker names, and a stream stores it, though the
     asker may not write into that stream. An answer still names the stream it was read from.
     """
-    if message.head and _ORIGIN.encode() in message.head and _ORIGIN in (message.headers or {}):
-        raise Undecodable(f"copied from stream {(message.headers or {})[_ORIGIN]}, not published")
+    if message.head and _ORIGIN in message.headers:
+        raise Undecodable(f"copied from stream {message.headers[_ORIGIN]}, not published")
     return codec.decode(message.data)
-
-
-@dataclass(frozen=True)
-class PullSettings:
-    """A request stays open for ``expires`` seconds and sends a heartbeat every ``heartbeat`` seconds.
-
-    While some are owed, fewer than ``least`` wanted messages make no request. ``max_bytes`` bounds what one
-    request may bring (0: no bound).
-
-    The broker serves open requests of a vanished host until they expire, and those messages wait until their
-    lease ends. So ``expires`` is short beside a lease.
-    """
-
-    expires: float = 5.0
-    heartbeat: float = 2.0
-    least: int = 1
-    max_bytes: int = 0
 
 
 class Pull:
     """Keeps the server owing what ``wanted()`` asks for, and hands messages to ``on_message``.
 
-    ``on_gone`` is called when the consumer does not exist (any more) or the stream cannot be reached;
-    ``on_reset`` when what was owed is forgotten, before new requests are made.
+    ``max_bytes`` bounds what one request may bring (0: no bound). ``on_broken`` is called before new
+    requests are made because what was owed is forgotten; with True when the consumer does not exist (any
+    more) or the stream cannot be reached.
     """
 
     def __init__(
@@ -108,31 +89,26 @@ class Pull:
         *,
         stream: str,
         consumer: str,
-        settings: PullSettings,
         wanted: Callable[[], int],
         on_message: Callable[[Arrival, Delivered], None],
-        on_gone: Callable[[str], None],
-        on_reset: Callable[[], None] = lambda: None,
+        on_broken: Callable[[bool], None],
+        max_bytes: int = 0,
     ) -> None:
         self._connection = connection
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        self._settings = settings
-        self._wanted, self._on_message = wanted, on_message
-        self._on_gone, self._on_reset = on_gone, on_reset
-        self._epoch = 0
+        self._wanted, self._max_bytes = wanted, max_bytes
+        self._on_message, self._on_broken = on_message, on_broken
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._stale = True
         self._heard = self._not_before = 0.0
-        self._fruitful = False
         self._wake = anyio.Event()
         self._failure: BusError | None = None
-        self.owed = self.requests = self.resets = 0
+        self.owed = self.requests = 0
 
     def wake(self) -> None:
-        """Make a request if enough is wanted."""
-        missing = self._wanted() - self.owed
-        if missing >= self._settings.least or (missing > 0 and not self.owed):
+        """Make a request if something is wanted and none is open."""
+        if not self.owed and self._wanted() > 0:
             self._wake.set()
 
     def withdraw(self) -> None:
@@ -145,8 +121,7 @@ class Pull:
 
         Raises Denied, or BusError for a message with unreadable delivery data.
         """
-        unwatch = self._connection.watch(self.withdraw)
-        unwatch_denied = self._connection.watch_denied(self._on_denied)
+        unwatch = self._connection.watch(self._on_change)
         try:
             while True:
                 if self._failure is not None:
@@ -159,60 +134,56 @@ class Pull:
                     await self._wake.wait()
         finally:
             unwatch()
-            unwatch_denied()
-            with anyio.CancelScope(shield=True):
-                await self._leave()
+            await self._leave()
+
+    def _on_change(self, denied: Denied | None) -> None:
+        if denied is None:
+            self.withdraw()
+        elif denied.concerns(self._subject) or denied.concerns(self._inbox):
+            self._fail(Denied(denied.action, self._subject))
+
+    def _fail(self, error: BusError) -> None:
+        self._failure = error
+        self._wake.set()
 
     def _turn(self) -> float:
         """Make a request if one is due; return how long to sleep unless woken."""
-        settings, now = self._settings, monotonic()
-        if self.owed > 0 and now - self._heard > 2.5 * settings.heartbeat:
+        now = monotonic()
+        silent = self.owed > 0 and now - self._heard > 2.5 * _HEARTBEAT_SECONDS
+        if silent:
             log.warning("no heartbeat from %s; pulling again", self._subject)
-            self._stale = True
-            return 0.0
-        wanted = self._wanted()
-        if self.owed - max(0, wanted) > _TOO_MANY:
+        if silent or self.owed - max(0, self._wanted()) > _TOO_MANY:
             self._stale = True
             return 0.0
         if now < self._not_before:
             return self._not_before - now
-        missing = min(wanted - self.owed, _MOST)
-        if missing >= settings.least or (missing > 0 and not self.owed):
-            self._request(missing)
-        return settings.heartbeat
+        if not self.owed and (wanted := self._wanted()) > 0:
+            self._request(min(wanted, _MOST))
+        return _HEARTBEAT_SECONDS
 
     def _request(self, batch: int) -> None:
-        settings = self._settings
+        # A message that is larger than the bound would stay at the head without end.
+        largest = self._connection.client.max_payload + _OVERHEAD_BYTES
         body = {
             "batch": batch,
-            "expires": int(settings.expires * SECOND),
-            "idle_heartbeat": int(settings.heartbeat * SECOND),
+            "expires": int(_EXPIRES_SECONDS * SECOND),
+            "idle_heartbeat": int(_HEARTBEAT_SECONDS * SECOND),
+            "max_bytes": max(self._max_bytes, largest) if self._max_bytes else 0,
         }
-        if settings.max_bytes:
-            # One that is larger than the bound would stay at the head without end.
-            largest = self._connection.client.max_payload + _OVERHEAD_BYTES
-            body["max_bytes"] = max(settings.max_bytes, largest)
-        if self.owed == 0:
-            self._heard = monotonic()
-        self.owed += batch
+        self._heard, self.owed = monotonic(), batch
         self.requests += 1
-        if not self._connection.write(
-            self._subject, msgspec.json.encode(body), f"{self._inbox}.{self.requests}"
-        ):
-            self._stale = True
+        reply = f"{self._inbox}.{self.requests}"
+        self._stale = not self._connection.write(self._subject, msgspec.json.encode(body), reply)
 
     async def _renew(self) -> None:
         """Forget owed messages and receive at a fresh inbox from now on."""
+        if self._inbox:
+            self._on_broken(False)
         await self._leave()
-        self._epoch += 1
-        self._inbox = f"{self._connection.inbox}.pull.{id(self):x}.{self._epoch}"
+        inbox = self._inbox = f"{self._connection.inbox}.pull.{secrets.token_hex(6)}"
         self.owed, self._stale = 0, False
-        if self._epoch > 1:
-            self.resets += 1
-            self._on_reset()
-        epoch = self._epoch
         self._subscription = await self._connection.subscribe(
-            f"{self._inbox}.*", lambda message: self._receive(message, epoch)
+            f"{inbox}.*", lambda message: self._receive(message, current=inbox == self._inbox)
         )
 
     async def _leave(self) -> None:
@@ -220,16 +191,7 @@ class Pull:
         if subscription is not None:
             await self._connection.retire(subscription)
 
-    def _on_denied(self, error: Denied) -> None:
-        if error.concerns(self._subject) or error.concerns(self._inbox):
-            self._fail(Denied(error.action, self._subject))
-
-    def _fail(self, error: BusError) -> None:
-        self._failure = error
-        self._wake.set()
-
-    def _receive(self, message: Arrival, epoch: int) -> None:
-        current = epoch == self._epoch
+    def _receive(self, message: Arrival, *, current: bool) -> None:
         if current:
             self._heard = monotonic()
         # A stored message can look like a control message, but only a delivered one can be answered.
@@ -239,34 +201,21 @@ class Pull:
             except BusError as error:
                 self._fail(error)
                 return
-            if current:
-                self.owed -= self.owed > 0
-                self._fruitful = True
+            self.owed -= current and self.owed > 0
             self._on_message(message, delivered)
             return
         status = status_of(message)
         if not status:
             log.error("ignoring a message that no stream delivered, on %s", message.subject)
         elif status != "100" and current:
-            self._on_status(status, message)
+            self._on_status(status, message.headers["Description"])
             self._wake.set()
 
-    def _on_status(self, status: str, message: Arrival) -> None:
-        """Handle the early end of a request: the rest is not owed any more."""
-        text = description_of(message)
+    def _on_status(self, status: str, text: str) -> None:
+        """Handle the early end of the request."""
+        self.owed = 0
         if status == "503" or "Consumer Deleted" in text or "Consumer is push based" in text:
-            self.owed = 0
-            self._not_before = monotonic() + _PAUSE_SECONDS
-            self._on_gone(text.strip() or "no answer")
-            return
-        rest = (message.headers or {}).get("Nats-Pending-Messages")
-        if rest is None:
-            self._stale = True
-        else:
-            self.owed = max(0, self.owed - int(rest))
+            self._on_broken(True)
         # "Batch Completed" comes at the end of every served request that had a bound in bytes.
-        ended = status in ("404", "408") or "Batch Completed" in text
-        ended = ended or ("MaxBytes" in text and self._fruitful)
-        self._fruitful = False
-        if not ended:
+        if status not in ("404", "408") and "Batch Completed" not in text:
             self._not_before = monotonic() + _PAUSE_SECONDS

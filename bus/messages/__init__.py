@@ -6,7 +6,7 @@ The wire tag (``kind``) carries the schema version. A role of your own registers
 """
 
 from bus.messages.base import Message, register_message, registered, stable_id, token
-from bus.messages.control import Control, DeadLetter, Heartbeat, RunOrdered
+from bus.messages.control import DeadLetter, Heartbeat, RunOrdered
 from bus.messages.parts import (
     Credit,
     EnvironmentStanding,
@@ -44,7 +44,6 @@ from bus.messages.self_play import (
 __all__ = [
     "Arm",
     "BatchTrained",
-    "Control",
     "Credit",
     "DeadLetter",
     "DesignFailed",

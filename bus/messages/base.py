@@ -32,21 +32,24 @@ def token(text: str) -> str:
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"):
     """Base of all messages. ``stream`` names where they are stored ("" = not stored, sent at most once).
 
-    ``key`` is the deterministic id of a message, ``tail`` its subject after ``spade.<run>.``. Messages are
+    ``key`` is the deterministic id of a message, ``tail`` its subject after ``spade.<run>.``. A kind gives
+    the forms of both, in which ``{m.name}`` stands for a field, or overrides the properties. Messages are
     plain data without reference cycles, so the garbage collector does not track them.
     """
 
     stream: ClassVar[str] = "EVENT"
+    key_form: ClassVar[str] = ""
+    tail_form: ClassVar[str] = ""
 
     @property
     def key(self) -> str:
         """Return the deterministic id: two messages with one key are the same result."""
-        raise NotImplementedError
+        return self.key_form.format(m=self)
 
     @property
     def tail(self) -> str:
         """Return the subject after the run, for example ``event.agent.finished``."""
-        raise NotImplementedError
+        return self.tail_form.format(m=self)
 
 
 M = TypeVar("M", bound=Message)

@@ -16,16 +16,13 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
     """
 
     stream: ClassVar[str] = "DLQ"
+    key_form: ClassVar[str] = "dead:{m.source}:{m.sequence}"
     source: str
     sequence: int
     subject: str
     reason: str
     attempts: int
     frame: bytes
-
-    @property
-    def key(self) -> str:
-        return f"dead:{self.source}:{self.sequence}"
 
     @property
     def tail(self) -> str:
@@ -40,39 +37,12 @@ class RunOrdered(Message, frozen=True, kw_only=True, tag="run_ordered.v1"):
     """
 
     stream: ClassVar[str] = "EVENT"
+    key_form: ClassVar[str] = "ordered:{m.at}"
+    tail_form: ClassVar[str] = "event.supervisor.ordered"
     command: Literal["drain", "resume"]
     at: int
     roles: tuple[str, ...] = ()
     closing: bool = False
-
-    @property
-    def key(self) -> str:
-        return f"ordered:{self.at}"
-
-    @property
-    def tail(self) -> str:
-        return "event.supervisor.ordered"
-
-
-@register_message
-class Control(Message, frozen=True, kw_only=True, tag="control.v1"):
-    """A command to ``roles``, to all when empty, for who listens at this moment (core NATS, not stored).
-
-    Who must not miss it reads :class:`RunOrdered`, which says the same.
-    """
-
-    stream: ClassVar[str] = ""
-    command: Literal["drain", "pause", "resume"]
-    reason: str = ""
-    roles: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> str:
-        return f"control:{self.command}"
-
-    @property
-    def tail(self) -> str:
-        return "ctl.all"
 
 
 @register_message
@@ -80,15 +50,9 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """Progress of one role instance, once a second on core NATS: ``statistics`` are its gauges."""
 
     stream: ClassVar[str] = ""
+    key_form: ClassVar[str] = "heartbeat:{m.role}:{m.instance}"
+    tail_form: ClassVar[str] = "hb.{m.role}.{m.instance}"
     role: str
     instance: str
     state: Literal["starting", "running", "draining", "stopped"]
     statistics: dict[str, float]
-
-    @property
-    def key(self) -> str:
-        return f"heartbeat:{self.role}:{self.instance}"
-
-    @property
-    def tail(self) -> str:
-        return f"hb.{self.role}.{self.instance}"

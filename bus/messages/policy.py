@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from bus.messages.base import Message, register_message
 
 
@@ -14,6 +16,8 @@ class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.
     of what gives them their meaning; 0 and "" say nothing.
     """
 
+    key_form: ClassVar[str] = "policy:{m.version}"
+    tail_form: ClassVar[str] = "event.learner.published"
     version: int
     step: int
     uri: str
@@ -24,14 +28,6 @@ class PolicyPublished(Message, frozen=True, kw_only=True, tag="policy_published.
     vocabulary: int = 0
     tokenizer: str = ""
 
-    @property
-    def key(self) -> str:
-        return f"policy:{self.version}"
-
-    @property
-    def tail(self) -> str:
-        return "event.learner.published"
-
 
 @register_message
 class ServerServing(Message, frozen=True, kw_only=True, tag="server_serving.v1"):
@@ -41,6 +37,8 @@ class ServerServing(Message, frozen=True, kw_only=True, tag="server_serving.v1")
     every start of the process.
     """
 
+    key_form: ClassVar[str] = "serving:{m.server}:{m.epoch}:{m.version}"
+    tail_form: ClassVar[str] = "event.server.serving"
     server: str
     epoch: str
     url: str
@@ -48,30 +46,16 @@ class ServerServing(Message, frozen=True, kw_only=True, tag="server_serving.v1")
     canary_error: float
     seconds: float
 
-    @property
-    def key(self) -> str:
-        return f"serving:{self.server}:{self.epoch}:{self.version}"
-
-    @property
-    def tail(self) -> str:
-        return "event.server.serving"
-
 
 @register_message
 class ServerLost(Message, frozen=True, kw_only=True, tag="server_lost.v1"):
     """A vLLM server ended or was stopped; its URL must not be used any more."""
 
+    key_form: ClassVar[str] = "lost:{m.server}:{m.epoch}"
+    tail_form: ClassVar[str] = "event.server.lost"
     server: str
     epoch: str
     reason: str
-
-    @property
-    def key(self) -> str:
-        return f"lost:{self.server}:{self.epoch}"
-
-    @property
-    def tail(self) -> str:
-        return "event.server.lost"
 
 
 @register_message
@@ -84,6 +68,7 @@ class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_fin
     process has another key.
     """
 
+    tail_form: ClassVar[str] = "event.evaluator.finished"
     suite: str
     step: int
     version: int
@@ -99,7 +84,3 @@ class EvaluationFinished(Message, frozen=True, kw_only=True, tag="evaluation_fin
     def key(self) -> str:
         fence = self.version >> 32
         return f"evaluation:{self.suite}:{self.step}{f'@{fence}' if fence else ''}"
-
-    @property
-    def tail(self) -> str:
-        return "event.evaluator.finished"

@@ -98,6 +98,8 @@ class DesignSample(Message, frozen=True, kw_only=True, tag="design_sample.v1", o
 
     stream: ClassVar[str] = "SAMPLE"
     role: ClassVar[Role] = "designer"
+    key_form: ClassVar[str] = "{m._attempt}:{m.sample}"
+    tail_form: ClassVar[str] = "sample.designer.{m.cohort}.{m._attempt}"
     design: str
     cohort: int
     attempt: int
@@ -120,14 +122,6 @@ class DesignSample(Message, frozen=True, kw_only=True, tag="design_sample.v1", o
     def _attempt(self) -> str:
         return f"{self.design}-{self.attempt}{self.part and '-' + self.part}"
 
-    @property
-    def key(self) -> str:
-        return f"{self._attempt}:{self.sample}"
-
-    @property
-    def tail(self) -> str:
-        return f"sample.designer.{self.cohort}.{self._attempt}"
-
 
 @register_message
 class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1"):
@@ -136,6 +130,8 @@ class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1
     ``sample`` is the id of its tokens, "" where they are not trained.
     """
 
+    key_form: ClassVar[str] = "rejected:{m.design}:{m.attempt}"
+    tail_form: ClassVar[str] = "event.designer.rejected"
     design: str
     cohort: int
     attempt: int
@@ -147,19 +143,12 @@ class DesignRejected(Message, frozen=True, kw_only=True, tag="design_rejected.v1
     prompt: str = ""
     sample: str = ""
 
-    @property
-    def key(self) -> str:
-        return f"rejected:{self.design}:{self.attempt}"
-
-    @property
-    def tail(self) -> str:
-        return "event.designer.rejected"
-
 
 @register_message
 class DesignFailed(Message, frozen=True, kw_only=True, tag="design_failed.v1"):
     """A design ended without an environment after ``attempts`` attempts at ``issue`` of its ticket."""
 
+    tail_form: ClassVar[str] = "event.designer.failed"
     design: str
     cohort: int
     skill: str
@@ -171,10 +160,6 @@ class DesignFailed(Message, frozen=True, kw_only=True, tag="design_failed.v1"):
     @property
     def key(self) -> str:
         return f"failed:{self.design}{_again(self.issue)}"
-
-    @property
-    def tail(self) -> str:
-        return "event.designer.failed"
 
 
 @register_message
@@ -188,6 +173,7 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
     program and hint, "" where they are not trained.
     """
 
+    key_form: ClassVar[str] = "ready:{m.design}"
     design: str
     cohort: int
     slot: int
@@ -205,10 +191,6 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
     hint_sample: str = ""
 
     @property
-    def key(self) -> str:
-        return f"ready:{self.design}"
-
-    @property
     def tail(self) -> str:
         return program_subject(self.environment)
 
@@ -221,6 +203,8 @@ class EpisodeRequest(Message, frozen=True, kw_only=True, tag="episode_request.v1
     """
 
     stream: ClassVar[str] = "TASK"
+    key_form: ClassVar[str] = "request:{m.episode}"
+    tail_form: ClassVar[str] = "task.agent.play.{m.episode}"
     episode: str
     design: str
     environment: str
@@ -231,14 +215,6 @@ class EpisodeRequest(Message, frozen=True, kw_only=True, tag="episode_request.v1
     max_turns: int
     hint: str | None = None
     source: str = ""
-
-    @property
-    def key(self) -> str:
-        return f"request:{self.episode}"
-
-    @property
-    def tail(self) -> str:
-        return f"task.agent.play.{self.episode}"
 
     def failed(self, failure: FailureKind, reason: str) -> EpisodeFailed:
         """Return the news that the play came to nothing."""
@@ -260,6 +236,8 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
     ``tool_use`` is None for a game.
     """
 
+    key_form: ClassVar[str] = "episode:{m.episode}"
+    tail_form: ClassVar[str] = "event.agent.finished"
     episode: str
     design: str
     arm: Arm
@@ -278,19 +256,13 @@ class EpisodeFinished(Message, frozen=True, kw_only=True, tag="episode_finished.
     versions: tuple[int, int] | None = None
     tool_use: ToolUse | None = None
 
-    @property
-    def key(self) -> str:
-        return f"episode:{self.episode}"
-
-    @property
-    def tail(self) -> str:
-        return "event.agent.finished"
-
 
 @register_message
 class EpisodeFailed(Message, frozen=True, kw_only=True, tag="episode_failed.v1"):
     """A play has no outcome (infrastructure, quarantine): it leaves its group and is counted."""
 
+    key_form: ClassVar[str] = "episode-failed:{m.episode}"
+    tail_form: ClassVar[str] = "event.agent.failed"
     episode: str
     design: str
     arm: Arm
@@ -298,14 +270,6 @@ class EpisodeFailed(Message, frozen=True, kw_only=True, tag="episode_failed.v1")
     index: int
     failure: FailureKind
     reason: str
-
-    @property
-    def key(self) -> str:
-        return f"episode-failed:{self.episode}"
-
-    @property
-    def tail(self) -> str:
-        return "event.agent.failed"
 
 
 @register_message
@@ -319,6 +283,8 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
     ``leak`` is a hint that holds the answer.
     """
 
+    key_form: ClassVar[str] = "scored:{m.design}"
+    tail_form: ClassVar[str] = "event.scorer.scored"
     design: str
     cohort: int
     environment: str
@@ -350,14 +316,6 @@ class EnvironmentScored(Message, frozen=True, kw_only=True, tag="environment_sco
     regret_paid: float | None = None
     leak: bool = False
 
-    @property
-    def key(self) -> str:
-        return f"scored:{self.design}"
-
-    @property
-    def tail(self) -> str:
-        return "event.scorer.scored"
-
 
 @register_message
 class EpisodeSample(Message, frozen=True, kw_only=True, tag="episode_sample.v1"):
@@ -365,6 +323,8 @@ class EpisodeSample(Message, frozen=True, kw_only=True, tag="episode_sample.v1")
 
     stream: ClassVar[str] = "SAMPLE"
     role: ClassVar[Role] = "agent"
+    key_form: ClassVar[str] = "{m.sample}"
+    tail_form: ClassVar[str] = "sample.agent.{m.episode}"
     episode: str
     round: int
     segments: tuple[Segment, ...]
@@ -373,14 +333,6 @@ class EpisodeSample(Message, frozen=True, kw_only=True, tag="episode_sample.v1")
     def sample(self) -> str:
         """The id that the fact about the play names, and that its credit goes to."""
         return sample_id(self.episode, self.segments)
-
-    @property
-    def key(self) -> str:
-        return self.sample
-
-    @property
-    def tail(self) -> str:
-        return f"sample.agent.{self.episode}"
 
 
 @register_message
@@ -394,6 +346,8 @@ class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
     """
 
     stream: ClassVar[str] = "SAMPLE"
+    key_form: ClassVar[str] = "round:{m.round}"
+    tail_form: ClassVar[str] = "sample.credit.{m.round}"
     round: int
     plays: int
     designs: int
@@ -414,14 +368,6 @@ class RoundClosed(Message, frozen=True, kw_only=True, tag="round_closed.v1"):
         """The number of designs and hints with a credit."""
         return sum(credit.role == "designer" for credit in self.credits)
 
-    @property
-    def key(self) -> str:
-        return f"round:{self.round}"
-
-    @property
-    def tail(self) -> str:
-        return f"sample.credit.{self.round}"
-
 
 @register_message
 class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
@@ -431,6 +377,8 @@ class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
     groups closed without one or more of theirs.
     """
 
+    key_form: ClassVar[str] = "summary:{m.round}"
+    tail_form: ClassVar[str] = "event.scorer.round"
     round: int
     environments: int
     accepted: int
@@ -447,14 +395,6 @@ class RoundSummary(Message, frozen=True, kw_only=True, tag="round_summary.v1"):
     lost: int = 0
     partial: int = 0
 
-    @property
-    def key(self) -> str:
-        return f"summary:{self.round}"
-
-    @property
-    def tail(self) -> str:
-        return "event.scorer.round"
-
 
 @register_message
 class BatchTrained(Message, frozen=True, kw_only=True, tag="batch_trained.v1"):
@@ -464,6 +404,8 @@ class BatchTrained(Message, frozen=True, kw_only=True, tag="batch_trained.v1"):
     leaves ``step`` and ``version`` as they were.
     """
 
+    key_form: ClassVar[str] = "trained:{m.version}:{m.round}"
+    tail_form: ClassVar[str] = "event.learner.trained"
     round: int
     step: int
     version: int
@@ -476,11 +418,3 @@ class BatchTrained(Message, frozen=True, kw_only=True, tag="batch_trained.v1"):
     metrics: dict[str, float]
     seconds: float
     final: bool
-
-    @property
-    def key(self) -> str:
-        return f"trained:{self.version}:{self.round}"
-
-    @property
-    def tail(self) -> str:
-        return "event.learner.trained"

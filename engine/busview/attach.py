@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bus import BusUnavailable, NatsBus, NotFound, connect, serve
+from bus import Bus, BusUnavailable, NotFound, connect, serve
 from bus.access import ADMIN
 from bus.connection import public_url
 from engine.checks.settings import is_bus_url
@@ -39,7 +39,7 @@ class BusLocation:
 
 
 @asynccontextmanager
-async def attached(location: BusLocation) -> AsyncIterator[NatsBus]:
+async def attached(location: BusLocation) -> AsyncIterator[Bus]:
     """Connect to the bus of a run. A broker that was started for this is stopped at the end.
 
     Must be entered in the main thread. Raises ConfigError (no such run, no bus, a wrong URL), SpadeError
@@ -104,7 +104,7 @@ async def _at_rest(found: RunDirectory) -> AsyncIterator[Address]:
 
 
 @asynccontextmanager
-async def _connected(address: Address) -> AsyncIterator[NatsBus]:
+async def _connected(address: Address) -> AsyncIterator[Bus]:
     login = address.login(ADMIN)
     async with AsyncExitStack() as stack:
         try:

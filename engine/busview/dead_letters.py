@@ -11,9 +11,11 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-from bus import BusError, NatsBus, NotFound, codec
+from bus import Bus, BusError, NotFound, codec
 from bus.errors import Undecodable
 from bus.messages import DeadLetter
+from bus.messages.base import kind_of
+from bus.publisher import Outgoing
 from bus.reads import Stored
 from bus.subjects import stream_of
 from engine.busview.stored import DecodedMessage, StreamSelection, between, decode
@@ -70,14 +72,14 @@ def read(stored: Stored) -> StoredLetter:
         if isinstance(content, DeadLetter):
             letter = content
         else:
-            damaged = f"a {codec.kind_of(content)} among the dead letters"
+            damaged = f"a {kind_of(type(content))} among the dead letters"
     except Undecodable as error:
         damaged = error.reason
     inner = Stored(letter.sequence, letter.subject, letter.frame or stored.frame, "", stored.at)
     return StoredLetter(stored.sequence, stored.at, letter, decode(letter.source or "DLQ", inner), damaged)
 
 
-async def stored_letters(bus: NatsBus, numbers: Sequence[int] = ()) -> AsyncIterator[StoredLetter]:
+async def stored_letters(bus: Bus, numbers: Sequence[int] = ()) -> AsyncIterator[StoredLetter]:
     """Yield the letters with these numbers, all without any. Raises NotFound for a missing one."""
     info = await bus.stream_info("DLQ")
     for first, last in [(one, one) for one in dict.fromkeys(numbers)] or [(info.first, info.last)]:
@@ -103,7 +105,7 @@ def grouped(letters: Sequence[StoredLetter]) -> list[tuple[int, StoredLetter]]:
     return sorted(((len(group), group[-1]) for group in groups.values()), key=lambda pair: -pair[0])
 
 
-async def replay(bus: NatsBus, one: StoredLetter) -> None:
+async def replay(bus: Bus, one: StoredLetter) -> None:
     """Publish the message of a letter again, then remove the letter.
 
     Raises BusError when the message cannot be published; the letter stays then.
@@ -113,6 +115,6 @@ async def replay(bus: NatsBus, one: StoredLetter) -> None:
     if why is not None:
         raise BusError(f"letter {one.number} cannot be replayed: {why}", remedy="The letter stays.")
     stream, subject = bus.names.stream(letter.source), bus.names.subject(letter.subject)
-    await bus.publisher.send(stream, subject, letter.frame, {}, message_id=key)
+    await bus.publisher.send(Outgoing(stream, subject, letter.frame, key))
     request = {"seq": one.number, "no_erase": True}
     await bus.connection.api(f"STREAM.MSG.DELETE.{bus.names.stream('DLQ')}", request)

@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.table import Table
 
-from bus import NatsBus
+from bus import Bus
 from bus.subjects import STREAMS
 from engine.text import duration
 
 Figures = dict[str, Any]
 
 
-async def read(bus: NatsBus) -> Figures:
+async def read(bus: Bus) -> Figures:
     """Return the broker's counters of a run's streams and their consumers."""
     streams, consumers = {}, {}
     for kind in STREAMS:

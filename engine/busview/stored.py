@@ -12,9 +12,8 @@ from typing import Any
 import anyio
 import msgspec
 
-from bus import BusError, NatsBus, codec, reads
+from bus import Bus, BusError, codec, reads
 from bus.errors import Undecodable
-from bus.interface import check_tails
 from bus.messages import registered
 from bus.reads import Stored
 from bus.subjects import STREAMS, stream_of
@@ -48,7 +47,7 @@ class StreamSelection:
         if kind and not kinds[kind].stream:
             raise ConfigError(f"Messages of kind {kind} are not stored.", remedy="Name another kind.")
         try:
-            homes = {stream_of(tail) for tail in check_tails(tails or None)}
+            homes = {stream_of(tail) for tail in tails}
         except BusError as error:
             raise ConfigError(f"{error.what}.", remedy=error.remedy) from error
         wanted = stream.upper() or next(iter(homes), kinds[kind].stream if kind else "EVENT")
@@ -124,17 +123,19 @@ def decode(stream: str, stored: Stored) -> DecodedMessage:
 
 
 async def between(
-    bus: NatsBus, wanted: StreamSelection, first: int, last: int
+    bus: Bus, wanted: StreamSelection, first: int, last: int
 ) -> AsyncIterator[tuple[Stored, DecodedMessage]]:
     """Yield the selected messages of the sequences ``first`` .. ``last``, in order."""
-    found = reads.raw(bus.connection, bus.names, wanted.stream, start=first, tails=wanted.tails, last=last)
+    found = reads.between(
+        bus.connection, bus.names, wanted.stream, start=first, last=last, tails=wanted.tails
+    )
     async for stored in found:
         message = decode(wanted.stream, stored)
         if not wanted.kind or message.kind.partition(".")[0] == wanted.kind:
             yield stored, message
 
 
-async def newest(bus: NatsBus, wanted: StreamSelection, count: int) -> tuple[list[DecodedMessage], int]:
+async def newest(bus: Bus, wanted: StreamSelection, count: int) -> tuple[list[DecodedMessage], int]:
     """Return the last ``count`` selected messages, oldest first, and the last sequence of the stream.
 
     Reads backwards in growing blocks, so a rare kind in a long stream costs one pass over it.
@@ -152,7 +153,7 @@ async def newest(bus: NatsBus, wanted: StreamSelection, count: int) -> tuple[lis
     return list(found), info.last
 
 
-async def following(bus: NatsBus, wanted: StreamSelection, after: int) -> AsyncIterator[DecodedMessage]:
+async def following(bus: Bus, wanted: StreamSelection, after: int) -> AsyncIterator[DecodedMessage]:
     """Yield selected messages behind sequence ``after`` until cancelled, by polling.
 
     No consumer is created, so a work queue can be watched; a task that is stored and acknowledged between

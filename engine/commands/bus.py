@@ -19,7 +19,7 @@ from engine.errors import ConfigError, SpadeError
 from engine.text import clean, shorten
 
 if TYPE_CHECKING:
-    from bus import NatsBus
+    from bus import Bus
 
 app = typer.Typer(
     name="bus", help="Look into a run's streams, prepare a broker for runs.", no_args_is_help=True
@@ -51,7 +51,7 @@ def _options(
 def on_bus(command: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Turn ``command`` into a function without its first parameter and with the options of a bus."""
     shared = inspect.signature(_options, eval_str=True).parameters
-    own = list(inspect.signature(command, locals={"NatsBus": Any}, eval_str=True).parameters.values())[1:]
+    own = list(inspect.signature(command, locals={"Bus": Any}, eval_str=True).parameters.values())[1:]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
@@ -78,7 +78,7 @@ def on_bus(command: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 @app.command()
 @on_bus
 async def tail(
-    bus: NatsBus,
+    bus: Bus,
     subjects: Annotated[
         list[str] | None, typer.Argument(help="Subjects after the run; * and > are wildcards.")
     ] = None,
@@ -109,7 +109,7 @@ async def tail(
 @app.command()
 @on_bus
 async def top(
-    bus: NatsBus,
+    bus: Bus,
     once: Annotated[bool, typer.Option("--once", help="Print one screen, then end.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     as_json: AsJson = False,
@@ -135,7 +135,7 @@ async def top(
 
 @dlq.command("list")
 @on_bus
-async def list_letters(bus: NatsBus, count: Count = 20, as_json: AsJson = False) -> None:
+async def list_letters(bus: Bus, count: Count = 20, as_json: AsJson = False) -> None:
     """Show the reasons with their counts, and the last letters; with --json every letter."""
     from engine.busview.dead_letters import grouped, stored_letters
 
@@ -155,7 +155,7 @@ async def list_letters(bus: NatsBus, count: Count = 20, as_json: AsJson = False)
 @dlq.command()
 @on_bus
 async def show(
-    bus: NatsBus,
+    bus: Bus,
     number: Annotated[int, typer.Argument(help="Number of the letter.")],
     as_json: AsJson = False,
 ) -> None:
@@ -170,7 +170,7 @@ async def show(
 @dlq.command()
 @on_bus
 async def replay(
-    bus: NatsBus,
+    bus: Bus,
     numbers: Annotated[list[int] | None, typer.Argument(help="Numbers of letters, see `list`.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All letters.")] = False,
 ) -> None:

@@ -2,8 +2,7 @@
 
 A command is a fact in the stream EVENT, so it is as durable as the work that it concerns: a role that was
 disconnected when the command was given reads it afterwards. A role that starts reads the last command to
-learn whether the run still goes on. The same command is also sent once on ``ctl.all``, for roles that only
-listen.
+learn whether the run still goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import anyio
 import structlog
 
 from bus import Bus
-from bus.messages import Control, Message, RunOrdered
+from bus.messages import Message, RunOrdered
 
 TAIL = "event.supervisor.ordered"
 
@@ -41,11 +40,9 @@ async def give(bus: Bus, command: Command, roles: Sequence[str] = (), *, closing
     Raises BusError.
     """
     names = tuple(roles)
-    sequence = await bus.publish(
+    return await bus.publish(
         RunOrdered(command=command, at=time.time_ns(), roles=names, closing=closing or not names)
     )
-    await bus.publish(Control(command=command, roles=names))
-    return sequence
 
 
 async def standing(bus: Bus) -> Standing:

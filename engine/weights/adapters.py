@@ -20,8 +20,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from bus import BusError, NotFound
-from bus.interface import Blobs
+from bus import Blobs, BusError, NotFound
 from bus.messages import PolicyPublished
 from engine.inference import adapters
 from engine.inference.completion import InferenceError, ServerRefused

@@ -18,8 +18,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from bus import BusError, NotFound
-from bus.interface import Blobs
+from bus import Blobs, BusError, NotFound
 from bus.messages import PolicyPublished
 from engine.inference.completion import InferenceError, ServerStuck
 from engine.inference.vllm import CONTROL_SECONDS, VllmClient

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 import msgspec
 
-from bus import NotFound
-from bus.interface import Blobs
+from bus import Blobs, NotFound
 from engine.errors import SpadeError
 from engine.lineage import Version
 from engine.weights import bus_capacity, store

@@ -16,7 +16,7 @@ from engine.config import Config
 from engine.inference.adapters import kept
 
 if TYPE_CHECKING:
-    from bus.interface import Blobs
+    from bus import Blobs
     from engine.weights.loaders import WeightLoader
     from engine.weights.publisher import Policy, Publisher
 

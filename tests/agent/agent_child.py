@@ -1,7 +1,7 @@
 """An agent in a process of its own, for the tests that kill it.
 
-Run as ``python agent_child.py URL RUN INSTANCE DIRECTORY HANG LEASE`` with the token in SPADE_BUS_TOKEN.
-LEASE is the seconds that the broker leaves work with one who says nothing. HANG is ``never``, ``playing``
+Run as ``python agent_child.py URL RUN INSTANCE DIRECTORY HANG`` with the token in SPADE_BUS_TOKEN.
+HANG is ``never``, ``playing``
 (stand still in the second turn of a play) or ``published`` (stand still between the fact of a play and its
 acknowledgement); a line says when it stands still.
 """
@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 
@@ -23,7 +22,6 @@ from role_fakes import FakePool, FakeSandbox, make_config, make_context
 
 from bus import Delivery, connect
 from bus.messages import EpisodeFinished
-from bus.subjects import CONSUMERS, Consumer
 from roles.agent.role import AgentRole
 
 CALLS: list[str] = []
@@ -48,9 +46,8 @@ class Pool(FakePool):
         return await super().generate(prompt, **given)
 
 
-async def main(url: str, run: str, instance: str, directory: Path, hang: str, lease: float) -> None:
+async def main(url: str, run: str, instance: str, directory: Path, hang: str) -> None:
     token = os.environ["SPADE_BUS_TOKEN"]
-    cast(dict[str, Consumer], CONSUMERS)["agent"] = replace(CONSUMERS["agent"], ack_seconds=lease)
     async with connect(url, run=run, role="agent", instance=instance, token=token) as bus:
         if hang == "published":
             acknowledge = Delivery.ack
@@ -67,4 +64,4 @@ async def main(url: str, run: str, instance: str, directory: Path, hang: str, le
 
 
 if __name__ == "__main__":
-    anyio.run(main, *sys.argv[1:4], Path(sys.argv[4]), sys.argv[5], float(sys.argv[6]))
+    anyio.run(main, *sys.argv[1:4], Path(sys.argv[4]), sys.argv[5])

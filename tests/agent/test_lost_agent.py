@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -15,10 +14,10 @@ import anyio
 import anyio.to_thread
 import msgspec
 import pytest
+from scenes.brokers import shorten_leases
 
 import bus
 from bus.messages import EpisodeFinished, EpisodeRequest
-from bus.subjects import CONSUMERS
 
 CHILD = Path(__file__).with_name("agent_child.py")
 RUN = "lost-agent"
@@ -37,7 +36,7 @@ class CounterEnv:
 
 @contextmanager
 def child(url: str, token: str, instance: str, directory: Path, hang: str) -> Iterator[subprocess.Popen[str]]:
-    words = [sys.executable, str(CHILD), url, RUN, instance, str(directory), hang, str(LEASE)]
+    words = [sys.executable, str(CHILD), url, RUN, instance, str(directory), hang]
     environment = {
         **os.environ,
         "SPADE_BUS_TOKEN": token,
@@ -61,14 +60,14 @@ def request(episode: str, seed: int) -> EpisodeRequest:
 
 
 @asynccontextmanager
-async def run_of(directory: Path) -> AsyncIterator[tuple[bus.ServerHandle, bus.NatsBus]]:
+async def run_of(directory: Path) -> AsyncIterator[tuple[bus.ServerHandle, bus.Bus]]:
     """A broker that takes work back after a short lease, and the bus of the one who gives work."""
-    leases = [replace(consumer, ack_seconds=LEASE) for consumer in CONSUMERS.values()]
     async with bus.serve(directory / "bus", run=RUN) as handle:
-        await bus.provision(handle.url, run=RUN, token=handle.token, consumers=leases)
+        await bus.provision(handle.url, run=RUN, token=handle.token)
         async with bus.connect(
             handle.url, run=RUN, role="scorer", instance="s0", token=handle.token
         ) as scorer:
+            await shorten_leases(scorer, LEASE)
             yield handle, scorer
 
 
@@ -87,7 +86,7 @@ async def finished(client: bus.Bus) -> EpisodeFinished:
     raise AssertionError("the stream ended")
 
 
-async def queue(scorer: bus.NatsBus, reached: Callable[[dict[str, int]], bool]) -> None:
+async def queue(scorer: bus.Bus, reached: Callable[[dict[str, int]], bool]) -> None:
     name = f"CONSUMER.INFO.{scorer.names.stream('TASK')}.agent"
     with anyio.fail_after(40):
         while not reached(await scorer.connection.api(name)):  # noqa: ASYNC110 - nobody tells

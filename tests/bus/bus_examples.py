@@ -1,11 +1,9 @@
-"""Example messages and strategies, derived from the types so that no kind is forgotten."""
+"""Example messages, derived from the types so that no kind is forgotten."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-from hypothesis import strategies as st
 from msgspec import inspect as look
 
 from bus.messages import DesignTicket, EpisodeRequest, Message, RoundSummary, registered
@@ -82,46 +80,3 @@ def _value(kind: look.Type, name: str, position: int) -> Any:
                 }
             )
     raise AssertionError(f"no example for {kind}")
-
-
-_INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
-_TEXT = st.text(max_size=20)
-
-
-def strategy(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    """Return a strategy for all values of a message kind."""
-    described = look.type_info(kind)
-    assert isinstance(described, look.StructType)
-    return _strategy(described)
-
-
-def _strategy(kind: look.Type) -> st.SearchStrategy[Any]:
-    match kind:
-        case look.StrType():
-            return _TEXT
-        case look.BytesType():
-            return st.binary(max_size=64)
-        case look.BoolType():
-            return st.booleans()
-        case look.IntType():
-            return _INTEGERS
-        case look.FloatType():
-            return st.floats(allow_nan=False)
-        case look.NoneType():
-            return st.none()
-        case look.LiteralType():
-            return st.sampled_from(kind.values)
-        case look.VarTupleType():
-            return st.lists(_strategy(kind.item_type), max_size=3).map(tuple)
-        case look.TupleType():
-            return st.tuples(*map(_strategy, kind.item_types))
-        case look.DictType():
-            return st.dictionaries(_TEXT, _strategy(kind.value_type), max_size=3)
-        case look.UnionType():
-            return st.one_of(*map(_strategy, kind.types))
-        case look.StructType():
-            return st.builds(kind.cls, **{field.name: _strategy(field.type) for field in kind.fields})
-    raise AssertionError(f"no strategy for {kind}")
-
-
-messages = st.one_of(*map(strategy, KINDS.values()))

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 import pytest
 from bus_examples import example
-from bus_worlds import World
 
-from bus import Bus, Limits, NatsBus, ServerHandle, connect, provision, serve
+from bus import Bus, Limits, ServerHandle, connect, provision, serve
+from bus import server as serving
 from bus.messages import DesignRejected
-from bus.subjects import CONSUMERS, Consumer
 
 RUN = "trouble"
-SLOW = replace(CONSUMERS["designer"], ack_seconds=1.0)
 
 
 @asynccontextmanager
 async def served(
     directory: Path, *, patience: float = 900.0, limits: Limits | None = None
-) -> AsyncIterator[tuple[ServerHandle, NatsBus]]:
+) -> AsyncIterator[tuple[ServerHandle, Bus]]:
     """A server of our own, provisioned, and one client of it."""
     async with serve(directory, run=RUN, store_gb=0.25) as handle:
         await provision(handle.url, run=RUN, token=handle.token, store_gb=0.25)
@@ -43,6 +41,12 @@ async def kill(handle: ServerHandle) -> None:
     await until(lambda: handle.restarts >= wanted, "the restart", 15)
 
 
+def delay_restarts(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a server that died stay away for so long at least."""
+    monkeypatch.setattr(serving, "_YOUNG_SECONDS", math.inf)
+    monkeypatch.setattr(serving, "_PAUSE_SECONDS", seconds)
+
+
 async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
     """Wait for something that has no event of its own, or fail."""
     with anyio.move_on_after(seconds):
@@ -52,26 +56,13 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 10.0)
     raise AssertionError(f"{what} did not happen within {seconds:g} s")
 
 
-def over_nats(world: World) -> NatsBus:
-    """Return the bus of a world that runs on a server."""
-    assert isinstance(world.bus, NatsBus)
-    return world.bus
-
-
-def use(consumer: Consumer, *buses: Bus) -> None:
-    """Let clients know another configuration of a durable."""
-    for bus in buses:
-        assert isinstance(bus, NatsBus)
-        bus._consumers = {**CONSUMERS, consumer.name: consumer}
-
-
 def freeze(pid: int) -> None:
     """Stop a child process; when this returns none of its threads runs any more."""
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def drop_once(monkeypatch: pytest.MonkeyPatch, bus: NatsBus) -> list[bytes]:
+def drop_once(monkeypatch: pytest.MonkeyPatch, bus: Bus) -> list[bytes]:
     """Let the next message of this connection be lost on its way."""
     lost: list[bytes] = []
     real = bus.connection.write
@@ -91,7 +82,7 @@ def rejected(attempt: int, size: int) -> DesignRejected:
     return example(DesignRejected, attempt=attempt, reason="x" * size)
 
 
-async def consumers_of(bus: NatsBus, kind: str) -> list[str]:
+async def consumers_of(bus: Bus, kind: str) -> list[str]:
     """Return the names of the consumers a stream has on the server."""
     answer = await bus.connection.api(f"CONSUMER.NAMES.{bus.names.stream(kind)}")
     return list(answer["consumers"] or [])

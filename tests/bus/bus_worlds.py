@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 import anyio
 from scenes.brokers import TOKEN as TOKEN
 from scenes.brokers import plain_server as plain_server
+from scenes.brokers import shorten_leases as shorten_leases
 from scenes.memory_bus import MemoryBus
 
-from bus import Bus, NatsBus, connect, provision
-from bus.subjects import BUCKETS, CONSUMERS, STREAMS, Consumer
+from bus import Bus, connect, provision
+from bus.publisher import Outgoing
+from bus.subjects import STREAMS
 
 
 @dataclass
@@ -23,17 +25,13 @@ class World:
 
     bus: Bus
     peer: Callable[[str, str], AbstractAsyncContextManager[Bus]]
-    aside: NatsBus | MemoryBus
+    aside: Bus | MemoryBus
 
     async def inject(self, stream: str, tail: str, frame: bytes) -> int:
         """Store bytes that are no frame of ours."""
         if isinstance(self.aside, MemoryBus):
             return self.aside.inject(stream, tail, frame, secrets.token_hex(4))
-        names = self.aside.names
-        answer = await self.aside.publisher.send(
-            names.stream(stream), names.subject(tail), frame, {}, message_id=secrets.token_hex(4)
-        )
-        return answer.seq
+        return await store(self.aside, stream, tail, frame)
 
     async def limit_tasks(self, most: int) -> None:
         """Let the TASK stream hold no more than ``most`` messages."""
@@ -49,10 +47,14 @@ class World:
         if isinstance(self.aside, MemoryBus):
             del self.aside._broker.rights[name]
             return
-        found = await self.aside._state.get("lease", name)
-        assert found is not None
-        bucket = self.aside.names.bucket("lease")
-        await self.aside.connection.api(f"STREAM.MSG.DELETE.{bucket}", {"seq": found[0], "no_erase": True})
+        await self.aside.purge("LEASE", tail=f"lease.{name}")
+
+
+async def store(bus: Bus, stream: str, tail: str, frame: bytes) -> int:
+    """Store bytes as they are and return their sequence."""
+    names = bus.names
+    message = Outgoing(names.stream(stream), names.subject(tail), frame, secrets.token_hex(4))
+    return await bus.publisher.send(message)
 
 
 @asynccontextmanager
@@ -69,24 +71,22 @@ async def memory_world(**options: Any) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def nats_world(
-    url: str, *consumers: Consumer, store_gb: float = 0.25, **options: Any
+    url: str, *, lease_seconds: float = 0.0, store_gb: float = 0.25, **options: Any
 ) -> AsyncIterator[World]:
-    """A run of its own on the session's server."""
+    """A run of its own on the session's server; ``lease_seconds`` are those of work."""
     run = f"run-{secrets.token_hex(6)}"
-    used = consumers or tuple(CONSUMERS.values())
-    await provision(url, run=run, token=TOKEN, store_gb=store_gb, consumers=used)
+    await provision(url, run=run, token=TOKEN, store_gb=store_gb)
 
     def peer(role: str, instance: str) -> AbstractAsyncContextManager[Bus]:
         joining = {"run": run, "role": role, "instance": instance, "token": TOKEN, **options}
         return connect(url, **joining)
 
     async with peer("tester", "one") as bus:
-        assert isinstance(bus, NatsBus)
+        if lease_seconds:
+            await shorten_leases(bus, lease_seconds)
         yield World(bus, peer, bus)
         for kind in STREAMS:
             await bus.connection.api(f"STREAM.DELETE.{bus.names.stream(kind)}")
-        for bucket in BUCKETS:
-            await bus.connection.api(f"STREAM.DELETE.{bus.names.bucket(bucket)}")
 
 
 T = TypeVar("T")

@@ -15,7 +15,6 @@ from urllib.parse import quote
 import anyio
 import pytest
 from bus_examples import example, summary, ticket
-from bus_trouble import over_nats
 from bus_worlds import TOKEN, nats_world, take
 
 from bus import BusError, connect, provision, serve
@@ -23,7 +22,7 @@ from bus.connection import open_connection, public_url, split_url
 from bus.messages import DesignRejected
 from bus.nats_client import Arrival
 from bus.pull import Delivered, parse_reply
-from bus.server_binary import locate
+from bus.server import locate
 
 RUN = "foreign"
 ACCOUNT = "accounts {{ A: {{ users: [ {{ user: a, password: p }} ] }} }}\nno_auth_user: a\n"
@@ -61,7 +60,7 @@ def foreign(directory: Path, config: str) -> Iterator[str]:
     ],
 )
 def test_both_forms_of_delivery_data_are_read(reply: str) -> None:
-    assert parse_reply(reply) == Delivered(3, 17, 21, 5)
+    assert parse_reply(reply) == Delivered(3, 17, 21)
 
 
 UNREADABLE = [
@@ -84,7 +83,7 @@ async def test_a_reader_of_unreadable_delivery_data_ends_with_an_error(
     nats_url: str, monkeypatch: pytest.MonkeyPatch, reader: str, reply: str
 ) -> None:
     async with nats_world(nats_url) as w:
-        bus = over_nats(w)
+        bus = w.bus
         await bus.publish_all([summary(1), ticket(1)])
         real = bus.connection.subscribe
 

@@ -13,7 +13,7 @@ from bus_examples import example, summary, ticket
 from bus_worlds import World, nothing_comes, take
 
 from bus import BusError, BusUnavailable, Conflict, NotFound, Record, Undecodable
-from bus.messages import Control, DeadLetter, EpisodeSample, RoundClosed
+from bus.messages import DeadLetter, EpisodeSample, Heartbeat, RoundClosed
 
 Worlds = Callable[[], AbstractAsyncContextManager[World]]
 
@@ -29,20 +29,12 @@ async def test_publish_stores_once_and_says_where(world: Worlds) -> None:
         assert info.bytes > 0
 
 
-async def test_two_writers_of_one_result_store_it_once(world: Worlds) -> None:
-    async with world() as w, w.peer("tester", "two") as other:
-        assert await w.bus.publish(summary(7)) == await other.publish(summary(7))
-        assert (await w.bus.stream_info("EVENT")).messages == 1
-
-
 async def test_publish_all_is_windowed_and_ordered(world: Worlds) -> None:
     async with world() as w:
         assert await w.bus.publish_all(map(summary, range(700))) == list(range(1, 701))
         rounds = [record.message.round async for record in w.bus.replay("EVENT")]
         assert rounds == list(range(700))
         assert await w.bus.publish_all([]) == []
-        mixed = [Control(command="pause"), summary(1000), Control(command="resume"), summary(1001)]
-        assert await w.bus.publish_all(mixed) == [0, 701, 0, 702]
 
 
 async def test_records_know_their_sender(world: Worlds) -> None:
@@ -89,14 +81,6 @@ def sample(number: int) -> EpisodeSample:
 
 def closed(number: int) -> RoundClosed:
     return example(RoundClosed, round=number)
-
-
-async def test_followers_do_not_disturb_each_other(world: Worlds) -> None:
-    async with world() as w, w.peer("tester", "two") as other:
-        await w.bus.publish_all(map(summary, range(6)))
-        async with w.bus.follow("EVENT") as one, other.follow("EVENT", start=5) as two:
-            assert [record.sequence for record in await take(two, 2)] == [5, 6]
-            assert [record.sequence for record in await take(one, 6)] == [1, 2, 3, 4, 5, 6]
 
 
 async def test_follow_skips_and_keeps_what_it_cannot_read(world: Worlds) -> None:
@@ -263,12 +247,13 @@ async def test_a_lost_lease_says_so(world: Worlds) -> None:
 
 async def test_messages_without_stream_reach_those_who_listen(world: Worlds) -> None:
     async with world() as w, w.peer("tester", "two") as other:
-        assert await w.bus.publish(Control(command="pause")) == 0
+        beat = example(Heartbeat)
+        assert await w.bus.publish(beat) == 0
         await w.bus.stream_info("EVENT")
-        async with other.listen("ctl.>") as source:
-            await w.bus.publish(Control(command="drain", reason="the end"))
+        async with other.listen("hb.>") as source:
+            await w.bus.publish(beat)
             (message,) = await take(source, 1)
-            assert message == Control(command="drain", reason="the end")
+            assert message == beat
             assert await nothing_comes(source)
 
 
@@ -285,9 +270,6 @@ async def test_what_does_not_exist_is_named(world: Worlds) -> None:
         with pytest.raises(BusError, match="work queue"):
             async with w.bus.follow("TASK"):
                 pass
-        with pytest.raises(BusError, match="overlap"):
-            async with w.bus.follow("EVENT", tails=["event.>", "event.a"]):
-                pass
         with pytest.raises(BusError, match="no stream holds"):
             await w.bus.last("nowhere.at.all")
 
@@ -299,5 +281,4 @@ async def test_statistics_are_numbers(world: Worlds) -> None:
             await take(source, 1)
             figures = w.bus.statistics()
         assert figures
-        assert all(isinstance(value, float) for value in figures.values())
         assert sum(value for name, value in figures.items() if name.endswith("stored")) == 1

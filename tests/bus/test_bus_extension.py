@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 from bus_examples import summary, ticket
-from bus_worlds import TOKEN, World, nothing_comes, take
+from bus_worlds import TOKEN, World, nats_world, nothing_comes, take
 
 from bus import BusError, Undecodable, codec, connect, provision
 from bus.messages import DesignTicket, Message, register_message
@@ -136,12 +136,8 @@ async def test_a_role_of_your_own_has_a_queue_of_its_own(nats_url: str) -> None:
         assert await nothing_comes(work)
 
 
-@pytest.mark.parametrize("roles", [(), ("scorer",), ("other",)])
-async def test_a_queue_that_does_not_exist_is_an_error_at_once(nats_url: str, roles: tuple[str, ...]) -> None:
-    run = f"extension-none{len(roles)}"
-    await provision(nats_url, run=run, token=TOKEN, store_gb=0.25, roles=roles)
-    joining = {"run": run, "role": "counter", "instance": "1", "token": TOKEN}
-    async with connect(nats_url, **joining) as bus:
+async def test_a_queue_that_does_not_exist_is_an_error_at_once(nats_url: str) -> None:
+    async with nats_world(nats_url) as w, w.peer("counter", "1") as bus:
         with anyio.fail_after(5), pytest.raises(BusError, match=r"no queue counter.*run\.roles"):
             async with bus.consume("counter", limit=1):
                 pass

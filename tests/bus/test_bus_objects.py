@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import signal
 import tracemalloc
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from bus_trouble import over_nats, served, until
+from bus_trouble import kill, served, until
 from bus_worlds import World, nats_world
 
 from bus import BusError, NotFound, Undecodable, objects
@@ -24,7 +23,7 @@ Worlds = Callable[..., AbstractAsyncContextManager[World]]
 
 async def pieces(w: World) -> list[str]:
     """Return the tails of all stored pieces."""
-    bus = over_nats(w)
+    bus = w.bus
     body = {"subjects_filter": bus.names.subject("blob.data.>")}
     info = await bus.connection.api(f"STREAM.INFO.{bus.names.stream('BLOB')}", body)
     return sorted(map(bus.names.tail, info["state"].get("subjects") or ()))
@@ -83,7 +82,7 @@ async def test_a_cancelled_put_changes_nothing_and_its_pieces_go_later(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with nats_world(nats_url) as w:
-        bus = over_nats(w)
+        bus = w.bus
         kept = await bus.blobs.put("x", b"old")
         async with anyio.create_task_group() as group:
             group.start_soon(bus.blobs.put, "x", b"n" * (24 << 20))
@@ -119,19 +118,18 @@ async def test_blobs_move_through_kills_of_the_server(tmp_path: Path) -> None:
     content = os.urandom(PIECE) * 20
     async with served(tmp_path) as (handle, bus):
 
-        async def kill_when(name: str, figure: float) -> None:
-            wanted = handle.restarts + 1
-            await until(lambda: bus.statistics()[name] >= figure, name, 30)
-            os.kill(handle.pid, signal.SIGKILL)
-            await until(lambda: handle.restarts >= wanted, "the restart", 30)
+        async def kill_when(begun: Callable[[], bool]) -> None:
+            await until(begun, "the first pieces", 30)
+            await kill(handle)
 
         with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
-                group.start_soon(kill_when, "publish_stored", 8.0)
+                group.start_soon(kill_when, lambda: bus.statistics()["publish_stored"] >= 8)
                 await bus.blobs.put("x", content)
             async with anyio.create_task_group() as group:
-                read = bus.statistics()["connection_in_bytes"]
-                group.start_soon(kill_when, "connection_in_bytes", read + 8 * PIECE)
+                figures = bus.connection.client.stats
+                enough = figures["in_bytes"] + 8 * PIECE
+                group.start_soon(kill_when, lambda: figures["in_bytes"] >= enough)
                 assert await bus.blobs.get("x") == content
         assert bus.statistics()["connection_reconnects"] == 2
 

@@ -11,21 +11,19 @@ from pathlib import Path
 
 import anyio
 import pytest
-from bus_examples import summary, ticket
-from bus_trouble import RUN, over_nats, rejected, served, until
+from bus_examples import example, summary, ticket
+from bus_trouble import RUN, delay_restarts, rejected, served, until
 from bus_worlds import TOKEN, nats_world, plain_server, take
 
-from bus import BusUnavailable, NatsBus, connect, provision
-from bus.messages import Control
-
-serving = sys.modules["bus.server"]
+from bus import BusUnavailable, connect, provision
+from bus.messages import Heartbeat
 
 
 async def test_pitfall_09_a_dead_read_loop_is_revived(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled flush kills nats-py's read loop: the connection looks well and hears nothing."""
     monkeypatch.setattr(sys.modules["bus.connection"], "_WATCHDOG_SECONDS", 0.2)
     async with nats_world(nats_url) as w:
-        client = over_nats(w).connection.client
+        client = w.bus.connection.client
         with anyio.fail_after(10):
             while not client._reading_task.done():
                 flush = asyncio.ensure_future(client.flush())
@@ -43,10 +41,10 @@ async def test_pitfall_09_a_dead_read_loop_is_revived(nats_url: str, monkeypatch
 async def test_pitfall_09_no_wait_of_ours_kills_the_read_loop(nats_url: str) -> None:
     """Everything that waits for the server is cancelled at every moment it can be."""
     async with nats_world(nats_url) as w:
-        bus = over_nats(w)
+        bus = w.bus
 
         async def listen() -> None:
-            async with bus.listen("ctl.>"):
+            async with bus.listen("hb.>"):
                 pass
 
         async def work() -> None:
@@ -78,30 +76,15 @@ async def test_pitfall_09_no_wait_of_ours_kills_the_read_loop(nats_url: str) -> 
 async def test_pitfall_10_who_listens_hears_all_that_comes_afterwards(nats_url: str) -> None:
     async with nats_world(nats_url) as w, w.peer("tester", "two") as other:
         for number in range(60):
-            async with other.listen("ctl.>") as source:
-                await w.bus.publish(Control(command="drain", reason=str(number)))
+            async with other.listen("hb.>") as source:
+                await w.bus.publish(example(Heartbeat, instance=str(number)))
                 (message,) = await take(source, 1, 2)
-                assert message.reason == str(number)
-
-
-async def test_pitfall_10_a_barrier_is_one(nats_url: str) -> None:
-    """Earlier writes have reached the server when it returns."""
-    async with nats_world(nats_url) as w, w.peer("tester", "two") as other:
-        assert isinstance(other, NatsBus)
-        heard: list[str] = []
-        await other.connection.subscribe("ground.>", lambda message: heard.append(message.subject))
-        await other.connection.barrier()
-        connection = over_nats(w).connection
-        for number in range(300):
-            assert connection.write(f"ground.{number}", b"x" * 1000)
-        await connection.barrier()
-        await other.connection.barrier()
-        assert len(heard) == 300
+                assert message.instance == str(number)
 
 
 async def test_pitfall_13_no_outage_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More failed attempts to reconnect than the 60 after which nats-py would give up."""
-    monkeypatch.setattr(serving, "_BACKOFF", (3.0,))
+    delay_restarts(monkeypatch, 3.0)
     async with served(tmp_path) as (handle, bus):
         client = bus.connection.client
         client.options["reconnect_time_wait"] = 0.005
@@ -122,7 +105,6 @@ async def test_pitfall_13_no_outage_is_too_long(tmp_path: Path, monkeypatch: pyt
 
 async def test_pitfall_13_a_connection_that_is_closed_for_good_ends_every_wait(nats_url: str) -> None:
     async with nats_world(nats_url) as w, w.peer("tester", "two") as bus:
-        assert isinstance(bus, NatsBus)
         ended: list[str] = []
 
         async def wait(name: str, call: Callable[[], Awaitable[object]]) -> None:
@@ -139,7 +121,7 @@ async def test_pitfall_13_a_connection_that_is_closed_for_good_ends_every_wait(n
                 await anext(source)
 
         async def hear() -> None:
-            async with bus.listen("ctl.>") as source:
+            async with bus.listen("hb.>") as source:
                 await anext(source)
 
         with anyio.fail_after(5):
@@ -192,7 +174,7 @@ async def test_pitfall_26_closing_without_a_server_is_quiet(tmp_path: Path) -> N
         await bus.publish(summary(1))
     with anyio.move_on_after(0.05):
         await bus.publish_all(rejected(number, 500_000) for number in range(8))
-    await bus.publish(Control(command="pause"))
+    await bus.publish(example(Heartbeat))
     start = anyio.current_time()
     await entered.__aexit__(None, None, None)
     assert anyio.current_time() - start < 2.0

@@ -8,7 +8,6 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -16,13 +15,12 @@ import anyio.lowlevel
 import psutil
 import pytest
 from bus_examples import summary, ticket
-from bus_proxy import Proxy, proxied
-from bus_trouble import RUN, freeze, kill, rejected, served, until, use
-from bus_worlds import TOKEN, plain_server
+from bus_proxy import proxied
+from bus_trouble import RUN, freeze, rejected, served, until
+from bus_worlds import TOKEN, plain_server, shorten_leases
 
-from bus import Bus, Limits, NatsBus, connect, provision
+from bus import Bus, connect, provision
 from bus.messages import DesignRejected, RoundSummary
-from bus.subjects import CONSUMERS
 
 MB = 1 << 20
 pytestmark = pytest.mark.slow
@@ -32,7 +30,7 @@ def join(url: str, instance: str, **options: object) -> object:
     return connect(url, run=RUN, role="tester", instance=instance, token=TOKEN, **options)
 
 
-def hasten(bus: NatsBus) -> NatsBus:
+def hasten(bus: Bus) -> Bus:
     """Let a client notice silence and come back within a moment."""
     client = bus.connection.client
     client.options.update(reconnect_time_wait=0.01, ping_interval=0.1, connect_timeout=0.3)
@@ -59,10 +57,9 @@ async def test_connections_cut_at_any_byte_lose_and_double_nothing(tmp_path: Pat
     sizes[40], sizes[80], sizes[120] = 8 * MB - 10_000, MB, 3 * MB
     tickets = 60
     with plain_server(tmp_path) as url:
-        brief = replace(CONSUMERS["designer"], ack_seconds=1.0)
-        await provision(url, run=RUN, token=TOKEN, store_gb=0.5, consumers=[brief])
+        await provision(url, run=RUN, token=TOKEN, store_gb=0.5)
         async with proxied(url) as proxy, join(proxy.url, "cut") as bus, join(url, "whole") as whole:
-            use(brief, hasten(bus))
+            await shorten_leases(whole, 1.0)
             acked: dict[int, int] = {}
             seen: list[tuple[int, int]] = []
             done: Counter[int] = Counter()
@@ -126,62 +123,6 @@ async def test_a_slow_line_is_slow_and_nothing_else(tmp_path: Path) -> None:
         assert [len(record.message.reason) for record in read] == [300 * number for number in range(12)]
 
 
-async def test_a_crowd_of_small_publishers_bears_a_kill(tmp_path: Path) -> None:
-    async with served(tmp_path, limits=Limits(window=64)) as (handle, bus):
-        acked: dict[int, int] = {}
-
-        async def publish(number: int) -> None:
-            acked[number] = await bus.publish(rejected(number, 1))
-
-        with anyio.fail_after(40):
-            async with anyio.create_task_group() as group:
-                for number in range(1500):
-                    group.start_soon(publish, number)
-                await until(lambda: len(acked) > 500, "progress")
-                await kill(handle)
-        assert await ledger(bus) == acked
-        assert len(acked) == 1500
-
-
-async def test_a_storm_of_cancellation_leaves_nothing_behind(tmp_path: Path) -> None:
-    chance = random.Random(7)
-    with plain_server(tmp_path) as url:
-        await provision(url, run=RUN, token=TOKEN, store_gb=0.25)
-        async with join(url, "storm", limits=Limits(window=16, ack_seconds=0.2)) as bus:
-            acked: dict[int, int] = {}
-
-            async def publish(number: int, turns: int) -> None:
-                with anyio.CancelScope() as scope:
-                    waits.append(scope)
-                    acked[number] = await bus.publish(rejected(number, chance.choice((1, 5000))))
-                waits.remove(scope)
-
-            async def ask(turns: int) -> None:
-                with anyio.CancelScope() as scope:
-                    waits.append(scope)
-                    await bus.stream_info("EVENT")
-                waits.remove(scope)
-
-            waits: list[anyio.CancelScope] = []
-            async with anyio.create_task_group() as group:
-                for number in range(1500):
-                    group.start_soon(publish, number, 0)
-                    group.start_soon(ask, 0)
-                    for _ in range(chance.randrange(3)):
-                        await anyio.lowlevel.checkpoint()
-                    for scope in chance.sample(waits, min(len(waits), chance.randrange(4))):
-                        scope.cancel()
-            figures = bus.statistics()
-            for name in ("publish_in_flight", "publish_in_flight_bytes", "publish_waiting"):
-                assert figures[name] == 0, name
-            assert not bus.publisher._pending
-            assert not bus.connection.client._resp_map
-            assert 100 < len(acked) < 1500
-            assert await bus.publish(rejected(5000, 1)) > 0
-            places = await ledger(bus)
-            assert {number: places[number] for number in acked} == acked
-
-
 # Silence.
 
 
@@ -191,7 +132,7 @@ def sockets_to(url: str) -> int:
     return sum(bool(one.raddr) and one.raddr.port == port for one in psutil.Process().net_connections())
 
 
-async def fill(bus: NatsBus, acked: dict[int, int], numbers: range) -> None:
+async def fill(bus: Bus, acked: dict[int, int], numbers: range) -> None:
     """Publish more than the buffers of a connection hold."""
 
     async def one(number: int) -> None:
@@ -241,10 +182,3 @@ def noted(into: list[int]) -> Callable[[Exception], object]:
         into.append(1)
 
     return note
-
-
-def test_what_the_storms_use_is_what_it_says() -> None:
-    """The proxy cuts in the middle of what is on its way."""
-    proxy = Proxy("nats://127.0.0.1:1")
-    proxy.cut_after([10, 3])
-    assert [proxy._allowed(amount) for amount in (4, 4, 9, 3, 9)] == [4, 4, 2, 3, 9]

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
 import anyio.lowlevel
 import psutil
 import pytest
-from bus_examples import example, summary, ticket
-from bus_trouble import RUN, drop_once, kill, over_nats, rejected, served, until
+from bus_examples import summary, ticket
+from bus_trouble import RUN, delay_restarts, drop_once, kill, rejected, served, until
 from bus_worlds import TOKEN, nats_world, take
 from scenes.brokers import broker
 
-from bus import BusError, Limits, NotFound, connect
+from bus import Bus, BusError, Limits, connect
 from bus.connection import status_of
 from bus.messages import DeadLetter, Message
 from bus.nats_client import Arrival
 
-serving = sys.modules["bus.server"]
 IN_PROCESS = b'{"error":{"code":409,"err_code":10158,"description":"duplicate message id is in process"}}'
 
 
@@ -60,10 +58,10 @@ STRANGE: dict[str, tuple[bytes, bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("what", STRANGE)
-async def test_followers_pass_what_strangers_leave(nats_url: str, what: str) -> None:
+async def test_readers_pass_what_strangers_leave(nats_url: str, what: str) -> None:
     tail, payload, head = STRANGE[what]
     async with nats_world(nats_url) as w:
-        bus = over_nats(w)
+        bus = w.bus
         async with bus.follow("EVENT") as records:
             await bus.publish(summary(1))
             await say(nats_url, f"{bus.names.root}event.".encode() + tail, payload, head)
@@ -77,14 +75,6 @@ async def test_followers_pass_what_strangers_leave(nats_url: str, what: str) -> 
             assert isinstance(record.message, DeadLetter)
             assert record.message.sequence == 2
         assert [record.sequence async for record in bus.replay("EVENT")] == [1, 3]
-        assert bus.connection.statistics()["connection_revived"] == 0
-
-
-@pytest.mark.parametrize("what", STRANGE)
-async def test_workers_pass_what_strangers_leave(nats_url: str, what: str) -> None:
-    tail, payload, head = STRANGE[what]
-    async with nats_world(nats_url) as w:
-        bus = over_nats(w)
         await say(nats_url, f"{bus.names.root}task.designer.".encode() + tail, payload, head)
         await bus.publish(ticket(2))
         async with bus.consume("designer", limit=1) as source:
@@ -92,7 +82,8 @@ async def test_workers_pass_what_strangers_leave(nats_url: str, what: str) -> No
             assert delivery.message == ticket(2)
             await delivery.ack()
         assert (await bus.stream_info("TASK")).messages == 0
-        assert (await bus.stream_info("DLQ")).messages == 1
+        assert (await bus.stream_info("DLQ")).messages == 2
+        assert bus.connection.counts["revived"] == 0
 
 
 def test_a_stored_message_is_no_control_message() -> None:
@@ -115,7 +106,7 @@ async def test_a_source_that_fails_leaves_nothing_on_its_way(
         raise ValueError("no third one")
 
     async with nats_world(nats_url) as w:
-        bus = over_nats(w)
+        bus = w.bus
         bus.publisher.limits = Limits(ack_seconds=0.2)
         lost = drop_once(monkeypatch, bus)
         with pytest.raises(ValueError, match="no third one"):
@@ -125,57 +116,36 @@ async def test_a_source_that_fails_leaves_nothing_on_its_way(
         assert (await bus.stream_info("EVENT")).messages == 2
 
 
-async def test_a_message_that_is_on_its_way_into_a_cluster_is_waited_for(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
+NO_LEADER = b'{"error":{"code":503,"err_code":10008,"description":"JetStream system unavailable"}}'
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, bus: Bus, answer: Arrival, times: int) -> list[str]:
+    """Answer the next messages for EVENT in the server's place; return their subjects."""
+    real, refused = bus.connection.ask, list[str]()
+
+    async def ask(subject: str, *rest: Any, **given: Any) -> Arrival | None:
+        if len(refused) < times and ".event." in subject:
+            refused.append(subject)
+            return answer
+        return await real(subject, *rest, **given)
+
+    monkeypatch.setattr(bus.connection, "ask", ask)
+    return refused
+
+
+@pytest.mark.parametrize("absent_seconds", [0.05, 10.0])
+@pytest.mark.parametrize("answer", [IN_PROCESS, NO_LEADER, b""])
+async def test_a_stream_of_a_cluster_may_be_unready_for_a_while(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, answer: bytes, absent_seconds: float
 ) -> None:
+    """A message on its way into the copies, no leader, no answer: the stream exists and comes back."""
     async with nats_world(nats_url) as w:
-        bus = over_nats(w)
-        real, refused = bus.connection.write, list[str]()
-
-        def write(subject: str, payload: bytes, reply: str = "", head: bytes = b"") -> bool:
-            if len(refused) < 3 and ".event." in subject:
-                refused.append(subject)
-                bus.publisher._on_answer(Arrival(reply, "", IN_PROCESS, b""))
-                return True
-            return real(subject, payload, reply, head)
-
-        monkeypatch.setattr(bus.connection, "write", write)
-        assert await bus.publish(summary(1)) == 1
-        assert len(refused) == 3
-
-
-async def test_in_a_cluster_a_stream_may_be_without_a_leader_for_longer(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with nats_world(nats_url) as w:
-        bus = over_nats(w)
-        bus.publisher.limits = Limits(absent_seconds=0.2)
-        monkeypatch.setattr(sys.modules["bus.connection"], "_ELECTION_FACTOR", 100)
-        bus.connection.client._server_info["cluster"] = "spade"
-        real, back_at = bus.connection.write, anyio.current_time() + 0.6
-
-        def write(subject: str, payload: bytes, reply: str = "", head: bytes = b"") -> bool:
-            if ".event." in subject and anyio.current_time() < back_at:
-                bus.publisher._on_answer(Arrival(reply, "", b"", b"NATS/1.0 503\r\n\r\n"))
-                return True
-            return real(subject, payload, reply, head)
-
-        monkeypatch.setattr(bus.connection, "write", write)
-        assert await bus.publish(summary(1)) == 1
-        stream = bus.names.stream("SAMPLE")
-        config = (await bus.connection.api(f"STREAM.INFO.{stream}"))["config"]
-        await bus.connection.api(f"STREAM.DELETE.{stream}")
-        with anyio.fail_after(10), pytest.raises(BusError, match="no stream takes"):
-            await bus.publish(example_of_design())
-        with pytest.raises(NotFound):
-            await bus.stream_info("SAMPLE")
-        await bus.connection.api(f"STREAM.CREATE.{stream}", config)
-
-
-def example_of_design() -> Message:
-    from bus.messages import DesignSample
-
-    return example(DesignSample)
+        w.bus.publisher.limits = Limits(absent_seconds=absent_seconds)
+        monkeypatch.setattr("bus.publisher.random.uniform", lambda low, high: 0.04)
+        head = b"" if answer else b"NATS/1.0 503\r\n\r\n"
+        refused = refuse(monkeypatch, w.bus, Arrival("i", "", answer, head), 4)
+        assert await w.bus.publish(summary(1)) == 1
+        assert len(refused) == 4
 
 
 async def test_a_server_that_takes_less_than_before_refuses_one_message(
@@ -183,7 +153,7 @@ async def test_a_server_that_takes_less_than_before_refuses_one_message(
 ) -> None:
     """A message that was accepted for the window ends alone when it became too large on the way."""
     async with nats_world(nats_url) as w:
-        bus = over_nats(w)
+        bus = w.bus
         drop_once(monkeypatch, bus)
         refused: list[BusError] = []
 
@@ -197,7 +167,7 @@ async def test_a_server_that_takes_less_than_before_refuses_one_message(
             group.start_soon(publish)
             await until(lambda: bus.statistics()["publish_in_flight"] == 1, "the message")
             bus.connection.client._max_payload = 1000
-            bus.publisher._on_state()
+            bus.connection._changed()
         assert "exceeds the 1000 bytes that the server takes" in str(refused)
         assert await bus.publish(summary(1)) == 1
 
@@ -207,7 +177,7 @@ async def test_a_server_that_takes_less_than_before_refuses_one_message(
 
 async def test_a_server_that_comes_for_a_moment_does_not_renew_the_patience(nats_url: str) -> None:
     async with nats_world(nats_url) as w:
-        connection = over_nats(w).connection
+        connection = w.bus.connection
         await connection._on_disconnected()
         since = connection.away_since
         await anyio.sleep(0.01)
@@ -235,20 +205,10 @@ async def test_a_server_that_lived_long_is_started_again_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only one that dies again and again is kept waiting."""
-    monkeypatch.setattr(serving, "_BACKOFF", (0.0, 60.0))
-    monkeypatch.setattr(serving, "_YOUNG_SECONDS", 0.0)
+    delay_restarts(monkeypatch, 60.0)
+    monkeypatch.setattr("bus.server._YOUNG_SECONDS", 0.0)
     async with served(tmp_path) as (handle, bus):
         for number in range(4):
             with anyio.fail_after(10):
                 await kill(handle)
                 await bus.publish(summary(number))
-
-
-async def test_a_view_of_anything_is_stored_byte_by_byte(nats_url: str) -> None:
-    numbers = array("i", range(400_000))
-    every_other = memoryview(bytes(range(256)) * 8192)[::2]
-    async with nats_world(nats_url) as w:
-        await w.bus.blobs.put("numbers", memoryview(numbers))
-        await w.bus.blobs.put("strided", every_other)
-        assert await w.bus.blobs.get("numbers") == numbers.tobytes()
-        assert await w.bus.blobs.get("strided") == every_other.tobytes()

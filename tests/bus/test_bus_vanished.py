@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 
 import anyio
 import pytest
@@ -13,7 +11,7 @@ from bus_proxy import proxied
 from bus_worlds import TOKEN, nats_world
 
 from bus import Delivery, connect
-from bus.pull import PullSettings
+from bus import pull as pulling
 from bus.subjects import CONSUMERS
 
 pytestmark = pytest.mark.slow
@@ -23,16 +21,15 @@ PATIENCE = 60.0  # the broker would take the host for alive for longer
 
 
 def test_work_comes_back_as_soon_as_the_documentation_says() -> None:
-    assert CONSUMERS["designer"].ack_seconds + PullSettings().expires <= 35
+    assert CONSUMERS["designer"].ack_seconds + pulling._EXPIRES_SECONDS <= 35
 
 
 async def test_what_it_is_served_comes_back_after_a_lease_and_one_request(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Work was asked for before the host was lost; what comes then is served to nobody while that lasts."""
-    monkeypatch.setattr("bus.work.PullSettings", partial(PullSettings, expires=REQUEST))
-    consumer = replace(CONSUMERS["designer"], ack_seconds=LEASE)
-    async with nats_world(nats_url, consumer) as world, proxied(nats_url) as proxy:
+    monkeypatch.setattr(pulling, "_EXPIRES_SECONDS", REQUEST)
+    async with nats_world(nats_url, lease_seconds=LEASE) as world, proxied(nats_url) as proxy:
         login = {"run": world.bus.run, "role": "tester", "instance": "lost", "token": TOKEN}
         async with connect(proxy.url, **login) as lost, lost.consume("designer", limit=LIMIT):
             await until(world.aside, lambda queue: queue["num_waiting"] > 0)

@@ -84,19 +84,6 @@ async def test_a_second_verdict_does_nothing(world: Worlds) -> None:
         assert (await w.bus.stream_info("DLQ")).messages == 0
 
 
-async def test_leaving_hands_work_back_at_once(world: Worlds) -> None:
-    async with world() as w, w.peer("tester", "two") as other:
-        await w.bus.publish_all(map(ticket, range(4)))
-        async with w.bus.consume("designer", limit=4) as source:
-            await take(source, 2)
-        start = anyio.current_time()
-        async with other.consume("designer", limit=4) as source:
-            again = await take(source, 4)
-        assert anyio.current_time() - start < 5.0
-        assert sorted(delivery.message.slot for delivery in again) == [0, 1, 2, 3]
-        assert max(delivery.attempt for delivery in again) == 2
-
-
 async def test_a_failing_worker_hands_work_back(world: Worlds) -> None:
     async with world() as w:
         await w.bus.publish(ticket(1))
@@ -131,29 +118,6 @@ async def test_workers_share_a_queue(world: Worlds) -> None:
                     group.start_soon(work, theirs)
                     await w.bus.publish_all(map(ticket, range(60)))
         assert sorted(seen) == list(range(60))
-
-
-async def test_several_tasks_may_read_one_consumer(world: Worlds) -> None:
-    async with world() as w:
-        seen: list[int] = []
-
-        async def work(source: AsyncIterator[Delivery]) -> None:
-            while True:
-                delivery = await anext(source)
-                seen.append(delivery.message.slot)
-                await delivery.ack()
-
-        async with w.bus.consume("designer", limit=8) as source, anyio.create_task_group() as group:
-            for _ in range(4):
-                group.start_soon(work, source)
-            await anyio.sleep(0.05)
-            for number in range(30):
-                await w.bus.publish(ticket(number))
-            with anyio.fail_after(5):
-                while len(seen) < 30:  # noqa: ASYNC110 (the list grows in other tasks)
-                    await anyio.sleep(0.01)
-            group.cancel_scope.cancel()
-        assert sorted(seen) == list(range(30))
 
 
 async def test_given_up_work_becomes_a_dead_letter(world: Worlds) -> None:

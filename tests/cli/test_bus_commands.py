@@ -21,8 +21,9 @@ from scenes.brokers import broker as secured
 from scenes.cli import Spade, refused
 from scenes.small_run import config, failed, finished, policy, ready, request
 
-from bus import NatsBus, codec, connect, provision
+from bus import Bus, codec, connect, provision
 from bus.messages import DeadLetter, Message
+from bus.publisher import Outgoing
 from engine.busview import stored
 from engine.config import RunConfig
 from engine.run import RunDirectory
@@ -42,11 +43,11 @@ class Toy:
         self.url, self.directory, self.run = url, directory, directory.root.name
 
     @asynccontextmanager
-    async def bus(self, role: str = "agent") -> AsyncIterator[NatsBus]:
+    async def bus(self, role: str = "agent") -> AsyncIterator[Bus]:
         async with connect(self.url, run=self.run, role=role, instance=f"{role}-0", token=TOKEN) as bus:
             yield bus
 
-    def do(self, work: Callable[[NatsBus], Awaitable[Any]]) -> Any:
+    def do(self, work: Callable[[Bus], Awaitable[Any]]) -> Any:
         """Run ``work`` with a client of the run."""
 
         async def with_bus() -> Any:
@@ -60,16 +61,17 @@ class Toy:
 
     def inject(self, stream: str, tail: str, frame: bytes, key: str) -> None:
         """Store bytes as they are."""
-        self.do(
-            lambda bus: bus.publisher.send(
-                bus.names.stream(stream), bus.names.subject(tail), frame, {}, message_id=key
-            )
-        )
+
+        def send(bus: Bus) -> Awaitable[int]:
+            place = bus.names.stream(stream), bus.names.subject(tail)
+            return bus.publisher.send(Outgoing(*place, frame, key))
+
+        self.do(send)
 
     def stored(self, stream: str) -> list[tuple[str, str, bytes]]:
         """Return (tail, id, bytes) of all messages."""
 
-        async def read(bus: NatsBus) -> list[tuple[str, str, bytes]]:
+        async def read(bus: Bus) -> list[tuple[str, str, bytes]]:
             info = await bus.stream_info(stream)
             found = stored.between(bus, stored.StreamSelection(stream), info.first, info.last)
             return [(one.tail, one.id, one.frame) async for one, _ in found]
@@ -99,7 +101,7 @@ def toy(server: str, tmp_path: Path) -> Iterator[Toy]:
     made.do(remove)
 
 
-async def remove(bus: NatsBus) -> None:
+async def remove(bus: Bus) -> None:
     for name in (await bus.connection.api("STREAM.NAMES", {}))["streams"]:
         await bus.connection.api(f"STREAM.DELETE.{name}")
 
@@ -249,7 +251,7 @@ def test_a_replay_brings_the_message_back_once(spade: Spade, toy: Toy) -> None:
     toy.publish(request(1))
     ((_, _, frame),) = toy.stored("TASK")
 
-    async def give_up(bus: NatsBus) -> None:
+    async def give_up(bus: Bus) -> None:
         async with bus.consume("agent", limit=1) as work:
             await (await anext(work)).term("a bad day")
 

@@ -20,8 +20,9 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from scenes.brokers import SERVER, configuration
 
-from bus.server_binary import locate
+from bus.server import locate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -175,9 +176,9 @@ def test_ten_steps_on_three_hosts(tmp_path: Path) -> None:
         hosts = stack.enter_context(network(tmp_path))
         one, two, three = hosts
         (one.home / "recipe.toml").write_text(RECIPE)
-        provision = (*SPADE, "bus", "provision", "--run", RUN, "-D", "broker", "--store-gb", "1")
-        one.run(*provision, "--host", f"{one.address}:{PORT}")
-        stack.enter_context(one.start("broker", str(locate()), "-c", "broker/server.conf"))
+        one.run(*SPADE, "bus", "provision", "--run", RUN, "-D", "broker")
+        (one.home / "broker" / SERVER).write_text(configuration(PORT, one.address))
+        stack.enter_context(one.start("broker", str(locate()), "-c", f"broker/{SERVER}"))
         url = f"nats://{one.address}:{PORT}"
         run = stack.enter_context(one.start("run", *SPADE, "run", "recipe.toml"))
         began = monotonic()

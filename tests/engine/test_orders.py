@@ -17,7 +17,7 @@ from scenes.memory_bus import MemoryBus
 from scenes.small_run import FakeRole, RememberingView, config, with_roles
 from test_supervisor import supervise
 
-from bus import NatsBus, ServerHandle, connect, provision, serve
+from bus import Bus, ServerHandle, connect, provision, serve
 from bus.messages import Heartbeat
 from engine import telemetry
 from engine.context import RoleContext
@@ -43,7 +43,7 @@ class Far:
     """A run on a real broker, its supervisor's bus, and a role on another host."""
 
     server: ServerHandle
-    bus: NatsBus
+    bus: Bus
     directory: Path
 
     async def serve(self) -> None:

@@ -55,11 +55,12 @@ class DeafRole(FakeRole):
 
     async def run(self) -> None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(10):
-            async with self.context.bus.listen("ctl.>") as commands:
-                async for command in commands:
-                    self.heard.append(command.roles)
-                    if not command.roles:
-                        return
+            async with self.context.bus.follow("EVENT", tails=["event.supervisor.ordered"]) as commands:
+                async for record in commands:
+                    if record.message.command == "drain":
+                        self.heard.append(record.message.roles)
+                        if not record.message.roles:
+                            return
 
 
 ROLES |= {HastyRole.name: HastyRole, DeafRole.name: DeafRole}

@@ -25,7 +25,7 @@ from scenes.small_run import (
     with_roles,
 )
 
-from bus import NatsBus, connect, provision
+from bus import Bus, connect, provision
 from bus.access import ADMIN
 from bus.messages import EnvironmentScored, EpisodeFinished, RoundClosed
 from engine.config import BusConfig as BusTable
@@ -49,7 +49,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @asynccontextmanager
-async def joined(secured: Broker, role: str) -> AsyncIterator[NatsBus]:
+async def joined(secured: Broker, role: str) -> AsyncIterator[Bus]:
     async with connect(secured.url, run=RUN, role=role, instance=f"{role}-0", **secured.login(role)) as bus:
         yield bus
 

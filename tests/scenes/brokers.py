@@ -9,7 +9,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from bus import Bus
 from bus.access import ADMIN
-from bus.broker_files import SEEDS, SERVER, BrokerPlan, Tls, write
-from bus.server_binary import locate
+from bus.keys import ACCOUNT, SEEDS, write_account
+from bus.server import locate
+from bus.subjects import CONSUMERS, SECOND
 
 
 def free_ports(count: int) -> list[int]:
@@ -35,7 +37,7 @@ def free_ports(count: int) -> list[int]:
 
 
 TOKEN = "a token of the tests"
-CA = "ca.pem"
+SERVER = "server.conf"
 
 
 @contextmanager
@@ -89,8 +91,9 @@ class Broker:
 
     def start(self) -> None:
         with (self.directory / "server.log").open("ab") as log:
-            command = [str(locate()), "-c", str(self.directory / SERVER)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [str(locate()), "-c", SERVER], cwd=self.directory, stdout=log, stderr=log
+            )
 
     def kill(self) -> None:
         process, self.process = self.process, None
@@ -101,14 +104,14 @@ class Broker:
 
 @contextmanager
 def broker(
-    directory: Path, run: str, *, tls: bool = False, start: bool = True, **given: Any
+    directory: Path, run: str, *, tls: bool = False, start: bool = True, roles: Iterable[str] = ()
 ) -> Iterator[Broker]:
     """Configure and run a server; it may not listen yet (clients try again until it does)."""
     directory.mkdir(parents=True, exist_ok=True)
     (port,) = free_ports(1)
-    certificates = certify(directory) if tls else None
-    write(BrokerPlan(run, str(directory / "store"), port=port, tls=certificates, **given), directory)
-    running = Broker(run, directory, port, directory / CA if certificates else None)
+    write_account(run, directory, roles)
+    (directory / SERVER).write_text(configuration(port) + (certify(directory) if tls else ""))
+    running = Broker(run, directory, port, directory / "ca.pem" if tls else None)
     try:
         if start:
             running.start()
@@ -117,23 +120,40 @@ def broker(
         running.kill()
 
 
-def certify(directory: Path) -> Tls:
-    """Make a CA and a certificate for 127.0.0.1 that serves as server's and as client's."""
+def configuration(port: int, host: str = "127.0.0.1") -> str:
+    """Return the configuration that docs/bus-security.md shows, for the directory it lies in."""
+    return (
+        f'listen: "{host}:{port}"\nmax_payload: 8MB\n'
+        'jetstream { store_dir: "store", max_file: 20GB, sync_interval: "100ms" }\n'
+        f'accounts {{ include "{ACCOUNT}" }}\n'
+    )
+
+
+async def shorten_leases(bus: Bus, seconds: float) -> None:
+    """Let work that is not acknowledged come back sooner."""
+    stream = bus.names.stream("TASK")
+    for name in CONSUMERS:
+        config = (await bus.connection.api(f"CONSUMER.INFO.{stream}.{name}"))["config"]
+        body = {"stream_name": stream, "config": {**config, "ack_wait": int(seconds * SECOND)}}
+        await bus.connection.api(f"CONSUMER.DURABLE.CREATE.{stream}.{name}", body)
+
+
+def certify(directory: Path) -> str:
+    """Make a CA and a certificate for 127.0.0.1; return the part of the configuration that names it."""
     authority = ec.generate_private_key(ec.SECP256R1())
     signer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "CA of the tests")])
     ca = _certificate(signer, signer, authority, authority, ca=True)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker of the tests")])
     leaf = _certificate(name, signer, key, authority, ca=False)
-    paths = Tls(str(directory / "server.pem"), str(directory / "server.key"))
-    (directory / CA).write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    Path(paths.certificate).write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
-    Path(paths.key).write_bytes(
+    (directory / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    (directory / "server.pem").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
+    (directory / "server.key").write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
     )
-    return paths
+    return f'tls {{ cert_file: "{directory}/server.pem", key_file: "{directory}/server.key", timeout: 5 }}\n'
 
 
 def _certificate(

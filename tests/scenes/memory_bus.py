@@ -17,29 +17,42 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 
-from bus import codec
+from bus import Blobs, Bus, Delivery, Lease, Record, StreamInfo, codec
 from bus.access import queue_of
 from bus.concurrency import ArrivalQueue, flat_task_group
 from bus.errors import BusError, BusUnavailable, Conflict, NotFound, Undecodable, UnknownKind
-from bus.follow import check_position
-from bus.interface import (
-    BlobInfo,
-    Blobs,
-    Bus,
-    Delivery,
-    Lease,
-    Record,
-    Source,
-    StreamInfo,
-    Verdict,
-    check_followed,
-    check_tails,
-)
+from bus.follow import check_followed, check_position
 from bus.messages import DeadLetter, Message
-from bus.subjects import STREAMS, Consumer, matches, stream_of
+from bus.objects import BlobInfo, Source
+from bus.subjects import STREAMS, Consumer, Names, stream_of
+from bus.work import Verdict
 
 _LISTEN_LIMIT = 4096
 _LOOK_SECONDS = 0.05  # a momentary limit announces no change
+
+
+def matches(pattern: str, tail: str) -> bool:
+    """Return whether ``tail`` lies in ``pattern`` (``*`` is one token, a last ``>`` one or more)."""
+    wanted, tokens = pattern.split("."), tail.split(".")
+    if wanted[-1] == ">":
+        wanted = wanted[:-1]
+        if len(tokens) <= len(wanted):
+            return False
+        tokens = tokens[: len(wanted)]
+    return len(wanted) == len(tokens) and all(
+        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
+    )
+
+
+def overlap(first: str, second: str) -> bool:
+    """Return whether some tail lies in both patterns."""
+    one, two = first.split("."), second.split(".")
+    for left, right in zip(one, two, strict=False):
+        if left == ">" or right == ">":
+            return True
+        if left != right and "*" not in (left, right):
+            return False
+    return len(one) == len(two)
 
 
 class Signal:
@@ -108,7 +121,7 @@ class MemoryBlobs(Blobs):
 
     async def put(self, name: str, source: Source) -> BlobInfo:
         await anyio.lowlevel.checkpoint()
-        data = source.read_bytes() if isinstance(source, Path) else bytes(source)
+        data = source.read_bytes() if isinstance(source, Path) else source
         info = BlobInfo(name, len(data), hashlib.sha256(data).hexdigest(), secrets.token_hex(8))
         self._values[name] = (info, data)
         return info
@@ -169,7 +182,8 @@ class MemoryBus(Bus):
     def __init__(
         self, *, run: str, role: str, instance: str, task_limit: int = 20_000, broker: Broker | None = None
     ) -> None:
-        super().__init__(run=run, role=role, instance=instance)
+        self.run, self.role, self.instance = run, role, instance
+        self.names = Names(run)
         self._broker = broker or Broker(task_limit)
         self._counts = dict.fromkeys(
             ("stored", "duplicates", "delivered", "redelivered", "naked", "dead_letters", "undecodable"), 0.0
@@ -227,17 +241,16 @@ class MemoryBus(Bus):
     async def follow(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AsyncIterator[AsyncIterator[Record]]:
-        patterns = check_tails(tails)
         check_followed(stream)
         check_position(stream, start, self._broker.log(stream).last)
-        yield _Reader(self, self._broker, stream, start, patterns, None)
+        yield _Reader(self, self._broker, stream, start, list(tails or ()), None)
 
     async def replay(
         self, stream: str, *, start: int = 1, tails: Sequence[str] | None = None
     ) -> AsyncIterator[Record]:
-        patterns, last = check_tails(tails), self._broker.log(stream).last
+        last = self._broker.log(stream).last
         check_position(stream, start, last)
-        async for record in _Reader(self, self._broker, stream, start, patterns, last):
+        async for record in _Reader(self, self._broker, stream, start, list(tails or ()), last):
             yield record
 
     async def bury(self, stream: str, sequence: int, stored: Stored, reason: str) -> None:
@@ -310,7 +323,7 @@ class MemoryBus(Bus):
 
     async def state_get(self, key: str) -> tuple[int, bytes] | None:
         await anyio.lowlevel.checkpoint()
-        self.names.key("state", key)
+        self.names.key("STATE", key)
         return self._broker.values.get(key)
 
     async def state_put(self, key: str, value: bytes) -> int:
@@ -318,7 +331,7 @@ class MemoryBus(Bus):
         return await self.state_update(key, value, found[0] if found else 0)
 
     async def state_update(self, key: str, value: bytes, revision: int) -> int:
-        self.names.key("state", key)
+        self.names.key("STATE", key)
         found = self._broker.values.get(key)
         if (found[0] if found else 0) != revision:
             raise Conflict(f"{key} is no longer at revision {revision}")
@@ -417,7 +430,7 @@ class _Work:
     ) -> None:
         self._bus, self._broker, self._consumer, self._limit = bus, broker, consumer, limit
         self._now = now
-        self._log = broker.log(consumer.stream)
+        self._log = broker.log("TASK")
 
     def __aiter__(self) -> _Work:
         return self
@@ -461,7 +474,7 @@ class _Work:
         return ready, pause
 
     async def _set_aside(self, sequence: int, stored: Stored, reason: str) -> None:
-        await self._bus.bury(self._consumer.stream, sequence, stored, reason)
+        await self._bus.bury("TASK", sequence, stored, reason)
         self._remove(sequence)
 
     async def _settle(self, delivery: Delivery, verdict: Verdict, delay: float, reason: str) -> None:
@@ -478,7 +491,7 @@ class _Work:
             self._broker.changed.fire()
             return
         if verdict == "term":
-            await self._bus.bury(self._consumer.stream, delivery.sequence, stored, reason)
+            await self._bus.bury("TASK", delivery.sequence, stored, reason)
         self._remove(delivery.sequence)
 
     def _remove(self, sequence: int) -> None:

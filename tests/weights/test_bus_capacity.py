@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from bus import NatsBus, connect, provision, serve
+from bus import Bus, connect, provision, serve
 from engine.config import BusConfig, Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
@@ -28,7 +28,7 @@ GB = 1 << 30
 
 
 @asynccontextmanager
-async def on_bus(directory: Path) -> AsyncIterator[NatsBus]:
+async def on_bus(directory: Path) -> AsyncIterator[Bus]:
     async with serve(directory, run="room", store_gb=STORE_GB) as handle:
         join = {"run": "room", "token": handle.token}
         await provision(handle.url, **join, store_gb=STORE_GB)

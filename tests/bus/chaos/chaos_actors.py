@@ -12,24 +12,18 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import anyio
 from chaos_plan import Ledger, answer, piece, sample
 
-from bus import Delivery, NatsBus, Record, connect
+from bus import Bus, Delivery, Record, connect
 from bus.messages import EpisodeFinished, EpisodeRequest, EpisodeSample
-from bus.subjects import CONSUMERS, Consumer
 
-# The work of a killed process comes back when its lease ends; thirty seconds are too long for a test.
-LEASES: Mapping[str, Consumer] = {
-    name: replace(consumer, ack_seconds=2.0) for name, consumer in CONSUMERS.items()
-}
 BACKLOG = 400
 _BATCH = 20
 _PACE_SECONDS = 0.1
@@ -80,7 +74,7 @@ async def gather(records: AsyncIterator[Record], stop: anyio.Event) -> list[Reco
     return found
 
 
-async def produce(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
+async def produce(bus: Bus, place: Place, stop: anyio.Event) -> None:
     """Publish piece after piece. What was not noted before a kill is repeated; so are old ones."""
     number = place.load().get("next", 0)
     chance = random.Random(f"{place.seed}/{place.instance}/{number}")
@@ -98,7 +92,7 @@ async def produce(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
         place.save({"next": number})
 
 
-async def work(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
+async def work(bus: Bus, place: Place, stop: anyio.Event) -> None:
     """Answer pieces: the result is stored before the piece is acknowledged."""
     async with bus.consume("agent", limit=16) as source, anyio.create_task_group() as group:
         place.ready()
@@ -107,7 +101,7 @@ async def work(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
             group.start_soon(_answer, bus, place, delivery)
 
 
-async def _answer(bus: NatsBus, place: Place, delivery: Delivery) -> None:
+async def _answer(bus: Bus, place: Place, delivery: Delivery) -> None:
     assert isinstance(delivery.message, EpisodeRequest)
     await anyio.sleep(random.uniform(0.001, 0.02))
     await bus.publish(answer(delivery.message, place.instance))
@@ -119,7 +113,7 @@ async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def score(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
+async def score(bus: Bus, place: Place, stop: anyio.Event) -> None:
     """Turn each result into a sample: samples are stored before the position is noted."""
     state = place.load() or {"position": 0, "ledger": Ledger().dump(), "again": 0}
     ledger = Ledger.load(state["ledger"])
@@ -141,7 +135,7 @@ async def score(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
             place.save(state)
 
 
-async def learn(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
+async def learn(bus: Bus, place: Place, stop: anyio.Event) -> None:
     """Count each sample once: sum, ledger and cursor are one checkpoint, and then the stream is purged."""
     state = place.load() or {"cursor": 0, "ledger": Ledger().dump(), "total": 0, "count": 0, "again": 0}
     ledger = Ledger.load(state["ledger"])
@@ -164,30 +158,12 @@ async def learn(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
             await bus.purge("SAMPLE", below=state["cursor"] + 1)
 
 
-async def record(bus: NatsBus, place: Place, stop: anyio.Event) -> None:
-    """Write every event into a database; its highest sequence is the position."""
-    with sqlite3.connect(place.directory / "events.db", isolation_level=None) as db:
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("CREATE TABLE IF NOT EXISTS event (sequence INTEGER PRIMARY KEY, id TEXT NOT NULL)")
-        (last,) = db.execute("SELECT coalesce(max(sequence), 0) FROM event").fetchone()
-        async with bus.follow("EVENT", start=last + 1) as records:
-            place.ready()
-            while not stop.is_set():
-                batch = await gather(records, stop)
-                db.execute("BEGIN")
-                rows = [(record.sequence, record.message.key) for record in batch]
-                db.executemany("INSERT INTO event VALUES (?, ?)", rows)
-                db.execute("COMMIT")
-    db.close()
-
-
-Actor = Callable[[NatsBus, Place, anyio.Event], Awaitable[None]]
+Actor = Callable[[Bus, Place, anyio.Event], Awaitable[None]]
 ACTORS: dict[str, Actor] = {
     "producer": produce,
     "worker": work,
     "scorer": score,
     "learner": learn,
-    "recorder": record,
 }
 
 
@@ -215,7 +191,6 @@ async def main(role: str, instance: str, directory: Path) -> None:
         async with connect(
             world["url"], run=world["run"], role=role, instance=instance, token=world["token"]
         ) as bus:
-            bus._consumers = LEASES
             await ACTORS[role](bus, Place(instance, directory, world["seed"]), stop)
         group.cancel_scope.cancel()
 

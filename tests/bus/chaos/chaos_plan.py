@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bus.messages import EpisodeFinished, EpisodeRequest, EpisodeSample, Segment, Span
 
 # Twelve kills are one deck, so that already a short test meets every kind.
-DECK = ("server",) * 4 + ("worker",) * 3 + ("producer",) * 2 + ("scorer", "learner", "recorder")
+DECK = ("server",) * 4 + ("worker",) * 3 + ("producer",) * 2 + ("scorer", "learner", "learner")
 _PAUSE = (0.05, 2.0)
 _TOKENS = 400
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import sqlite3
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,9 +17,7 @@ from typing import Any
 import anyio
 import pytest
 from chaos_plan import DECK, Ledger, schedule, value
-from chaos_world import Figures, Outcome, fight, left_running
-
-RECOVERY_SECONDS = 2.0
+from chaos_world import Outcome, fight, left_running
 
 
 def test_a_schedule_is_made_of_its_seed() -> None:
@@ -50,17 +47,7 @@ def test_a_ledger_counts_once_in_any_order() -> None:
     assert again.dump() == {"upto": {"p": 5}, "above": {"p": []}}
 
 
-def test_only_the_slowest_recovery_is_forgiven_on_a_busy_machine() -> None:
-    times = {"publish": [0.3, 0.4, 5.0], "delivery": [0.1, 2.5, 3.0], "work": [9.0]}
-    figures = Figures(kills=Counter(server=3), recovery=times, busy=3.0)
-    assert figures.slow(2.0) == {"delivery p50": 2.5}
-    figures.busy = 1.0
-    assert figures.slow(2.0) == {"publish max": 5.0, "delivery p50": 2.5, "delivery max": 3.0}
-    assert Figures(kills=Counter(server=1)).slow(2.0)
-    assert Figures(kills=Counter(worker=1)).slow(2.0) == {}
-
-
-def judge(outcome: Outcome, seed: int, directory: Path) -> dict[str, Any]:
+def judge(outcome: Outcome, seed: int) -> dict[str, Any]:
     """Assert that every piece had its effect exactly once; return the figures."""
     wanted = {"upto": outcome.pieces, "above": {name: [] for name in outcome.pieces}}
     trained = Ledger.load(outcome.learner["ledger"])
@@ -73,10 +60,6 @@ def judge(outcome: Outcome, seed: int, directory: Path) -> dict[str, Any]:
     assert outcome.learner["total"] == total
     assert outcome.messages == {"TASK": 0, "SAMPLE": 0, "DLQ": 0}
     assert [sequence for sequence, _ in outcome.events] == list(range(1, len(outcome.events) + 1))
-    with sqlite3.connect(directory / "events.db") as db:
-        recorded = db.execute("SELECT sequence, id FROM event ORDER BY sequence").fetchall()
-    db.close()
-    assert recorded == outcome.events
     assert {name for _, name in outcome.events} == {
         f"episode:{name}-{number}" for name, count in outcome.pieces.items() for number in range(count)
     }
@@ -109,11 +92,10 @@ async def test_nothing_is_lost_or_done_twice(
     print(f"repeat with --chaos-kills {kills} --chaos-seed {seed}")
     with anyio.fail_after(150 + 4 * kills):
         outcome = await fight(tmp_path, seed=seed, kills=kills)
-    figures = judge(outcome, seed, tmp_path)
+    figures = judge(outcome, seed)
     with capsys.disabled():
         print(f"\n{json.dumps(figures)}")
     assert figures["kills"]["total"] == kills
     assert figures["stored_again"] > 0
     assert figures["suppressed"] >= figures["stored_again"]
     assert left_running(tmp_path) == []
-    assert outcome.figures.slow(RECOVERY_SECONDS) == {}
