@@ -134,10 +134,16 @@ class Seat:
         )
 
     async def work(self, function: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
-        with anyio.fail_after(seconds):
+        async def once() -> Result:
             return await anyio.to_process.run_sync(
                 function, *arguments, cancellable=True, limiter=self._table.workers
             )
+
+        with anyio.fail_after(seconds):
+            try:
+                return await once()
+            except anyio.BrokenWorkerProcess:  # an idle one that has ended since
+                return await once()
 
 
 def _text(turn: Content) -> str:
