@@ -69,7 +69,11 @@ def _held_out(records: Sequence[Record], suite: str) -> list[Point]:
 
     The interval of one seed is that of its episodes.
     """
-    curves = [[one for one in record.evaluations if one.suite == suite] for record in records]
+    # of two evaluations after the same plays, at the last step and after the final batch, the later one counts
+    curves = [
+        list({one.plays: one for one in record.evaluations if one.suite == suite}.values())
+        for record in records
+    ]
     points = []
     for column in zip(*(curve for curve in curves if curve), strict=False):
         x, y, half = _point([one.plays for one in column], [one.win for one in column])
@@ -101,7 +105,7 @@ def _panel(
     points = [point for line in lines.values() for point in line]
     right = max(x for x, _, _ in points) or 1.0
     low = min(0.0, *(y for _, y, _ in points))
-    high = max(y for _, y, _ in points) * 1.1 or 1.0
+    high = max(y + half for _, y, half in points) * 1.05 or 1.0
     x0, y0, plot = left + _LEFT, top + _TOP, _WIDTH - _LEFT
 
     def at(x: float, y: float) -> str:
