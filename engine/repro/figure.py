@@ -69,7 +69,7 @@ def _held_out(records: Sequence[Record], suite: str) -> list[Point]:
 
     The interval of one seed is that of its episodes.
     """
-    # of two evaluations after the same plays, at the last step and after the final batch, the later one counts
+    # of two evaluations after the same plays (the last step, the final batch) the later one counts
     curves = [
         list({one.plays: one for one in record.evaluations if one.suite == suite}.values())
         for record in records
