@@ -147,13 +147,12 @@ class ToolEnv:
             turn = tool_calls.parse(action)
         except tool_calls.Unreadable as error:
             lines = [f"Error: {error}"]
-            results = lines
+            results = list(lines)
         else:
             results = [self.__run(call) for call in turn.calls]
             lines = [self.__named(call, result) for call, result in zip(turn.calls, results, strict=True)]
             given = turn.answer
             if not turn.calls and given is None:
-                results = lines
                 self.__hear()
         if given is not None:
             return self.__finish(lines, given)

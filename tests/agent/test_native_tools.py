@@ -170,6 +170,7 @@ async def test_what_would_be_trained_was_sampled_over_six_turns_with_results_bet
     assert seen[4].rstrip().endswith("assistant")
     assert "user\nFetch me a coffee.<|im_end|>" in seen[4] or not own
     assert "Then switch the lamp on." in seen[5]
+    assert "Instruction" not in seen[5]
     assert played.tool_use is not None
     assert (
         played.tool_use.calls,

@@ -18,7 +18,7 @@ from sandbox.actions import tool_actions
 from sandbox.contract import CALLABLE, ContractError
 from sandbox.criteria import read_tools
 from sandbox.errors import EnvProtocolError
-from sandbox.tools import OWNED, ToolEnv, ToolError, keep, same_answer
+from sandbox.tools import OWNED, REPLY, ToolEnv, ToolError, keep, same_answer
 
 
 class DeskEnv(ToolEnv):
@@ -482,3 +482,51 @@ def test_forged_tools_are_a_fault_of_the_program(answer: object) -> None:
 def test_real_tools_are_read() -> None:
     tools = DeskEnv().get_tools()
     assert read_tools(tools) == tools
+
+
+class AskEnv(DeskEnv):
+    """A request that lacks a value, and one that no tool serves."""
+
+    def instructions(self) -> list[Any]:
+        return [
+            ("Open a drawer.", REPLY),
+            ("Number 2.", lambda s: s["open"] == 2),
+            ("Sing.", REPLY),
+        ]
+
+    def plan(self) -> list[Any]:
+        return ["Which one?", ("open", {"drawer": 2}), "I cannot sing."]
+
+
+def test_the_right_act_may_be_to_say_something() -> None:
+    env, _ = fresh(AskEnv)
+    assert env.messages() == [("user", "A desk.\n\nOpen a drawer.")]
+    assert env.criteria_met() == [False, False, False]
+    said, wanted = env.solution()[0], "Instruction 2 of 3: Number 2."
+    assert json.loads(said) == {"reply": "Which one?"}
+    assert wanted in env.step(said)[0]
+    assert env.messages() == [("user", "Number 2.")]
+    assert env.step(said)[0].startswith("That is not done yet.")
+    assert env.messages() == [("user", "That is not done yet.")]
+    assert env.criteria_met() == [True, False, False]
+
+
+def test_nothing_may_be_changed_before_it_is_said() -> None:
+    env, _ = fresh(AskEnv)
+    env.step(call("open", drawer=1))
+    assert env.messages() == [("tool", "opened")]
+    for _ in range(2):
+        env.step('{"reply": "Which one?"}')
+    assert env.criteria_met() == [False, False, False]
+
+
+def test_calls_that_somebody_else_could_not_read_are_answered() -> None:
+    env, _ = fresh()
+    observation = env.step('{"unreadable": "no <tool_call>{} is closed"}')[0]
+    assert observation.startswith("Error: no <tool_call>{} is closed")
+    assert env.messages() == [("tool", "Error: no <tool_call>{} is closed")]
+
+
+def test_strings_of_a_call_may_hold_the_marks_of_calls() -> None:
+    (made,) = tool_calls.parse('[{"name": "f", "arguments": {"a": "<tool_call>{</tool_call>"}}]').calls
+    assert made.arguments == {"a": "<tool_call>{</tool_call>"}
