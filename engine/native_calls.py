@@ -1,9 +1,8 @@
 """Tool calls in a model's own format: which one its template writes, and the calls in a reply. Pure.
 
-vLLM's parsers are not used (hermes, qwen3_coder, glm45, llama3_json, mistral and pythonic take text outside a
-server): they import torch, and pass malformed calls on as plain text. Formats with one frame share a reader:
-``tagged`` reads ``<tool_call>`` blocks of JSON (Hermes, Qwen3), of ``<function=...>`` (Qwen3-Coder) and of
-``<arg_key>`` (GLM).
+The readers are our own: vLLM's parsers import torch, and pass malformed calls on as plain text. Formats with
+one frame share a reader: ``tagged`` reads ``<tool_call>`` blocks of JSON (Hermes, Qwen3), of
+``<function=...>`` (Qwen3-Coder) and of ``<arg_key>`` (GLM).
 """
 
 from __future__ import annotations

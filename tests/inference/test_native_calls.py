@@ -254,38 +254,3 @@ def test_a_format_that_is_not_read_is_refused_at_the_start(template: str, tmp_pa
     with pytest.raises(ConfigError, match="calls of tools") as caught:
         chat_of(template, tmp_path).tool_style  # noqa: B018
     assert "box" in caught.value.remedy
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("parser", "write"),
-    [
-        ("hermes", hermes),
-        ("qwen3_coder", coder),
-        ("llama3_json", llama),
-        ("pythonic", pythonic),
-        ("mistral", mistral_named),
-        ("glm45", glm),
-    ],
-)
-def test_vllms_parsers_read_the_same(parser: str, write: Any, tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.tool_parsers import ToolParserManager
-
-    request = ChatCompletionRequest(messages=[{"role": "user", "content": "u"}], model="m", tools=TOOLS)
-    build(tmp_path, FAMILIES["qwen3"])
-    tokenizer = ChatTokens(tmp_path)._tokenizer
-    marks = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
-    marks += ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
-    tokenizer.add_tokens(marks)
-    read = 0
-    for calls in turns()[:60]:
-        one = ToolParserManager.get_tool_parser(parser)(tokenizer, request.tools)
-        found = one.extract_tool_calls(write(calls), request)
-        read += [
-            {"name": got.function.name, "arguments": json.loads(got.function.arguments)}
-            for got in found.tool_calls
-        ] == calls
-    assert read > 50, read
