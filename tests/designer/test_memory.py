@@ -149,15 +149,6 @@ def test_a_scored_design_without_its_program_is_no_positive() -> None:
     assert [view["polarity"] for view in examples(memory)] == ["negative"]
 
 
-def test_the_same_program_again_replaces_its_record() -> None:
-    memory = Memory(5)
-    remember(memory, 1, state="frontier")
-    remember(memory, 1, state="mastered")
-    assert len(memory) == 1
-    (view,) = examples(memory)
-    assert view["state"] == "mastered"
-
-
 @given(histories(), st.integers(0, 99))
 @example(
     [ready(1, program=1), scored(1, program=1, state="mastered"), ready(2, program=1), scored(2, program=1)],
@@ -342,10 +333,6 @@ def test_a_negative_says_in_words_why_it_missed(
     memory.scored(scored(1, **score))
     (view,) = examples(memory)
     assert re.search(said, view["why"])
-
-
-def test_an_empty_memory_has_no_examples() -> None:
-    assert examples(Memory(3)) == []
 
 
 def test_a_design_that_is_told_of_again_makes_no_second_record() -> None:

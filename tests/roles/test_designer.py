@@ -66,14 +66,6 @@ async def test_dropped_attempts_are_not_held(tmp_path: Path) -> None:
     assert [(held.attempt, held.valid) for held in await stage.held()] == [(1, True)]
 
 
-@pytest.mark.parametrize(("reply", "reason"), [(GOOD + "x" * 2000, "cut"), ("", "no program")])
-async def test_cut_and_empty_replies_fail_at_extraction(tmp_path: Path, reply: str, reason: str) -> None:
-    stage = Stage(tmp_path, Policy(reply))
-    rejected, _ = await stage.answers(DesignRejected, DesignFailed, to=[ticket(attempts=1)])
-    assert rejected.rung == "extract"
-    assert reason in rejected.reason
-
-
 async def test_hints_are_asked_for_again_and_may_be_missing(tmp_path: Path) -> None:
     stage = Stage(tmp_path, Policy(GOOD, hints=("\\boxed{2}", "", "from the start upwards")), hint_attempts=3)
     fact = await stage.ready()
