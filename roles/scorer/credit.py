@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from bus.messages import Arm, Credit, stable_id
-from engine.config import Config, DesignerConfig, RewardConfig
+from engine.config import Config, DesignerConfig, LearnerConfig, RewardConfig, RoleTraining
 from roles.scorer import cohort_plan
 from roles.scorer.advantages import agent_label, designer_labels, idle, normalise
 from roles.scorer.parity import reference_rewards
@@ -104,7 +104,7 @@ def settle(
     if config.designer.kind != "policy":
         return settled, []
     hints = [_hint(cohort, design, settings, proof) for design, proof in zip(designs, proofs, strict=True)]
-    return settled, [*programs, *_compared(hints, config)]
+    return settled, [*programs, *_compared(hints, config.learner.designer)]
 
 
 def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list[DesignCredit]:
@@ -143,9 +143,9 @@ def _hint(cohort: Cohort, design: Design, settings: RewardConfig, proof: Evidenc
     return DesignCredit(*where, True, reward, 0.0, cohort.due, part="hint")
 
 
-def _compared(hints: Sequence[DesignCredit | None], config: Config) -> list[DesignCredit]:
+def _compared(hints: Sequence[DesignCredit | None], settings: RoleTraining) -> list[DesignCredit]:
     """Give hints their advantage, centred among those of their skill, or of the cohort."""
-    held, settings = [hint for hint in hints if hint is not None], config.learner.designer
+    held = [hint for hint in hints if hint is not None]
     labels = ["" if settings.scope == "global" else hint.skill for hint in held]
     advantages = normalise([hint.reward for hint in held], labels, settings)
     members = Counter(labels)
@@ -155,29 +155,27 @@ def _compared(hints: Sequence[DesignCredit | None], config: Config) -> list[Desi
     ]
 
 
-def worth_sending(config: Config, due: Sequence[DesignCredit]) -> list[DesignCredit]:
+def worth_sending(learner: LearnerConfig, due: Sequence[DesignCredit]) -> list[DesignCredit]:
     """Return those of ``due`` that change the weights; as with plays, the others are counted and not sent.
 
     Designs that were compared with each other leave the weights alone when their rewards do not differ. An
     accepted one is sent all the same where the supervised mix learns from it.
     """
-    learner = config.learner
     archived = learner.supervised_mix > 0 and learner.supervised_source == "accepted"
     compared: dict[tuple[int, str, str, str], list[float]] = {}
     for item in due:
-        compared.setdefault(_peers(item, config), []).append(item.advantage)
+        compared.setdefault(_peers(item, learner.designer), []).append(item.advantage)
 
     def pulls(item: DesignCredit) -> bool:
-        return not idle(compared[_peers(item, config)], learner) or (
-            archived and item.valid and not item.part
-        )
+        among = compared[_peers(item, learner.designer)]
+        return not idle(among, learner) or (archived and item.valid and not item.part)
 
     return [item for item in due if item.sample and pulls(item)]
 
 
-def _peers(item: DesignCredit, config: Config) -> tuple[int, str, str, str]:
+def _peers(item: DesignCredit, settings: RoleTraining) -> tuple[int, str, str, str]:
     """Return the key of the samples that ``item`` was compared with."""
-    skill = "" if config.learner.designer.scope == "global" else item.skill
+    skill = "" if settings.scope == "global" else item.skill
     return item.cohort, item.part, item.group, skill
 
 

@@ -100,7 +100,7 @@ def _close(
     final: bool = False,
 ) -> RoundClosed:
     """Return the message that credits a round's plays and the designs that are ``due``, which are done."""
-    sent = worth_sending(config, due)
+    sent = worth_sending(config.learner, due)
     state.held = [item for item in state.held if item not in due]
     return RoundClosed(
         round=round_,
