@@ -48,6 +48,8 @@ def repro(
             f"The plan {plan} has no cell {', '.join(sorted(unknown))}.",
             remedy=f"Cells: {', '.join(cell.name for cell in matrix.cell)}.",
         )
+    if not table:
+        _check(jobs[: len(matrix.cell)])
     if dry_run:
         print("\n".join(plans.describe(jobs)))
         return
@@ -58,6 +60,17 @@ def repro(
         _publish(matrix, jobs)
     text = _publish(matrix, jobs)
     print(text, flush=True)
+
+
+def _check(jobs: Sequence[Job]) -> None:
+    """Check the recipe of each cell, so that hours of runs do not end at one that cannot start."""
+    from engine import recipe
+    from engine.running.preflight import check_start
+
+    for job in jobs:
+        # a pool of a run that is yet to come
+        late = any("source=run:" in text for text in job.overrides)
+        check_start(recipe.load(job.recipe, [*job.overrides, *["designer.pool.source=seeds:"] * late]).config)
 
 
 def _run(job: Job) -> None:

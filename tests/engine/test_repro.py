@@ -12,6 +12,7 @@ from scenes.small_run import batch, evaluation, events, finished, policy, summar
 
 from engine import recipe
 from engine.commands import repro as command
+from engine.config import ModelConfig
 from engine.errors import ConfigError, SpadeError
 from engine.records import history
 from engine.repro import figure, plan, record, table
@@ -37,7 +38,8 @@ settings = ["curriculum.delay=3"]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    (tmp_path / "toy.toml").write_text(recipe.dump(small_run.config(tmp_path / "elsewhere")))
+    model = ModelConfig(path="warmstart:", scale="nano")
+    (tmp_path / "toy.toml").write_text(recipe.dump(small_run.config(tmp_path / "elsewhere", model=model)))
     file = tmp_path / "plan.toml"
     file.write_text(PLAN)
     return file
@@ -59,6 +61,16 @@ def test_a_cell_that_differs_in_more_than_its_factor_is_refused(path: Path) -> N
     path.write_text(PLAN.replace('settings = ["', 'settings = ["run.steps=9", "'))
     with pytest.raises(ConfigError, match=r"late differs from whole in run\.steps"):
         plan.load(path)
+
+
+def test_a_cell_that_cannot_start_is_found_before_the_first_run(path: Path) -> None:
+    path.write_text(
+        PLAN.replace('settings = ["', 'settings = ["curriculum.hinted_plays=0", "').replace(
+            'factor = ["', 'factor = ["curriculum.hinted_plays", "'
+        )
+    )
+    with pytest.raises(ConfigError, match="needs the regret"):
+        command.repro(path, dry_run=False, quick=False, only=None, table=False)
 
 
 def test_the_runs_go_seed_by_seed_and_the_dry_run_names_the_factor(path: Path) -> None:
