@@ -239,7 +239,7 @@ class SandboxPool:
 
     async def _choose(self, apart_from: Instance | None) -> ZygoteClient:
         """Return the zygote with the fewest children, waiting for one where all are down."""
-        while not (ready := [zygote for zygote in self.zygotes.values() if zygote.ready]):
+        while self._closed or not (ready := [zygote for zygote in self.zygotes.values() if zygote.ready]):
             if self._fault or self._closed:
                 raise SandboxUnavailable(self._fault or "the sandbox pool is closed")
             self._standing.clear()
