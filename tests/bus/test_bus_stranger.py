@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -145,11 +146,12 @@ async def test_the_scorer_issues_plays_of_what_it_designed(tmp_path: Path) -> No
                     await bus.publish_all(wanted)
                     asked |= {work.design for work in wanted if isinstance(work, DesignTicket)}
                     played |= {
-                        work.design: work.source for work in wanted if isinstance(work, EpisodeRequest)
+                        work.design: work.environment for work in wanted if isinstance(work, EpisodeRequest)
                     }
         assert (await bus.stream_info("DLQ")).messages == 0
     assert set(played) <= asked
-    assert set(played.values()) <= {path.read_text() for path in PROGRAMS.glob("*.py")}
+    written = {hashlib.sha256(path.read_bytes()).hexdigest() for path in PROGRAMS.glob("*.py")}
+    assert set(played.values()) <= written
 
 
 async def test_it_goes_on_when_its_server_died(tmp_path: Path) -> None:
