@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from test_arms import build
 
+from engine.config import ModelConfig
 from roles import work_loop
+
+MODEL = ModelConfig(path="model", thinking="off")
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def thawed() -> Iterator[None]:
 def test_libraries_are_out_of_the_collectors_sight(tmp_path: Path) -> None:
     path = build(tmp_path)
     before = gc.get_freeze_count()
-    chat = work_loop._read_chat(path, "off")
+    chat = work_loop._read_chat(path, MODEL)
     assert gc.get_freeze_count() - before > 50_000
     assert len(gc.get_objects()) < gc.get_freeze_count()
-    assert work_loop._read_chat(path, "off") is chat
+    assert work_loop._read_chat(path, MODEL) is chat

@@ -217,7 +217,7 @@ async def test_a_frozen_designer_designs_and_is_not_trained(tmp_path: Path) -> N
     assert stage.policy.design_prompts == []
     (held,) = await stage.held()
     assert (held.segments, held.text) == ((), GOOD)
-    assert stage.designer.statistics()["frozen_answers"] == 1
+    assert stage.designer.statistics()["frozen_requests"] == 1
 
 
 async def test_a_pool_deals_its_programs_in_turn(tmp_path: Path) -> None:

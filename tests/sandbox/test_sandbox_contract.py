@@ -154,7 +154,7 @@ def test_injected_names_and_the_base_class() -> None:
         "if __name__ == '__main__':\n import argparse, sys\n print(input(), open('x'))\n sys.exit()",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n from gymnasium import Env",
         "import typing\nif typing.TYPE_CHECKING:\n import gymnasium",
-        "try:\n import gymnasium as gym\nexcept ImportError:\n gym = None",
+        "try:\n import nowhere_installed as gym\nexcept ImportError:\n gym = None",
         "class A:\n def f(self, os):\n  sys = os.fork()\n  return sys.modules",
         "os, sys = [1], {}\nos.pop()\nsys.update(a=1)",
         "import math, operator\ngetattr(math, 'sq' + 'rt')(4)\ngetattr(operator, name)(1, 2)",
