@@ -115,10 +115,13 @@ class Watched:
         marks = {"learner": "engine.cli role learner", "broker": "nats-server", "server": "vllm.entrypoints"}
         found = None
         for process in psutil.Process(self.run.pid).children(recursive=True):
-            words = process.cmdline()
+            try:
+                words = process.cmdline()
+            except psutil.NoSuchProcess:  # a zombie is one too
+                continue
             # the guard of a process has its whole command among its own words
-            if marks[kind] in " ".join(words[:5]) and not any(
-                "subprocess_guard" in word for word in words[:5]
+            if marks[kind] in " ".join(words[:6]) and not any(
+                "subprocess_guard" in word for word in words[:6]
             ):
                 found = process  # the last one: a learner works in a fork of its first process
         return found
