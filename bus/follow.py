@@ -32,6 +32,7 @@ _CAPACITY = 512
 _CAPACITY_BYTES = 32 << 20
 _LOOK = 8
 _INACTIVE_SECONDS = 60.0
+_BURY_SECONDS = 5.0
 _CREATE_SECONDS, _TRY_SECONDS = 30.0, 3.0
 
 
@@ -93,12 +94,17 @@ class Follower:
     async def running(self) -> AsyncIterator[None]:
         """Read while the context is open. Raises NotFound, BusError (lost messages) or BusUnavailable."""
         name = await self._create()
+        buried = anyio.Event()
         async with flat_task_group() as group:
             group.start_soon(self._run, name)
-            group.start_soon(self._bury_all)
+            group.start_soon(self._bury_all, buried)
             try:
                 yield
             finally:
+                # A reader goes on behind a message that it passed over: its dead letter is written first.
+                self._poison.end()
+                with anyio.move_on_after(_BURY_SECONDS, shield=True):
+                    await buried.wait()
                 group.cancel_scope.cancel()
 
     async def _run(self, name: str) -> None:
@@ -209,6 +215,9 @@ class Follower:
             )
             self._poison.put(letter)
 
-    async def _bury_all(self) -> None:
-        async for letter in self._poison:
-            await self._bury(letter)
+    async def _bury_all(self, done: anyio.Event) -> None:
+        try:
+            async for letter in self._poison:
+                await self._bury(letter)
+        finally:
+            done.set()

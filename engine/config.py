@@ -275,6 +275,11 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
     target: float = 0.5
     max_turns: int = 25
 
+    @property
+    def starts_frozen(self) -> bool:
+        """Return whether a frozen model, as designer or as judge, needs a server to be started."""
+        return "frozen" in (self.kind, self.judge) and not self.frozen.url
+
 
 class AgentConfig(Table, frozen=True, kw_only=True):
     """The agent role: it plays episodes.

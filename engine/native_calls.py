@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sandbox.tool_calls import Unreadable, load
@@ -21,10 +21,7 @@ Call = dict[str, Any]
 PROBE = "probe_tool"
 _ANSWER = re.compile(r'<answer>.*?</answer>|^\s*\{\s*"answer"\s*:.*\}\s*$', re.DOTALL)
 _LIST = re.compile(r"\[\s*(?=[A-Za-z_][\w.]*\()")
-_FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*(.*?)\s*</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
-_PAIRS = re.compile(r"\s*([^<>\s{]+)\s*((?:<arg_key>.*?</arg_value>\s*)*)", re.DOTALL)
-_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+_SPELLED = re.compile(r"\s*([^<>\s{]+)")
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 _WORDS = {"true": True, "false": False, "null": None}
 _WRITTEN = {
@@ -92,23 +89,67 @@ def _tagged(text: str, tools: Tools) -> list[Call]:
 
 
 def _spelled(block: str, tools: Tools) -> Call:
-    """Read a block that names each argument in a mark of its own."""
-    if function := _FUNCTION.fullmatch(block):
-        name, inside, pair = function[1].strip(), function[2], _PARAMETER
-    elif pairs := _PAIRS.fullmatch(block):
-        name, inside, pair = pairs[1], pairs[2], _PAIR
+    """Read a block that names each argument in a mark of its own. Time grows with its length, not faster."""
+    text = block.strip()
+    if text.startswith("<function="):
+        name, at = _between(text, 0, "<function=", ">")
+        inside, end = _between(text, at - 1, ">", "</function>")
+        if text[end:]:
+            raise Unreadable("Something stands behind the call.")
+        found = [*_parameters(inside)]
+    elif named := _SPELLED.match(text):
+        name, found = named[1], [*_pairs(text[named.end() :])]
     else:
         raise Unreadable("This block holds no call.")
-    if pair.sub("", inside).strip():
-        raise Unreadable("Something stands between the arguments.")
+    name = name.strip()
     known: Mapping[str, Any] = next(
         (one["function"]["parameters"] for one in tools if one["function"]["name"] == name), {}
     )
     schemas = known.get("properties", {})
-    found = [(key.strip(), value) for key, value in pair.findall(inside)]
+    return _call(name, _once([(key, _value(value, schemas.get(key, {}))) for key, value in found]))
+
+
+def _parameters(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the arguments of ``<parameter=NAME>VALUE</parameter>``."""
+    at = _past_spaces(text, 0)
+    while at < len(text):
+        name, at = _between(text, at, "<parameter=", ">")
+        value, at = _between(text, at - 1, ">", "</parameter>")
+        yield name.strip(), value.removeprefix("\n").removesuffix("\n")
+        at = _past_spaces(text, at)
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the arguments of ``<arg_key>NAME</arg_key><arg_value>VALUE</arg_value>``."""
+    at = _past_spaces(text, 0)
+    while at < len(text):
+        key, at = _between(text, at, "<arg_key>", "</arg_key>")
+        value, at = _between(text, _past_spaces(text, at), "<arg_value>", "</arg_value>")
+        yield key.strip(), value
+        at = _past_spaces(text, at)
+
+
+def _between(text: str, at: int, opened: str, shut: str) -> tuple[str, int]:
+    """Return what stands between two marks, the first at ``at``, and the place behind the second."""
+    if not text.startswith(opened, at):
+        raise Unreadable("Something stands between the arguments.")
+    end = text.find(shut, at + len(opened))
+    if end < 0:
+        raise Unreadable(f"{opened} is not closed by {shut}.")
+    return text[at + len(opened) : end], end + len(shut)
+
+
+def _past_spaces(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _once(found: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return arguments by name. Raises Unreadable when one is given twice."""
     if len(dict(found)) < len(found):
         raise Unreadable("An argument is given twice.")
-    return _call(name, {key: _value(value, schemas.get(key, {})) for key, value in found})
+    return dict(found)
 
 
 def _value(text: str, schema: Mapping[str, Any]) -> Any:
@@ -157,11 +198,13 @@ def _pythonic(text: str, tools: Tools) -> list[Call]:
         if not isinstance(tree, ast.List) or not all(_is_call(one) for one in tree.elts):
             raise Unreadable("This is not a list of calls.")
         return [
-            _call(ast.unparse(one.func), {str(word.arg): _literal(word.value) for word in one.keywords})
+            _call(
+                ast.unparse(one.func), _once([(str(word.arg), _literal(word.value)) for word in one.keywords])
+            )
             for one in tree.elts
             if isinstance(one, ast.Call)
         ]
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, Unreadable):
             raise
         raise Unreadable(f"These are not calls in Python's form: {str(error)[:80]}.") from None

@@ -118,7 +118,7 @@ def _places(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "server.devices", config.server.devices
     if "learner" in roles:
         yield "learner.devices", config.learner.devices
-    if "designer" in roles and config.designer.kind == "frozen" and not frozen.url:
+    if "designer" in roles and config.designer.starts_frozen:
         yield "designer.frozen.devices", frozen.devices
 
 

@@ -48,6 +48,8 @@ FIXED = (
     "agent.play_tokens",
     "agent.sampling",
     "agent.prompt",
+    "agent.tool_format",
+    "agent.malformed",
     "agent.truncated",
     "curriculum",
     "reward",

@@ -33,7 +33,7 @@ def designers(config: Config) -> Iterator[Problem]:
         yield from _endpoint(designer.external, *max(asked, key=lambda one: one[1]))
     if designer.kind == "pool":
         yield from _pool(designer)
-    if designer.kind == "frozen":
+    if "frozen" in (designer.kind, designer.judge):
         yield from _frozen(config)
     if designer.kind != "policy" and designer.hint_train:
         yield (

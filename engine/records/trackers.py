@@ -53,8 +53,16 @@ def require(config: Config) -> None:
             )
 
 
+def _public(config: Config) -> dict[str, Any]:
+    """Return the resolved recipe without the tables that may hold secrets."""
+    values: dict[str, Any] = msgspec.to_builtins(config)
+    del values["bus"], values["server"]["environment"], values["plugins"]
+    del values["designer"]["frozen"]["environment"], values["designer"]["external"]["extra"]
+    return values
+
+
 class TrackedRun(msgspec.Struct, frozen=True):
-    """The run as a tracker sees it; ``settings`` is the resolved recipe as plain values."""
+    """The run as a tracker sees it; ``settings`` is the resolved recipe without secrets."""
 
     name: str
     directory: Path
@@ -79,7 +87,7 @@ class Trackers:
     """
 
     def __init__(self, config: Config, directory: Path) -> None:
-        self._run = TrackedRun(config.run.name, directory, msgspec.to_builtins(config))
+        self._run = TrackedRun(config.run.name, directory, _public(config))
         self._classes = {
             name: registry.load(registry.TRACKERS, name, where="run.trackers") for name in config.run.trackers
         }

@@ -121,8 +121,7 @@ def ports(config: Config) -> Iterator[tuple[str, int]]:
 
 def _starts_frozen(config: Config) -> bool:
     """Return whether this host starts the server of a frozen designer."""
-    designer = config.designer
-    return designer.kind == "frozen" and not designer.frozen.url and "designer" in config.run.roles
+    return config.designer.starts_frozen and "designer" in config.run.roles
 
 
 def _require_free(key: str, port: int) -> None:

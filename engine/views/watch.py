@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import msgspec
@@ -54,8 +55,8 @@ async def serve(run: RunDirectory, host: str, port: int, say: Callable[[str], No
                 f"The page cannot listen on {host}:{port}: {error.strerror}.",
                 remedy="Name another port: --port 0 takes a free one.",
             ) from error
-        address = runner.addresses[0]
-        say(f"http://{address[0]}:{address[1]}/?token={token}")
+        name, number = runner.addresses[0][:2]
+        say(f"http://{f'[{name}]' if ':' in name else name}:{number}/?token={quote(token, safe='')}")
         await anyio.sleep_forever()
     finally:
         await runner.cleanup()
@@ -84,15 +85,20 @@ def make_app(run: RunDirectory, token: str) -> web.Application:
 @web.middleware
 async def _authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
     token = request.app[_TOKEN]
-    bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    given = request.query.get("token") or request.cookies.get(COOKIE) or bearer
-    if not hmac.compare_digest(given.encode(), token.encode()):
+    cookie = f"{COOKIE}_{request.url.port}"  # a browser sends a host's cookies to all of its ports
+    given = (
+        request.headers.get("Authorization", "").removeprefix("Bearer "),
+        request.query.get("token", ""),
+        request.cookies.get(cookie, ""),
+    )
+    wanted = token.encode()
+    if not any(hmac.compare_digest(one.encode(errors="replace"), wanted) for one in given):
         raise web.HTTPUnauthorized(
             text="Open the address that `spade watch` printed: it ends with the token.\n"
         )
     response = await handler(request)
     if request.query.get("token"):
-        response.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
+        response.set_cookie(cookie, token, httponly=True, samesite="Strict")
     return response
 
 

@@ -104,6 +104,7 @@ def test_trackio_has_the_figures_the_settings_and_the_environments(
     assert {name: rows[0][1][name] for name in STORY} == pytest.approx(STORY)
     assert "class CountEnv" in json.dumps(rows[0][1]["environments"])
     assert json.loads(settings)["run"]["name"] == "toy"
+    assert "bus" not in json.loads(settings), "its token is nobody else's"
 
 
 class Wandb:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, CookieJar
 from aiohttp.test_utils import TestClient, TestServer
 from anyio.streams.buffered import BufferedByteReceiveStream
 from scenes.small_run import (
@@ -87,7 +87,10 @@ async def test_prometheus_reads_the_metrics(client: TestClient) -> None:
 
 
 async def test_a_request_without_the_token_gets_nothing(run: RunDirectory) -> None:
-    async with TestServer(watch.make_app(run, TOKEN)) as server, ClientSession() as session:
+    async with (
+        TestServer(watch.make_app(run, TOKEN)) as server,
+        ClientSession(cookie_jar=CookieJar(unsafe=True)) as session,
+    ):
         for path in ("/", "/api/status", "/metrics", "/api/status?token=guess"):
             async with session.get(server.make_url(path)) as answer:
                 assert answer.status == 401
@@ -96,7 +99,9 @@ async def test_a_request_without_the_token_gets_nothing(run: RunDirectory) -> No
             assert answer.status == 401
         async with session.get(server.make_url(f"/?token={TOKEN}")) as answer:
             assert answer.status == 200
-            assert answer.cookies[watch.COOKIE]["httponly"]
+            assert answer.cookies[f"{watch.COOKIE}_{server.port}"]["httponly"]
+        async with session.get(server.make_url("/api/status"), cookies={"spade_token_1": "x"}) as answer:
+            assert answer.status == 200, "its own cookie, whatever other pages of this host have set"
 
 
 async def test_unknown_names_and_runs_without_a_database_are_explained(
