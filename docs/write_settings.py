@@ -32,12 +32,12 @@ def page() -> str:
     return "\n".join([HEAD, *tables(Config, "")])
 
 
-def tables(kind: type[msgspec.Struct], prefix: str) -> Iterator[str]:
-    """Yield the section of a table and those of the tables in it."""
+def tables(kind: type[msgspec.Struct], prefix: str, given: Any = None) -> Iterator[str]:
+    """Yield the section of a table and those of the tables in it; ``given`` is the default of the table."""
     hints = get_type_hints(kind)
     fields = msgspec.structs.fields(kind)
     rows = [
-        f"| `{field.encode_name}` | {shown(hints[field.name])} | {default(field)} |"
+        f"| `{field.encode_name}` | {shown(hints[field.name])} | {default(field, given)} |"
         for field in fields
         if hints[field.name] is not table(hints[field.name])
     ]
@@ -48,7 +48,9 @@ def tables(kind: type[msgspec.Struct], prefix: str) -> Iterator[str]:
     for field in fields:
         found = table(hints[field.name])
         if found is not None:
-            yield from tables(found, f"{prefix}.{field.encode_name}".lstrip("."))
+            inner = value_of(field, given)
+            inner = inner if isinstance(inner, found) else None
+            yield from tables(found, f"{prefix}.{field.encode_name}".lstrip("."), inner)
 
 
 def table(hint: Any) -> type[msgspec.Struct] | None:
@@ -77,13 +79,17 @@ def shown(hint: Any) -> str:
     return words.get(hint) or ("table" if table(hint) else "any value")
 
 
-def default(field: msgspec.structs.FieldInfo) -> str:
+def value_of(field: msgspec.structs.FieldInfo, given: Any) -> Any:
+    """Return the default of a field: that of ``given``, else the field's own; NODEFAULT without one."""
+    if given is not None:
+        return getattr(given, field.name)
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def default(field: msgspec.structs.FieldInfo, given: Any) -> str:
     """Return a default as TOML writes it; a key without one must be given."""
-    if field.default_factory is not msgspec.NODEFAULT:
-        value = field.default_factory()
-    elif field.default is not msgspec.NODEFAULT:
-        value = field.default
-    else:
+    value = value_of(field, given)
+    if value is msgspec.NODEFAULT:
         return "required"
     if isinstance(value, msgspec.Struct) or (value and isinstance(value, tuple) and table(type(value[0]))):
         return "see below"

@@ -26,6 +26,11 @@ def test_the_page_of_suites_shows_its_example(language: str, file: str) -> None:
     assert shown == (DOCS / "examples" / "sums" / file).read_text()
 
 
+def test_the_page_of_settings_is_up_to_date() -> None:
+    script = runpy.run_path(str(DOCS / "write_settings.py"))
+    assert (DOCS / "settings.md").read_text() == script["page"](), "run python docs/write_settings.py"
+
+
 def test_the_picture_is_up_to_date() -> None:
     script = runpy.run_path(str(DOCS / "draw_architecture.py"))
     assert (DOCS / "architecture.svg").read_text() == script["draw"](), "run python docs/draw_architecture.py"
