@@ -306,6 +306,11 @@ class Instance:
             # its number may be another's already: what was read says nothing
             self._leave()
             return
+        if asleep and not self._hung_up:
+            # it may have answered already: a busy loop sees its clocks before its sockets
+            self._readable()
+            if self._answer is None or self._answer.done() or self.error is not None:
+                return
         verdict = overdue(
             elapsed,
             None if spent is None else spent - self._spent,

@@ -46,7 +46,7 @@ def busy(processes: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("deaths", "spinning"),
     [
-        pytest.param(60, 8, id="short"),
+        pytest.param(60, 8, id="short", marks=pytest.mark.timeout(300)),
         pytest.param(1000, 24, id="long", marks=[pytest.mark.long, pytest.mark.timeout(0)]),
     ],
 )
