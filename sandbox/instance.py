@@ -307,10 +307,12 @@ class Instance:
             self._leave()
             return
         if asleep and not self._hung_up:
-            # it may have answered already: a busy loop sees its clocks before its sockets
+            # It may have answered already, or wait for us to read: a busy loop sees clocks before sockets.
+            held = len(self._buffer)
             self._readable()
-            if self._answer is None or self._answer.done() or self.error is not None:
-                return
+            asleep = len(self._buffer) == held
+        if self._hung_up or self._answer is None or self._answer.done() or self.error is not None:
+            return
         verdict = overdue(
             elapsed,
             None if spent is None else spent - self._spent,

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ATTACKS = every()
 SETTINGS = SandboxSettings(
-    zygotes=2, cpu_call_seconds=0.12, cpu_load_seconds=0.25, wall_call_seconds=0.7, strikes=0, nice=0
+    zygotes=2, cpu_call_seconds=0.25, cpu_load_seconds=0.4, wall_call_seconds=2.0, strikes=0, nice=0
 )
 # an attack may take the engine's thread no longer than this at a time, in seconds of its CPU
 LAG = 0.1
