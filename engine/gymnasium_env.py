@@ -132,20 +132,23 @@ def register(directory: Path | str) -> list[str]:
     root = Path(directory)
     try:
         manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
-        rows, turns = manifest["environments"], int(manifest["max_turns"])
-    except (OSError, ValueError, KeyError) as error:
+        turns = int(manifest["max_turns"])
+        programs = [
+            (row["file"], row["hint"], (root / row["file"]).read_text(encoding="utf-8"))
+            for row in manifest["environments"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{root} has no readable {MANIFEST}: {error}.",
+            f"{root} has no readable {MANIFEST} with all its programs: {type(error).__name__}: {error}.",
             remedy="Write it with `spade envs export --to DIR`.",
         ) from error
     names = []
-    for row in rows:
-        name = f"spade/{Path(row['file']).stem}-v0"
-        source = (root / row["file"]).read_text(encoding="utf-8")
+    for file, hint, source in programs:
+        name = f"spade/{Path(file).stem}-v0"
         gymnasium.register(
             name,
             entry_point=f"{__name__}:{SandboxedEnv.__name__}",
-            kwargs={"source": source, "hint": row["hint"], "max_turns": turns},
+            kwargs={"source": source, "hint": hint, "max_turns": turns},
             disable_env_checker=True,
         )
         names.append(name)

@@ -76,6 +76,7 @@ def _check(jobs: Sequence[Job]) -> None:
 def _run(job: Job) -> None:
     """Run or resume one run to its end and write its record. Raises SpadeError where it stops early."""
     from engine.errors import SpadeError
+    from engine.machine import commit
     from engine.recipe import dump
     from engine.repro import record
     from engine.run import RunDirectory
@@ -103,7 +104,7 @@ def _run(job: Job) -> None:
             seed=job.seed,
             steps=config.run.steps,
             recipe=dump(config).replace(str(directory.root.parent), "RUNS"),
-            commit=_commit(job.recipe.parent),
+            commit=commit(),
             seconds=round(rounds[-1]["seconds"] or 0.0, 1),
             processor=round(
                 after.children_user + after.children_system - before.children_user - before.children_system, 1
@@ -144,13 +145,3 @@ def _publish(plan: Plan, jobs: Sequence[Job]) -> str:
     for name, drawn in figure.render(plan, found).items():
         replace(home / f"{name}.svg", drawn.encode())
     return text
-
-
-def _commit(directory: Path) -> str:
-    found = subprocess.run(
-        ["git", "-C", str(directory), "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip()

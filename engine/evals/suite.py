@@ -97,7 +97,7 @@ class Seat(Protocol):
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """How a suite is sampled: ``samples`` for each of ``items`` (0: all)."""
+    """Sampling of a suite: ``samples`` for each of ``items`` (0: all)."""
 
     sampling: SamplingConfig
     samples: int = 1

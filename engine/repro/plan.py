@@ -30,7 +30,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Quick(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``--quick`` changes: fewer seeds, fewer cells, shorter runs."""
+    """The changes of ``--quick``: fewer seeds, fewer cells, shorter runs."""
 
     seeds: tuple[int, ...] = (1,)
     cells: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ Kind = Literal["float32", "bfloat16", "float16"]
 SHARD = "4GB"
 _BESIDE = ("generation_config.json",)
 _FOR_A_RESTART = ("supervised.jsonl",)
-"""What a run that starts from the folder needs, and nobody else."""
+"""Files that only a run that starts from the folder needs."""
 
 
 def choose(directory: Path, which: str) -> Checkpoint:

@@ -28,7 +28,10 @@ class Programs:
                 record = await self._bus.last(program_subject(environment))
                 fact = record.message if record else None
                 if not isinstance(fact, EnvironmentReady) or fact.environment != environment:
-                    raise InfraFailure(f"the stream EVENT has no program {environment[:12]}")
+                    raise InfraFailure(
+                        f"the stream EVENT has no program {environment[:12]}: its bound has dropped it; "
+                        "raise bus.store_gb"
+                    )
                 self._sources[environment] = fact.source
             self._sources.move_to_end(environment)
             while len(self._sources) > _KEPT:

@@ -84,3 +84,8 @@ def test_a_step_before_the_reset_and_a_directory_without_manifest_are_refused(
         SandboxedEnv(SUM, pool=pool).step("1")
     with pytest.raises(ConfigError, match="no readable manifest"):
         register(tmp_path)
+    (tmp_path / MANIFEST).write_text(
+        json.dumps({"max_turns": 3, "environments": [{"file": "gone.py", "hint": ""}]})
+    )
+    with pytest.raises(ConfigError, match=r"gone\.py"):
+        register(tmp_path)

@@ -44,7 +44,7 @@ STORY = {
     "plays/tokens": 6.0,
     "rejected/parse": 1.0,
 }
-"""What the first round of :func:`database` must show."""
+"""Figures that the first round of :func:`database` must show."""
 
 
 def tracking(*names: str) -> Any:

@@ -100,7 +100,7 @@ def test_hints_make_a_thinking_player_win_and_blurting_loses(
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_level_asks_for_skill_and_not_for_luck(family: Family) -> None:
-    """Whoever thinks wins at every level, nearly; the naive rule is enough at level 1 only."""
+    """A player that thinks wins at nearly every level; the naive rule is enough at level 1 only."""
     naive = {level: wins(family, level, "naive", withheld=True) for level in LEVELS}
     thinks = {level: wins(family, level, "think", withheld=True) for level in LEVELS}
     assert naive[1] == 1.0

@@ -132,7 +132,7 @@ class Env(ToolEnv):
 
 
 class Orders(ToolFamily):
-    """What one tool returns is what the other one needs, and some more: the hint tells how many."""
+    """The second tool needs the value that the first one returns, plus a number that the hint tells."""
 
     name = "orders"
     skill = "API Orchestration"
