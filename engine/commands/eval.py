@@ -63,8 +63,8 @@ def run(
     max_tokens: Annotated[int, typer.Option(help="Longest reply; default: the preset's.", min=0)] = 0,
     temperature: Annotated[float, typer.Option(help="Default: the preset's.")] = -1.0,
     thinking: Annotated[str, typer.Option(help="Thinking switch of the chat template: off, on, unset.")] = "",
-    context: Annotated[int, typer.Option(help="Context length of --model, in tokens.")] = 0,
-    concurrency: Annotated[int, typer.Option(help="Samples that are played at a time.")] = 0,
+    context: Annotated[int, typer.Option(min=0, help="Context length of --model, in tokens.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=0, help="Samples that are played at a time.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of suites that draw their items.")] = 17,
     corpus: Annotated[
         list[str] | None, typer.Option(help="Training texts for the contamination guard (SCHEME:ARGUMENT).")
@@ -83,6 +83,12 @@ def run(
     if sum(map(bool, (model, run, endpoint))) != 1:
         raise ConfigError(
             "Name one model to judge.", remedy="Use --model DIR, --run RUN[@STEP] or --endpoint URL."
+        )
+    if context and not model:
+        raise ConfigError("--context is for --model: others have one of their own.", remedy="Leave it out.")
+    if thinking and endpoint:
+        raise ConfigError(
+            "--thinking is for --model and --run.", remedy="Set it at the endpoint, leave it out."
         )
     if thinking not in ("", "off", "on", "unset"):
         raise ConfigError(f"There is no --thinking {thinking!r}.", remedy="Use off, on or unset.")
@@ -108,6 +114,10 @@ def run(
         settings = EndpointConfig(base_url=endpoint, model=name, key_env=key_env)
         found = targets.of_endpoint(settings, concurrency=concurrency)
     if user_endpoint:
+        if not user_name:
+            raise ConfigError(
+                "The user's endpoint needs the name of a model.", remedy="Use --user-name MODEL."
+            )
         user = EndpointConfig(base_url=user_endpoint, model=user_name, key_env=user_key_env)
         found = replace(found, user=user, record={**found.record, "user": f"{user_name} at {user_endpoint}"})
     given = {"limit": limit, "samples": samples, "max_tokens": max_tokens, "temperature": temperature}

@@ -127,6 +127,13 @@ def set_aside_if_damaged(path: Path) -> Path | None:
     return aside
 
 
+def rows(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[dict[str, Any]]:
+    """Return the answer to ``query``, each row by column. Raises sqlite3.Error."""
+    cursor = connection.execute(query, parameters)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
 def position(connection: sqlite3.Connection) -> int:
     """Return the sequence of the last event that was applied, 0 before the first."""
     row = connection.execute("SELECT sequence FROM position").fetchone()

@@ -180,9 +180,9 @@ class StatusReader:
         totals = self._totals = _sum_up(db, tree, self._totals)
         last = _one(db, _LAST_BATCH.format(alive=alive(tree)), totals.round) if totals.round >= 0 else None
         policy = _one(db, _LAST_POLICY.format(alive=alive(tree)))
-        values = {row["name"]: row["value"] for row in _rows(db, "SELECT * FROM counters")}
+        values = {row["name"]: row["value"] for row in history.rows(db, "SELECT * FROM counters")}
         counters = {name: int(value) for name, value in values.items() if name != history.LAST_AT}
-        notes = {row["name"]: json.loads(row["value"]) for row in _rows(db, "SELECT * FROM notes")}
+        notes = {row["name"]: json.loads(row["value"]) for row in history.rows(db, "SELECT * FROM notes")}
         ended = _orderly_end(notes)
         gauges, stale = _gauges(db, now)
         accepted, rejected = counters.get("environments_accepted", 0), counters.get("designs_rejected", 0)
@@ -293,18 +293,12 @@ def surviving(connection: sqlite3.Connection, tree: Lineage) -> list[dict[str, A
 
     A learner that resumes announces its last batch again under its new version; the last one counts.
     """
-    rows = _rows(connection, "SELECT * FROM batches ORDER BY round, sequence")
+    rows = history.rows(connection, "SELECT * FROM batches ORDER BY round, sequence")
     return list({row["round"]: row for row in rows if tree.survives(Version.unpack(row["version"]))}.values())
 
 
-def _rows(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[dict[str, Any]]:
-    cursor = connection.execute(query, parameters)
-    names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
-
-
 def _one(connection: sqlite3.Connection, query: str, *parameters: Any) -> dict[str, Any] | None:
-    rows = _rows(connection, query, *parameters)
+    rows = history.rows(connection, query, *parameters)
     return rows[0] if rows else None
 
 
@@ -318,7 +312,7 @@ def _named(counters: dict[str, int], prefix: str) -> dict[str, int]:
 
 def _servers(connection: sqlite3.Connection) -> tuple[ServerStatus, ...]:
     found = []
-    for row in _rows(connection, "SELECT * FROM servers ORDER BY server"):
+    for row in history.rows(connection, "SELECT * FROM servers ORDER BY server"):
         version = Version.unpack(row["version"])
         found.append(
             ServerStatus(
@@ -342,7 +336,7 @@ def _orderly_end(notes: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _evaluations(connection: sqlite3.Connection, tree: Lineage) -> tuple[SuiteResult, ...]:
     last: dict[str, SuiteResult] = {}
-    for row in _rows(connection, _LAST_EVALUATIONS.format(alive=alive_evaluation(tree))):
+    for row in history.rows(connection, _LAST_EVALUATIONS.format(alive=alive_evaluation(tree))):
         fields = {name: row[name] for name in SuiteResult.__struct_fields__}
         last[row["suite"]] = SuiteResult(**fields)
     return tuple(last[suite] for suite in sorted(last))
@@ -353,7 +347,7 @@ def _gauges(
 ) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
     """Return the last gauges of each role instance, and the running instances that became silent."""
     gauges, stale = {}, []
-    for row in _rows(connection, "SELECT * FROM gauges ORDER BY role, instance"):
+    for row in history.rows(connection, "SELECT * FROM gauges ORDER BY role, instance"):
         name = f"{row['role']}/{row['instance']}"
         gauges[name] = json.loads(row["statistics"])
         if row["state"] in ("running", "draining") and now - row["at"] > RECENT_SECONDS:

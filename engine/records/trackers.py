@@ -115,7 +115,7 @@ class Trackers:
         (last,) = connection.execute(newest).fetchone()
         rounds = range(done + 1, -1 if last is None else last + 1)
         for number in rounds:
-            found, samples = figures(connection, number), _rows(connection, _SAMPLES, number)
+            found, samples = figures(connection, number), history.rows(connection, _SAMPLES, number)
             for name in list(self._classes):
                 self._guarded(name, self._log, name, found, samples, number)
             history.put_note(connection, _NOTE, number)
@@ -139,22 +139,22 @@ class Trackers:
 def figures(connection: sqlite3.Connection, number: int) -> dict[str, float]:
     """Return the figures of round ``number`` as ``group/name``. Raises sqlite3.Error."""
     groups: dict[str, dict[str, Any]] = {}
-    for row in _rows(connection, "SELECT summary FROM rounds WHERE round = ?", number):
+    for row in history.rows(connection, "SELECT summary FROM rounds WHERE round = ?", number):
         summary = json.loads(row["summary"])
         designs = summary["accepted"] + summary["rejected"]
         groups["failures"] = summary.pop("failures")
         groups["round"] = summary | {"valid": summary["accepted"] / designs if designs else None}
-    for row in _rows(connection, "SELECT fields FROM diversity WHERE round = ?", number):
+    for row in history.rows(connection, "SELECT fields FROM diversity WHERE round = ?", number):
         groups["diversity"] = json.loads(row["fields"])
-    for row in _rows(connection, "SELECT * FROM batches WHERE round = ? ORDER BY sequence", number):
+    for row in history.rows(connection, "SELECT * FROM batches WHERE round = ? ORDER BY sequence", number):
         groups["learner"] = json.loads(row.pop("metrics")) | row
-    groups["scores"] = _rows(connection, _SCORES, number)[0]
-    groups["plays"] = _rows(connection, _PLAYS, number)[0]
+    groups["scores"] = history.rows(connection, _SCORES, number)[0]
+    groups["plays"] = history.rows(connection, _PLAYS, number)[0]
     if groups["plays"]["seconds"]:
         rate = groups["plays"]["tokens"] / groups["plays"]["seconds"]
         groups["plays"]["tokens_per_second"] = rate
     rejected = "SELECT rung, COUNT(*) AS n FROM rejections WHERE cohort = ? GROUP BY rung"
-    groups["rejected"] = {row["rung"]: row["n"] for row in _rows(connection, rejected, number)}
+    groups["rejected"] = {row["rung"]: row["n"] for row in history.rows(connection, rejected, number)}
     if "learner" in groups:
         groups |= _of_step(connection, groups["learner"]["step"], groups["learner"]["version"])
     return {
@@ -167,11 +167,11 @@ def figures(connection: sqlite3.Connection, number: int) -> dict[str, float]:
 
 def _of_step(connection: sqlite3.Connection, step: int, version: int) -> dict[str, dict[str, Any]]:
     """Return what became known of the weights of ``step``: held-out win rates, and seconds of updates."""
-    suites = _rows(connection, "SELECT suite, win, stderr FROM evaluations WHERE step = ?", step)
+    suites = history.rows(connection, "SELECT suite, win, stderr FROM evaluations WHERE step = ?", step)
     return {
         "held_out": {row["suite"]: row["win"] for row in suites},
         "held_out_stderr": {row["suite"]: row["stderr"] for row in suites},
-        "weights": _rows(connection, _UPDATES, version)[0],
+        "weights": history.rows(connection, _UPDATES, version)[0],
     }
 
 
@@ -286,9 +286,3 @@ def _markdown(sample: Mapping[str, Any]) -> str:
     """Return an environment as Markdown."""
     scores = ", ".join(f"{name} {sample[name]}" for name in ("skill", "win", "regret", "reward"))
     return f"**{sample['title']}** ({scores})\n\nHint: {sample['hint']}\n\n```python\n{sample['source']}\n```"
-
-
-def _rows(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[dict[str, Any]]:
-    cursor = connection.execute(query, parameters)
-    names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]

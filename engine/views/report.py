@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import markupsafe
@@ -144,9 +143,9 @@ def extremes(connection: sqlite3.Connection) -> tuple[list[Row], list[Row]]:
 
     The first are ranked by the lower bound of their regret: many share the highest reward by luck.
     """
-    best = _rows(connection, _RANKED.format("low DESC, reward DESC, win, design"), SHOWN)
+    best = history.rows(connection, _RANKED.format("low DESC, reward DESC, win, design"), SHOWN)
     shown = {row["design"] for row in best}
-    worst = _rows(connection, _RANKED.format("reward, low, win DESC, design DESC"), 2 * SHOWN)
+    worst = history.rows(connection, _RANKED.format("reward, low, win DESC, design DESC"), 2 * SHOWN)
     worst = [row for row in worst if row["design"] not in shown][:SHOWN]
     for row in (*best, *worst):
         row["plays"] = _plays(connection, row["design"])
@@ -155,7 +154,7 @@ def extremes(connection: sqlite3.Connection) -> tuple[list[Row], list[Row]]:
 
 def _plays(connection: sqlite3.Connection, design: str) -> list[Row]:
     """Return a plain and a hinted episode of a design: if recorded, a lost plain and a won hinted one."""
-    rows = _rows(
+    rows = history.rows(
         connection,
         "SELECT * FROM transcripts WHERE design = ? ORDER BY arm DESC, (arm = 'plain') = won, episode",
         design,
@@ -190,7 +189,7 @@ def _learner(batches: Sequence[Row]) -> list[Row | None]:
 def _held_out(connection: sqlite3.Connection, tree: Lineage) -> Row | None:
     """Draw the win rates by the weights on the path to the current ones."""
     alive = status.alive_evaluation(tree)
-    rows = _rows(connection, f"SELECT * FROM evaluations WHERE {alive} ORDER BY suite, step, sequence")
+    rows = history.rows(connection, f"SELECT * FROM evaluations WHERE {alive} ORDER BY suite, step, sequence")
     suites: dict[str, dict[int, Row]] = {}
     for row in rows:
         suites.setdefault(row["suite"], {})[row["step"]] = row
@@ -216,7 +215,7 @@ def _regret(connection: sqlite3.Connection) -> Row | None:
 
     The noise is the standard error of a single environment's regret.
     """
-    rows = _rows(
+    rows = history.rows(
         connection,
         "SELECT round, COUNT(*) AS n, AVG(regret) AS mean, AVG(regret * regret) AS square, "
         "AVG(json_extract(fields, '$.noise_floor')) AS noise FROM scores "
@@ -247,9 +246,9 @@ def _regret(connection: sqlite3.Connection) -> Row | None:
 
 def _tool_use(connection: sqlite3.Connection) -> list[Row | None]:
     """Draw what plays with tools do; nothing for games, and for runs from before this was recorded."""
-    if not _rows(connection, "SELECT name FROM sqlite_master WHERE name = 'tool_use'"):
+    if not history.rows(connection, "SELECT name FROM sqlite_master WHERE name = 'tool_use'"):
         return []
-    rows = _rows(
+    rows = history.rows(
         connection,
         "SELECT round, AVG(calls) AS calls, 1.0 * SUM(malformed) / MAX(SUM(turns), 1) AS malformed, "
         "1.0 * SUM(done) / MAX(SUM(instructions), 1) AS done FROM tool_use GROUP BY round ORDER BY round",
@@ -272,7 +271,7 @@ def _validity(rounds: Sequence[Row]) -> Row | None:
 
 def _rejected(connection: sqlite3.Connection) -> Row | None:
     """Draw the rejected designs of each cohort by the rung that they failed."""
-    rows = _rows(
+    rows = history.rows(
         connection, "SELECT cohort, rung, COUNT(*) AS n FROM rejections GROUP BY cohort, rung ORDER BY cohort"
     )
     rungs = sorted({row["rung"] for row in rows})
@@ -355,9 +354,3 @@ def _highlighted(source: str) -> markupsafe.Markup:
     from pygments.lexers import PythonLexer
 
     return markupsafe.Markup(highlight(source, PythonLexer(), HtmlFormatter(noclasses=True)))
-
-
-def _rows(connection: sqlite3.Connection, query: str, *parameters: Any) -> list[Row]:
-    cursor = connection.execute(query, parameters)
-    names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
