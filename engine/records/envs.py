@@ -18,6 +18,7 @@ from engine.text import shorten
 SHORT = 8
 """Characters of a program's hash that people see; more where two programs begin alike."""
 NEIGHBOURS = 5
+COMPARED = 1000
 LISTED = 6
 MANIFEST = "manifest.json"
 STATES = ("open", "fresh", "frontier", "mastered", "intractable", "degenerate", "off_ticket", "incoherent")
@@ -175,18 +176,15 @@ class Catalogue:
     ) -> list[tuple[float, EnvironmentRecord]]:
         """Return the most similar other programs with their cosines, the nearest first.
 
-        They are taken from an even sample of ``engine.diversity.measures.SAMPLE`` programs.
+        They are taken from an even sample of at most ``COMPARED`` programs.
         """
-        from engine.diversity.measures import sampled
-        from engine.diversity.similarity import HashedTfidf, nearest
-        from engine.records.diversity_log import sources
+        from engine.similarity import HashedTfidf, nearest
 
         others = {one.environment: one for one in self.entries if one.environment != entry.environment}
-        chosen = sampled(list(others.values()), list(others))
+        chosen = list(others.values())[:: -(-len(others) // COMPARED) or 1]
         if not chosen:
             return []
-        texts = [self.program(entry).source, *sources(self._connection, [one.design for one in chosen])]
-        vectors = HashedTfidf().embed(texts)
+        vectors = HashedTfidf().embed([self.program(one).source for one in (entry, *chosen)])
         rows, cosines = nearest(vectors[:1], vectors[1:], count)
         return [(float(cosine), chosen[row]) for row, cosine in zip(rows[0], cosines[0], strict=True)]
 

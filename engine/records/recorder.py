@@ -19,8 +19,7 @@ from bus import Bus
 from bus.messages import Heartbeat, RoundSummary
 from engine import malloc
 from engine.errors import SpadeError
-from engine.records import history
-from engine.records.diversity_log import DiversityMeter
+from engine.records import diversity, history
 from engine.records.history import Event
 from engine.records.trackers import Trackers
 
@@ -45,7 +44,6 @@ class Recorder:
         self._path = path
         self._connection = _open(path)
         self._position = history.position(self._connection)
-        self._meter = DiversityMeter()
         self._changed = anyio.Event()
         self._heartbeats: dict[tuple[str, str], Heartbeat] = {}
         self._queued = 0
@@ -115,7 +113,7 @@ class Recorder:
     async def _apply(self, batch: list[Event]) -> None:
         await self._in_thread(history.apply, batch)
         if any(isinstance(event.message, RoundSummary) for event in batch):
-            await self._in_thread(self._meter.record)
+            await self._in_thread(diversity.record)
             if self._trackers is not None:
                 await self._in_thread(self._trackers.record)
             await anyio.to_thread.run_sync(malloc.release)

@@ -377,7 +377,7 @@ def _round_seconds(connection: sqlite3.Connection) -> float | None:
 
 
 def _diversity(connection: sqlite3.Connection) -> dict[str, Any] | None:
-    """Return the last round's figures (:class:`engine.diversity.measures.Diversity`)."""
+    """Return the last round's figures (:class:`engine.records.diversity.Diversity`)."""
     row = _one(connection, "SELECT round, fields FROM diversity ORDER BY round DESC LIMIT 1")
     return {"round": row["round"]} | json.loads(row["fields"]) if row else None
 

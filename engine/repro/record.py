@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.lineage import Version
-from engine.records import diversity_log, history, status
+from engine.records import diversity, history, status
 from engine.records.archive import replace
 
 _VALUES = {
@@ -94,7 +94,7 @@ def _rounds(db: sqlite3.Connection, batches: list[dict[str, Any]]) -> list[dict[
             "SELECT round, COUNT(*), SUM(tokens) FROM episodes WHERE arm = 'plain' GROUP BY round"
         )
     }
-    diversity = {row["round"]: row for row in diversity_log.rounds(db)}
+    measured_rounds = {row["round"]: row for row in diversity.rounds(db)}
     levels = {batch["round"]: batch for batch in batches}
     began = db.execute("SELECT MIN(at) FROM episodes").fetchone()[0]
     found: list[dict[str, float | None]] = []
@@ -106,7 +106,7 @@ def _rounds(db: sqlite3.Connection, batches: list[dict[str, Any]]) -> list[dict[
             continue
         plays, tokens = plays + counts.get(number, (0, 0))[0], tokens + counts.get(number, (0, 0))[1]
         designs = told["accepted"] + told["rejected"]
-        measured = diversity.get(number, {})
+        measured = measured_rounds.get(number, {})
         values: dict[str, float | None] = {
             "round": number,
             "plays": plays,

@@ -16,10 +16,9 @@ import markupsafe
 
 from engine.errors import SpadeError
 from engine.lineage import Lineage
-from engine.records import history, status
+from engine.records import diversity, history, status
 from engine.records.envs import Catalogue
 from engine.run import RunDirectory
-from engine.views import report_diversity
 from engine.views.charts import BLUE, COLOURS, GREEN, GREY, Row, curves, figure, trace
 from engine.views.overview import about
 
@@ -33,6 +32,8 @@ _RANKED = """SELECT s.design, s.round, s.win, s.regret, s.reward, s.state, e.tit
     json_extract(s.fields, '$.leak') AS leak
 FROM (SELECT *, json_extract(fields, '$.regret_low') AS low FROM scores ORDER BY {0} LIMIT ?) s
 JOIN environments e USING (design) LEFT JOIN labels l USING (design) ORDER BY {0}"""
+_FLAGS = """SELECT cohort, flag, COUNT(*) * 1.0 / SUM(COUNT(*)) OVER (PARTITION BY cohort)
+FROM environments JOIN labels USING (design) GROUP BY cohort, flag ORDER BY cohort"""
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 
 
@@ -86,7 +87,6 @@ def render(
         other=other,
         environments=Catalogue(connection).select(sort="regret_low", limit=LISTED),
         listed=LISTED,
-        diversity=report_diversity.section(connection),
         groups=[
             ("Environments with the surest regret", best),
             ("Environments with the lowest reward", worst),
@@ -110,6 +110,8 @@ def figures(connection: sqlite3.Connection) -> list[Row]:
         _validity(rounds),
         _rejected(connection),
         _win_rates(rounds),
+        *_diversity(connection),
+        _flagged(connection),
         curves("Designer reward (mean)", rounds, {"reward": "reward"}),
         curves("Staleness of trained tokens (steps)", batches, ages),
         *_learner(batches),
@@ -258,6 +260,28 @@ def _tool_use(connection: sqlite3.Connection) -> list[Row | None]:
         curves("Tool calls per play", rows, {"calls": "calls"}),
         curves("Tool use: shares", rows, shares, (0, 1)),
     ]
+
+
+def _diversity(connection: sqlite3.Connection) -> list[Row | None]:
+    rows = diversity.rounds(connection)
+    varied = {"vendi": "programs (Vendi score)", "effective_skills": "skills", "documents": "documents"}
+    repeated = {"duplicates": "equal in the round", "near_duplicates": "nearly equal"}
+    return [
+        curves("Diversity: effective number", rows, varied),
+        curves("Repeated programs (share)", rows, repeated, (0, 1)),
+    ]
+
+
+def _flagged(connection: sqlite3.Connection) -> Row | None:
+    """Draw the shares of designs that do not match their ticket."""
+    rows: dict[int, Row] = {}
+    flags: dict[str, str] = {}
+    for cohort, flag, share in connection.execute(_FLAGS):
+        row = rows.setdefault(cohort, {"round": cohort})
+        if flag:
+            row[flag], flags[flag] = share, flag.replace("_", " ")
+    shares = [dict.fromkeys(flags, 0.0) | row for row in rows.values()]
+    return curves("Designs that miss their ticket (share)", shares, flags, (0, 1))
 
 
 def _validity(rounds: Sequence[Row]) -> Row | None:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from bus.messages import Finding, Flag, WaysToWin
-from engine.diversity.similarity import Embedder, Vectors, embedder, nearest
+from engine.similarity import Embedder, Vectors, embedder, nearest
 from roles.designer.dead_code import dead_share
 from roles.work_loop import REASON_CHARACTERS
 from sandbox import Rejected

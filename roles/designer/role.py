@@ -17,7 +17,7 @@ from bus.messages import (
     EnvironmentReady,
     FailureKind,
 )
-from engine.diversity import similarity
+from engine import similarity
 from engine.records.archive import replace
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Judged, Workshop, mends

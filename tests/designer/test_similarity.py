@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.diversity import similarity
-from engine.diversity.similarity import HashedTfidf, embed, embedder, nearest, similarities, terms
+from engine import similarity
 from engine.errors import ConfigError
 from engine.nano import seeds
+from engine.similarity import HashedTfidf, embed, embedder, nearest, similarities, terms
 
 TEXTS = st.lists(st.text(max_size=200), max_size=8)
 
@@ -69,14 +69,6 @@ def test_a_family_is_nearer_to_itself_than_to_any_other() -> None:
     found = similarities(*[embed([text for _, text in programs])] * 2)
     same = np.array([[one == other for one, _ in programs] for other, _ in programs])
     assert found[same].min() > found[~same].max()
-
-
-def test_what_is_common_in_the_background_weighs_less() -> None:
-    background = ["the lighthouse keeper counts"] * 50
-    texts = ["lighthouse signals", "lighthouse plumbing"]
-    plain = similarities(*[HashedTfidf().embed(texts)] * 2)[0, 1]
-    informed = similarities(*[HashedTfidf(background).embed(texts)] * 2)[0, 1]
-    assert informed < plain
 
 
 def test_a_model_that_is_not_there_is_an_error_with_a_remedy(

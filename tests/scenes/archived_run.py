@@ -8,8 +8,7 @@ from pathlib import Path
 
 from bus.messages import EnvironmentReady, EnvironmentScored, Message
 from engine import recipe
-from engine.records import history
-from engine.records.diversity_log import DiversityMeter
+from engine.records import diversity, history
 from engine.run import RunDirectory
 from scenes.small_run import config, events, finished, ready, scored, summary
 
@@ -59,8 +58,7 @@ def run_with(directory: Path, messages: Sequence[Message], name: str = "toy") ->
     run.config_file.write_text(recipe.dump(config(directory)))
     connection = history.create(run.database)
     history.apply(connection, events(list(messages)))
-    meter = DiversityMeter()
-    while meter.record(connection):
+    while diversity.record(connection):
         pass
     connection.close()
     return run

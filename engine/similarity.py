@@ -17,7 +17,7 @@ import os
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -66,18 +66,11 @@ def terms(text: str) -> list[str]:
 class HashedTfidf:
     """Hashed TF-IDF.
 
-    Rarity of terms is that in the ``background`` texts; without them only the terms of the contract count as
-    common, so a vector does not depend on the other texts.
+    Only the terms of the contract count as common, so a vector does not depend on the other texts.
     """
 
     name = "hashed"
     near = 0.97
-
-    def __init__(self, background: Iterable[str] = ()) -> None:
-        self._texts, self._counts = 0, Counter[str]()
-        for text in background:
-            self._texts += 1
-            self._counts.update(set(_features(text)))
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return one row of unit length for each text, (N, PLACES) float32; zeros without any term."""
@@ -85,13 +78,8 @@ class HashedTfidf:
         for row, text in zip(rows, texts, strict=True):
             for term, count in Counter(_features(text)).items():
                 place, sign = _place(term)
-                row[place] += sign * (1.0 + math.log(count)) * self._weight(term)
+                row[place] += sign * (1.0 + math.log(count)) * _weight(term)
         return _unit(rows)
-
-    def _weight(self, term: str) -> float:
-        seen = self._counts[term] + (_COMMON_TEXTS if term in _COMMON else 0)
-        rarity = math.log((1 + self._texts + _COMMON_TEXTS) / (1 + seen)) + 0.1
-        return rarity * (_PAIR_WEIGHT if " " in term else 1.0)
 
 
 class MiniLM:
@@ -188,6 +176,11 @@ def nearest(
     found = similarities(queries, vectors)
     order = np.argsort(-found, axis=1, kind="stable")[:, : max(0, count)]
     return order, np.take_along_axis(found, order, axis=1)
+
+
+def _weight(term: str) -> float:
+    rarity = math.log((1 + _COMMON_TEXTS) / (1 + _COMMON_TEXTS * (term in _COMMON))) + 0.1
+    return rarity * (_PAIR_WEIGHT if " " in term else 1.0)
 
 
 def _features(text: str) -> list[str]:
