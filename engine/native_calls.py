@@ -2,7 +2,8 @@
 
 The readers are our own: vLLM's parsers import torch, and pass malformed calls on as plain text. Formats with
 one frame share a reader: ``tagged`` reads ``<tool_call>`` blocks of JSON (Hermes, Qwen3), of
-``<function=...>`` (Qwen3-Coder) and of ``<arg_key>`` (GLM).
+``<function=...>`` (Qwen3-Coder) and of ``<arg_key>`` (GLM); mistral, deepseek and harmony (gpt-oss) are JSON
+behind a head that names the tool.
 """
 
 from __future__ import annotations
@@ -22,15 +23,52 @@ PROBE = "probe_tool"
 _ANSWER = re.compile(r'<answer>.*?</answer>|^\s*\{\s*"answer"\s*:.*\}\s*$', re.DOTALL)
 _LIST = re.compile(r"\[\s*(?=[A-Za-z_][\w.]*\()")
 _SPELLED = re.compile(r"\s*([^<>\s{]+)")
-_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 _WORDS = {"true": True, "false": False, "null": None}
+_DEEP = {
+    name: f"<\uff5ctool▁{name}\uff5c>"
+    for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")
+}
 _WRITTEN = {
     "tagged": re.compile(rf"<tool_call>\s*(\{{.*|<function=)?.*{PROBE}.*</tool_call>", re.DOTALL),
     "mistral": re.compile(rf"\[TOOL_CALLS\].*{PROBE}.*?\}}\]?", re.DOTALL),
     "pythonic": re.compile(rf"\[{PROBE}\(.*?\)\]"),
     "json": re.compile(rf'\{{"name": "{PROBE}".*?\}}\}}'),
+    "deepseek": re.compile(rf"{_DEEP['calls▁begin']}.*{PROBE}.*{_DEEP['calls▁end']}", re.DOTALL),
+    "harmony": re.compile(rf"to=functions\.{PROBE}<\|channel\|>.*<\|call\|>"),
 }
 _OPEN, _SHUT = "<tool_call>", "</tool_call>"
+
+
+class _Heads(NamedTuple):
+    """A format with a head before the arguments: it begins with ``mark``, and ``end`` closes the call.
+
+    In ``head`` the group is the tool's name; without one the JSON is a whole call, or a list of calls.
+    """
+
+    mark: str
+    head: re.Pattern[str]
+    end: re.Pattern[str]
+
+
+_HEADS = {
+    "mistral": _Heads(
+        "[TOOL_CALLS]",
+        re.compile(r"\[TOOL_CALLS\]\s*(?:([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?)?\s*(?=[\[{])"),
+        re.compile(r"\s*(?=\[TOOL_CALLS\]|\Z)"),
+    ),
+    "deepseek": _Heads(
+        _DEEP["call▁begin"],
+        re.compile(
+            rf"{_DEEP['call▁begin']}\s*(?:function{_DEEP['sep']})?([^\s<{{]+)\s*(?:{_DEEP['sep']}|```json)\s*"
+        ),
+        re.compile(rf"\s*(?:```\s*)?{_DEEP['call▁end']}"),
+    ),
+    "harmony": _Heads(
+        "to=functions.",
+        re.compile(r"to=functions\.([\w.-]+)(?:[^<=]|<\|(?:channel|constrain)\|>){,80}<\|message\|>\s*"),
+        re.compile(r"\s*(?:<\|call\|>|\Z)"),
+    ),
+}
 
 
 class CallFormat(NamedTuple):
@@ -39,18 +77,32 @@ class CallFormat(NamedTuple):
     name: str
     example: str
 
-    def action(self, reply: str, tools: Tools) -> str:
-        """Return a visible reply as an action of a tool environment.
+    @property
+    def in_channels(self) -> bool:
+        """Whether calls stand beside the visible reply, and templates take them apart from its text."""
+        return self.name == "harmony"
+
+    def action(self, said: str, tools: Tools, reply: str = "") -> str:
+        """Return a visible reply, part of the whole ``reply``, as an action of a tool environment.
 
         It is a list of calls, the final answer, what is wrong with the calls, or the text to the user.
         """
         try:
-            calls = _READERS[self.name](reply, tools)
+            calls = self.calls(reply if self.in_channels else said, tools)
         except Unreadable as error:
             return json.dumps({"unreadable": f"{error} A call looks like this: {self.example}"})
         if calls:
             return json.dumps(calls, ensure_ascii=False)
-        return reply.strip() if _ANSWER.search(reply) else json.dumps({"reply": reply}, ensure_ascii=False)
+        return said.strip() if _ANSWER.search(said) else json.dumps({"reply": said}, ensure_ascii=False)
+
+    def calls(self, text: str, tools: Tools = ()) -> list[Call]:
+        """Return the calls in ``text``, a visible reply, or a whole one where calls are in channels.
+
+        Raises Unreadable.
+        """
+        if heads := _HEADS.get(self.name):
+            return _headed(text, heads)
+        return _READERS[self.name](text, tools)
 
 
 TAGGED = CallFormat("tagged", f'{_OPEN}{{"name": "...", "arguments": {{...}}}}{_SHUT}')
@@ -64,10 +116,10 @@ def recognise(written: str) -> CallFormat | None:
     return None
 
 
-def listing(tools: Tools) -> str:
+def listing(tools: Tools, form: CallFormat = TAGGED) -> str:
     """Return the tools as text, for templates that show none."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
-    return "\n".join(["These tools are there:", *lines, f"A call looks like this: {TAGGED.example}"])
+    return "\n".join(["These tools are there:", *lines, f"A call looks like this: {form.example}"])
 
 
 def _tagged(text: str, tools: Tools) -> list[Call]:
@@ -173,18 +225,23 @@ def _bare(text: str, tools: Tools) -> list[Call]:
     return calls
 
 
-def _mistral(text: str, tools: Tools) -> list[Call]:
-    calls = []
-    for part in text.split("[TOOL_CALLS]")[1:]:
-        named = _NAMED.match(part)
-        if named is None:
-            made, at = _json(part, 0)
-            calls += made
+def _headed(text: str, form: _Heads) -> list[Call]:
+    calls: list[Call] = []
+    at = text.find(form.mark)
+    while at >= 0:
+        head = form.head.match(text, at)
+        if head is None:
+            raise Unreadable(f"What follows {form.mark} is no head of a call.")
+        if head[1]:
+            arguments, at = _decoded(text, head.end())
+            calls.append(_call(head[1], arguments))
         else:
-            arguments, at = _decoded(part, named.end())
-            calls.append(_call(named[1], arguments))
-        if part[at:].strip():
-            raise Unreadable("Something stands behind a call.")
+            made, at = _json(text, head.end())
+            calls += made
+        end = form.end.match(text, at)
+        if end is None:
+            raise Unreadable("A call is not closed, or something stands behind its arguments.")
+        at = text.find(form.mark, end.end())
     return calls
 
 
@@ -270,6 +327,5 @@ def _call(name: str, arguments: Any) -> Call:
 _READERS: dict[str, Callable[[str, Tools], list[Call]]] = {
     "tagged": _tagged,
     "json": _bare,
-    "mistral": _mistral,
     "pythonic": _pythonic,
 }

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -25,6 +26,7 @@ from engine.errors import ConfigError
 from engine.inference.replies import CHANNEL_MARKS, THOUGHT_NAMES, opens_thought, visible_reply
 from engine.inference.segments import SegmentBuilder as SegmentBuilder
 from engine.native_calls import PROBE, TAGGED, CallFormat, Tools, listing, recognise
+from sandbox.tool_calls import Unreadable
 
 log = structlog.get_logger("spade.inference")
 
@@ -53,11 +55,8 @@ _PROBE_TOOL = {
         },
     },
 }
-_PROBE_CALL = {
-    "id": "probe0007",
-    "type": "function",
-    "function": {"name": PROBE, "arguments": {"argument": "..."}},
-}
+# The marks around "assistant" are not decoded.
+_ANALYSIS = re.compile(r"analysis<\|message\|>(.*?)(?:assistant)?(?: ?to=|<\|channel\|>)", re.DOTALL)
 _PROMPT_TAIL = 48  # tokens at the end of a prompt in which the template may open a thought
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
 _PRIVATE = range(0xE000, 0xF8FF)
@@ -137,7 +136,7 @@ class ChatTokens:
         ``messages`` are the turns of user (and tools) and model, the user first and last.
         """
         if tools and not self.tool_style.lists:
-            messages = [f"{listing(tools)}\n\n{messages[0]}", *messages[1:]]
+            messages = [f"{listing(tools, self.tool_style.calls)}\n\n{messages[0]}", *messages[1:]]
         return self._pieces(*self._worded(messages, system, tools))
 
     @cached_property
@@ -147,14 +146,15 @@ class ChatTokens:
         Raises ConfigError for a template that shows tools, and writes calls in a form that is not read here.
         """
         asked = {"role": "user", "content": _USER}
-        called = {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}
-        answer = [{"role": "assistant", "content": _REPLY}, {"role": "tool", "content": _SECOND}]
         lists = PROBE in (self._tried([asked], [_PROBE_TOOL]) or "")
-        written = (self._tried([asked, called], ending=False) or "").removeprefix(
-            (self._tried([asked]) or "").rstrip()
-        )
+        given = {"argument": "..."}
+        called = [_called({"name": PROBE, "arguments": one}) for one in (given, json.dumps(given))]
+        texts = [self._tried([asked, one], ending=False) for one in called]  # some want arguments as text
+        written = next(filter(None, texts), "").removeprefix((self._tried([asked]) or "").rstrip())
         calls = recognise(written.partition(self._stop)[0] if self._stop else written)
-        ways = [self._tried([asked, *answer, *more]) for more in ([], [asked])]
+        reply = called[0] if calls and calls.in_channels else {"role": "assistant", "content": _REPLY}
+        result = {"role": "tool", "content": _SECOND}
+        ways = [self._tried([asked, reply, result, *more]) for more in ([], [asked])]
         own = lists and all(way is not None and _SECOND in way for way in ways)
         if calls is None and lists:
             raise ConfigError(
@@ -216,7 +216,10 @@ class ChatTokens:
         return self._rendered([("system", system), *chat] if system is not None else chat)
 
     def _rendered(self, turns: Sequence[tuple[str, str]], tools: Tools = ()) -> str:
-        chat = [{"role": role, "content": content} for role, content in turns]
+        chat = [
+            _called(json.loads(content)) if role == "call" else {"role": role, "content": content}
+            for role, content in turns
+        ]
         shown = {"tools": list(tools)} if tools and self.tool_style.lists else {}
         try:
             rendered = self._tokenizer.apply_chat_template(
@@ -238,23 +241,38 @@ class ChatTokens:
         marks of reasoning stay, since the template may cut there.
         """
         turns = [] if system is None else [("system", system)]
-        turns += self._flat(messages)
-        if self._channels:  # the template writes the header of the answer's channel itself
-            turns = [(role, visible_reply(text) if role == "assistant" else text) for role, text in turns]
+        turns += self._flat(messages, tools)
         names = [self._reply_controls if role == "assistant" else self._controls for role, _ in turns]
         parts, mark = self._spelled([_sound(text) for _, text in turns], names)
         roles = [role for role, _ in turns]
         return self._rendered(list(zip(roles, parts, strict=True)), tools), mark
 
-    def _flat(self, messages: Sequence[Content]) -> Iterator[tuple[str, str]]:
+    def _flat(self, messages: Sequence[Content], tools: Tools) -> Iterator[tuple[str, str]]:
         """Yield role and text of each message; results of tools are the user's where they have no role."""
+        answered = True
         for turn, content in enumerate(messages):
-            if isinstance(content, str):
+            if isinstance(content, str) and turn % 2 and self._channels:
+                said = self._from_channels(content, tools)
+                answered = said[0][0] == "call"
+                yield from said
+            elif isinstance(content, str):
                 yield ("user", "assistant")[turn % 2], content
-            elif self.tool_style.results == "user":
+            elif self.tool_style.results == "user" or not answered:
                 yield "user", "\n".join(text for _, text in content)
             else:
                 yield from content
+
+    def _from_channels(self, reply: str, tools: Tools) -> list[tuple[str, str]]:
+        """Return the calls of a reply in channels as JSON, or its answer: the template writes the headers."""
+        calls: list[dict[str, Any]] = []
+        if tools and self.tool_style.calls.in_channels:
+            with suppress(Unreadable):
+                calls = self.tool_style.calls.calls(reply)
+        if calls and (thought := _ANALYSIS.search(reply)):
+            calls[0]["thinking"] = thought[1]
+        return [("call", json.dumps(call, ensure_ascii=False)) for call in calls] or [
+            ("assistant", visible_reply(reply))
+        ]
 
     def _spelled(self, parts: list[str], names: Sequence[Sequence[str]]) -> tuple[list[str], str]:
         """Break every name of a control token in ``parts``, part by part those in ``names``.
@@ -358,6 +376,14 @@ def tokenizer_digest(directory: Path) -> str:
     for path in found[:1] if found[0].name == _VOCABULARY[0] else found:
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _called(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call, and perhaps the ``thinking`` before it, as the message that templates take."""
+    made = {"name": call["name"], "arguments": call["arguments"]}
+    thinking = call.get("thinking", "")
+    message = {"role": "assistant", "content": "", **({"thinking": thinking} if thinking else {})}
+    return {**message, "tool_calls": [{"id": "probe0007", "type": "function", "function": made}]}
 
 
 def _holds(text: str, names: Iterable[str]) -> bool:

@@ -376,7 +376,9 @@ class Player:
         if not context.tools:
             return partial(find_call if instance.tools else find_action, thought_open=thought_open)
         calls = self._chat.tool_style.calls
-        return lambda reply: calls.action(visible_reply(reply, thought_open=thought_open), context.tools)
+        return lambda reply: calls.action(
+            visible_reply(reply, thought_open=thought_open), context.tools, reply
+        )
 
     async def _append(self, context: _Context) -> None:
         bridge = await _encoded(self._chat.bridge, context.messages[-1])

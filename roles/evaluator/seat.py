@@ -99,7 +99,7 @@ class Seat:
         text = await anyio.to_thread.run_sync(table.chat.decode, completion.tokens)
         self.asked.append((seen, text))
         shown = visible_reply(text, thought_open=table.chat.opens_thought(prompt))
-        calls, fault = _calls(table.chat.tool_style.calls.action(shown, tools)) if tools else ((), "")
+        calls, fault = _calls(table.chat.tool_style.calls.action(shown, tools, text)) if tools else ((), "")
         return Reply(shown, find_action(shown), completion.finish == "length", text, calls, fault)
 
     def other(self) -> Seat:

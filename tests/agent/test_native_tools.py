@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scenes.template_models import FAMILIES, build
+from scenes.template_models import FAMILIES, GPT_OSS, build
 
-from bus.messages import EpisodeRequest, Span
+from bus.messages import EpisodeRequest, Span, ToolUse
 from engine import models
 from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference.completion import Completion
@@ -140,10 +140,42 @@ TEMPLATES = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
 @pytest.fixture(params=["qwen3_instruct_2507", "qwen3", "smollm2"])
 def chat(request: Any, tmp_path: Path) -> ChatTokens:
     """A tokenizer with the template of a model; Qwen3's rewrites history, SmolLM2's knows no tools."""
-    build(tmp_path, FAMILIES["smollm2" if request.param == "smollm2" else "qwen3"])
-    if request.param != "smollm2":
-        (tmp_path / "chat_template.jinja").write_text((TEMPLATES / f"{request.param}.jinja").read_text())
+    if request.param == "smollm2":
+        build(tmp_path, FAMILIES["smollm2"])
+    else:
+        build(tmp_path, FAMILIES["qwen3"], (TEMPLATES / f"{request.param}.jinja").read_text())
     return ChatTokens(tmp_path)
+
+
+async def test_calls_in_channels_stay_calls_in_what_the_model_sees_next(tmp_path: Path) -> None:
+    """gpt-oss calls beside its answer; its template is given the calls, and the thoughts before them."""
+
+    def harmony(name: str, given: str) -> str:
+        call = f"<|channel|>commentary to=functions.{name} json<|message|>{given}<|call|>"
+        return f"<|channel|>analysis<|message|>I {name} it.assistant{call}"
+
+    build(tmp_path, GPT_OSS, (TEMPLATES / "gptoss.jinja").read_text())
+    chat = ChatTokens(tmp_path)
+    replies = [
+        harmony("look", "{}"),
+        harmony("open", "{"),
+        lambda seen: harmony("open", json.dumps({"drawer": int(seen.rpartition("on drawer ")[2][0])})),
+        "<|channel|>final<|message|>I cannot fetch coffee.",
+        harmony("lamp", '{"on": "on"}'),
+    ]
+    pool = Scripted(chat, replies)
+    played = await play(chat, pool)
+    assert played.ending.returned == 1.0, played.ending
+    assert trained(played) == pool.sampled
+    assert played.tool_use == ToolUse(3, 1, 3, 3)
+    seen = [chat.decode(prompt, special=True) for prompt in pool.prompts]
+    assert "namespace functions" in seen[0]
+    assert "analysis<|message|>I look it.<|end|>" in seen[1]
+    assert "to=functions.look<|channel|>commentary json<|message|>{}<|call|>" in seen[1]
+    assert '<|start|>functions.look to=assistant<|channel|>commentary<|message|>"a key lies' in seen[1]
+    assert "<|start|>user<|message|>Error: This is not valid JSON" in seen[2]
+    assert "<|start|>user<|message|>Fetch me a coffee.<|end|>" in seen[3]
+    assert "final<|message|>I cannot fetch coffee.<|end|>" in seen[4]
 
 
 async def test_what_would_be_trained_was_sampled_over_six_turns_with_results_between(
@@ -171,13 +203,7 @@ async def test_what_would_be_trained_was_sampled_over_six_turns_with_results_bet
     assert "user\nFetch me a coffee.<|im_end|>" in seen[4] or not own
     assert "Then switch the lamp on." in seen[5]
     assert "Instruction" not in seen[5]
-    assert played.tool_use is not None
-    assert (
-        played.tool_use.calls,
-        played.tool_use.malformed,
-        played.tool_use.done,
-        played.tool_use.of,
-    ) == (5, 1, 3, 3)
+    assert played.tool_use == ToolUse(5, 1, 3, 3)
 
 
 async def test_a_malformed_call_can_be_left_out_and_still_counts_as_sampled(chat: ChatTokens) -> None:

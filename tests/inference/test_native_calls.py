@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from scenes.template_models import FAMILIES, build
+from scenes.template_models import FAMILIES, GPT_OSS, build
 
 from engine.errors import ConfigError
 from engine.inference.tokens import ChatTokens
@@ -135,6 +135,41 @@ def pythonic(calls: Sequence[Call]) -> str:
     return f"[{', '.join(written)}]"
 
 
+def deepseek(calls: Sequence[Call]) -> str:
+    return framed(calls, "function<|tool▁sep|>{}\n```json\n{}\n```")
+
+
+def deepseek_bare(calls: Sequence[Call]) -> str:
+    return framed(calls, "{}<|tool▁sep|>{}")
+
+
+def framed(calls: Sequence[Call], form: str) -> str:
+    begin, one, end = (
+        text.replace("|", "\uff5c")
+        for text in (
+            "<|tool▁calls▁begin|>",
+            f"<|tool▁call▁begin|>{form}<|tool▁call▁end|>",
+            "<|tool▁calls▁end|>",
+        )
+    )
+    return begin + messages(calls, one) + end
+
+
+def harmony(calls: Sequence[Call]) -> str:
+    """As the model writes it; the marks between its messages are not decoded."""
+    written = "assistant<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
+    return "<|channel|>analysis<|message|>I call it." + messages(calls, written)
+
+
+def harmony_rendered(calls: Sequence[Call]) -> str:
+    return messages(calls, " to=functions.{}<|channel|>commentary json<|message|>{}<|call|>")
+
+
+def messages(calls: Sequence[Call], form: str) -> str:
+    return "".join(form.format(one["name"], json.dumps(one["arguments"])) for one in calls)
+
+
+MADE: Call = {"name": "x", "arguments": {}}
 WRITERS: list[tuple[str, Callable[[Sequence[Call]], str]]] = [
     ("tagged", hermes),
     ("tagged", coder),
@@ -143,6 +178,10 @@ WRITERS: list[tuple[str, Callable[[Sequence[Call]], str]]] = [
     ("mistral", mistral),
     ("mistral", mistral_named),
     ("pythonic", pythonic),
+    ("deepseek", deepseek),
+    ("deepseek", deepseek_bare),
+    ("harmony", harmony),
+    ("harmony", harmony_rendered),
 ]
 NAMES = [write.__name__ for _, write in WRITERS]
 
@@ -151,7 +190,7 @@ NAMES = [write.__name__ for _, write in WRITERS]
 def test_two_hundred_turns_come_back_as_they_were_written(name: str, write: Any) -> None:
     form = CallFormat(name, "...")
     for calls in turns():
-        assert json.loads(form.action(write(calls), TOOLS)) == calls
+        assert json.loads(form.action(write(calls), TOOLS, write(calls))) == calls
 
 
 @pytest.mark.parametrize(("name", "write"), WRITERS, ids=NAMES)
@@ -160,7 +199,7 @@ def test_a_torn_call_gets_an_answer_and_never_runs_with_other_arguments(name: st
     for calls in turns()[:60]:
         text = write(calls)
         torn = text[: rng.randrange(len(text) // 2, len(text) - 1)]
-        found = json.loads(form.action(torn, TOOLS))
+        found = json.loads(form.action(torn, TOOLS, torn))
         if isinstance(found, list):  # what is complete before the tear may run
             assert found == calls[: len(found)]
         else:
@@ -197,6 +236,14 @@ def test_a_torn_call_gets_an_answer_and_never_runs_with_other_arguments(name: st
         ("json", '{"name": "x", "parameters": {}} and more', "behind the calls"),
         ("json", '{"name": "x", "parameters": {}, "why": 1}', "'why'"),
         ("mistral", '[TOOL_CALLS][{"name": "x", "arguments": {}}', "not valid JSON"),
+        ("mistral", "[TOOL_CALLS]x[ARGS]1", "not valid JSON"),
+        ("deepseek", deepseek([MADE]).replace("json", ""), "not valid JSON"),
+        ("deepseek", deepseek([MADE]).replace("{", "[").replace("}", "]"), "an object"),
+        ("deepseek", deepseek_bare([MADE]).replace("call▁end", "end"), "not closed"),
+        ("harmony", harmony([MADE]).replace("{", "{,"), "not valid JSON"),
+        ("harmony", harmony([MADE]).replace("<|message|>{", "{"), "no head of a call"),
+        ("harmony", harmony([MADE]).replace("{}", "12"), "an object"),
+        ("harmony", harmony([MADE]).replace("<|call|>", ", {}"), "not closed"),
         ("pythonic", "[x(1)]", "not a list of calls"),
         ("pythonic", "[x(a=f())]", "Python's form"),
         ("pythonic", "[x(a=1)", "Python's form"),
@@ -208,10 +255,10 @@ def test_a_torn_call_gets_an_answer_and_never_runs_with_other_arguments(name: st
     ],
 )
 def test_malformed_calls_are_told_what_is_wrong(name: str, text: str, words: str) -> None:
-    assert words in json.loads(CallFormat(name, "...").action(text, TOOLS))["unreadable"]
+    assert words in json.loads(CallFormat(name, "...").action(text, TOOLS, text))["unreadable"]
 
 
-@pytest.mark.parametrize("name", ["tagged", "json", "mistral", "pythonic"])
+@pytest.mark.parametrize("name", ["tagged", "json", "mistral", "pythonic", "deepseek", "harmony"])
 def test_words_are_a_reply_and_a_final_answer_stays_one(name: str) -> None:
     form = CallFormat(name, "...")
     assert json.loads(form.action("Which one?", TOOLS)) == {"reply": "Which one?"}
@@ -235,12 +282,14 @@ KNOWN = {
     "llama3_1": ("json", "tool"),
     "lfm2_2_5_v2": ("pythonic", "tool"),
     "gemma3": ("tagged", "user"),
+    "deepseekv3": ("deepseek", "user"),
+    "gptoss": ("harmony", "tool"),
 }
 
 
 def chat_of(template: str, path: Path) -> ChatTokens:
-    build(path, FAMILIES["qwen3"])
-    (path / "chat_template.jinja").write_text((TEMPLATES / f"{template}.jinja").read_text())
+    family = GPT_OSS if template == "gptoss" else FAMILIES["qwen3"]
+    build(path, family, (TEMPLATES / f"{template}.jinja").read_text())
     return ChatTokens(path)
 
 
@@ -251,11 +300,15 @@ def test_models_own_templates_are_recognised_and_what_they_write_is_read(
     chat = chat_of(template, tmp_path)
     style = chat.tool_style
     assert (style.calls.name, style.results) == KNOWN[template]
-    assert style.lists is (template != "gemma3")
+    assert style.lists is (template not in ("gemma3", "deepseekv3"))
     assert "NAME" in style.calls.example or style.calls == TAGGED
     for calls in turns()[:40]:
-        if not style.lists or style.calls.name == "pythonic" or (template == "llama3_1" and len(calls) > 1):
-            continue  # lfm2 escapes nothing, and the template of Llama 3.1 writes one call a turn
+        if (
+            not style.lists
+            or style.calls.name == "pythonic"
+            or (template in ("llama3_1", "gptoss") and len(calls) > 1)
+        ):
+            continue  # lfm2 escapes nothing, those of Llama 3.1 and gpt-oss write one call a turn
         called = [{"type": "function", "function": call} for call in calls]
         messages = [
             {"role": "user", "content": "u"},
@@ -266,10 +319,10 @@ def test_models_own_templates_are_recognised_and_what_they_write_is_read(
         reply = text.rpartition("assistant")[2].replace("<|im_end|>", "").replace("<|eot_id|>", "")
         if style.calls.name == "json":
             reply = reply.partition("\n\n")[2]
-        assert json.loads(style.calls.action(reply.strip(), TOOLS)) == calls
+        assert json.loads(style.calls.action(reply.strip(), TOOLS, reply)) == calls
 
 
-@pytest.mark.parametrize("template", ["gptoss", "muse_glimmer"])
+@pytest.mark.parametrize("template", ["gemma4_v5", "muse_glimmer"])
 def test_a_format_that_is_not_read_is_refused_at_the_start(template: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="calls of tools") as caught:
         chat_of(template, tmp_path).tool_style  # noqa: B018

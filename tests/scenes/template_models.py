@@ -123,6 +123,17 @@ FAMILIES = {
     ),
 }
 
+# Its template comes with TRL.
+GPT_OSS = Family(
+    template="",
+    eos="<|return|>",
+    stop="<|return|>",
+    turns=("", ""),
+    generation="<|start|>assistant",
+    special=("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"),
+    also_stops=("<|call|>",),
+)
+
 
 def build(directory: Path, family: Family, template: str | None = None) -> Path:
     """Write a byte-level BPE tokenizer of some 400 tokens, with the family's marks, and its template."""
