@@ -10,17 +10,17 @@ import pytest
 from engine.config import DesignerConfig
 from engine.errors import ConfigError
 from engine.nano import seeds
-from engine.nano.seeds import LEVELS, UNSEEN, Family, corpus
+from engine.nano.seeds import UNSEEN, Family, corpus
 from engine.nano.seeds.cycle import Cycle
 from engine.nano.seeds.guess import Guess
 
 FAMILIES = seeds.families()
-GUESS = {"base": 2, "end": 4, "top": 10, "tries": 3}
+GUESS = {"base": 2, "end": 4, "top": 10}
 CASES = [
     pytest.param(family, level, withheld, id=f"{family.name}-{level}-{'withheld' if withheld else 'seed'}")
     for family in FAMILIES
-    for level in LEVELS
     for withheld in (False, True)
+    for level in (family.held_levels if withheld else family.seed_levels)
 ]
 
 
@@ -95,19 +95,17 @@ def test_hints_make_a_thinking_player_win_and_blurting_loses(
     blurted = wins(family, level, "blurt", withheld=withheld)
     assert hinted > 0.9
     assert plain > blurted
-    assert blurted < 0.6
+    assert blurted < 0.65
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_level_asks_for_skill_and_not_for_luck(family: Family) -> None:
-    """A player that thinks wins at nearly every level; the naive rule is enough at level 1 only."""
-    naive = {level: wins(family, level, "naive", withheld=True) for level in LEVELS}
-    thinks = {level: wins(family, level, "think", withheld=True) for level in LEVELS}
-    assert naive[1] == 1.0
-    assert naive[6] < 0.25
-    assert sum(thinks[level] for level in (1, 2, 3)) == 3.0
-    assert all(thinks[level] > naive[level] + 0.1 for level in LEVELS[1:])
-    assert thinks[6] > 0.35
+    """A player that thinks wins at every level; the naive rule is enough at level 1 only."""
+    for withheld, levels in ((False, family.seed_levels), (True, family.held_levels)):
+        for level in levels:
+            assert wins(family, level, "think", withheld=withheld) == 1.0
+            naive = wins(family, level, "naive", withheld=withheld)
+            assert naive == 1.0 if level == 1 else naive < (0.9 if level == 2 else 0.6)
 
 
 @pytest.mark.parametrize(("family", "level", "withheld"), CASES)
@@ -117,7 +115,7 @@ def test_players_that_do_not_look_win_less_than_half_beyond_level_1(
     rng = Random(11)
     games = [
         (corpus.load(family.program(family.draw(level, rng, withheld=withheld), "kites")), rng.randrange(999))
-        for _ in range(40)
+        for _ in range(120)
     ]
     constants = ["", *map(str, range(30)), "ahead", "left", "red", "yes"]
     policies = [lambda c=c: c for c in constants] + [lambda: str(rng.randint(0, 9))]
@@ -141,7 +139,7 @@ def _blind(game: object, seed: int, action: str) -> bool:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_instances_depend_on_the_seed_and_on_nothing_else(family: Family) -> None:
-    source = family.program(family.draw(2, Random(1), withheld=False), "kites")
+    source = family.program(family.draw(4, Random(1), withheld=False), "kites")
 
     def transcript(seed: int) -> tuple[str, ...]:
         environment = corpus.load(source)
@@ -182,14 +180,9 @@ def test_what_is_hidden_must_lie_within_what_is_shown() -> None:
 
 def test_a_colour_that_comes_twice_makes_no_cycle() -> None:
     """Later items are not settled then."""
-    source = Cycle().program({"words": "red tan blue", "least": 2, "most": 4, "tries": 2}, "kites")
+    source = Cycle().program({"words": "red tan blue", "least": 2, "most": 4}, "kites")
     assert seeds.classify(source) == ("cycle", 2)
     assert seeds.classify(source.replace("red tan blue", "red tan red blue")) is None
-
-
-def test_what_no_player_can_win_is_no_higher_level() -> None:
-    assert [Guess().level({**GUESS, "tries": tries}) for tries in (5, 4, 3, 2)] == [3, 4, 3, 2]
-    assert Guess().level({**GUESS, "tries": 3}) == Guess().level({**GUESS, "tries": 3, "top": 60})
 
 
 @pytest.mark.parametrize("suite", seeds.SUITES)
@@ -197,11 +190,16 @@ def test_held_out_suites_are_withheld_reproducible_and_spread_over_families(suit
     episodes = seeds.held_out(suite, 48, 3)
     assert episodes == seeds.held_out(suite, 48, 3)
     assert (episodes == seeds.held_out(suite, 48, 4)) is (suite in seeds.TEST)
-    shown = seeds.families(UNSEEN) if suite == "unseen" else FAMILIES
+    levels = set(seeds.SUITES[suite])
+    shown = [
+        family
+        for family in (seeds.families(UNSEEN) if suite == "unseen" else FAMILIES)
+        if levels & set(family.held_levels)
+    ]
     assert {item.family for item in episodes} == {family.name for family in shown}
     by_name = {family.name: family for family in shown}
     for item in episodes:
-        assert item.level in seeds.SUITES[suite]
+        assert item.level in levels
         assert item.max_turns <= seeds.MAX_TURNS
         read = by_name[item.family].parse(item.source)
         assert read is not None

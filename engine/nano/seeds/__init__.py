@@ -133,11 +133,15 @@ def held_out(suite: str, episodes: int, seed: int, names: Sequence[str] = ()) ->
         raise ConfigError(f"There is no held-out suite {suite!r}.", remedy=f"Suites: {', '.join(SUITES)}.")
     test = suite in TEST
     rng = Random(f"held-out {suite}" if test else f"held-out {suite} {seed}")
-    chosen = families(UNSEEN if suite == "unseen" else names)
+    chosen = [
+        (family, [level for level in levels if level in family.held_levels])
+        for family in families(UNSEEN if suite == "unseen" else names)
+        if set(levels) & set(family.held_levels)
+    ]
     episodes_list = []
     for index in range(episodes):
-        family = chosen[index % len(chosen)]
-        level = levels[(index // len(chosen)) % len(levels)]
+        family, own = chosen[index % len(chosen)]
+        level = own[(index // len(chosen)) % len(own)]
         source = family.program(family.draw(level, rng, withheld=True), rng.choice(NOUNS))
         while _is_test(source) is not test:
             source = family.program(family.draw(level, rng, withheld=True), rng.choice(NOUNS))

@@ -8,7 +8,6 @@ a member only if writing it again from the parameters that were read gives the s
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -76,9 +75,11 @@ class Family(ABC):
     others are derived in ``fill``). ``documents`` are texts with a ``{noun}``: the noun goes into the
     observation, so the document is needed to write the program that is expected.
     With ``tools`` its programs are tool environments, and players are sent their messages.
-    Levels run from 1 (easy) to 6, by how little a naive player wins; a player that thinks wins all of them,
-    or nearly. So a level asks for skill, not for luck: what no player can win is not a higher level.
-    The warm start never sees withheld parameters; each level of ``seed_levels`` has others, too.
+    Levels run from 1 (easy) to 6, by how little a naive player wins; a player that thinks wins all of them.
+    So a level asks for skill, not for luck: programs reckon their tries from their size, and leave as many
+    as thinking needs. Designs of luck would be played at a win rate of one half for ever, without teaching
+    anything. The warm start never sees withheld parameters; each level of ``seed_levels`` has others, too,
+    and each of ``held_levels`` has withheld ones.
     """
 
     name: ClassVar[str]
@@ -88,6 +89,7 @@ class Family(ABC):
     documents: ClassVar[tuple[str, ...]]
     max_turns: ClassVar[int] = MAX_TURNS
     seed_levels: ClassVar[tuple[int, ...]] = LEVELS
+    held_levels: ClassVar[tuple[int, ...]] = LEVELS
     tools: ClassVar[bool] = False
 
     @abstractmethod
@@ -179,30 +181,25 @@ class Family(ABC):
 
 
 class SizedFamily(Family):
-    """A family with a range of places ``0..top`` and some tries; its level is the share that they cover.
+    """A family with a range of places ``0..top``; its level is the share that its tries cover.
 
-    ``courses[level]`` are pairs of tries and top, ``reserved`` the withheld tops.
+    ``tops[level]`` are the tops of a level, ``reserved`` the withheld ones.
     """
 
-    slots: ClassVar[tuple[str, ...]] = ("top", "tries", "base", "end")
-    courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]]
+    slots: ClassVar[tuple[str, ...]] = ("top", "base", "end")
+    tops: ClassVar[Mapping[int, tuple[int, ...]]]
     reserved: ClassVar[frozenset[int]]
     widths: ClassVar[tuple[int, ...]] = (2, 3)
 
-    def reach(self, tries: int) -> float:
-        """Return the number of places among which a player that thinks always wins."""
-        return math.inf
-
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
-        """Return a course of ``level`` with a narrow window in which the places of all instances lie."""
-        tries, top = rng.choice([one for one in self.courses[level] if (one[1] in self.reserved) is withheld])
+        """Return a top of ``level`` with a narrow window in which the places of all instances lie."""
+        top = rng.choice([one for one in self.tops[level] if (one in self.reserved) is withheld])
         width = min(top, rng.choice(self.widths))
         base = rng.randint(0, top - width)
-        return {"base": base, "end": base + width, "top": top, "tries": tries}
+        return {"base": base, "end": base + width, "top": top}
 
     def level(self, parameters: Parameters) -> int:
-        tries = self.tries(parameters)
-        share = tries / min(int(parameters["top"]) + 1, self.reach(tries))
+        share = self.tries(parameters) / (int(parameters["top"]) + 1)
         return next((level for level, bound in enumerate(_COVERED, start=1) if share >= bound), LEVELS[-1])
 
     def withheld(self, parameters: Parameters) -> bool:

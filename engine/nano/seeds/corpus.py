@@ -30,7 +30,7 @@ THINKS_HINTED = 0.9
 THINKS_WITH_TOOLS = 0.43  # plain plays with tools: they have no naive rule
 # Shares of the levels 1-6. Designs of all levels are known, and hard ones are rare.
 PLAY_LEVELS = (0.24, 0.22, 0.20, 0.16, 0.10, 0.08)
-DESIGN_LEVELS = (0.66, 0.22, 0.07, 0.03, 0.01, 0.01)
+DESIGN_LEVELS = (0.78, 0.10, 0.05, 0.03, 0.02, 0.02)
 
 _TARGETS = (0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8)
 _UNGROUNDED = 0.1
@@ -210,5 +210,5 @@ def load(source: str) -> Any:
 
 
 def _program(family: Family, rng: Random, weights: Sequence[float]) -> tuple[Parameters, str]:
-    level = rng.choices(family.seed_levels, weights[: len(family.seed_levels)])[0]
+    level = rng.choices(family.seed_levels, [weights[level - 1] for level in family.seed_levels])[0]
     return family.draw(level, rng, withheld=False), rng.choice(NOUNS)

@@ -22,7 +22,7 @@ class Cycle(Family):
 
     name = "cycle"
     skill = "Pattern Recognition"
-    slots = ("tries", "least", "most", "words")
+    slots = ("least", "most", "words")
     documents = (
         "The {noun} are painted in turn, and the colours come round again. A keen eye knows what follows.",
         "Colours of the {noun} repeat in one fixed order. The start of it is seen, the rest is inferred.",
@@ -36,13 +36,13 @@ class Env:
  def step(self,a):
   s=self.c[self.n+self.t];self.t+=1;w=a==s
   return "yes" if w else f"no, {s} ?",float(w),w or self.t>=T,False,{}
-T=$tries;A=$least;B=$most;C="$words"
+T=2;A=$least;B=$most;C="$words"
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
         first = rng.choice([word for word in PALETTE if (word in _WITHHELD) is withheld])
         words = [first, *rng.sample([word for word in PALETTE if word != first], level)]
-        return {"words": " ".join(words), "least": level + 1, "most": level + 2, "tries": 2}
+        return {"words": " ".join(words), "least": level + 1, "most": level + 2}
 
     def fill(self, parameters: Parameters) -> Parameters:
         words = str(parameters["words"]).split()
@@ -51,6 +51,9 @@ T=$tries;A=$least;B=$most;C="$words"
         if not 1 <= int(parameters["least"]) <= int(parameters["most"]) <= 12:
             raise ValueError("a run has at least one colour and at most twelve")
         return parameters
+
+    def tries(self, parameters: Parameters) -> int:
+        return 2
 
     def level(self, parameters: Parameters) -> int:
         return min(LEVELS[-1], len(str(parameters["words"]).split()) - 1)

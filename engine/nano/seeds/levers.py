@@ -6,24 +6,24 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Script, SizedFamily, boxed, numbers, stubborn
+from engine.nano.seeds.base import Parameters, Script, SizedFamily, boxed, numbers, stubborn
 
 
 class Levers(SizedFamily):
-    """Each pull tells of three levers; the hint names the three that matter."""
+    """Each pull tells of three levers, so every third is enough; the hint names the three that matter."""
 
     name = "levers"
     skill = "Causal Inference"
     widths = (2,)
-    courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]] = {
-        1: ((3, 2), (4, 3)),
-        2: ((4, 4), (4, 5), (5, 6), (5, 7)),
-        3: ((4, 7), (4, 8), (5, 9), (5, 10), (6, 12)),
-        4: ((5, 14), (6, 16), (6, 18), (6, 20)),
-        5: ((5, 19), (6, 24), (6, 26)),
-        6: ((5, 26), (6, 30), (6, 33)),
+    seed_levels = (1, 2, 3, 4)
+    held_levels = (2, 3, 4)
+    tops: ClassVar[Mapping[int, tuple[int, ...]]] = {
+        1: (1,),
+        2: (2, 3, 4, 6),
+        3: (5, 7, 8, 9, 10, 12, 13),
+        4: (11, 14),
     }
-    reserved = frozenset({3, 5, 8, 18, 26})
+    reserved = frozenset({4, 6, 8, 11, 12})
     documents = (
         "One lever among many moves the {noun}. The one before it hums, the one after it ticks.",
         "What makes the {noun} move is one lever of a long row. "
@@ -39,8 +39,11 @@ class Env:
   self.t+=1;d=self.k-int(a);w=d==0
   s="yes" if w else a+{1:" hums",-1:" ticks"}.get(d," is dead")
   return s,float(w),w or self.t>=T,False,{}
-N=$top;T=$tries;A=$base;B=$end
+N=$top;T=N//3+2;A=$base;B=$end
 """
+
+    def tries(self, parameters: Parameters) -> int:
+        return int(parameters["top"]) // 3 + 2
 
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         top = numbers(observation)[1]

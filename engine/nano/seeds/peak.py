@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Script, SizedFamily, boxed, count, numbers, stubborn
+from engine.nano.seeds.base import Parameters, Script, SizedFamily, boxed, count, numbers, stubborn
 
 
 class Peak(SizedFamily):
@@ -15,15 +14,15 @@ class Peak(SizedFamily):
 
     name = "peak"
     skill = "Optimization"
-    courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]] = {
-        1: ((3, 2), (4, 3)),
-        2: ((3, 3), (3, 4)),
-        3: ((3, 5), (3, 6)),
-        4: ((3, 7), (3, 8), (3, 9), (3, 10)),
-        5: ((3, 11), (3, 12), (3, 13), (3, 14)),
-        6: ((3, 15), (3, 16), (3, 17), (3, 18), (3, 20)),
+    tops: ClassVar[Mapping[int, tuple[int, ...]]] = {
+        1: (1, 2),
+        2: (3, 4),
+        3: (5, 6),
+        4: (7, 8, 9, 10),
+        5: (11, 12, 13, 14),
+        6: (15, 16, 17, 18, 20),
     }
-    reserved = frozenset({3, 6, 8, 12, 16, 18})
+    reserved = frozenset({1, 3, 6, 8, 12, 16, 18})
     documents = (
         "The {noun} do best at one mark of a dial. A trial tells how far off it was, not on which side.",
         "Set the dial well and the {noun} thrive. Each setting is judged by its distance from the best.",
@@ -37,11 +36,11 @@ class Env:
  def step(self,a):
   self.t+=1;d=(int(a)-self.s)%(N+1);d=min(d,N+1-d);w=d==0
   return "yes" if w else f"off by {d}",float(w),w or self.t>=T,False,{}
-N=$top;T=$tries;A=$base;B=$end
+N=$top;T=3;A=$base;B=$end
 """
 
-    def reach(self, tries: int) -> float:
-        return math.inf if tries > 2 else tries
+    def tries(self, parameters: Parameters) -> int:
+        return 3
 
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         top = numbers(observation)[1]

@@ -19,7 +19,7 @@ class Sequence(Family):
 
     name = "sequence"
     skill = "Mathematical Reasoning"
-    slots = ("step", "tries", "start")
+    slots = ("step", "start")
     steps: ClassVar[Mapping[int, tuple[int, ...]]] = {
         1: (1,),
         2: (2,),
@@ -44,17 +44,20 @@ class Env:
  def step(self,a):
   s=" ".join(str(self.x+i+1) for i in range(K));self.t+=1;self.x+=K;w=int(a)==self.x
   return "yes" if w else f"no, {s}?",float(w),w or self.t>=T,False,{}
-K=$step;T=$tries;S=$start
+K=$step;T=2;S=$start
 """
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
         starts = self.withheld_starts if withheld else self.seed_starts
-        return {"step": rng.choice(self.steps[level]), "tries": 2, "start": rng.choice(starts)}
+        return {"step": rng.choice(self.steps[level]), "start": rng.choice(starts)}
 
     def fill(self, parameters: Parameters) -> Parameters:
         if int(parameters["step"]) < 1:
             raise ValueError("a sequence grows")
         return parameters
+
+    def tries(self, parameters: Parameters) -> int:
+        return 2
 
     def level(self, parameters: Parameters) -> int:
         step = int(parameters["step"])

@@ -17,19 +17,21 @@ class Shelf(Guess):
 
     name = "shelf"
     slots = ("low", *Guess.slots)
-    template = Guess.template.replace("0..{N}", "{L}..{N}").replace("N=$top", "L=$low;N=$top")
+    template = Guess.template.replace("0..{N}", "{L}..{N}").replace("N=$top;T=N", "L=$low;N=$top;T=(N-L)")
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
         low = rng.choice(_LOWEST)
         drawn = super().draw(level, rng, withheld=withheld)
-        return {
-            "low": low,
-            "tries": drawn["tries"],
-            **{at: int(drawn[at]) + low for at in ("base", "end", "top")},
-        }
+        return {"low": low, **{at: int(drawn[at]) + low for at in ("base", "end", "top")}}
+
+    def tries(self, parameters: Parameters) -> int:
+        return super().tries(self._from_zero(parameters))
 
     def level(self, parameters: Parameters) -> int:
-        return super().level({**parameters, "top": int(parameters["top"]) - int(parameters["low"])})
+        return Guess().level(self._from_zero(parameters))
+
+    def _from_zero(self, parameters: Parameters) -> Parameters:
+        return {**parameters, "top": int(parameters["top"]) - int(parameters["low"])}
 
     def withheld(self, parameters: Parameters) -> bool:
         return True
@@ -47,7 +49,7 @@ class Rota(Cycle):
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
         words = rng.sample(_NUMBERS, level + 1)
-        return {"words": " ".join(words), "least": level + 1, "most": level + 2, "tries": 2}
+        return {"words": " ".join(words), "least": level + 1, "most": level + 2}
 
     def withheld(self, parameters: Parameters) -> bool:
         return True

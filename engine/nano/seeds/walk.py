@@ -1,29 +1,28 @@
-"""A straight walk in a hidden direction, told in turns relative to where one faces (Spatial Reasoning)."""
+"""A straight walk by compass, told in turns relative to where one faces (Spatial Reasoning)."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from random import Random
-from typing import ClassVar
 
 from engine.nano.seeds.base import LEVELS, MAX_TURNS, Family, Parameters, Script, boxed, stubborn
 
 _COMPASS = "nesw"
-_WITHHELD = "w"
 _TURNS = ("ahead", "right", "back", "left")
 
 
 class Walk(Family):
-    """Three spare tries (``tries - steps``) are enough for whoever keeps the direction once it is found.
+    """A wall names the direction, which a player that thinks turns into a way relative to where it faces.
 
-    A naive player turns at every step, which leads to the end of a short walk only. The direction is in no
-    observation, only in the hint. Walks to the west are withheld.
+    A naive player turns at every step, which leads to the end of a short walk only. The first observation
+    does not have the direction, the hint has it. Of each length one direction is withheld.
     """
 
     name = "walk"
     skill = "Spatial Reasoning"
-    slots = ("steps", "tries", "way")
+    slots = ("steps", "way")
+    seed_levels = (1, 3, 4, 5, 6)
+    held_levels = seed_levels
     documents = (
         "A straight path leads to the {noun}, but nobody says which way. Walls stop the one who errs.",
         "The {noun} lie a few steps away in the fog. Only one direction is open, and turns are all one has.",
@@ -37,29 +36,24 @@ class Env:
  def step(self,a):
   g=a=="ahead right back left".split()["nesw".index(D)-"nesw".index(self.d)]
   self.t+=1;self.n+=g;w=self.n>=N
-  return "yes" if w else "step" if g else "wall",float(w),w or self.t>=T,False,{}
-N=$steps;T=$tries;D="$way"
+  return "yes" if w else "step" if g else "wall, go "+D,float(w),w or self.t>=T,False,{}
+N=$steps;T=min(N+3,6);D="$way"
 """
-    courses: ClassVar[Mapping[int, tuple[tuple[int, int], ...]]] = {
-        1: ((1, 4),),
-        2: ((2, 6),),
-        3: ((2, 5),),
-        4: ((3, 6),),
-        5: ((3, 5),),
-        6: ((4, 6),),
-    }
 
     def draw(self, level: int, rng: Random, *, withheld: bool) -> Parameters:
-        steps, tries = rng.choice(self.courses[level])
-        way = _WITHHELD if withheld else rng.choice(_COMPASS.replace(_WITHHELD, ""))
-        return {"steps": steps, "tries": tries, "way": way}
+        steps = max(1, level - 1)
+        kept = _kept(steps)
+        return {"steps": steps, "way": kept if withheld else rng.choice(_COMPASS.replace(kept, ""))}
+
+    def tries(self, parameters: Parameters) -> int:
+        return min(int(parameters["steps"]) + 3, MAX_TURNS)
 
     def level(self, parameters: Parameters) -> int:
-        tight = self.tries(parameters) < MAX_TURNS
-        return {1: 1, 2: 2 + tight, 3: 4 + tight}.get(int(parameters["steps"]), LEVELS[-1])
+        steps = int(parameters["steps"])
+        return 1 if steps < 2 else min(steps + 1, LEVELS[-1])
 
     def withheld(self, parameters: Parameters) -> bool:
-        return parameters["way"] == _WITHHELD
+        return parameters["way"] == _kept(int(parameters["steps"]))
 
     def hint(self, parameters: Parameters) -> str:
         return f"go {parameters['way']}"
@@ -70,18 +64,15 @@ N=$steps;T=$tries;D="$way"
         return parameters
 
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
-        facing = observation.split("face ")[1][0]
-        turn = 0
-        thought = "try"
-        if hint:
-            turn = (_COMPASS.index(hint.split()[-1]) - _COMPASS.index(facing)) % 4
-            # The compass is gone round from where one faces until the way of the hint comes up.
-            start = _COMPASS.index(facing)
-            thought = " ".join(f"{_COMPASS[(start + i) % 4]} {_TURNS[i]}" for i in range(turn + 1))
+        start = _COMPASS.index(observation.split("face ")[1][0])
+        thought, turn, told = "try", 0, hint
         while True:
+            if told:
+                # The compass is gone round from where one faces until the way that was told comes up.
+                turn = (_COMPASS.index(told[-1]) - start) % 4
+                thought = " ".join(f"{_COMPASS[(start + i) % 4]} {_TURNS[i]}" for i in range(turn + 1))
             observation = yield boxed(thought, _TURNS[turn])
-            thought = "again" if observation == "step" else "turn"
-            turn = turn if observation == "step" else (turn + 1) % 4
+            thought, told = "again", None if observation == "step" else observation
 
     def naive(self, observation: str, rng: Random) -> Script:
         """Turn at every step."""
@@ -90,3 +81,8 @@ N=$steps;T=$tries;D="$way"
 
     def blurt(self, observation: str, rng: Random) -> Script:
         return stubborn(lambda: rng.choice(_TURNS), rng)
+
+
+def _kept(steps: int) -> str:
+    """Return the direction that is withheld in walks of this length."""
+    return _COMPASS[steps % len(_COMPASS)]
