@@ -88,21 +88,23 @@ class CallFormat(NamedTuple):
         It is a list of calls, the final answer, what is wrong with the calls, or the text to the user.
         """
         try:
-            calls = self.calls(reply if self.in_channels else said, tools)
+            calls = self.calls(said, tools, reply)
         except Unreadable as error:
-            return json.dumps({"unreadable": f"{error} A call looks like this: {self.example}"})
+            return json.dumps({"unreadable": str(error)})
         if calls:
             return json.dumps(calls, ensure_ascii=False)
         return said.strip() if _ANSWER.search(said) else json.dumps({"reply": said}, ensure_ascii=False)
 
-    def calls(self, text: str, tools: Tools = ()) -> list[Call]:
-        """Return the calls in ``text``, a visible reply, or a whole one where calls are in channels.
+    def calls(self, said: str, tools: Tools, reply: str = "") -> list[Call]:
+        """Return the calls in a visible reply, or in the whole ``reply`` where they stand beside it.
 
-        Raises Unreadable.
+        Raises Unreadable, which shows the right form.
         """
-        if heads := _HEADS.get(self.name):
-            return _headed(text, heads)
-        return _READERS[self.name](text, tools)
+        text, heads = reply if self.in_channels else said, _HEADS.get(self.name)
+        try:
+            return _headed(text, heads) if heads else _READERS[self.name](text, tools)
+        except Unreadable as error:
+            raise Unreadable(f"{error} A call looks like this: {self.example}") from None
 
 
 TAGGED = CallFormat("tagged", f'{_OPEN}{{"name": "...", "arguments": {{...}}}}{_SHUT}')

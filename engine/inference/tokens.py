@@ -267,7 +267,7 @@ class ChatTokens:
         calls: list[dict[str, Any]] = []
         if tools and self.tool_style.calls.in_channels:
             with suppress(Unreadable):
-                calls = self.tool_style.calls.calls(reply)
+                calls = self.tool_style.calls.calls("", tools, reply)
         if calls and (thought := _ANALYSIS.search(reply)):
             calls[0]["thinking"] = thought[1]
         return [("call", json.dumps(call, ensure_ascii=False)) for call in calls] or [

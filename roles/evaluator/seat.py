@@ -22,6 +22,7 @@ from engine.native_calls import Tools
 from roles.agent.actions import find_action
 from roles.agent.episode import Player, Rules
 from sandbox import SandboxPool
+from sandbox.tool_calls import Unreadable
 
 Result = TypeVar("Result")
 _USER = SamplingConfig(temperature=0.0, max_tokens=2048)
@@ -99,8 +100,14 @@ class Seat:
         text = await anyio.to_thread.run_sync(table.chat.decode, completion.tokens)
         self.asked.append((seen, text))
         shown = visible_reply(text, thought_open=table.chat.opens_thought(prompt))
-        calls, fault = _calls(table.chat.tool_style.calls.action(shown, tools, text)) if tools else ((), "")
-        return Reply(shown, find_action(shown), completion.finish == "length", text, calls, fault)
+        calls: list[dict[str, Any]] = []
+        fault = ""
+        if tools:
+            try:
+                calls = table.chat.tool_style.calls.calls(shown, tools, text)
+            except Unreadable as error:
+                fault = str(error)
+        return Reply(shown, find_action(shown), completion.finish == "length", text, tuple(calls), fault)
 
     def other(self) -> Seat:
         return Seat(self._table.user, f"{self.key}/user", _USER)
@@ -148,11 +155,3 @@ class Seat:
 
 def _text(turn: Content) -> str:
     return turn if isinstance(turn, str) else "\n".join(text for _, text in turn)
-
-
-def _calls(action: str) -> tuple[tuple[dict[str, Any], ...], str]:
-    """Return the calls of an action, and what is wrong with it."""
-    if not action.startswith(("[", '{"unreadable"')):
-        return (), ""
-    found = msgspec.json.decode(action)
-    return (tuple(found), "") if isinstance(found, list) else ((), str(found["unreadable"]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scenes.template_models import FAMILIES, build
 
 from bus.messages import EpisodeRequest, Span
 from engine.config import SamplingConfig
@@ -15,30 +16,8 @@ from engine.inference.tokens import ChatTokens
 from roles.agent.episode import Played, Player, Rules
 from sandbox import StepResult
 
-TEMPLATE = Path(__file__).parents[1] / "data" / "templates" / "qwen3.jinja"
 HINT = "it is the number after {turn} <|im_end|>"
 TURNS = 4
-
-
-def build(directory: Path) -> Path:
-    """Write a tokenizer of bytes with the marks of Qwen3."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    marks = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in marks])
-    tokenizer.add_tokens([AddedToken(name, special=False) for name in ("<think>", "</think>")])
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=TEMPLATE.read_text(),
-    ).save_pretrained(directory)
-    return directory
 
 
 class Pool:
@@ -105,7 +84,7 @@ async def play(chat: ChatTokens, arm: str, *, thinks: bool, prompt: str) -> tupl
 async def test_the_hint_of_the_first_observation_is_all_that_differs(
     thinking: Any, prompt: str, line: str, tmp_path: Path
 ) -> None:
-    chat = ChatTokens(build(tmp_path), thinking=thinking)
+    chat = ChatTokens(build(tmp_path, FAMILIES["qwen3"]), thinking=thinking)
     thinks = thinking != "off"
     plain, seen = await play(chat, "plain", thinks=thinks, prompt=prompt)
     hinted, told = await play(chat, "hinted", thinks=thinks, prompt=prompt)

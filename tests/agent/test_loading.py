@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_arms import build
+from scenes.template_models import FAMILIES, build
 
 from engine.config import ModelConfig
 from roles import work_loop
@@ -25,7 +25,7 @@ def thawed() -> Iterator[None]:
 
 @pytest.mark.usefixtures("thawed")
 def test_libraries_are_out_of_the_collectors_sight(tmp_path: Path) -> None:
-    path = build(tmp_path)
+    path = build(tmp_path, FAMILIES["qwen3"])
     before = gc.get_freeze_count()
     chat = work_loop._read_chat(path, MODEL)
     assert gc.get_freeze_count() - before > 50_000

@@ -141,22 +141,6 @@ async def test_the_segment_is_what_the_model_saw_and_said() -> None:
     assert mask[-1] == 1
 
 
-async def test_arms_differ_in_the_hint_of_the_first_observation_and_in_nothing_else() -> None:
-    (plain_player, plain), (hinted_player, hinted) = make_player(), make_player()
-    await plain_player.play(make_request())
-    await hinted_player.play(make_request(arm="hinted", hint=HINT))
-    assert len(plain.calls) == len(hinted.calls) == 3
-    line = FakeChat().encode(f"HINT: {HINT}")
-    for one, other in zip(plain.calls, hinted.calls, strict=True):
-        before, after = one["prompt"], other["prompt"]
-        at = next(index for index in range(len(after)) if after[index : index + len(line)] == line)
-        rest = after[:at] + after[at + len(line) :]
-        blank = FakeChat().encode("\n\n")
-        assert rest[at : at + 2] == blank
-        assert rest[:at] + rest[at + 2 :] == before
-        assert one["sampling"] == other["sampling"]
-
-
 async def test_a_plain_play_never_shows_the_hint_of_its_request() -> None:
     player, pool = make_player()
     await player.play(make_request(arm="plain", hint=HINT))
