@@ -88,9 +88,13 @@ def public_url(url: str) -> str:
 
 @dataclass(slots=True)
 class _Question:
-    """A message that waits for one answer; ``error`` is a refusal by the server."""
+    """A message that waits for its answer; ``error`` is a refusal by the server.
+
+    With ``into`` several come: messages of a stream go there, and the control message behind them ends it.
+    """
 
     subject: str
+    into: list[Arrival] | None = None
     ended: anyio.Event = field(default_factory=anyio.Event)
     answer: Arrival | None = None
     error: Denied | None = None
@@ -194,7 +198,15 @@ class Connection:
 
     # Asking.
 
-    async def ask(self, subject: str, payload: bytes, head: bytes = b"", *, seconds: float) -> Arrival | None:
+    async def ask(
+        self,
+        subject: str,
+        payload: bytes,
+        head: bytes = b"",
+        *,
+        seconds: float,
+        into: list[Arrival] | None = None,
+    ) -> Arrival | None:
         """Ask once; None when there is no server or the connection changed: then no answer comes.
 
         An answer with status 503 means that nobody listens there. Raises TimeoutError after ``seconds``,
@@ -202,7 +214,7 @@ class Connection:
         """
         self._serial += 1
         token = f"{self._serial:x}"
-        question = self._questions[token] = _Question(subject)
+        question = self._questions[token] = _Question(subject, into)
         try:
             if not self.write(subject, payload, f"{self.inbox}.answer.{token}", head):
                 return None
@@ -216,12 +228,26 @@ class Connection:
 
     def _on_answer(self, message: Arrival) -> None:
         question = self._questions.get(message.subject.rpartition(".")[2])
-        if question is not None:
-            question.answer = message
-            question.ended.set()
+        if question is None:
+            return
+        if question.into is not None and not status_of(message):
+            question.into.append(message)
+            return
+        question.answer = message
+        question.ended.set()
 
-    async def request(self, subject: str, payload: bytes, *, awaited: str, seconds: float) -> Arrival:
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        awaited: str,
+        seconds: float,
+        into: list[Arrival] | None = None,
+    ) -> Arrival:
         """Ask until there is an answer.
+
+        The messages of a batch are appended to ``into``. If it breaks off, its last message is the answer.
 
         The server may take ``seconds`` for it, and may be away for as long as the patience lasts. Only for
         idempotent requests.
@@ -233,9 +259,12 @@ class Connection:
             await self.wait_connected(awaited)
             asked = monotonic()
             with contextlib.suppress(TimeoutError):
-                answer = await self.ask(subject, payload, seconds=max(0.05, min(left, _TRY_SECONDS)))
+                allowed = max(0.05, min(left, _TRY_SECONDS))
+                answer = await self.ask(subject, payload, seconds=allowed, into=into)
                 if answer is not None and status_of(answer) != "503":
                     return answer
+            if into:
+                return into[-1]
             await anyio.sleep(pause)
             pause = min(2 * pause, 1.0)
             left -= monotonic() - asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from bus.nats_client import Arrival, headers_block
 from bus.subjects import Names
 
 _SECONDS = 20.0
+_BATCH, _BATCH_BYTES = 256, 4 << 20
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -118,15 +120,34 @@ async def from_any(connection: Connection, stream: str, request: dict[str, Any])
 
     This is the fast way for many messages, and for large ones.
     """
+    answer = await _direct(connection, stream, request)
+    return await from_leader(connection, stream, request) if answer is None else answer
+
+
+async def _batch_from_any(connection: Connection, stream: str, request: dict[str, Any]) -> Sequence[Arrival]:
+    """Ask like :func:`from_any`, for the message of ``request`` and some of those behind it."""
+    found = list[Arrival]()
+    limits = {"batch": _BATCH, "max_bytes": _BATCH_BYTES}
+    await _direct(connection, stream, request | limits, found)
+    if not found and (one := await from_leader(connection, stream, request)) is not None:
+        found.append(one)
+    return found
+
+
+async def _direct(
+    connection: Connection, stream: str, request: dict[str, Any], into: list[Arrival] | None = None
+) -> Arrival | None:
+    """Ask any copy of a stream; None when it has no such message, or after a batch."""
     answer = await connection.request(
         f"$JS.API.DIRECT.GET.{stream}",
         msgspec.json.encode(request),
         awaited=f"answer of stream {stream}",
         seconds=_SECONDS,
+        into=into,
     )
     status = status_of(answer)
-    if status == "404":
-        return await from_leader(connection, stream, request)
+    if status in ("204", "404"):
+        return None
     if status:
         raise BusError(f"reading {stream}: the server answers status {status}")
     return answer
@@ -145,19 +166,19 @@ async def between(
 ) -> AsyncIterator[Stored]:
     """Yield the messages ``start`` .. ``last`` of a stream as they are stored, merged over the filters."""
 
-    async def after(subject: str, sequence: int) -> None:
-        if sequence <= last:
-            request = {"seq": sequence, "next_by_subj": subject}
-            answer = await from_any(connection, names.stream(stream), request)
-            if answer is not None and (found := stored_of(names, answer)).sequence <= last:
-                heads[subject] = found
+    async def after(subject: str, sequence: int) -> deque[Stored]:
+        if sequence > last:
+            return deque()
+        request = {"seq": sequence, "next_by_subj": subject}
+        found = await _batch_from_any(connection, names.stream(stream), request)
+        return deque(one for answer in found if (one := stored_of(names, answer)).sequence <= last)
 
-    heads: dict[str, Stored] = {}
-    for subject in [names.subject(tail) for tail in tails] or [">"]:
-        await after(subject, max(1, start))
-    while heads:
-        head = min(heads.values(), key=lambda one: one.sequence)
+    subjects = [names.subject(tail) for tail in tails] or [">"]
+    ahead = {subject: await after(subject, max(1, start)) for subject in subjects}
+    while heads := [queue[0] for queue in ahead.values() if queue]:
+        head = min(heads, key=lambda one: one.sequence)
         yield head
-        for subject in [one for one, found in heads.items() if found.sequence == head.sequence]:
-            del heads[subject]
-            await after(subject, head.sequence + 1)
+        for subject, queue in ahead.items():
+            if queue and queue[0].sequence == head.sequence:
+                queue.popleft()
+                ahead[subject] = queue or await after(subject, head.sequence + 1)

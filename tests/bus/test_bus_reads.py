@@ -29,17 +29,21 @@ def stored(sequence: int) -> Arrival:
 
 
 class Cluster:
-    """Copies that answer in turn, each with what it has, and a leader that has everything."""
+    """Copies that answer in turn, each with two of what it has, and a leader that has everything."""
 
     def __init__(self, *copies: int, leader: int) -> None:
         self.copies, self.leader = itertools.cycle(copies), leader
         self.bare = False
 
-    async def request(self, subject: str, payload: bytes, *, awaited: str, seconds: float) -> Arrival:
+    async def request(self, subject: str, payload: bytes, *, into: list[Arrival] | None, **_: Any) -> Arrival:
         assert subject == "$JS.API.DIRECT.GET.EVENT_r"
-        wanted = msgspec.json.decode(payload)["seq"]
-        missing = Arrival("inbox", "", b"", b"NATS/1.0 404 Message Not Found\r\n\r\n")
-        return stored(wanted) if wanted <= next(self.copies) else missing
+        wanted, known = msgspec.json.decode(payload)["seq"], next(self.copies)
+        if wanted > known:
+            return Arrival("inbox", "", b"", b"NATS/1.0 404 Message Not Found\r\n\r\n")
+        if into is None:
+            return stored(wanted)
+        into += [stored(sequence) for sequence in range(wanted, min(wanted + 1, known) + 1)]
+        return Arrival("inbox", "", b"", b"NATS/1.0 204 EOB\r\n\r\n")
 
     async def api(self, verb: str, body: dict[str, Any], *, seconds: float = 0) -> dict[str, Any]:
         assert verb == "STREAM.MSG.GET.EVENT_r"
