@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +77,8 @@ CREATE TABLE IF NOT EXISTS gauges (role TEXT, instance TEXT, state TEXT, at REAL
 _NEWEST = (
     "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = MAX(value, excluded.value)"
 )
-"""Fields of a design that ``labels`` keeps beside its flag."""
+_LABELS = ("summary", "near", "similarity", "flag_reason")
+"""Fields of a finding that ``labels`` keeps beside its flag."""
 LAST_AT = "last_event_at"
 """The counter that holds the time of the newest event."""
 
@@ -187,10 +190,26 @@ def put_note(connection: sqlite3.Connection, name: str, value: Any) -> None:
     connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, json.dumps(value)))
 
 
-def _insert(connection: sqlite3.Connection, table: str, *values: Any) -> bool:
-    """Insert a row unless its id exists; return True if it was new."""
-    marks = ", ".join("?" * len(values))
-    return connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", values).rowcount > 0
+def _insert(db: sqlite3.Connection, table: str, event: Event, **given: Any) -> bool:
+    """Insert a row unless its id exists; return True if it was new.
+
+    A column is ``given``, else it is the field of that name of the event or of its message.
+    """
+    values = {
+        name: getattr(event if name in ("sequence", "at") else event.message, name)
+        for name in _columns(table)
+        if name not in given
+    } | given
+    columns, marks = ", ".join(values), ", ".join("?" * len(values))
+    query = f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({marks})"
+    return db.execute(query, tuple(values.values())).rowcount > 0
+
+
+@cache
+def _columns(table: str) -> list[str]:
+    with closing(sqlite3.connect(":memory:")) as scratch:
+        scratch.executescript(SCHEMA)
+        return [row[1] for row in scratch.execute(f"PRAGMA table_info({table})")]
 
 
 def _count(connection: sqlite3.Connection, name: str, by: float = 1) -> None:
@@ -202,20 +221,20 @@ def _count(connection: sqlite3.Connection, name: str, by: float = 1) -> None:
 
 def _policy(db: sqlite3.Connection, event: Event, x: m.PolicyPublished) -> bool:
     fence, step = Version.unpack(x.version)
-    return _insert(
-        db, "policies", x.version, event.sequence, event.at, fence, step, x.uri, x.sha256, x.size
-    )  # fmt: skip
+    return _insert(db, "policies", event, fence=fence, step=step)
 
 
 def _batch(db: sqlite3.Connection, event: Event, x: m.BatchTrained) -> bool:
-    causes: dict[str, int] = {}
-    for _, cause in x.dropped:
-        causes[cause] = causes.get(cause, 0) + 1
     return _insert(
-        db, "batches", x.key, event.sequence, event.at, x.round, Version.unpack(x.version).fence, x.step,
-        x.version, len(x.trained), x.agent_samples, x.designer_samples, x.max_staleness, x.mean_staleness,
-        json.dumps(causes), json.dumps(x.metrics), x.seconds, x.final,
-    )  # fmt: skip
+        db,
+        "batches",
+        event,
+        id=x.key,
+        fence=Version.unpack(x.version).fence,
+        trained=len(x.trained),
+        dropped=json.dumps(Counter(cause for _, cause in x.dropped)),
+        metrics=json.dumps(x.metrics),
+    )
 
 
 def _serving(db: sqlite3.Connection, event: Event, x: m.ServerServing) -> bool:
@@ -223,18 +242,7 @@ def _serving(db: sqlite3.Connection, event: Event, x: m.ServerServing) -> bool:
         "INSERT OR REPLACE INTO servers VALUES (?, ?, ?, ?, ?, ?, NULL)",
         (x.server, x.epoch, x.url, x.version, x.canary_error, event.at),
     )
-    return _insert(
-        db,
-        "updates",
-        x.key,
-        event.sequence,
-        event.at,
-        x.server,
-        x.epoch,
-        x.version,
-        x.canary_error,
-        x.seconds,
-    )
+    return _insert(db, "updates", event, id=x.key)
 
 
 def _lost(db: sqlite3.Connection, event: Event, x: m.ServerLost) -> bool:
@@ -248,21 +256,16 @@ def _lost(db: sqlite3.Connection, event: Event, x: m.ServerLost) -> bool:
 def _round(db: sqlite3.Connection, event: Event, x: m.RoundSummary) -> bool:
     # Standings serve the designer's memory; scores of closed windows have their own table.
     summary = msgspec.json.encode(msgspec.structs.replace(x, standings=())).decode()
-    return _insert(db, "rounds", x.round, event.sequence, event.at, summary)
+    return _insert(db, "rounds", event, summary=summary)
 
 
 def _ready(db: sqlite3.Connection, event: Event, x: m.EnvironmentReady) -> bool:
     found = x.finding
-    new = _insert(
-        db, "environments", x.design, event.sequence, event.at, x.cohort, x.attempt, x.skill, x.environment,
-        x.source, x.hint, x.document, found.title, found.trivial_win_rate, found.degenerate, x.difficulty,
-        x.family,
-    )  # fmt: skip
+    own = {name: getattr(found, name) for name in ("title", "trivial_win_rate", "degenerate")}
+    new = _insert(db, "environments", event, **own)
     if new:
-        labels = {
-            "prompt": x.prompt, "summary": found.summary, "near": found.near, "similarity": found.similarity,
-            "flag_reason": found.flag_reason, "hint_sample": x.hint_sample,
-        }  # fmt: skip
+        labels = {name: getattr(found, name) for name in _LABELS}
+        labels |= {"prompt": x.prompt, "hint_sample": x.hint_sample}
         db.execute(
             "INSERT OR REPLACE INTO labels VALUES (?, ?, ?)", (x.design, found.flag, json.dumps(labels))
         )
@@ -271,66 +274,46 @@ def _ready(db: sqlite3.Connection, event: Event, x: m.EnvironmentReady) -> bool:
 
 
 def _scored(db: sqlite3.Connection, event: Event, x: m.EnvironmentScored) -> bool:
-    return _insert(
-        db, "scores", x.design, event.sequence, event.at, x.cohort, x.round, x.win, x.regret, x.reward,
-        x.advantage, x.state, msgspec.json.encode(x).decode(),
-    )  # fmt: skip
+    return _insert(db, "scores", event, fields=msgspec.json.encode(x).decode())
 
 
 def _rejected(db: sqlite3.Connection, event: Event, x: m.DesignRejected) -> bool:
-    new = _insert(
-        db, "rejections", x.key, event.sequence, event.at, x.design, x.cohort, x.attempt, x.skill, x.rung,
-        x.reason, x.source,
-    )  # fmt: skip
+    new = _insert(db, "rejections", event, id=x.key)
     if new:
         _count(db, "designs_rejected")
     return new
 
 
 def _design_failed(db: sqlite3.Connection, event: Event, x: m.DesignFailed) -> bool:
-    return _insert(
-        db, "designs_failed", x.design, event.sequence, event.at, x.cohort, x.skill, x.attempts, x.failure,
-        x.reason,
-    )  # fmt: skip
+    return _insert(db, "designs_failed", event)
 
 
 def _finished(db: sqlite3.Connection, event: Event, x: m.EpisodeFinished) -> bool:
-    new = _insert(
-        db, "episodes", x.episode, event.sequence, event.at, x.design, x.arm, x.round, x.returned,
-        x.outcome, x.failure, x.turns, x.tokens, x.seconds,
-    )  # fmt: skip
-    if not new:
+    if not _insert(db, "episodes", event):
         return False
     _count(db, "episodes_finished")
     _count(db, "tokens_sampled", x.tokens)
     if x.failure is not None:
         _count(db, f"episodes_ended_by:{x.failure}")
     if x.tool_use is not None:
-        used = x.tool_use
-        _insert(db, "tool_use", x.episode, x.round, x.turns, used.calls, used.malformed, used.done, used.of)
+        used = {name: getattr(x.tool_use, name) for name in ("calls", "malformed", "done")}
+        _insert(db, "tool_use", event, instructions=x.tool_use.of, **used)
     if x.transcript:
-        _insert(
-            db, "transcripts", x.design, x.arm, x.returned > 0, x.episode, x.round, x.returned, x.reason,
-            msgspec.json.encode(x.transcript).decode(),
-        )  # fmt: skip
+        turns = msgspec.json.encode(x.transcript).decode()
+        _insert(db, "transcripts", event, won=x.returned > 0, turns=turns)
     return True
 
 
 def _episode_failed(db: sqlite3.Connection, event: Event, x: m.EpisodeFailed) -> bool:
-    new = _insert(
-        db, "failures", x.episode, event.sequence, event.at, x.design, x.arm, x.round, x.failure, x.reason
-    )
+    new = _insert(db, "failures", event)
     if new:
         _count(db, f"episodes_failed:{x.failure}")
     return new
 
 
 def _evaluated(db: sqlite3.Connection, event: Event, x: m.EvaluationFinished) -> bool:
-    return _insert(
-        db, "evaluations", f"evaluation:{x.suite}:{x.step}:{x.version}", event.sequence, event.at, x.suite,
-        x.step, x.version, x.version_high, x.episodes, x.win, x.stderr, json.dumps(x.by_family), x.seconds,
-        x.overlap,
-    )  # fmt: skip
+    id_ = f"evaluation:{x.suite}:{x.step}:{x.version}"
+    return _insert(db, "evaluations", event, id=id_, by_family=json.dumps(x.by_family))
 
 
 _HANDLERS: dict[str, Callable[[sqlite3.Connection, Event, Any], bool]] = {
