@@ -24,7 +24,7 @@ _ANSWER = re.compile(r'<answer>.*?</answer>|^\s*\{\s*"answer"\s*:.*\}\s*$', re.D
 _LIST = re.compile(r"\[\s*(?=[A-Za-z_][\w.]*\()")
 _SPELLED = re.compile(r"\s*([^<>\s{]+)")
 _WORDS = {"true": True, "false": False, "null": None}
-_DEEP = {
+_DEEPSEEK = {
     name: f"<\uff5ctool▁{name}\uff5c>"
     for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")
 }
@@ -33,14 +33,14 @@ _WRITTEN = {
     "mistral": re.compile(rf"\[TOOL_CALLS\].*{PROBE}.*?\}}\]?", re.DOTALL),
     "pythonic": re.compile(rf"\[{PROBE}\(.*?\)\]"),
     "json": re.compile(rf'\{{"name": "{PROBE}".*?\}}\}}'),
-    "deepseek": re.compile(rf"{_DEEP['calls▁begin']}.*{PROBE}.*{_DEEP['calls▁end']}", re.DOTALL),
+    "deepseek": re.compile(rf"{_DEEPSEEK['calls▁begin']}.*{PROBE}.*{_DEEPSEEK['calls▁end']}", re.DOTALL),
     "harmony": re.compile(rf"to=functions\.{PROBE}<\|channel\|>.*<\|call\|>"),
 }
 _OPEN, _SHUT = "<tool_call>", "</tool_call>"
 
 
 class _Heads(NamedTuple):
-    """A format with a head before the arguments: it begins with ``mark``, and ``end`` closes the call.
+    """A format with a head before the arguments: no call is without ``mark``, and ``end`` closes it.
 
     In ``head`` the group is the tool's name; without one the JSON is a whole call, or a list of calls.
     """
@@ -57,14 +57,14 @@ _HEADS = {
         re.compile(r"\s*(?=\[TOOL_CALLS\]|\Z)"),
     ),
     "deepseek": _Heads(
-        _DEEP["call▁begin"],
+        _DEEPSEEK["call▁begin"],
         re.compile(
-            rf"{_DEEP['call▁begin']}\s*(?:function{_DEEP['sep']})?([^\s<{{]+)\s*(?:{_DEEP['sep']}|```json)\s*"
+            rf"{_DEEPSEEK['call▁begin']}\s*(?:function{_DEEPSEEK['sep']})?([^\s<{{]+)\s*(?:{_DEEPSEEK['sep']}|```json)\s*"
         ),
-        re.compile(rf"\s*(?:```\s*)?{_DEEP['call▁end']}"),
+        re.compile(rf"\s*(?:```\s*)?{_DEEPSEEK['call▁end']}"),
     ),
     "harmony": _Heads(
-        "to=functions.",
+        "<|call|>",
         re.compile(r"to=functions\.([\w.-]+)(?:[^<=]|<\|(?:channel|constrain)\|>){,80}<\|message\|>\s*"),
         re.compile(r"\s*(?:<\|call\|>|\Z)"),
     ),
@@ -229,11 +229,13 @@ def _bare(text: str, tools: Tools) -> list[Call]:
 
 def _headed(text: str, form: _Heads) -> list[Call]:
     calls: list[Call] = []
-    at = text.find(form.mark)
-    while at >= 0:
-        head = form.head.match(text, at)
+    at = 0
+    while True:
+        head = form.head.search(text, at)
+        if form.mark in text[at : head.start() if head else len(text)]:
+            raise Unreadable(f"There is a {form.mark} without the head of a call.")
         if head is None:
-            raise Unreadable(f"What follows {form.mark} is no head of a call.")
+            return calls
         if head[1]:
             arguments, at = _decoded(text, head.end())
             calls.append(_call(head[1], arguments))
@@ -243,8 +245,7 @@ def _headed(text: str, form: _Heads) -> list[Call]:
         end = form.end.match(text, at)
         if end is None:
             raise Unreadable("A call is not closed, or something stands behind its arguments.")
-        at = text.find(form.mark, end.end())
-    return calls
+        at = end.end()
 
 
 def _pythonic(text: str, tools: Tools) -> list[Call]:

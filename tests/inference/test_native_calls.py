@@ -158,7 +158,7 @@ def framed(calls: Sequence[Call], form: str) -> str:
 def harmony(calls: Sequence[Call]) -> str:
     """As the model writes it; the marks between its messages are not decoded."""
     written = "assistant<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
-    return "<|channel|>analysis<|message|>I call it." + messages(calls, written)
+    return "<|channel|>analysis<|message|>I call to=functions.x, then" + messages(calls, written)
 
 
 def harmony_rendered(calls: Sequence[Call]) -> str:
@@ -241,7 +241,8 @@ def test_a_torn_call_gets_an_answer_and_never_runs_with_other_arguments(name: st
         ("deepseek", deepseek([MADE]).replace("{", "[").replace("}", "]"), "an object"),
         ("deepseek", deepseek_bare([MADE]).replace("call▁end", "end"), "not closed"),
         ("harmony", harmony([MADE]).replace("{", "{,"), "not valid JSON"),
-        ("harmony", harmony([MADE]).replace("<|message|>{", "{"), "no head of a call"),
+        ("harmony", harmony([MADE]).replace("<|message|>{", "{"), "without the head"),
+        ("harmony", harmony([MADE]).replace("functions.", ""), "without the head"),
         ("harmony", harmony([MADE]).replace("{}", "12"), "an object"),
         ("harmony", harmony([MADE]).replace("<|call|>", ", {}"), "not closed"),
         ("pythonic", "[x(1)]", "not a list of calls"),

@@ -184,17 +184,6 @@ async def test_a_drain_hands_back_what_takes_too_long(tmp_path: Path) -> None:
         await delivery.ack()
 
 
-async def test_masked_truncation(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, truncated="mask", max_turns=2)
-    await stage.bus.publish(make_request())
-    async with stage.at_work():
-        (fact,) = await stage.facts(1)
-    assert isinstance(fact, EpisodeFinished)
-    assert (fact.outcome, fact.sample, fact.turns) == ("truncated", "", 2)
-    assert fact.tokens > 0
-    assert (await stage.bus.stream_info("SAMPLE")).messages == 0
-
-
 async def test_tokens_are_stored_before_the_fact_that_names_them(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     request = make_request()
