@@ -175,18 +175,6 @@ async def test_a_server_that_takes_less_than_before_refuses_one_message(
 # The connection.
 
 
-async def test_a_server_that_comes_for_a_moment_does_not_renew_the_patience(nats_url: str) -> None:
-    async with nats_world(nats_url) as w:
-        connection = w.bus.connection
-        await connection._on_disconnected()
-        since = connection.away_since
-        await anyio.sleep(0.01)
-        await connection._on_disconnected()
-        assert connection.away_since == since
-        await connection._on_reconnected()
-        assert connection.away_since is None
-
-
 @pytest.mark.parametrize("tls", [False, True])
 async def test_a_refused_client_leaves_no_socket(tmp_path: Path, tls: bool) -> None:
     with broker(tmp_path, RUN, tls=tls) as running:

@@ -17,7 +17,7 @@ from engine.records import history
 from engine.records import status as standing
 from engine.records.status import RunStatus, ServerStatus
 from engine.views import live
-from engine.views.overview import histogram, server_rows
+from engine.views.overview import server_rows
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +91,6 @@ def test_warnings_reach_the_view_with_their_fields() -> None:
         "warning", {"event": "role.slow", "role": "agent", "level": "warning"}
     )
     assert "warning: role.slow role=agent" in stream.getvalue()
-
-
-@pytest.mark.parametrize(("counts", "bars"), [((), ""), ((0, 0), ""), ((1, 0, 8), "▁ █"), ((1, 100), "▁█")])
-def test_a_histogram_shows_every_count(counts: tuple[int, ...], bars: str) -> None:
-    assert histogram(counts) == bars
 
 
 def server(name: str, lost: str | None = None) -> ServerStatus:

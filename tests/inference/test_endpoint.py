@@ -294,28 +294,6 @@ async def test_an_error_object_in_an_answer_counts_as_the_status_that_it_names(
         assert endpoint.statistics()["cost_unseen"] == 0.0
 
 
-async def test_an_error_429_in_an_answer_holds_the_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_DELAY", 0.2)
-    body = msgspec.json.encode({"error": {"code": 429}})
-    async with (
-        fake_endpoint(play(Raw(body), Say("now"))) as fake,
-        open_endpoint(settings(fake, tries=1)) as endpoint,
-    ):
-        started = time.monotonic()
-        with pytest.raises(InferenceUnavailable):
-            await endpoint.write(["x"], sampling=SAMPLING)
-        await endpoint.write(["x"], sampling=SAMPLING)
-        assert time.monotonic() - started >= 0.2
-
-
-async def test_blank_lines_before_an_answer_are_skipped() -> None:
-    async with (
-        fake_endpoint(play(Raw(b"\n\n  \n" + choice("stop")))) as fake,
-        open_endpoint(settings(fake)) as endpoint,
-    ):
-        assert (await endpoint.write(["x"], sampling=SAMPLING)).text == "half a text"
-
-
 async def test_no_account_of_the_environment_reaches_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, "mine")

@@ -9,7 +9,6 @@ import pytest
 from scenes.fake_vllm import fake_vllm, until
 from scenes.pools import GENERATE, ask, lost, new_pool, serving
 
-from engine.inference import server_set
 from engine.inference.completion import InferenceUnavailable
 
 
@@ -116,9 +115,10 @@ async def test_who_avoids_the_only_free_server_does_not_hold_up_the_others() -> 
             b.hold.set()
 
 
-async def test_a_server_that_talks_garbage_is_left() -> None:
+@pytest.mark.parametrize("fault", ["garbage", 500])
+async def test_a_server_that_fails_again_and_again_is_left(fault: object) -> None:
     async with fake_vllm() as a, fake_vllm() as b, new_pool() as pool:
-        a.faults[GENERATE] = ["garbage"] * 100
+        a.faults[GENERATE] = [fault] * 100
         pool.apply(serving(a, "a"))
         pool.apply(serving(b, "b"))
         async with anyio.create_task_group() as tasks:
@@ -157,15 +157,6 @@ async def test_a_server_that_comes_back_is_not_fallen_upon() -> None:
             a.hold.set()
         assert a.calls[GENERATE] == 65
         assert pool.statistics()["a.limit"] > 8
-
-
-async def test_what_is_known_of_episodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_set, "_AFFINITIES", 20)
-    async with fake_vllm() as a, new_pool() as pool:
-        pool.apply(serving(a))
-        for index in range(60):
-            await ask(pool, f"{index}")
-        assert len(pool._roster._affinity) <= 20
 
 
 async def test_garbage_in_the_metrics_or_in_the_pause_ends_nobodys_watch(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import anyio
@@ -149,45 +147,6 @@ def test_causes_are_the_exceptions_without_their_tracebacks(tmp_path: Path) -> N
         log.seek(0, 2)
         log.write(b"\nValueError: the last one\n")
     assert causes(path) == "ValueError: the last one"
-
-
-OWNER = """
-import anyio, sys
-from pathlib import Path
-from engine.config import BusConfig, Config, ModelConfig, RunConfig, ServerConfig
-from engine.inference import process
-from engine.inference.vllm import open_session
-directory, code = Path(sys.argv[1]), sys.argv[2]
-process.command = lambda config, path, port, **_: [sys.executable, "-c", code, str(port)]
-async def main():
-    config = Config(
-        run=RunConfig(name="t"), model=ModelConfig(path="x"), server=ServerConfig(start_seconds=20.0)
-    )
-    async with open_session() as session:
-        server = process.serve(config, directory, index=0, log_path=directory / "log", session=session)
-        async with server as one:
-            (directory / "up.tmp").write_text(str(one.pid))
-            (directory / "up.tmp").rename(directory / "up")
-            await anyio.sleep_forever()
-anyio.run(main)
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_of_the_supervisor_leaves_no_server(tmp_path: Path) -> None:
-    def wait_for(condition, seconds: float = 20.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
-    with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), HEALTHY]) as owner:
-        wait_for((tmp_path / "up").exists)
-        guardian = psutil.Process(int((tmp_path / "up").read_text()))
-        family = [guardian, *guardian.children(recursive=True)]
-        assert len(family) == 2
-        owner.kill()
-    wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in family))
 
 
 @pytest.mark.parametrize(

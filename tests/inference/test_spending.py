@@ -156,22 +156,6 @@ async def test_an_answer_that_never_came_may_have_been_charged(fault: Behaviour,
     assert found["spent"] == pytest.approx(found["cost"] + found["cost_unseen"])
 
 
-async def test_an_endpoint_that_never_answers_burns_no_more_than_the_limit() -> None:
-    async with fake_endpoint(lambda _: Raw(b"<html>")) as fake:
-        async with open_endpoint(settings(fake.url, max_cost=5.0)) as endpoint:
-            faults = 0
-            while faults < 50:
-                try:
-                    await endpoint.write(["x"], sampling=SAMPLING)
-                except InferenceUnavailable:
-                    faults += 1
-                except EndpointSpent:
-                    break
-            assert faults < 50
-            assert endpoint.statistics()["spent"] <= 5.0
-        assert 1 <= len(fake.bodies) <= 10
-
-
 async def test_a_request_that_is_cancelled_is_entered() -> None:
     asked = anyio.Event()
 
