@@ -156,11 +156,6 @@ def embedder(method: str = "auto", directory: str = "") -> Embedder:
     return MiniLM(Path(method))
 
 
-def embed(texts: Sequence[str], *, method: str = "hashed") -> Vectors:
-    """Return one row of unit length for each text, (N, D) float32 (:func:`embedder`)."""
-    return embedder(method).embed(texts)
-
-
 def similarities(queries: Vectors, vectors: Vectors) -> Vectors:
     """Return the cosines of every query (Q, D) with every vector (N, D): (Q, N), within [-1, 1]."""
     return np.clip(queries @ vectors.T, -1.0, 1.0).astype(np.float32)

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from engine import similarity
 from engine.errors import ConfigError
 from engine.nano import seeds
-from engine.similarity import HashedTfidf, embed, embedder, nearest, similarities, terms
+from engine.similarity import HashedTfidf, embedder, nearest, similarities, terms
 
+embed = HashedTfidf().embed
 TEXTS = st.lists(st.text(max_size=200), max_size=8)
 
 
