@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -183,6 +183,34 @@ def stop(run: Run = None, directory: Directory = Path("runs")) -> None:
 
 
 @app.command()
+def pause(run: Run = None, directory: Directory = Path("runs")) -> None:
+    """Let a run finish the rounds under way and begin no new ones, until `spade resume`."""
+    _order(run, directory, "pause")
+
+
+@app.command()
+def resume(run: Run = None, directory: Directory = Path("runs")) -> None:
+    """Let a paused run go on."""
+    _order(run, directory, "resume")
+
+
+def _order(run: str | None, directory: Path, command: Literal["pause", "resume"]) -> None:
+    from functools import partial
+
+    import anyio
+
+    from engine.busview.attach import order
+    from engine.run import find
+    from engine.telemetry import quiet_bus
+    from engine.views.watch import ORDERS
+
+    found = find(run, directory)
+    with quiet_bus():
+        anyio.run(partial(order, found, command))
+    print(f"{found.root.name}: {ORDERS[command]}")
+
+
+@app.command()
 def logs(
     run: Run = None,
     name: Annotated[str, typer.Argument(help="Log file; without one, list them.")] = "",
@@ -232,10 +260,12 @@ def watch(
 
     import anyio
 
+    from engine.busview.attach import order
     from engine.run import find
     from engine.views import watch as live_page
 
-    page = partial(live_page.serve, find(run, directory), host, port, partial(print, flush=True), token)
+    say = partial(print, flush=True)
+    page = partial(live_page.serve, find(run, directory), host, port, say, order, token)
     try:
         anyio.run(page)
     except KeyboardInterrupt:

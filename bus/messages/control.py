@@ -33,13 +33,14 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.v1"):
 class RunOrdered(Message, frozen=True, kw_only=True, tag="run_ordered.v1"):
     """An order to ``roles`` (all when empty), stored as a fact, so that no role misses it.
 
+    ``pause`` and ``resume`` of the scorer stop and continue the admission of rounds.
     ``closing``: it is part of the end of the run, so no role begins work. ``at`` is the wall clock (ns).
     """
 
     stream: ClassVar[str] = "EVENT"
     key_form: ClassVar[str] = "ordered:{m.at}"
     tail_form: ClassVar[str] = "event.supervisor.ordered"
-    command: Literal["drain", "resume"]
+    command: Literal["drain", "resume", "pause"]
     at: int
     roles: tuple[str, ...] = ()
     closing: bool = False

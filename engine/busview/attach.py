@@ -15,7 +15,8 @@ from engine.checks.settings import is_bus_url
 from engine.config import BusConfig
 from engine.errors import ConfigError, SpadeError
 from engine.run import RunDirectory, find
-from engine.running import role_host
+from engine.running import drain_commands, role_host
+from engine.running.drain_commands import Command
 from engine.running.supervisor import Address, read_address
 
 _CONNECT_SECONDS = 5.0
@@ -36,6 +37,17 @@ class BusLocation:
     token: str = field(default="", repr=False)
     credentials: str = ""
     ca: str = ""
+
+
+async def order(run: RunDirectory, command: Command) -> None:
+    """Let the scorer of a run in progress ``pause`` (it begins no more rounds) or ``resume``.
+
+    Raises SpadeError when nothing runs it, and as :func:`attached` does.
+    """
+    if run.holder() is None:
+        raise SpadeError(f"The run {run.root.name} is not running.")
+    async with attached(BusLocation(str(run.root))) as bus:
+        await drain_commands.give(bus, command, ("scorer",))
 
 
 @asynccontextmanager

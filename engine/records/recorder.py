@@ -25,7 +25,7 @@ from engine.records.trackers import Trackers
 
 QUEUE = 4096
 BATCH = 512
-GAUGE_SECONDS = 2.0
+GAUGE_SECONDS = 1.0
 
 T = TypeVar("T")
 

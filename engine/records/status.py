@@ -80,13 +80,15 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     ``versions_serving`` has one step per server that is not lost; after an orderly end, those that served
     when it began. ``lineage`` lists the forks: each fence (start of a learner) with the step at which it left
     its predecessor. ``rounds`` counts trained rounds with episodes; ``final``: windows were flushed.
-    ``round_seconds`` is the median time between the newest rounds.
+    ``paused``: the scorer was ordered to begin no more rounds. ``round_seconds`` is the median time between
+    the newest rounds.
     """
 
     step: int
     round: int | None
     rounds: int
     final: bool
+    paused: bool
     version_published: int | None
     version_published_label: str | None
     packed_published: int | None
@@ -193,6 +195,7 @@ class StatusReader:
             round=totals.round if last else None,
             rounds=totals.round + 1 - totals.finals,
             final=bool(last and last["final"]),
+            paused=ended is None and any(values.get("paused") for values in gauges.values()),
             version_published=policy["step"] if policy else None,
             version_published_label=str(Version.unpack(policy["version"])) if policy else None,
             packed_published=policy["version"] if policy else None,

@@ -1,4 +1,4 @@
-"""Drain and resume commands to the roles of a run.
+"""Drain, pause and resume commands to the roles of a run.
 
 A command is a fact in the stream EVENT, so it is as durable as the work that it concerns: a role that was
 disconnected when the command was given reads it afterwards. A role that starts reads the last command to
@@ -19,7 +19,7 @@ from bus.messages import Message, RunOrdered
 
 TAIL = "event.supervisor.ordered"
 
-Command = Literal["drain", "resume"]
+Command = Literal["drain", "resume", "pause"]
 
 
 class Standing(NamedTuple):
@@ -48,12 +48,13 @@ async def give(bus: Bus, command: Command, roles: Sequence[str] = (), *, closing
 async def standing(bus: Bus) -> Standing:
     """Return the state for a role that starts now.
 
-    A drain of single roles, which go on elsewhere, does not concern it. Raises BusError.
+    Commands to single roles do not concern it: a drain of those that go on elsewhere, a pause.
+    Raises BusError.
     """
     held = Standing(drains=False, start=1)
     async for record in bus.replay("EVENT", tails=(TAIL,)):
         order, start = record.message, record.sequence + 1
-        if isinstance(order, RunOrdered) and (order.closing or order.command == "resume"):
+        if isinstance(order, RunOrdered) and order.closing:
             held = Standing(order.command == "drain", start)
         else:
             held = Standing(held.drains, start)

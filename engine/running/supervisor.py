@@ -334,7 +334,8 @@ class Supervisor:
         try:
             while True:
                 state = await anyio.to_thread.run_sync(reader.read)
-                self.view.update(state, self._phase)
+                paused = state.paused and self._phase == "running"
+                self.view.update(state, "paused" if paused else self._phase)
                 if self._phase == "running":
                     self._serving = state.versions_serving
                 if standing.complete(

@@ -20,6 +20,8 @@ from engine.run import RunDirectory, find, newest_first
 from engine.text import duration, number, share
 from engine.training.time_shares import PREFIX
 
+LIVING = ("running", "paused")
+"""States of a run that a process holds."""
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -33,7 +35,7 @@ class RunOverview(NamedTuple):
     def healthy(self) -> bool:
         """False for a run that stopped before its end, and for one with a silent role."""
         return self.facts["state"] == "complete" or (
-            self.facts["state"] == "running" and not self.state.stale_roles
+            self.facts["state"] in LIVING and not self.state.stale_roles
         )
 
     def json(self) -> str:
@@ -73,12 +75,13 @@ def about(found: RunDirectory, state: RunStatus) -> dict[str, Any]:
     if holder is not None and holder.get("pid") == os.getpid():
         holder = None
     ended = state.notes.get("ended") or {}
-    how = "running" if holder is not None else "complete" if ended.get("complete") else "stopped"
+    living = "paused" if state.paused else "running"
+    how = living if holder is not None else "complete" if ended.get("complete") else "stopped"
     steps, left, elapsed = found.steps(), None, None
     if how == "running" and steps is not None and state.round_seconds is not None:
         left = max(steps - state.rounds, 0) * state.round_seconds
     if started := (state.notes.get("started") or {}).get("at"):
-        end = time.time() if how == "running" else max(ended.get("at", 0.0), state.last_event_at or started)
+        end = time.time() if how in LIVING else max(ended.get("at", 0.0), state.last_event_at or started)
         elapsed = max(end - started, 0.0)
     return {
         "run": found.root.name,

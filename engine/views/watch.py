@@ -1,8 +1,8 @@
 """The live page of a run: an HTTP server over its database, and orders to its supervisor.
 
 Routes: ``/`` the page, ``/api/status``, ``/api/curves``, ``/api/environments``, ``/api/environments/DESIGN``,
-``/api/logs``, ``POST /api/stop``, ``/metrics`` for Prometheus. Each needs the token: as ``?token=``, in the
-cookie that the page sets, or as a bearer token.
+``/api/logs``, ``/metrics`` for Prometheus, and ``POST /api/pause``, ``/api/resume``, ``/api/stop``. Each
+needs the token: as ``?token=``, in the cookie that the page sets, or as a bearer token.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import anyio
 import msgspec
 from aiohttp import web
 
+from bus import BusError
 from engine.errors import ConfigError, SpadeError
 from engine.records import status
 from engine.records.envs import Catalogue
 from engine.records.status import RunStatus
 from engine.run import RunDirectory
+from engine.telemetry import quiet_bus
 from engine.views import report
 from engine.views.charts import Row
 from engine.views.overview import about, reading
@@ -35,16 +37,25 @@ _PAGE = Path(__file__).with_name("watch.html")
 _RUN: web.AppKey[RunDirectory] = web.AppKey("run", RunDirectory)
 _TOKEN: web.AppKey[str] = web.AppKey("token", str)
 
+Order = Callable[[RunDirectory, Literal["pause", "resume"]], Awaitable[None]]
+ORDERS: dict[Literal["pause", "resume"], str] = {
+    "pause": "The run pauses: rounds under way are finished, no new ones begin.",
+    "resume": "The run goes on.",
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def serve(run: RunDirectory, host: str, port: int, say: Callable[[str], None], token: str = "") -> None:
+async def serve(
+    run: RunDirectory, host: str, port: int, say: Callable[[str], None], order: Order, token: str = ""
+) -> None:
     """Serve the page of ``run`` until cancelled; ``port`` 0 takes a free one. ``say`` gets the address.
+
+    ``order`` sends a command to the run's scorer.
 
     Raises SpadeError when the port cannot be had.
     """
     token = token or secrets.token_urlsafe(18)
-    runner = web.AppRunner(make_app(run, token), access_log=None)
+    runner = web.AppRunner(make_app(run, token, order), access_log=None)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
@@ -62,7 +73,7 @@ async def serve(run: RunDirectory, host: str, port: int, say: Callable[[str], No
         await runner.cleanup()
 
 
-def make_app(run: RunDirectory, token: str) -> web.Application:
+def make_app(run: RunDirectory, token: str, order: Order) -> web.Application:
     """Return the application of ``run``; requests without ``token`` get status 401."""
     app = web.Application(middlewares=[_authorise, _explain])
     app[_RUN], app[_TOKEN] = run, token
@@ -77,6 +88,7 @@ def make_app(run: RunDirectory, token: str) -> web.Application:
             web.get("/api/environments/{design}", _environment),
             web.get("/api/logs", partial(_json, read_logs)),
             web.post("/api/stop", _stop),
+            *(web.post(f"/api/{name}", partial(_order, order, name)) for name in ORDERS),
         ]
     )
     return app
@@ -139,6 +151,15 @@ async def _metrics(request: web.Request) -> web.StreamResponse:
     with reading(run) as connection:
         text = metrics(run.root.name, await anyio.to_thread.run_sync(status.read, connection))
     return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+
+async def _order(order: Order, name: Literal["pause", "resume"], request: web.Request) -> web.StreamResponse:
+    try:
+        with quiet_bus():
+            await order(request.app[_RUN], name)
+    except (SpadeError, BusError) as error:
+        return web.Response(status=409, text=str(error))
+    return web.Response(status=202, text=f"{ORDERS[name]}\n")
 
 
 async def _stop(request: web.Request) -> web.StreamResponse:

@@ -20,6 +20,7 @@ from bus.messages import (
     EpisodeFinished,
     Message,
     PolicyPublished,
+    RunOrdered,
     ServerLost,
     ServerServing,
 )
@@ -98,6 +99,11 @@ class Curriculum:
         """Return whether no admitted round waits for anything."""
         return self.finished or self.state.closed == self.state.admitted
 
+    @property
+    def _resting(self) -> bool:
+        """Return whether no round is admitted and no cohort asked for; what is under way goes on."""
+        return self.draining or self.state.paused
+
     def start(self) -> list[Command]:
         """Return what the state allows now: the first call after building or restoring a machine."""
         return self._advance()
@@ -132,6 +138,8 @@ class Curriculum:
                 progress.serving(message)
             case ServerLost():
                 progress.lost(message)
+            case RunOrdered(command=("pause" | "resume") as command):
+                state.paused = command == "pause"
             case _:
                 return []
         return commands + self._advance()
@@ -153,6 +161,7 @@ class Curriculum:
             "awaited_plays": state.tallies[state.closed + 1].pending if state.closed < state.admitted else 0,
             "held_designs": len(state.held),
             "servers": len(state.progress.servers),
+            "paused": float(state.paused),
             "reissued": state.reissued,
             "late": state.late,
             "learning_potential": state.tracker.potential(),
@@ -166,7 +175,7 @@ class Curriculum:
         rounds, last = self._segments.rounds, self._segments.last_round
         while self._admissible(state.admitted + 1):
             commands += scheduling.admit(config, state)
-        if not self.draining:
+        if not self._resting:
             commands += scheduling.cohorts(config, state, rounds(state))
         commands += scheduling.waiting(config, state)
         while complete(state, round_ := state.closed + 1):
@@ -177,7 +186,7 @@ class Curriculum:
 
     def _admissible(self, round_: int) -> bool:
         """The pacing rule: at most ``lead`` rounds are played beyond the last one trained and served."""
-        if self.draining or round_ >= self.state.first + self._segments.rounds(self.state):
+        if self._resting or round_ >= self.state.first + self._segments.rounds(self.state):
             return False
         return self.state.progress.allows(round_ - 1 - self.config.curriculum.lead)
 

@@ -138,6 +138,7 @@ class CurriculumState(msgspec.Struct, kw_only=True):
     A run that was finished and then extended consists of segments: ``flushed`` holds the number of rounds
     with plays at the end of each finished one, ``first`` is the current one's first round,
     ``first_cohort`` its first cohort. Rounds ``<= admitted`` may be played, rounds ``<= closed`` are done.
+    ``paused``: an order stopped the admission of rounds.
     """
 
     position: int = 0
@@ -155,6 +156,7 @@ class CurriculumState(msgspec.Struct, kw_only=True):
     tracker: Tracker = msgspec.field(default_factory=Tracker)
     reissued: int = 0
     late: int = 0
+    paused: bool = False
 
 
 class Publish(msgspec.Struct, frozen=True):

@@ -123,6 +123,8 @@ async def test_roles_drained_alone_do_not_bring_a_drained_run_back() -> None:
     await drain_commands.give(bus, "drain")
     last = await drain_commands.give(bus, "drain", ("agent",))
     assert await drain_commands.standing(bus) == drain_commands.Standing(drains=True, start=last + 1)
+    await drain_commands.give(bus, "resume", ("scorer",))
+    assert (await drain_commands.standing(bus)).drains, "a scorer that goes on brings no drained run back"
     await drain_commands.give(bus, "resume")
     last = await drain_commands.give(bus, "drain", ("agent",))
     assert await drain_commands.standing(bus) == drain_commands.Standing(drains=False, start=last + 1)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from aiohttp import ClientSession, CookieJar
 from aiohttp.test_utils import TestClient, TestServer
 from anyio.streams.buffered import BufferedByteReceiveStream
+from scenes import cast_run
+from scenes.browser import browsing
 from scenes.small_run import (
     batch,
     config,
@@ -27,9 +32,11 @@ from scenes.small_run import (
     summary,
 )
 
+from engine.busview.attach import order
+from engine.errors import SpadeError
 from engine.records import history
 from engine.run import RunDirectory
-from engine.views import watch
+from engine.views import overview, watch
 
 TOKEN = "the-token"
 
@@ -52,7 +59,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 async def client(run: RunDirectory) -> AsyncIterator[TestClient]:
-    server = TestServer(watch.make_app(run, TOKEN))
+    server = TestServer(watch.make_app(run, TOKEN, order))
     async with TestClient(server, headers={"Authorization": f"Bearer {TOKEN}"}) as opened:
         yield opened
 
@@ -88,7 +95,7 @@ async def test_prometheus_reads_the_metrics(client: TestClient) -> None:
 
 async def test_a_request_without_the_token_gets_nothing(run: RunDirectory) -> None:
     async with (
-        TestServer(watch.make_app(run, TOKEN)) as server,
+        TestServer(watch.make_app(run, TOKEN, order)) as server,
         ClientSession(cookie_jar=CookieJar(unsafe=True)) as session,
     ):
         for path in ("/", "/api/status", "/metrics", "/api/status?token=guess"):
@@ -135,26 +142,103 @@ with RunDirectory(Path(sys.argv[1])).locked():
         assert await holder.wait() == -signal.SIGTERM
 
 
+async def cast(part: str, directory: Path) -> anyio.abc.Process:
+    """Start a part of a run without a model (:mod:`scenes.cast_run`)."""
+    script = Path(cast_run.__file__)
+    environment = os.environ | {"PYTHONPATH": f"{script.parents[2]}{os.pathsep}{script.parents[1]}"}
+    command = [sys.executable, "-P", str(script), part, str(directory)]
+    return await anyio.open_process(command, stdin=subprocess.DEVNULL, stderr=None, env=environment)
+
+
+@asynccontextmanager
+async def living(directory: Path, phases: list[str]) -> AsyncIterator[RunDirectory]:
+    """A run of a real supervisor, broker and scorer; it drains at the end, and ``phases`` were shown."""
+    run = RunDirectory.of(cast_run.recipe(directory))
+    async with await cast("run", directory) as process:
+        assert process.stdout is not None
+        with anyio.fail_after(30):
+            while not (run.root / "bus.json").exists():  # noqa: ASYNC110 - another process writes it
+                await anyio.sleep(0.05)
+        yield run
+        process.terminate()
+        phases += b"".join([chunk async for chunk in process.stdout]).decode().split()
+        assert await process.wait() == 0
+
+
+async def when(client: TestClient, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return the first status that meets ``condition``."""
+    with anyio.fail_after(20):
+        while True:
+            async with client.get("/api/status") as answer:
+                state = await answer.json() if answer.status == 200 else None
+            if state and condition(state):
+                return state
+            await anyio.sleep(0.1)
+
+
+async def test_a_run_pauses_and_goes_on(tmp_path: Path) -> None:
+    phases: list[str] = []
+    async with (
+        living(tmp_path, phases) as run,
+        TestClient(
+            TestServer(watch.make_app(run, TOKEN, order)), headers={"Authorization": f"Bearer {TOKEN}"}
+        ) as client,
+    ):
+        await when(client, lambda state: state["rounds"] >= 2)
+        async with client.post("/api/pause") as answer:
+            assert (answer.status, await answer.text()) == (202, f"{watch.ORDERS['pause']}\n")
+        await when(client, lambda state: state["state"] == "paused")
+        await when(client, lambda state: not state["gauges"]["scorer/scorer-0"]["open_plays"])
+        still = (await when(client, bool))["events"]
+        await anyio.sleep(2)  # in which a run that goes on plays many rounds
+        paused = await when(client, bool)
+        assert (paused["events"], paused["seconds_left"]) == (still, None)
+        assert overview.read(str(run.root), tmp_path).healthy
+        await order(run, "resume")
+        await when(
+            client, lambda state: state["state"] == "running" and state["rounds"] > paused["rounds"] + 2
+        )
+    assert {"running", "paused"} <= set(phases)
+    with pytest.raises(SpadeError, match="not running"):
+        await order(run, "pause")
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # a browser draws slowly where others are busy
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium (a package of the distribution)")
-@pytest.mark.parametrize("width", [1400, 390])
-async def test_a_browser_draws_the_curves_and_opens_an_environment(
-    run: RunDirectory, tmp_path: Path, width: int
-) -> None:
-    async with TestServer(watch.make_app(run, TOKEN)) as server:
+async def test_a_browser_shows_environments_and_orders_pauses(run: RunDirectory, tmp_path: Path) -> None:
+    """Both widths hold the page; a role that is killed shows; curves move; pause and resume work."""
+    async with TestServer(watch.make_app(run, TOKEN, order)) as server:
         address = str(server.make_url("/").with_query(token=TOKEN).with_fragment("d1"))
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
-        command = [
-            "chromium",
-            *flags,
-            f"--window-size={width},1000",
-            "--virtual-time-budget=15000",
-            "--dump-dom",
-        ]
-        shown = (await anyio.run_process([*command, address], check=True, stderr=None)).stdout.decode()
-    assert "Return of the agent" in shown
-    assert "<svg" in shown
-    assert "class CountEnv" in shown
-    for arm in ("plain, return 1", "hinted, return 1"):
-        assert arm in shown
-    assert shown.count("<tr data-design=") == 1
+        async with browsing(address, tmp_path / "still") as tab:
+            await tab.until("document.querySelectorAll('#charts svg').length > 1")
+            shown = await tab.value("document.body.innerText")
+            for part in ("class CountEnv", "plain, return 1", "hinted, return 1", "Return of the agent"):
+                assert part in shown
+            assert await tab.value("document.querySelectorAll('tr[data-design]').length") == 1
+            for width in (1400, 390):
+                await tab.resize(width)
+                assert await tab.value("document.documentElement.scrollWidth") <= width
+                await tab.screenshot(tmp_path / f"{width}.png")
+    async with (
+        living(tmp_path / "living", []) as alive,
+        TestServer(watch.make_app(alive, TOKEN, order)) as server,
+    ):
+        address = str(server.make_url("/").with_query(token=TOKEN))
+        async with browsing(address, tmp_path / "moving") as tab:
+            await tab.until("document.querySelectorAll('#charts svg').length > 1")
+            drawn = await tab.value("drawnAt")
+            await tab.until(f"Number(drawnAt) > {drawn} + 50")
+            await tab.value("document.getElementById('pause').click()")
+            await tab.until("document.getElementById('state').textContent.startsWith('paused')")
+            await tab.until("document.getElementById('pause').disabled")
+            await tab.value("document.getElementById('resume').click()")
+            await tab.until("document.getElementById('state').textContent.startsWith('running')")
+            async with await cast("role", tmp_path / "living") as process:
+                shows = (
+                    "[...document.querySelectorAll('.role{}')].some(e => e.textContent.includes('evaluator'))"
+                )
+                await tab.until(shows.format(""))
+                process.kill()
+                assert await tab.until(shows.format(".silent"), seconds=20) < 5.5
+            assert not await tab.value("document.querySelectorAll('.role.silent').length > 1")

@@ -21,7 +21,7 @@ from scenes.scorer_world import (
     trained,
 )
 
-from bus.messages import ServerLost
+from bus.messages import RunOrdered, ServerLost
 from engine.lineage import Version
 from roles.scorer import cohort_plan
 from roles.scorer.curriculum import Curriculum
@@ -314,3 +314,26 @@ def test_a_round_is_closed_after_all_its_samples() -> None:
     world.tell(machine, finished(late, 1.0))
     order = [c.message.key for c in world.said.values() if isinstance(c, Publish)]
     assert [key for key in order if key.startswith("round:")] == ["round:0", "round:1", "round:2"]
+
+
+def test_a_pause_changes_when_work_is_asked_for_and_not_what() -> None:
+    recipe = config(steps=12)
+    through, machine = start(recipe)
+    while not machine.finished:
+        step(through, machine)
+    world, machine = start(recipe)
+    step(world, machine)
+    world.tell(machine, RunOrdered(command="pause", at=1, roles=("scorer",)))
+    for _ in range(6):
+        step(world, machine)
+    assert machine.settled
+    assert machine.statistics()["paused"] == 1
+    begun = machine.state.admitted
+    machine = Curriculum.restore(recipe, machine.snapshot())  # a scorer that starts again
+    assert machine.start() == []
+    step(world, machine)
+    assert machine.state.admitted == begun < 11
+    world.tell(machine, RunOrdered(command="resume", at=2, roles=("scorer",)))
+    while not machine.finished:
+        step(world, machine)
+    assert world.said == through.said
