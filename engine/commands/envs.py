@@ -116,8 +116,11 @@ def export(
     state: State = "",
     sort: Sort = "step",
     limit: Limit = 0,
+    as_dataset: Annotated[
+        bool, typer.Option("--dataset", help="Write a data set: JSONL, Parquet and a card.")
+    ] = False,
 ) -> None:
-    """Write programs as files with a manifest: for a suite (dir:DIR) or as a pool of environments."""
+    """Write programs as files with a manifest: for a suite or pool (dir:DIR), Gymnasium or OpenEnv."""
     from engine.records.envs import export as write
 
     with _catalogue(run, directory) as (found, catalogue):
@@ -126,6 +129,11 @@ def export(
             raise ConfigError(
                 f"Run {found.root.name} has no such environment.", remedy="`spade envs list` shows all."
             )
+        if as_dataset:
+            from engine.exports import dataset
+
+            print(f"{dataset.write(catalogue, entries, to, found.root.name)} rows in {to}", flush=True)
+            return
         turns = found.config().designer.max_turns
         count = write(catalogue, entries, to, run=found.root.name, max_turns=turns)
     print(f"{count} programs in {to}", flush=True)

@@ -197,11 +197,7 @@ def export(catalogue: Catalogue, entries: Sequence[EnvironmentRecord], directory
     not empty, SpadeError when it cannot be written.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise ConfigError(
-                f"The directory {directory} is not empty.", remedy="Name an empty or a new directory."
-            )
+        empty(directory)
         rows = []
         first: dict[str, EnvironmentRecord] = {}
         for entry in entries:
@@ -219,6 +215,15 @@ def export(catalogue: Catalogue, entries: Sequence[EnvironmentRecord], directory
             remedy="Name a directory that can be written, on a disk with room.",
         ) from error
     return len(rows)
+
+
+def empty(directory: Path) -> None:
+    """Make a directory unless it is there. Raises ConfigError when it is not empty."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise ConfigError(
+            f"The directory {directory} is not empty.", remedy="Name an empty or a new directory."
+        )
 
 
 def _record(row: dict[str, Any], lengths: dict[str, int]) -> EnvironmentRecord:

@@ -11,7 +11,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from engine.errors import ConfigError
-from engine.gymnasium_env import BlockingPool, SandboxedEnv, register
+from engine.exports.archive import BlockingPool
+from engine.exports.gymnasium_env import SandboxedEnv, register
 from engine.records.envs import MANIFEST
 from sandbox import EnvError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import subprocess
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ import anyio
 from aiohttp import ClientSession, ClientWebSocketResponse
 from anyio.streams.text import TextReceiveStream
 
+_SECONDS = 60.0
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0")
 
 
@@ -27,9 +27,10 @@ class Tab:
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Return the browser's answer to one command."""
         number = next(self._numbers)
-        await self._socket.send_json({"id": number, "method": method, "params": parameters})
-        while (answer := await self._socket.receive_json()).get("id") != number:
-            pass
+        with anyio.fail_after(_SECONDS):
+            await self._socket.send_json({"id": number, "method": method, "params": parameters})
+            while (answer := await self._socket.receive_json()).get("id") != number:
+                pass
         assert "error" not in answer, answer
         found: dict[str, Any] = answer["result"]
         return found
@@ -40,7 +41,7 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    async def until(self, script: str, *, seconds: float = 60) -> float:
+    async def until(self, script: str, *, seconds: float = _SECONDS) -> float:
         """Return after how many seconds an expression of the page was true."""
         begun = anyio.current_time()
         with anyio.move_on_after(seconds):
@@ -55,11 +56,6 @@ class Tab:
             "Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False
         )
 
-    async def screenshot(self, path: Path) -> None:
-        """Write a picture of the whole page."""
-        answer = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        await anyio.Path(path).write_bytes(base64.b64decode(answer["data"]))
-
 
 @asynccontextmanager
 async def browsing(address: str, profile: Path) -> AsyncIterator[Tab]:
@@ -69,7 +65,8 @@ async def browsing(address: str, profile: Path) -> AsyncIterator[Tab]:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     ) as browser:
         try:
-            port = await _port(browser)
+            with anyio.fail_after(_SECONDS):
+                port = await _port(browser)
             async with ClientSession() as session:
                 async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
                     (page,) = [one for one in await answer.json() if one["type"] == "page"]
