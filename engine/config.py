@@ -528,10 +528,11 @@ class EvaluatorConfig(Table, frozen=True, kw_only=True):
 
 
 class UiConfig(Table, frozen=True, kw_only=True):
-    """The live view in the terminal, and the report at the end."""
+    """The live view in the terminal, and the report: every ``report_every`` rounds (0: not), at the end."""
 
     live: Literal["auto", "on", "off"] = "auto"
     report: bool = True
+    report_every: int = 10
 
 
 class Config(Table, frozen=True, kw_only=True):

@@ -6,7 +6,9 @@ compilation. Examples that share a row do not see each other.
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -23,6 +25,7 @@ _FLOOR = 0.03
 _CLIP = 1.0
 _POOL = 96
 _TRIAL_STEPS = 4
+_RECENT = 16
 _COLLAPSE = 2.0
 
 # The drills come first, until their loss (nats a token) is this low or this share of the steps is used up.
@@ -41,7 +44,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of the warm start; ``seconds_left`` is an estimate from the rate so far."""
+    """Progress of the warm start; ``seconds_left`` is an estimate from the newest steps."""
 
     step: int
     steps: int
@@ -181,8 +184,10 @@ def train(
     losses: list[float] = []
     tokens, drilled, drilling = 0, 0, True
     started = time.monotonic()
+    row_seconds = deque[float](maxlen=_RECENT)
     model.train()
     for step in range(schedule.steps):
+        begun = time.monotonic()
         pace.before(step)
         drilling = drilling and not _drilled(losses, schedule.steps)
         drilled += drilling
@@ -200,7 +205,11 @@ def train(
         pace.after(step)
         if progress is not None:
             seconds = time.monotonic() - started
-            left = seconds / (step + 1) * (schedule.steps - step - 1)
+            if step == 1:
+                row_seconds.clear()  # the first step compiles kernels
+            row_seconds.append((time.monotonic() - begun) / batch.tokens.shape[0])
+            # drills have fewer rows than the steps after them
+            left = statistics.median(row_seconds) * schedule.rows * (schedule.steps - step - 1)
             progress(Progress(step + 1, schedule.steps, losses[-1], tokens / seconds, left, pace.threads))
     model.eval()
     tail = losses[-max(1, schedule.steps // 20) :]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -24,6 +25,8 @@ from engine.running.supervisor import Ending, Supervisor
 from engine.views import live
 from engine.views.live import LiveView
 from engine.weights import bus_capacity
+
+PHASE_SECONDS = 10.0
 
 
 def plan_text(path: Path, overrides: Sequence[str]) -> str:
@@ -148,16 +151,35 @@ def _require_fitting(checkpoint: Path, config: Config) -> None:
             )
 
 
+@asynccontextmanager
+async def phase(name: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """Tell how long a part of the start takes: while it lasts, and at its end."""
+    begun = anyio.current_time()
+
+    async def tell() -> None:
+        while True:
+            await anyio.sleep(PHASE_SECONDS)
+            say(f"{name}: {anyio.current_time() - begun:.0f} s")
+
+    say(name)
+    async with flat_task_group() as tasks:
+        tasks.start_soon(tell)
+        yield
+        tasks.cancel_scope.cancel()
+    say(f"{name}: done in {anyio.current_time() - begun:.1f} s")
+
+
 async def _prepare(
     config: Config, directory: RunDirectory, view: LiveView, start: Path | None = None
 ) -> Path:
     await check_external_servers(config)
     model = directory.starting_model()
-    if model is None and start is not None:
-        model = await prepare_restart(start, directory, view.say)
-    elif model is None:
-        model = await prepare_model(config, directory, view.say)
-    async with flat_task_group() as tasks:
+    async with phase("preparing the model", view.say):
+        if model is None and start is not None:
+            model = await prepare_restart(start, directory, view.say)
+        elif model is None:
+            model = await prepare_model(config, directory, view.say)
+    async with phase("checking vLLM's flags and the policy", view.say), flat_task_group() as tasks:
         tasks.start_soon(check_policy, config, model)
         await check_flags(config, model)
     bus_capacity.check(config, model)

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.faults import RoleFailed, explain
+from engine.inference.guarded import guarded
 from engine.machine import commit, describe
 from engine.records import history
 from engine.records import status as standing
@@ -59,6 +60,7 @@ TICK_SECONDS = 1.0
 DISK_SECONDS = 5.0
 LEAST_FREE_MB = 64
 RECORD_SECONDS = 30.0
+REPORT_SECONDS = 600.0
 TELL_SECONDS = 10.0
 SUPERVISOR = "supervisor"
 _LAUNCHERS = ("python", "accelerate", "torchrun")
@@ -121,6 +123,7 @@ class Supervisor:
         self._stop = anyio.Event()
         self._complete = False
         self._serving: tuple[int, ...] = ()
+        self._report_due = anyio.Event()
         self._phase = "starting"
 
     async def run(self) -> Ending:
@@ -210,6 +213,7 @@ class Supervisor:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(recorder.run)
                 tasks.start_soon(self._watch_run, recorder)
+                tasks.start_soon(self._write_reports)
                 # a drain ordered on the bus stops this run
                 tasks.start_soon(
                     partial(drain_commands.heed, bus, "", self._stop, start=resumed + 1, log=self.log)
@@ -329,13 +333,18 @@ class Supervisor:
         """Once per second, read the status of the run, show it, and detect its end."""
         suites = [suite.name for suite in self.config.evaluator.suites]
         awaited = suites if "evaluator" in self._roles else []
+        every, reported = self.config.ui.report_every if self.config.ui.report else 0, 0
         connection = history.open_for_reading(self.directory.database)
         reader = standing.StatusReader(connection)
         try:
             while True:
                 state = await anyio.to_thread.run_sync(reader.read)
-                paused = state.paused and self._phase == "running"
-                self.view.update(state, "paused" if paused else self._phase)
+                self.view.update(
+                    state, stage(state, self._roles) if self._phase == "running" else self._phase
+                )
+                if every and state.rounds // every > reported:
+                    reported = state.rounds // every
+                    self._report_due.set()
                 if self._phase == "running":
                     self._serving = state.versions_serving
                 if standing.complete(
@@ -346,6 +355,18 @@ class Supervisor:
                 await anyio.sleep(TICK_SECONDS)
         finally:
             connection.close()
+
+    async def _write_reports(self) -> None:
+        """Write the report whenever it is due, in a process of its own: drawing takes seconds."""
+        command = [sys.executable, "-P", "-m", "engine.cli", "report", str(self.directory.root)]
+        while True:
+            await self._report_due.wait()
+            self._report_due = anyio.Event()
+            log = self.directory.logs / "report.out"
+            with anyio.move_on_after(REPORT_SECONDS):
+                async with guarded(command, log=log) as process:
+                    if status := await process.wait():
+                        self.log.warning("report.failed", status=status, log=str(log))
 
     async def _show_end(self) -> None:
         connection = history.open_for_reading(self.directory.database)
@@ -382,6 +403,20 @@ class Supervisor:
         self.log.info("signal", number=int(number))
         self.view.say(f"Stopping: up to {self.config.run.drain_seconds:.0f} s to finish what is in hand.")
         self._stop.set()
+
+
+def stage(state: standing.RunStatus, roles: Container[str]) -> str:
+    """Return what a run does before its first episode, else whether it is running or paused."""
+    if state.paused:
+        return "paused"
+    if "server" in roles and not state.versions_serving:
+        return "loading the weights"
+    if state.episodes_finished or "designer" not in roles:
+        return "running"
+    for gauges in state.gauges.values():
+        if "played" in gauges and gauges["in_hand"]:
+            return f"evaluating {gauges['played']:.0f}/{gauges['in_hand']:.0f}"
+    return "writing the first environments"
 
 
 def stages(roles: Mapping[str, type[RoleLike]]) -> list[list[str]]:

@@ -17,7 +17,7 @@ from rich.text import Text
 from engine.config import RunConfig, UiConfig
 from engine.records.status import RunStatus
 from engine.text import clean, duration, number, share
-from engine.views.overview import figures, vendi
+from engine.views.overview import LIVING, figures, vendi
 
 LINE_SECONDS = 10.0
 SHOWN_AT_THE_END = "run.failed"
@@ -56,11 +56,30 @@ def sink(view: LiveView) -> Callable[[str, MutableMapping[str, Any]], None]:
     return show
 
 
+def kind_of(phase: str) -> str:
+    """Return a phase without the counts in it."""
+    return phase.partition(" ")[0]
+
+
+class Phases:
+    """Tells how long a phase before the first round, or a drain, lasts."""
+
+    def __init__(self) -> None:
+        self._kind, self._begun = "", 0.0
+
+    def timed(self, phase: str, now: float) -> str:
+        """Return ``phase`` with its seconds so far; rounds have times of their own."""
+        if kind_of(phase) != self._kind:
+            self._kind, self._begun = kind_of(phase), now
+        return phase if self._kind in LIVING else f"{phase} ({duration(now - self._begun)})"
+
+
 class Lines:
     """Prints one line per trained step or message, and one every ten seconds without news."""
 
     def __init__(self, run: RunConfig, console: Console, clock: Callable[[], float]) -> None:
         self._run, self._console, self._clock = run, console, clock
+        self._phases = Phases()
         self._shown: tuple[object, ...] = ()
         self._at = 0.0
 
@@ -68,11 +87,12 @@ class Lines:
         return nullcontext()
 
     def update(self, status: RunStatus, phase: str) -> None:
-        key = (status.step, status.round, phase, len(status.evaluations))
         now = self._clock()
+        shown = self._phases.timed(phase, now)
+        key = (status.step, status.round, kind_of(phase), len(status.evaluations))
         if key != self._shown or now - self._at >= LINE_SECONDS:
             self._shown, self._at = key, now
-            self.say(line(status, self._run, phase))
+            self.say(line(status, self._run, shown))
 
     def say(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S", time.localtime(self._clock()))
@@ -84,13 +104,14 @@ class LivePanel:
 
     def __init__(self, run: RunConfig, console: Console) -> None:
         self._run, self._console = run, console
+        self._phases = Phases()
         self._live = Live(console=console, refresh_per_second=4, transient=False)
 
     def showing(self) -> AbstractContextManager[object]:
         return self._live
 
     def update(self, status: RunStatus, phase: str) -> None:
-        self._live.update(panel(status, self._run, phase))
+        self._live.update(panel(status, self._run, self._phases.timed(phase, time.time())))
 
     def say(self, text: str) -> None:
         self._console.print(Text(text))

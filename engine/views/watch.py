@@ -1,8 +1,9 @@
 """The live page of a run: an HTTP server over its database, and orders to its supervisor.
 
-Routes: ``/`` the page, ``/api/status``, ``/api/curves``, ``/api/environments``, ``/api/environments/DESIGN``,
-``/api/logs``, ``/metrics`` for Prometheus, and ``POST /api/pause``, ``/api/resume``, ``/api/stop``. Each
-needs the token: as ``?token=``, in the cookie that the page sets, or as a bearer token.
+Routes: ``/`` the page, ``/report``, ``/api/status``, ``/api/curves``, ``/api/environments``,
+``/api/environments/DESIGN``, ``/api/logs``, ``/metrics`` for Prometheus, and ``POST /api/pause``,
+``/api/resume``, ``/api/stop``. Each needs the token: as ``?token=``, in the cookie that the page sets, or as
+a bearer token.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def make_app(run: RunDirectory, token: str, order: Order) -> web.Application:
             web.get("/", _page),
             web.get("/plotly.js", _plotly),
             web.get("/metrics", _metrics),
+            web.get("/report", _report),
             web.get("/api/status", partial(_json, read_status)),
             web.get("/api/curves", partial(_json, read_curves)),
             web.get("/api/environments", partial(_json, read_environments)),
@@ -151,6 +153,13 @@ async def _metrics(request: web.Request) -> web.StreamResponse:
     with reading(run) as connection:
         text = metrics(run.root.name, await anyio.to_thread.run_sync(status.read, connection))
     return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+
+async def _report(request: web.Request) -> web.StreamResponse:
+    path = request.app[_RUN].report
+    if not path.is_file():
+        return web.Response(status=404, text="The report is not written yet: `spade report` writes it.\n")
+    return web.FileResponse(path)
 
 
 async def _order(order: Order, name: Literal["pause", "resume"], request: web.Request) -> web.StreamResponse:

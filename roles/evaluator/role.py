@@ -195,13 +195,18 @@ class EvaluatorRole(Role):
         """Play a suite; samples that have no outcome after several tries are lost."""
         suite, items = self._suites[name]
         samples: list[Sample] = []
+
+        def keep(sample: Sample) -> None:
+            samples.append(sample)
+            self._counts["played"] = len(samples)
+
         harness = Harness(
-            self._table, concurrency=self.config.agent.concurrency // 2, keep=samples.append, delay=back_off
+            self._table, concurrency=self.config.agent.concurrency // 2, keep=keep, delay=back_off
         )
         sampling = msgspec.structs.replace(
             self.config.agent.sampling, temperature=self.config.evaluator.temperature
         )
-        self._counts["in_hand"] = len(items)
+        self._counts["in_hand"], self._counts["played"] = len(items), 0
         self._counts["lost"] += await harness.play(name, suite, items, sampling=sampling)
         self._counts["in_hand"] = 0
         return samples

@@ -67,6 +67,14 @@ def test_plain_lines_are_printed_on_news_only(status: RunStatus) -> None:
     assert "draining" in lines[1]
 
 
+def test_phases_before_the_first_round_show_their_seconds() -> None:
+    phases = live.Phases()
+    shown = [phases.timed(f"evaluating {played}/480", now) for played, now in ((0, 10.0), (210, 52.0))]
+    assert shown == ["evaluating 0/480 (0.0 s)", "evaluating 210/480 (42 s)"]
+    assert phases.timed("running", 60.0) == "running"
+    assert phases.timed("draining", 61.0) == "draining (0.0 s)"
+
+
 @pytest.mark.parametrize(
     ("mode", "terminal", "panel"),
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],

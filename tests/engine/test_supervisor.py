@@ -20,18 +20,23 @@ from scenes.small_run import (
     RememberingView,
     StuckRole,
     config,
+    events,
+    finished,
+    policy,
+    serving,
     with_roles,
 )
 
+from bus.messages import Heartbeat
 from engine import telemetry
-from engine.config import Config
+from engine.config import Config, UiConfig
 from engine.errors import SpadeError
 from engine.records import history
 from engine.records import status as standing
 from engine.records.status import RunStatus
 from engine.run import RunDirectory
 from engine.running.role_host import RoleLike
-from engine.running.supervisor import Ending, Supervisor, read_address, stages
+from engine.running.supervisor import Ending, Supervisor, read_address, stage, stages
 
 ROLES: dict[str, type[RoleLike]] = {
     role.name: role for role in (FakeRole, FakeLearner, FakeServer, FakeEvaluator, StuckRole, BrokenRole)
@@ -116,7 +121,7 @@ async def test_a_run_ends_by_itself_when_all_have_seen_the_final_weights(tmp_pat
     assert state.gauges["fake/fake-0"] == {"queue": 3.0}
     assert state.gauges["supervisor/supervisor"]["recorder.queued"] == 0.0
     assert view.seen[-1][0] == "complete"
-    assert view.seen[0][0] in ("starting", "running")
+    assert view.seen[0][0] in ("loading the weights", "running")
 
 
 async def interrupted(
@@ -216,3 +221,33 @@ def test_those_who_use_the_pool_drain_first_and_servers_last() -> None:
         ["scorer"],
         ["server"],
     ]
+
+
+async def test_the_report_is_written_while_the_run_goes_on(tmp_path: Path) -> None:
+    recipe = with_roles(config(tmp_path, ui=UiConfig(live="off", report_every=1)), "learner", steps=2)
+    report = RunDirectory.of(recipe).report
+
+    async def stop_once_it_is_there() -> None:
+        while not report.exists():  # noqa: ASYNC110 - another process writes it
+            await anyio.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop_once_it_is_there)
+        with anyio.fail_after(50):
+            assert await supervise(recipe) == "stopped"
+    assert "plotly" in report.read_text()
+
+
+def test_a_start_names_its_stages() -> None:
+    connection = history.create(Path(":memory:"))
+    roles = ("server", "designer")
+    assert stage(standing.read(connection), roles) == "loading the weights"
+    history.apply(connection, events([policy(0), serving(0)]))
+    assert stage(standing.read(connection), roles) == "writing the first environments"
+    counts = {"in_hand": 480.0, "played": 210.0}
+    beat = Heartbeat(role="evaluator", instance="evaluator-0", state="running", statistics=counts)
+    history.put_gauges(connection, 1000.0, [beat])
+    assert stage(standing.read(connection), roles) == "evaluating 210/480"
+    history.apply(connection, events([policy(0), serving(0), finished("e1")]))
+    assert stage(standing.read(connection), roles) == "running"

@@ -83,6 +83,14 @@ async def test_the_routes_answer_what_the_run_has(client: TestClient) -> None:
     assert await read(client, "/api/logs") == {"learner.out": ["one", "two"]}
 
 
+async def test_the_report_is_served_once_it_is_written(client: TestClient, run: RunDirectory) -> None:
+    async with client.get("/report") as answer:
+        assert answer.status == 404
+    run.report.write_text("<p>the report")
+    async with client.get("/report") as answer:
+        assert (answer.status, await answer.text()) == (200, "<p>the report")
+
+
 async def test_prometheus_reads_the_metrics(client: TestClient) -> None:
     async with client.get("/metrics") as answer:
         lines = (await answer.text()).splitlines()
