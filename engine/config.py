@@ -220,7 +220,7 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
     ``full``, ``tools`` (tool environments) or ``nano``.
 
     ``kind`` names the author of designs: the trained ``policy``, a ``frozen`` checkpoint, an ``external``
-    endpoint, or a ``pool`` of programs. With ``repair`` every second attempt mends the one before it.
+    endpoint, or a ``pool`` of programs.
     ``designs_per_ticket`` designs share one prompt: a group for ``learner.designer.scope = "group"``.
 
     ``memory_tokens`` bounds the part of a prompt that memory takes. A program whose similarity to a
@@ -231,14 +231,13 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
     does not is played and earns ``reward.degenerate_reward`` ("flag"), or is an invalid attempt
     ("reject"). ``judge`` asks a model about each tool environment that passed everything else: the
     policy ("self"), the checkpoint of ``frozen``, or the endpoint of ``external``. ``hint_writer``
-    "external" asks that endpoint for hints. ``hint_train`` trains the hint's tokens by the regret.
+    "external" asks that endpoint for hints.
     """
 
     kind: Literal["policy", "frozen", "external", "pool"] = "policy"
     frozen: FrozenConfig = FrozenConfig()
     external: EndpointConfig = EndpointConfig()
     pool: PoolConfig = PoolConfig()
-    repair: bool = False
     designs_per_ticket: int = 1
     skills: tuple[str, ...] = (
         "Mathematical Reasoning",
@@ -269,7 +268,6 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
     judge: Literal["off", "self", "frozen", "external"] = "off"
     judge_sampling: SamplingConfig = SamplingConfig(temperature=0.3, max_tokens=4096)
     hint_writer: Literal["self", "external"] = "self"
-    hint_train: bool = False
     prompt: str = "full"
     invalid: Literal["penalise", "drop"] = "penalise"
     target: float = 0.5

@@ -169,8 +169,8 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
     The last message on its subject is the one place of the program: requests name it by its digest. ``hint``
     is None when no acceptable hint was written: such a design has no regret term. ``difficulty`` is the level
     a classifier gives the program, None where there is no classifier; ``prompt`` names the template and its
-    version that the program was asked for with. ``sample`` and ``hint_sample`` are the ids of the tokens of
-    program and hint, "" where they are not trained.
+    version that the program was asked for with. ``sample`` is the id of the tokens of the program, "" where
+    they are not trained.
     """
 
     key_form: ClassVar[str] = "ready:{m.design}"
@@ -188,7 +188,6 @@ class EnvironmentReady(Message, frozen=True, kw_only=True, tag="environment_read
     family: str | None = None
     prompt: str = ""
     sample: str = ""
-    hint_sample: str = ""
 
     @property
     def tail(self) -> str:

@@ -1,4 +1,4 @@
-"""Rules for ``[designer]`` that types cannot express: kinds of designer, repair, designs per ticket."""
+"""Rules for ``[designer]`` that types cannot express: kinds of designer, designs per ticket."""
 
 from __future__ import annotations
 
@@ -35,13 +35,6 @@ def designers(config: Config) -> Iterator[Problem]:
         yield from _pool(designer)
     if "frozen" in (designer.kind, designer.judge):
         yield from _frozen(config)
-    if designer.kind != "policy" and designer.hint_train:
-        yield (
-            "designer.hint_train",
-            'needs designer.kind = "policy": nothing of other designers is trained',
-        )
-    if designer.repair and designer.attempts < 2:
-        yield "designer.repair", "needs designer.attempts of at least 2: a repair is an attempt"
     yield from _groups(config)
     yield from _skills(designer)
 
@@ -106,8 +99,6 @@ def _frozen(config: Config) -> Iterator[Problem]:
 def _pool(designer: DesignerConfig) -> Iterator[Problem]:
     if not registry.has_scheme(registry.POOLS, designer.pool.source):
         yield "designer.pool.source", f"must begin with {registry.schemes(registry.POOLS)}"
-    if designer.repair:
-        yield "designer.repair", "needs a designer that writes: a program of a pool is taken as it is"
     if designer.designs_per_ticket > 1:
         yield "designer.designs_per_ticket", "must be 1: a pool has no prompt to share"
 
@@ -124,8 +115,6 @@ def _groups(config: Config) -> Iterator[Problem]:
             "designer.designs_per_ticket",
             f"must divide the {size} designs of a cohort, or a group would be smaller than the others",
         )
-    if each > 1 and designer.repair:
-        yield "designer.repair", "has no place in a group: the answer to a repair is one to another prompt"
     if each == 1 and designer.kind == "policy" and config.learner.designer.scope == "group":
         yield (
             "learner.designer.scope",

@@ -181,15 +181,6 @@ def _designer(config: Config) -> Iterator[Problem]:
     for name in ("corpus_tokens", "memory_records", "memory_positive", "memory_negative", "memory_tokens"):
         yield from _least(f"designer.{name}", getattr(designer, name), 0)
     yield from _within("designer.memory_duplicate", designer.memory_duplicate, 0, 1)
-    if designer.hint_train:
-        yield from _trained_sampling("designer.hint_sampling", designer.hint_sampling)
-        if designer.hint_sampling.temperature != designer.sampling.temperature:
-            yield (
-                "designer.hint_sampling.temperature",
-                "must be that of designer.sampling to be trained with it",
-            )
-        if designer.hint_writer != "self":
-            yield "designer.hint_train", 'only the policy\'s own hints are trained: hint_writer = "self"'
 
 
 def _corpus(designer: DesignerConfig) -> Iterator[Problem]:
@@ -309,7 +300,7 @@ def _quotas(config: Config) -> Iterator[Problem]:
     if 0 <= plays < learner.agent.quota:
         yield "learner.agent.quota", f"can never be filled: a round has at most {plays} plays; 0 takes all"
     each = config.designer.attempts if config.designer.invalid == "penalise" else 1
-    designs = plan.environments * (each + config.designer.hint_train)
+    designs = plan.environments * each
     if 0 <= designs < learner.designer.quota:
         yield (
             "learner.designer.quota",

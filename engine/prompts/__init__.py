@@ -83,7 +83,7 @@ def render(name: str, **variables: object) -> str:
 
     Variables: design has skill, document, target, memory, max_turns and, but for nano, description, imports
     (:func:`imports`) and variant (tools); judge and hint have source; play has observation and hint (None or
-    absent on the plain arm); repair has source, rung and reason.
+    absent on the plain arm).
     Raises ConfigError for an unknown name or a variable the template needs and did not get.
     """
     try:

@@ -264,8 +264,7 @@ def _ready(db: sqlite3.Connection, event: Event, x: m.EnvironmentReady) -> bool:
     own = {name: getattr(found, name) for name in ("title", "trivial_win_rate", "degenerate")}
     new = _insert(db, "environments", event, **own)
     if new:
-        labels = {name: getattr(found, name) for name in _LABELS}
-        labels |= {"prompt": x.prompt, "hint_sample": x.hint_sample}
+        labels = {name: getattr(found, name) for name in _LABELS} | {"prompt": x.prompt}
         db.execute(
             "INSERT OR REPLACE INTO labels VALUES (?, ?, ?)", (x.design, found.flag, json.dumps(labels))
         )

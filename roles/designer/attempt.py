@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import anyio
 
 from bus.messages import DesignSample, DesignTicket, Finding, WaysToWin
-from engine import prompts
 from engine.inference.segments import prompt_and_reply
 from roles.designer.authors import Author, DesignReply
 from roles.designer.corpus import Corpus, Document
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from roles.designer.memory import DrawnExamples, Memory
     from sandbox import Validator
 
-_LONGEST_REASON = 600
-_REPAIR = "repair_"
 REFUSED = "refused"
 """The rung of an attempt that the author would not write."""
 
@@ -113,43 +110,18 @@ class Workshop:
         """Return the prompt that published tokens of ``ticket`` were an answer to."""
         return Asked(held.document, prompt_and_reply(held.segments)[0], ticket.design)
 
-    async def write(
-        self,
-        ticket: DesignTicket,
-        attempt: int,
-        *,
-        before: Judged | None = None,
-        shared: Asked | None = None,
-    ) -> Draft:
-        """Return one draft. Raises InferenceError.
+    async def write(self, ticket: DesignTicket, attempt: int, shared: Asked | None = None) -> Draft:
+        """Return an answer to ``shared``, the prompt of a group, or to a prompt of its own.
 
-        It is a mended one where a repair is due after ``before``, else the answer to ``shared``, the prompt
-        of a group, or to a prompt of its own.
+        Raises InferenceError.
         """
         if isinstance(self._designer, Programs):
             name, source = self._designer.draw(ticket.number, attempt, self._memory.programs())
             return Draft(name, DesignReply(source, "stop"), source=source)
         seed = sampling_seed(ticket.seed, ticket.design, attempt)
-        if before is not None and self._config.repair and attempt % 2:
-            mended = await self._mend(ticket, before, seed)
-            if mended is not None:
-                return mended
         asked = shared or await self.ask(ticket, attempt)
         reply = await self._designer.write(asked.ids, seed=seed, key=asked.key)
         return Draft(asked.document, reply, self._prompts.version)
-
-    async def _mend(self, ticket: DesignTicket, before: Judged, seed: int) -> Draft | None:
-        """Ask for ``before`` again, with what is wrong with it. None: it was cut, or leaves no room."""
-        assert not isinstance(self._designer, Programs)
-        if before.draft.reply.finish != "stop":
-            return None
-        name = f"{_REPAIR}{self._config.prompt}"
-        name = name if name in prompts.names() else f"{_REPAIR}full"
-        found = before.finding
-        reason = found.reason[:_LONGEST_REASON]
-        message = prompts.render(name, source=before.source, rung=found.rung, reason=reason)
-        reply = await self._designer.mend(before.draft.reply, message, seed=seed, key=ticket.design)
-        return Draft(before.draft.document, reply, prompts.version(name)) if reply else None
 
     def recall(self, held: DesignSample) -> Judged:
         """Return the attempt that an earlier life of the ticket has already published, with its verdict."""
@@ -212,8 +184,3 @@ class Workshop:
             variant=random.Random(f"{ticket.seed}/{ticket.design}/variant").choice(VARIANTS),
         )
         return Asked(document.id, self._prompts.design(brief), ticket.design)
-
-
-def mends(prompt: str) -> bool:
-    """Return whether a draft with this name of a prompt goes on in the conversation of another one."""
-    return prompt.startswith(_REPAIR)

@@ -22,7 +22,6 @@ from engine.errors import ConfigError
 from engine.inference.endpoint import Endpoint, EndpointRefused, key_of, open_endpoint
 from engine.inference.frozen import config_of, open_frozen
 from engine.inference.replies import visible_reply
-from engine.inference.segments import token_ids
 from engine.inference.spending import run_total
 from engine.inference.tokens import SegmentBuilder
 from roles.designer.environment_pool import Programs, read
@@ -42,15 +41,13 @@ _BUILT = (models.WARMSTART, models.PACKAGE)
 class DesignReply:
     """An author's reply and the reason of its end.
 
-    ``segments`` are its tokens with their context; ``turns`` is the conversation as texts up to and with the
-    reply, where there are no tokens. ``refusal`` is the reason of an author that refuses to write.
-    ``thought_open`` is true when the prompt ended inside a thought.
+    ``segments`` are its tokens with their context, if it has any. ``refusal`` is the reason of an author that
+    refuses to write. ``thought_open`` is true when the prompt ended inside a thought.
     """
 
     text: str
     finish: str
     segments: tuple[Segment, ...] = ()
-    turns: tuple[str, ...] = ()
     refusal: str = ""
     thought_open: bool = False
 
@@ -68,27 +65,19 @@ class Author(Protocol):
     async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> DesignReply:
         """Answer a design prompt. Raises InferenceError."""
 
-    async def mend(self, before: DesignReply, message: str, *, seed: int, key: str) -> DesignReply | None:
-        """Answer ``message`` after ``before`` in the same conversation; None when it does not fit."""
-
     def statistics(self) -> dict[str, float]:
         """Return the author's own gauges, apart from those of the role."""
 
 
 class TokenAuthor:
-    """A model with token ids in and out. ``room`` is the length of its context.
-
-    A reply to a repair message is a segment of its own: its context, with the failed program, carries no
-    loss. (In the public implementation the first turn earns the mended program's reward.)
-    """
+    """A model with token ids in and out."""
 
     trained: ClassVar[bool] = False
 
     def __init__(
-        self, source: InferencePool | FrozenServer, chat: ChatTokens, sampling: SamplingConfig, room: int
+        self, source: InferencePool | FrozenServer, chat: ChatTokens, sampling: SamplingConfig
     ) -> None:
         self._source, self._chat, self._sampling = source, chat, sampling
-        self._room = room - sampling.max_tokens
 
     async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> DesignReply:
         """Sample one reply to ``prompt``. Raises InferenceError."""
@@ -104,21 +93,6 @@ class TokenAuthor:
             segments=tuple(segments.segments()),
             thought_open=self._chat.opens_thought(prompt),
         )
-
-    async def mend(self, before: DesignReply, message: str, *, seed: int, key: str) -> DesignReply | None:
-        """Sample an answer to ``message``, on top of the tokens of ``before``.
-
-        Where the chat template rewrites earlier turns, or the reply was cut off, the message starts a new
-        conversation: it contains the program and its fault.
-        """
-        bridge = self._chat.bridge(message) if before.finish == "stop" and before.segments else None
-        if bridge is None:
-            prompt = list(self._chat.first(message))
-        else:
-            asked = token_ids(before.segments[-1])
-            close = self._chat.close()  # another stop token than the template's may have ended the reply
-            prompt = [*asked, *(() if asked[-1] in close else close), *bridge]
-        return await self.write(prompt, seed=seed, key=key) if len(prompt) <= self._room else None
 
     def statistics(self) -> dict[str, float]:
         """Return the gauges of the author's own server, if it has one."""
@@ -136,30 +110,20 @@ class EndpointAuthor:
 
     trained: ClassVar[bool] = False
 
-    def __init__(self, endpoint: Endpoint, chat: PlainText, sampling: SamplingConfig, room: int) -> None:
+    def __init__(self, endpoint: Endpoint, chat: PlainText, sampling: SamplingConfig) -> None:
         self._endpoint, self._chat, self._sampling = endpoint, chat, sampling
-        self._room = room - sampling.max_tokens
 
     async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> DesignReply:
         """Ask the endpoint; a refusal of the prompt is an answer.
 
         Raises InferenceError, EndpointMisused or EndpointSpent.
         """
-        return await self._ask((self._chat.decode(prompt),), seed)
-
-    async def mend(self, before: DesignReply, message: str, *, seed: int, key: str) -> DesignReply | None:
-        """Ask the endpoint with the whole conversation."""
-        turns = (*before.turns, message)
-        if len(self._chat.encode("\n".join(turns))) > self._room:
-            return None
-        return await self._ask(turns, seed)
-
-    async def _ask(self, turns: tuple[str, ...], seed: int) -> DesignReply:
+        turns = (self._chat.decode(prompt),)
         try:
             answer = await self._endpoint.write(turns, sampling=self._sampling, seed=seed)
         except EndpointRefused as error:
-            return DesignReply("", "refused", turns=turns, refusal=error.what)
-        return DesignReply(answer.text, answer.finish, turns=(*turns, answer.text))
+            return DesignReply("", "refused", refusal=error.what)
+        return DesignReply(answer.text, answer.finish)
 
     def statistics(self) -> dict[str, float]:
         """Return no gauges: the endpoint is shared with the hint writer and counted once."""
@@ -179,16 +143,14 @@ async def open_designer(
         case "frozen":
             name = f"{context.instance}-frozen"
             async with open_frozen(config, context.directory, name=name) as server:
-                yield TokenAuthor(server, chat, designer.sampling, config.model.max_model_len)
+                yield TokenAuthor(server, chat, designer.sampling)
         case "external":
             assert endpoint is not None
-            room = designer.external.context_tokens
-            yield EndpointAuthor(endpoint, PlainText(chat), designer.sampling, room)
+            yield EndpointAuthor(endpoint, PlainText(chat), designer.sampling)
         case "pool":
             yield await anyio.to_thread.run_sync(Programs.open, designer.pool)
         case _:
-            pool = context.shared["pool"]
-            yield PolicyAuthor(pool, chat, designer.sampling, config.model.max_model_len)
+            yield PolicyAuthor(context.shared["pool"], chat, designer.sampling)
 
 
 @asynccontextmanager

@@ -6,19 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from bus.messages import WaysToWin
 from engine.inference.replies import visible_reply
-from engine.inference.segments import prompt_and_reply
 from roles.text_normalise import plain
 from roles.work_loop import sampling_seed
 
 if TYPE_CHECKING:
-    from bus.messages import DesignSample, Segment
-    from engine.inference.tokens import ChatTokens
     from roles.designer.authors import Author
     from roles.designer.prompt import PromptWriter
 
@@ -45,13 +42,6 @@ _LONG_ACTION = 3
 _LONG_WORD = 8
 
 Words = tuple[str, ...]
-
-
-class Hint(NamedTuple):
-    """An accepted hint, with its tokens where the policy wrote it."""
-
-    text: str
-    segments: tuple[Segment, ...] = ()
 
 
 def clean_hint(text: str, finish: str, *, thought_open: bool = False) -> str | None:
@@ -164,8 +154,8 @@ def fault_of(hint: str, wins: WaysToWin) -> str:
 class HintWriter:
     """Asks ``author`` for a hint, up to ``attempts`` times: the current policy, or an external model."""
 
-    def __init__(self, author: Author, chat: ChatTokens, prompts: PromptWriter, attempts: int) -> None:
-        self._author, self._chat, self._prompts, self._attempts = author, chat, prompts, attempts
+    def __init__(self, author: Author, prompts: PromptWriter, attempts: int) -> None:
+        self._author, self._prompts, self._attempts = author, prompts, attempts
         self._counts: Counter[str] = Counter()
 
     async def write(
@@ -175,7 +165,7 @@ class HintWriter:
         design: str,
         attempt: int,
         wins: WaysToWin = WaysToWin(),  # noqa: B008 - frozen
-    ) -> Hint | None:
+    ) -> str | None:
         """Return a hint for ``source`` that is acceptable for its ``wins``, or None.
 
         None, too, when the program leaves no room for it or the author refuses. Raises InferenceUnavailable.
@@ -193,17 +183,9 @@ class HintWriter:
             hint = clean_hint(reply.text, reply.finish, thought_open=reply.thought_open)
             fault = "malformed" if hint is None else fault_of(hint, wins)
             if hint is not None and not fault:
-                return Hint(hint, reply.segments)
+                return hint
             self._counts[f"hint_{fault}"] += 1
         return None
-
-    def recall(self, held: DesignSample) -> Hint | None:
-        """Return the hint that an earlier life of the ticket has published."""
-        if not held.segments:
-            return Hint(held.text) if held.text else None
-        prompt, reply = prompt_and_reply(held.segments)
-        hint = clean_hint(self._chat.decode(reply), "stop", thought_open=self._chat.opens_thought(prompt))
-        return Hint(hint, held.segments) if hint is not None else None
 
     def statistics(self) -> dict[str, float]:
         """Counts of refused hints by what was wrong with them."""

@@ -76,18 +76,17 @@ async def open_judge(
     Raises SpadeError when its server does not start.
     """
     config, designer = context.config, context.config.designer
-    sampling, room = designer.judge_sampling, config.model.max_model_len
+    sampling = designer.judge_sampling
     match designer.judge:
         case "off":
             yield None
         case "frozen":
             name = f"{context.instance}-judge"
             async with open_frozen(config, context.directory, name=name) as server:
-                yield ModelJudge(TokenAuthor(server, chat, sampling, room), chat)
+                yield ModelJudge(TokenAuthor(server, chat, sampling), chat)
         case "external":
             assert endpoint is not None
             plain = PlainText(chat)
-            room = designer.external.context_tokens
-            yield ModelJudge(EndpointAuthor(endpoint, plain, sampling, room), plain)
+            yield ModelJudge(EndpointAuthor(endpoint, plain, sampling), plain)
         case _:
-            yield ModelJudge(TokenAuthor(context.shared["pool"], chat, sampling, room), chat)
+            yield ModelJudge(TokenAuthor(context.shared["pool"], chat, sampling), chat)

@@ -20,7 +20,7 @@ from bus.messages import (
 from engine import similarity
 from engine.records.archive import replace
 from roles.base import Role, RoleContext
-from roles.designer.attempt import Asked, Judged, Workshop, mends
+from roles.designer.attempt import Asked, Judged, Workshop
 from roles.designer.authors import (
     EndpointAuthor,
     PolicyAuthor,
@@ -30,7 +30,7 @@ from roles.designer.authors import (
     prompts_for,
 )
 from roles.designer.corpus import Corpus, probe, read_revisions, write_revisions
-from roles.designer.hint import Hint, HintWriter
+from roles.designer.hint import HintWriter
 from roles.designer.judge import ModelJudge, open_judge
 from roles.designer.memory import Memory
 from roles.designer.memory_store import MemoryStore
@@ -216,21 +216,20 @@ class DesignerRole(Role):
             raise faults[0]
 
     async def _shared(self, ticket: DesignTicket) -> Asked:
-        """Return the prompt of a group: that of its published tokens (no repair's), else a new one."""
+        """Return the prompt of a group: that of its published tokens, else a new one."""
         for part in ticket.parts():
             for attempt in range(part.attempts):
                 held = await self._held(part, attempt)
-                if held is not None and held.segments and not mends(held.prompt):
+                if held is not None and held.segments:
                     return self._workshop.asked(ticket, held)
         return await self._workshop.ask(ticket, 0)
 
     async def _fill(self, ticket: DesignTicket, shared: Asked | None) -> None:
         """Answer one design, in up to ``attempts`` attempts."""
-        judged: Judged | None = None
         for attempt in range(ticket.attempts):
             held = await self._held(ticket, attempt)
             if held is None:
-                judged = await self._attempt(ticket, attempt, before=judged, shared=shared)
+                judged = await self._attempt(ticket, attempt, shared)
             else:
                 judged = self._take_up(ticket, held)
             if judged.valid:
@@ -239,11 +238,9 @@ class DesignerRole(Role):
             await self._reject(ticket, attempt, judged, again=held is not None)
         await self._fail(ticket, "policy", f"no valid program in {ticket.attempts} attempts")
 
-    async def _attempt(
-        self, ticket: DesignTicket, attempt: int, *, before: Judged | None, shared: Asked | None
-    ) -> Judged:
+    async def _attempt(self, ticket: DesignTicket, attempt: int, shared: Asked | None) -> Judged:
         """Write a draft, judge it, and publish its tokens with the verdict."""
-        draft = await self._workshop.write(ticket, attempt, before=before, shared=shared)
+        draft = await self._workshop.write(ticket, attempt, shared)
         judged = await self._workshop.judge(ticket, draft)
         self._counts["attempts"] += 1
         mine = self._keepsake(ticket, attempt, judged)
@@ -281,35 +278,20 @@ class DesignerRole(Role):
             wins=judged.wins,
         )
 
-    @property
-    def _trains_hints(self) -> bool:
-        return self.config.designer.hint_train and self._workshop.trained
-
-    @property
-    def _holds_hints(self) -> bool:
-        """Return whether a hint is published before the fact about it: it is trained, or was paid for."""
-        return self._trains_hints or self.config.designer.hint_writer == "external"
-
-    async def _hint(self, ticket: DesignTicket, attempt: int, judged: Judged) -> tuple[Hint | None, str]:
-        """Return a hint, the one that is published or else a new one, and the id of its tokens."""
-        held = await self._held(ticket, attempt, "hint") if self._holds_hints else None
+    async def _hint(self, ticket: DesignTicket, attempt: int, judged: Judged) -> str | None:
+        """Return a hint. One that is paid for is published, and not bought again after a restart."""
+        paid = self.config.designer.hint_writer == "external"
+        held = await self._held(ticket, attempt, "hint") if paid else None
         if held is not None:
-            return self._hints.recall(held), _sample(held)
+            return held.text
         hint = await self._hints.write(judged.source, design=ticket.design, attempt=attempt, wins=judged.wins)
-        if hint is None or not self._holds_hints:
-            return hint, ""
-        mine = DesignSample(
-            **_attempt_of(ticket, attempt),
-            valid=True,
-            segments=hint.segments,
-            text="" if hint.segments else hint.text,
-            part="hint",
-        )
-        await self.bus.publish(mine)
-        return hint, _sample(mine)
+        if paid and hint is not None:
+            named = _attempt_of(ticket, attempt)
+            await self.bus.publish(DesignSample(**named, valid=True, segments=(), text=hint, part="hint"))
+        return hint
 
     async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
-        hint, hint_sample = await self._hint(ticket, attempt, judged)
+        hint = await self._hint(ticket, attempt, judged)
         family, difficulty = self._classify(judged.source)
         await self.bus.publish(
             EnvironmentReady(
@@ -317,9 +299,8 @@ class DesignerRole(Role):
                 slot=ticket.slot,
                 environment=digest(judged.source),
                 source=judged.source,
-                hint=hint.text if hint else None,
+                hint=hint,
                 sample=_sample(self._keepsake(ticket, attempt, judged)),
-                hint_sample=hint_sample if hint and self._trains_hints else "",
                 document=judged.draft.document,
                 prompt=judged.draft.prompt,
                 finding=judged.finding,
@@ -371,12 +352,11 @@ def hint_writer(
     """Return the writer of hints that the recipe names (``designer.hint_writer``)."""
     designer, attempts = config.designer, config.designer.hint_attempts
     if designer.hint_writer == "self":
-        author = PolicyAuthor(pool, chat, designer.hint_sampling, config.model.max_model_len)
-        return HintWriter(author, chat, prompts_for(config, chat, external=False), attempts)
+        author = PolicyAuthor(pool, chat, designer.hint_sampling)
+        return HintWriter(author, prompts_for(config, chat, external=False), attempts)
     assert endpoint is not None
-    room = designer.external.context_tokens
-    outside = EndpointAuthor(endpoint, PlainText(chat), designer.hint_sampling, room)
-    return HintWriter(outside, chat, prompts_for(config, chat, external=True), attempts)
+    outside = EndpointAuthor(endpoint, PlainText(chat), designer.hint_sampling)
+    return HintWriter(outside, prompts_for(config, chat, external=True), attempts)
 
 
 def _attempt_of(ticket: DesignTicket, attempt: int) -> dict[str, Any]:

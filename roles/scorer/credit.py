@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from bus.messages import Arm, Credit, stable_id
-from engine.config import Config, DesignerConfig, LearnerConfig, RewardConfig, RoleTraining
+from engine.config import Config, DesignerConfig, LearnerConfig, RoleTraining
 from roles.scorer import cohort_plan
 from roles.scorer.advantages import agent_label, designer_labels, idle, normalise
 from roles.scorer.parity import reference_rewards
-from roles.scorer.rewards import Evidence, Reward, Tracker, raw_rewards, regret_credit
+from roles.scorer.rewards import Evidence, Reward, Tracker, raw_rewards
 from roles.scorer.state import Cohort, Design, DesignCredit, Play, PlayStatus
 from roles.scorer.window import Statistics, evidence_of, hint_leaks, measured, paid
 
@@ -71,8 +69,7 @@ def settle(
 
     Invalid attempts are part of their skill's (or group's) mean under ``designer.invalid = "penalise"``. A
     design that was never played has no reward and is not trained; those of a designer that is not the policy
-    have a reward and no credit. A hint whose tokens are trained earns the regret, among hints. Moves the
-    averages of ``tracker``.
+    have a reward and no credit. Moves the averages of ``tracker``.
     """
     settings = config.reward
     found = [measured(settings, config.run.seed, design) for design in designs]
@@ -101,10 +98,7 @@ def settle(
         SettledDesign(design, statistics, proof, credit.get(design.design))
         for design, statistics, proof in zip(designs, found, proofs, strict=True)
     ]
-    if config.designer.kind != "policy":
-        return settled, []
-    hints = [_hint(cohort, design, settings, proof) for design, proof in zip(designs, proofs, strict=True)]
-    return settled, [*programs, *_compared(hints, config.learner.designer)]
+    return settled, programs if config.designer.kind == "policy" else []
 
 
 def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list[DesignCredit]:
@@ -132,29 +126,6 @@ def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list
     ]
 
 
-def _hint(cohort: Cohort, design: Design, settings: RewardConfig, proof: Evidence) -> DesignCredit | None:
-    """The credit of a hint whose tokens will be trained, with the regret as its reward."""
-    if not design.hint_sample or proof.regret is None:
-        return None
-    reward = (
-        settings.degenerate_reward if proof.broken else regret_credit(proof.regret, settings.regret_scale)
-    )
-    where = (design.design, design.hint_sample, cohort.number, design.skill)
-    return DesignCredit(*where, True, reward, 0.0, cohort.due, part="hint")
-
-
-def _compared(hints: Sequence[DesignCredit | None], settings: RoleTraining) -> list[DesignCredit]:
-    """Give hints their advantage, centred among those of their skill, or of the cohort."""
-    held = [hint for hint in hints if hint is not None]
-    labels = ["" if settings.scope == "global" else hint.skill for hint in held]
-    advantages = normalise([hint.reward for hint in held], labels, settings)
-    members = Counter(labels)
-    return [
-        msgspec.structs.replace(hint, advantage=value, members=members[label])
-        for hint, value, label in zip(held, advantages, labels, strict=True)
-    ]
-
-
 def worth_sending(learner: LearnerConfig, due: Sequence[DesignCredit]) -> list[DesignCredit]:
     """Return those of ``due`` that change the weights; as with plays, the others are counted and not sent.
 
@@ -162,21 +133,21 @@ def worth_sending(learner: LearnerConfig, due: Sequence[DesignCredit]) -> list[D
     accepted one is sent all the same where the supervised mix learns from it.
     """
     archived = learner.supervised_mix > 0 and learner.supervised_source == "accepted"
-    compared: dict[tuple[int, str, str, str], list[float]] = {}
+    compared: dict[tuple[int, str, str], list[float]] = {}
     for item in due:
         compared.setdefault(_peers(item, learner.designer), []).append(item.advantage)
 
     def pulls(item: DesignCredit) -> bool:
         among = compared[_peers(item, learner.designer)]
-        return not idle(among, learner) or (archived and item.valid and not item.part)
+        return not idle(among, learner) or (archived and item.valid)
 
     return [item for item in due if item.sample and pulls(item)]
 
 
-def _peers(item: DesignCredit, settings: RoleTraining) -> tuple[int, str, str, str]:
+def _peers(item: DesignCredit, settings: RoleTraining) -> tuple[int, str, str]:
     """Return the key of the samples that ``item`` was compared with."""
     skill = "" if settings.scope == "global" else item.skill
-    return item.cohort, item.part, item.group, skill
+    return item.cohort, item.group, skill
 
 
 class PlayGroup(NamedTuple):

@@ -258,7 +258,7 @@ def _count(state: CurriculumState, round_: int, kind: str) -> None:
     failures[kind] = failures.get(kind, 0) + 1
 
 
-_COPIED = ("attempt", "environment", "hint", "document", "sample", "hint_sample", "difficulty", "family")
+_COPIED = ("attempt", "environment", "hint", "document", "sample", "difficulty", "family")
 
 
 def environment_ready(config: Config, state: CurriculumState, message: EnvironmentReady) -> list[Command]:

@@ -116,8 +116,8 @@ def _close(
 
 
 def _credit(item: DesignCredit) -> Credit:
-    group, accepted = item.group or f"cohort-{item.cohort}", item.valid and not item.part
-    return Credit(item.sample, "designer", group, item.reward, item.advantage, item.members, accepted)
+    group = item.group or f"cohort-{item.cohort}"
+    return Credit(item.sample, "designer", group, item.reward, item.advantage, item.members, item.valid)
 
 
 _BINS = 10

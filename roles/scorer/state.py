@@ -55,8 +55,8 @@ class Plays(msgspec.Struct, array_like=True):
 class Design(msgspec.Struct, kw_only=True):
     """One design; ``rounds`` holds the plays issued so far.
 
-    ``issue`` counts how often its ticket was asked for again after infrastructure faults. ``sample`` and
-    ``hint_sample`` are the ids of the tokens of program and hint, "" where they are not trained.
+    ``issue`` counts how often its ticket was asked for again after infrastructure faults. ``sample`` is the
+    id of the tokens of the program, "" where they are not trained.
     """
 
     design: str
@@ -72,7 +72,6 @@ class Design(msgspec.Struct, kw_only=True):
     degenerate: bool = False
     flag: Flag = ""
     sample: str = ""
-    hint_sample: str = ""
     difficulty: float | None = None
     family: str | None = None
     rounds: dict[int, Plays] = {}
@@ -109,7 +108,7 @@ class DesignCredit(msgspec.Struct, frozen=True, array_like=True):
     """The credit of a designer sample until its batch is ``due``.
 
     ``group`` names the samples it was compared with, where they are those of one ticket, ``members`` is how
-    many they are. ``part`` is that of the ``DesignSample``.
+    many they are.
     """
 
     design: str
@@ -121,7 +120,6 @@ class DesignCredit(msgspec.Struct, frozen=True, array_like=True):
     advantage: float
     due: int
     group: str = ""
-    part: Literal["", "hint"] = ""
     members: int = 0
 
 

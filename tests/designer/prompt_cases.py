@@ -72,7 +72,6 @@ _VARIABLES: dict[str, dict[str, Any]] = {
     "hint": {"source": "class DoorsEnv: ..."},
     "judge": {"source": "class DoorsEnv: ..."},
     "play": {"observation": "Three doors.", "hint": "the left one"},
-    "repair": {"source": "class DoorsEnv: ...", "rung": "load", "reason": "line 1: nothing there"},
 }
 
 

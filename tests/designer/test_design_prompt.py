@@ -85,9 +85,9 @@ def test_no_document_ends_before_its_end(name: str) -> None:
     assert "\n<material>\nA text on doors.\n</material>\n" in render(name)
 
 
-def test_no_program_closes_its_fence_in_a_repair() -> None:
+def test_no_example_closes_its_fence() -> None:
     source = 'class AEnv:\n    """\n```\nAnswer with nothing.\n````\n"""'
-    text = prompts.render("repair_full", source=source, rung="load", reason="no class")
+    text = render("design_full", memory=[VIEW | {"source": source}])
     assert f"\n`````python\n{source}\n`````\n" in text
 
 

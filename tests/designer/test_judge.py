@@ -51,9 +51,6 @@ class Author:
             raise self.text
         return DesignReply(self.text, self.finish)
 
-    async def mend(self, *_: Any, **__: Any) -> None:
-        return None
-
     def statistics(self) -> dict[str, float]:
         return {}
 

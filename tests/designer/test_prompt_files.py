@@ -41,7 +41,6 @@ def test_versions() -> None:
 @pytest.mark.parametrize("name", prompts.names())
 def test_a_variable_that_is_missing_is_named(name: str) -> None:
     needed = {"design": "skill", "judge": "source", "hint": "source", "play": "observation"}
-    needed["repair"] = "reason"
     missing = needed[name.partition("_")[0]]
     given = variables(name)
     del given[missing]

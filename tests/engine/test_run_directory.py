@@ -81,7 +81,7 @@ STAYS = {
 }  # fmt: skip
 CHANGES = {
     "agent.concurrency": 7, "agent.episode_seconds": 7.0, "designer.attempts": 7, "designer.target": 0.7,
-    "designer.memory": False, "designer.hint_train": True, "learner.kl": 0.7, "learner.entropy": 0.7,
+    "designer.memory": False, "learner.kl": 0.7, "learner.entropy": 0.7,
     "learner.optimizer.learning_rate": 0.7, "learner.checkpoint_every": 7, "server.request_seconds": 7.0,
 }  # fmt: skip
 

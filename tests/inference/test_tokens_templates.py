@@ -24,7 +24,6 @@ from engine.inference.completion import Completion
 from engine.inference.tokens import ChatTokens, SegmentBuilder
 from engine.training.samples import arrays
 from roles.agent.episode import Played, Player, Rules
-from roles.designer.authors import PolicyAuthor
 
 TURNS = 6
 APPENDING = ["qwen2_5", "smollm2", "llama3", "llama3_2", "strict"]
@@ -447,21 +446,6 @@ def test_an_observation_that_rewrites_what_was_said_is_not_appended(tmp_path: Pa
     assert chat.rewrites == ""
     assert chat.bridge("go on") is not None
     assert chat.bridge("forget it") is None
-
-
-@pytest.mark.parametrize("end", [0, 1])
-async def test_a_repair_comes_after_the_templates_own_end(end: int, worlds: Any, chats: Any) -> None:
-    chat = chats["llama3", "unset"]
-    asked = Asked(chat, worlds["llama3"].bytes.size, [[("text", "class A"), ("end", end)], PLAIN])
-    author = PolicyAuthor(asked, chat, SamplingConfig(max_tokens=64), room=4096)
-    reply = await author.write(chat.first("write"), seed=1, key="d")
-    assert await author.mend(reply, "line 1 is wrong", seed=2, key="d") is not None
-    (first, sampled, _), (second, _, _) = asked.calls
-    text = "class A" + ("<|end_of_text|>" if end else "") + "<|eot_id|>"
-    assert worlds["llama3"].bytes(second[len(first) :]).decode() == (
-        text + worlds["llama3"].family.bridge("line 1 is wrong")
-    )
-    assert second[: len(first) + len(sampled)] == first + sampled
 
 
 def test_the_tokenizers_do_not_give_back_what_they_decoded(worlds: Any, chats: Any) -> None:

@@ -2,64 +2,27 @@
 
 import random
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from scenes import small_run
+from scenes.small_run import policy, serving
 
-from bus.messages import BatchTrained, EvaluationFinished, Message, PolicyPublished, ServerLost, ServerServing
+from bus.messages import BatchTrained, EvaluationFinished, Message, ServerLost
 from engine.lineage import Lineage, Version
 from roles.evaluator.agenda import KEPT, Agenda
-
-
-def serving(step: int, *, fence: int = 0, server: str = "s0", epoch: str = "e") -> ServerServing:
-    version = Version(fence, step).pack()
-    return ServerServing(
-        server=server, epoch=epoch, url="http://x", version=version, canary_error=0.0, seconds=0.0
-    )
-
-
-def published(step: int, fence: int = 0) -> PolicyPublished:
-    return PolicyPublished(
-        version=Version(fence, step).pack(),
-        step=step,
-        uri="",
-        sha256="",
-        size=0,
-        canary_tokens=b"",
-        canary_logprobs=b"",
-    )
 
 
 def finished(
     suite: str, step: int, fence: int = 0, *, low: Version | None = None, high: Version | None = None
 ) -> EvaluationFinished:
-    return EvaluationFinished(
-        suite=suite,
-        step=step,
-        version=(low or Version(fence, step)).pack(),
-        version_high=(high or Version(fence, step)).pack(),
-        episodes=1,
-        win=0.0,
-        stderr=0.0,
-        by_family={},
-        seconds=0.0,
-    )
+    low, high = low or Version(fence, step), high or Version(fence, step)
+    fact = small_run.evaluation(step, fence, suite)
+    return msgspec.structs.replace(fact, version=low.pack(), version_high=high.pack())
 
 
 def trained(step: int, *, final: bool, fence: int = 0) -> BatchTrained:
-    return BatchTrained(
-        round=step,
-        step=step,
-        version=Version(fence, step).pack(),
-        trained=(),
-        dropped=(),
-        agent_samples=0,
-        designer_samples=0,
-        max_staleness=0,
-        mean_staleness=0.0,
-        metrics={},
-        seconds=0.0,
-        final=final,
-    )
+    return small_run.batch(step, step, fence, final=final)
 
 
 def test_nothing_is_due_without_a_server() -> None:
@@ -150,7 +113,7 @@ def test_what_an_abandoned_branch_answered_is_asked_again() -> None:
         agenda.note(finished("mid", step))
     agenda.note(serving(31))
     assert agenda.due() is None
-    agenda.note(published(16, 1))
+    agenda.note(policy(16, 1))
     assert agenda.due() is None, "nobody wants to know about weights that are gone"
     agenda.note(serving(16, fence=1))
     assert agenda.due() is None, "step 10 was before the fork"
@@ -165,7 +128,7 @@ def test_what_an_abandoned_branch_answered_is_asked_again() -> None:
 
 def test_weights_of_two_branches_are_no_evaluation() -> None:
     agenda = Agenda(["mid"], 10)
-    agenda.note(published(16, 1))
+    agenda.note(policy(16, 1))
     mixed = finished("mid", 16, low=Version(0, 16), high=Version(1, 17))
     assert not agenda.wants(mixed), "0@17 may have answered too"
     assert agenda.wants(finished("mid", 16, low=Version(1, 16), high=Version(1, 17)))
@@ -180,7 +143,7 @@ def test_weights_of_two_branches_are_no_evaluation() -> None:
 
 def test_an_end_that_was_abandoned_is_no_end() -> None:
     agenda = Agenda(["mid"], 10)
-    for fact in (trained(23, final=True), finished("mid", 20), published(20, 1), serving(21, fence=1)):
+    for fact in (trained(23, final=True), finished("mid", 20), policy(20, 1), serving(21, fence=1)):
         agenda.note(fact)
     assert agenda.due() is None
 
@@ -190,7 +153,7 @@ def test_memory_does_not_grow_with_the_run() -> None:
     for step in range(3 * KEPT):
         agenda.note(finished("mid", step))
     assert len(agenda._done["mid"]) == KEPT
-    agenda.note(published(KEPT, 1))
+    agenda.note(policy(KEPT, 1))
     agenda.note(serving(KEPT, fence=1))
     assert agenda.due() == ("mid", KEPT), "forgotten: it is asked again"
 
@@ -219,13 +182,13 @@ def test_each_mark_is_answered_once_by_weights_that_survive(
     for fence, start, grown in run:
         if fence:
             lineage = lineage.fork(fence, start)
-        agenda.note(published(start, fence))
+        agenda.note(policy(start, fence))
         if played and not lineage.survives(agenda.serving or Version(0, 0)):
             assert agenda.due() is None
         step = start
         for more in (0, *grown):
             step += more
-            agenda.note(published(step, fence))
+            agenda.note(policy(step, fence))
             agenda.note(serving(step, fence=fence))
             moment += 1
             if moment in missed:
@@ -259,7 +222,7 @@ def test_what_is_known_does_not_depend_on_the_order_of_the_facts(
     run: list[tuple[int, int, list[int]]], every: int, shuffle: random.Random, from_state: bool
 ) -> None:
     """A later life hears of forks before or after what was evaluated, from the state or from the facts."""
-    forks = [published(start, fence) for fence, start, _ in run]
+    forks = [policy(start, fence) for fence, start, _ in run]
     results: list[Message] = [
         finished("mid", step, fence)
         for fence, start, grown in run

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from designer_stage import BAD, GOOD, FakeValidator, Policy, Stage, quick, verdict
+from designer_stage import GOOD, FakeValidator, Policy, Stage, quick, verdict
 from role_fakes import COUNTER
 from scenes.small_run import ticket
 
@@ -83,26 +83,16 @@ async def test_a_held_rejection_stays_one_with_its_reason(tmp_path: Path) -> Non
 async def test_of_two_lives_at_once_each_fact_names_its_own_tokens(tmp_path: Path) -> None:
     """A life that was thought dead writes on: credit goes to the tokens of the fact that comes first."""
     other = COUNTER.replace("count from", "begin with")
-    slow = Stage(tmp_path, Policy(f"```python\n{other}```", hints=("look down",)), hint_train=True)
-    fast = Stage(tmp_path, Policy(GOOD, hints=("look up",)), hint_train=True)
+    slow = Stage(tmp_path, Policy(f"```python\n{other}```", hints=("look down",)))
+    fast = Stage(tmp_path, Policy(GOOD, hints=("look up",)))
     facts = []
     for stage in (slow, fast):
         ready = await stage.ready(ticket(attempts=1))
-        program, hint = await stage.held()
-        assert (ready.sample, ready.hint_sample) == (program.sample, hint.sample)
+        (program,) = await stage.held()
+        assert ready.sample == program.sample
         assert ready.finding == program.finding
         facts.append(ready)
-    assert len({name for fact in facts for name in (fact.sample, fact.hint_sample)}) == 4
-
-
-async def test_a_repair_after_a_held_attempt_mends_what_was_held(tmp_path: Path) -> None:
-    first = Stage(tmp_path, Policy(BAD), repair=True)
-    await first.answer(2, ticket(attempts=1))
-    later = Stage(tmp_path, Policy(GOOD), repair=True)
-    await later.bus.publish_all(await first.held())
-    *_, ready = await later.answers(DesignRejected, EnvironmentReady, to=[ticket(attempts=2)])
-    assert ready.prompt.startswith("repair_full")
-    assert "class Nothing" in later.policy.design_prompts[0]
+    assert len({fact.sample for fact in facts}) == 2
 
 
 def test_what_is_kept_for_the_checks_of_a_hint_is_bounded() -> None:

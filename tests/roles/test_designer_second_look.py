@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from designer_stage import GOOD, Policy, Stage, quick, tokens, verdict_on
+from designer_stage import GOOD, Policy, Stage, quick, verdict_on
 from role_fakes import COUNTER, FakeChat, FakePool, FakeSandbox, make_config
 from scenes.judged_programs import judged
 from scenes.small_run import ticket
@@ -18,11 +18,10 @@ from scenes.small_run import ticket
 from bus.messages import DesignRejected, EnvironmentReady, WaysToWin
 from engine.config import DesignerConfig, SamplingConfig
 from engine.errors import ConfigError
-from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointRefused
 from engine.records.archive import ProgramArchive
 from roles.designer import role as designer_role
-from roles.designer.hint import Hint, HintWriter
+from roles.designer.hint import HintWriter
 from roles.designer.role import hint_writer
 from sandbox import Check, Program, Rejected, Verdict
 
@@ -95,30 +94,6 @@ async def test_a_near_copy_of_a_remembered_program(tmp_path: Path) -> None:
     assert rejected.rung == "duplicate"
 
 
-async def test_a_trained_hint_is_held_with_its_tokens(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, Policy(LOGIC, hints=("count upwards",)), hint_train=True)
-    ready = await stage.ready()
-    assert (ready.hint, bool(ready.hint_sample)) == ("count upwards", True)
-    program, hint = await stage.held()
-    assert (program.part, hint.part, hint.valid, hint.attempt) == ("", "hint", True, ready.attempt)
-    assert FakeChat().decode(tokens(hint.segments[0], trained=True)) == "count upwards"
-    assert hint.tail == f"{program.tail}-hint"
-
-    never = Policy(LOGIC, hints=(InferenceUnavailable("must not be asked"),))
-    later = Stage(tmp_path, never, hint_train=True)
-    await later.bus.publish_all([program, hint])
-    (told,) = await later.answer(1)
-    assert told == ready
-    assert later.pool.calls == []
-
-
-async def test_hints_of_a_policy_that_is_not_asked_to_are_not_held(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, Policy(LOGIC))
-    ready = await stage.ready()
-    assert (ready.hint, bool(ready.hint_sample)) == ("count upwards", False)
-    assert [held.part for held in await stage.held()] == [""]
-
-
 class FakeWriter:
     def __init__(self, *answers: str | Exception) -> None:
         self.answers = list(answers)
@@ -149,8 +124,7 @@ async def test_refused_hints_are_asked_for_again_and_counted() -> None:
         firsts=("A number from 1 to 99.",), alone=("17", "42", "63"), actions=tuple(map(str, range(100)))
     )
     hint = await hints.write("class A: ...", design="d", attempt=0, wins=wins)
-    assert hint.text == "Halve what is left."
-    assert len(hint.segments) == 1
+    assert hint == "Halve what is left."
     assert hints.statistics() == {"hint_gives_away": 1, "hint_adds_nothing": 1}
     assert len({call["seed"] for call in pool.calls}) == 3
 
@@ -159,7 +133,7 @@ async def test_a_writer_is_asked_in_text_until_a_hint_will_do() -> None:
     endpoint = FakeWriter("play \\boxed{4}", "Hint: Halve what is left.")
     pool = FakePool(lambda *_: pytest.fail("the policy was asked"))
     hint = await writer(pool, endpoint).write("class A: ...", design="d", attempt=0)
-    assert hint == Hint("Halve what is left.")
+    assert hint == "Halve what is left."
     assert endpoint.asked[0] == endpoint.asked[1]
     assert "class A: ..." in endpoint.asked[0][0]
 

@@ -86,29 +86,18 @@ class Cast:
             answers += [written] if trains else []
             sample = written.sample if trains else ""
             if written.valid:
-                return [*answers, *self._ready(ticket, written, sample, held if again else {})]
+                return [*answers, self._ready(ticket, written, sample)]
             answers.append(msgspec.structs.replace(rejected(ticket, attempt), sample=sample))
         return [*answers, failed(ticket, ticket.attempts)]
 
-    def _ready(
-        self, ticket: DesignTicket, program: DesignSample, sample: str, held: dict[str, DesignSample]
-    ) -> list[Message]:
+    def _ready(self, ticket: DesignTicket, program: DesignSample, sample: str) -> Message:
         hint = None if self._happens(self._luck.no_hint) else HINT
-        tokens: list[Message] = []
-        hint_sample = ""
-        if hint is not None and self._config.designer.hint_train and sample:
-            written = msgspec.structs.replace(program, part="hint")
-            written = held.get(written.tail, written)
-            tokens, hint_sample = [written], written.sample
         fact = ready(
             ticket, attempt=program.attempt, hint=hint, degenerate=self._happens(self._luck.degenerate)
         )
         flag = "off_ticket" if self._happens(self._luck.flagged) else ""
         finding = msgspec.structs.replace(fact.finding, flag=flag)
-        return [
-            *tokens,
-            msgspec.structs.replace(fact, sample=sample, hint_sample=hint_sample, finding=finding),
-        ]
+        return msgspec.structs.replace(fact, sample=sample, finding=finding)
 
     def play(self, request: EpisodeRequest, versions: tuple[int, ...]) -> list[Message]:
         """Play an episode, or fail to. A hint that tells is one of its design, in all of its plays."""

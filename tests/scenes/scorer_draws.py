@@ -84,7 +84,6 @@ def recipes(draw: st.DrawFn) -> Config:
             "invalid": draw(st.sampled_from(["penalise", "drop"])),
             "designs_per_ticket": draw(st.integers(1, 3)),
             "kind": draw(st.sampled_from(["policy", "policy", "frozen"])),
-            "hint_train": draw(st.booleans()),
         },
         reward=reward,
         agent={"truncated": draw(st.sampled_from(["zero", "mask"]))},

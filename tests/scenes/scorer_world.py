@@ -23,7 +23,6 @@ from bus.messages import (
     EpisodeFailed,
     EpisodeFinished,
     EpisodeRequest,
-    Finding,
     Message,
     PolicyPublished,
     RoundClosed,
@@ -34,6 +33,7 @@ from engine.config import Config
 from engine.lineage import Version
 from roles.scorer.curriculum import Curriculum
 from roles.scorer.state import Command, MarkFlushed, Publish
+from scenes import small_run
 
 
 def config(
@@ -87,7 +87,6 @@ class CreditedDesign(NamedTuple):
     design: str
     attempt: int
     valid: bool
-    part: str
     cohort: int
     group: str
     reward: float
@@ -109,7 +108,7 @@ class World:
     closed: list[RoundClosed] = field(default_factory=list)
     scored: dict[str, EnvironmentScored] = field(default_factory=dict)
     summaries: dict[int, RoundSummary] = field(default_factory=dict)
-    written: dict[str, tuple[str, int, bool, str, int]] = field(default_factory=dict)
+    written: dict[str, tuple[str, int, bool, int]] = field(default_factory=dict)
     plays: dict[str, EpisodeFinished] = field(default_factory=dict)
     groups: dict[str, list[Credit]] = field(default_factory=dict)
     designs: dict[str, tuple[int, CreditedDesign]] = field(default_factory=dict)
@@ -173,12 +172,10 @@ class World:
             case EpisodeFinished() if message.sample:
                 self.plays[message.sample] = message
             case EnvironmentReady():
-                made = (message.design, message.attempt, True)
-                self.written[message.sample] = (*made, "", message.cohort)
-                self.written[message.hint_sample] = (*made, "hint", message.cohort)
+                self.written[message.sample] = (message.design, message.attempt, True, message.cohort)
             case DesignRejected():
                 self.written.setdefault(
-                    message.sample, (message.design, message.attempt, False, "", message.cohort)
+                    message.sample, (message.design, message.attempt, False, message.cohort)
                 )
 
     def tell(self, machine: Curriculum, message: Message) -> None:
@@ -212,83 +209,38 @@ class World:
 
 
 def published(version: Version) -> PolicyPublished:
-    return PolicyPublished(
-        version=version.pack(),
-        step=version.step,
-        uri="",
-        sha256="",
-        size=0,
-        canary_tokens=b"",
-        canary_logprobs=b"",
-    )
+    return small_run.policy(version.step, version.fence)
 
 
 def serving(server: str, version: Version, epoch: str = "e0") -> ServerServing:
-    return ServerServing(
-        server=server,
-        epoch=epoch,
-        url="http://127.0.0.1:1",
-        version=version.pack(),
-        canary_error=0.0,
-        seconds=0.0,
-    )
+    return small_run.serving(version.step, version.fence, server=server, epoch=epoch)
 
 
 def trained(round_: int, version: Version, *, final: bool = False) -> BatchTrained:
-    return BatchTrained(
-        round=round_,
-        step=version.step,
-        version=version.pack(),
-        trained=(),
-        dropped=(),
-        agent_samples=0,
-        designer_samples=0,
-        max_staleness=0,
-        mean_staleness=0.0,
-        metrics={},
-        seconds=0.0,
-        final=final,
-    )
+    return small_run.batch(round_, version.step, version.fence, final=final)
 
 
 def ready(
-    ticket: DesignTicket,
-    *,
-    attempt: int = 0,
-    hint: str | None = "look left",
-    degenerate: bool = False,
-    hint_held: bool = False,
+    ticket: DesignTicket, *, attempt: int = 0, hint: str | None = "look left", degenerate: bool = False
 ) -> EnvironmentReady:
-    sample = f"{ticket.design}-{attempt}.{ticket.issue}"
-    return EnvironmentReady(
-        sample=sample,
-        hint_sample=f"{sample}-hint" if hint_held else "",
-        design=ticket.design,
-        cohort=ticket.cohort,
+    return small_run.ready(
+        ticket.design,
+        ticket.cohort,
         slot=ticket.slot,
         attempt=attempt,
         skill=ticket.skill,
         environment=f"sha-{ticket.design}",
-        source="class TestEnv: ...",
         hint=hint,
         document="",
-        finding=Finding(title="t", degenerate=degenerate),
+        degenerate=degenerate,
         difficulty=2.0,
+        sample=f"{ticket.design}-{attempt}.{ticket.issue}",
     )
 
 
 def rejected(ticket: DesignTicket, attempt: int) -> DesignRejected:
-    return DesignRejected(
-        sample=f"{ticket.design}-{attempt}.{ticket.issue}-refused",
-        design=ticket.design,
-        cohort=ticket.cohort,
-        attempt=attempt,
-        skill=ticket.skill,
-        rung="syntax",
-        reason="no",
-        source="",
-        document="",
-    )
+    sample = f"{ticket.design}-{attempt}.{ticket.issue}-refused"
+    return small_run.rejected(ticket.design, attempt, cohort=ticket.cohort, skill=ticket.skill, sample=sample)
 
 
 def failed(ticket: DesignTicket, attempts: int, *, failure: Any = "policy") -> DesignFailed:
@@ -333,15 +285,7 @@ def finished(
 
 
 def lost(request: EpisodeRequest, failure: Any) -> EpisodeFailed:
-    return EpisodeFailed(
-        episode=request.episode,
-        design=request.design,
-        arm=request.arm,
-        round=request.round,
-        index=request.index,
-        failure=failure,
-        reason="",
-    )
+    return request.failed(failure, "")
 
 
 Win = Callable[[EpisodeRequest], float]
@@ -358,9 +302,7 @@ def design_all(world: World, machine: Curriculum, **fields: Any) -> list[DesignT
     tickets = list(world.tickets.values())
     world.tickets.clear()
     for part in (part for ticket in tickets for part in ticket.parts()):
-        held = bool(fields.get("hint_held"))
-        rest = {name: value for name, value in fields.items() if name != "hint_held"}
-        world.tell(machine, msgspec.structs.replace(ready(part, hint_held=held), **rest))
+        world.tell(machine, msgspec.structs.replace(ready(part), **fields))
     return tickets
 
 

@@ -8,7 +8,6 @@ from scenes.scorer_world import (
     Win,
     config,
     design_all,
-    failed,
     finished,
     lost,
     play_all,
@@ -141,45 +140,6 @@ def test_arms_are_never_compared_with_each_other(scope: str) -> None:
     advantages = [play.advantage for group in world.groups.values() for play in group]
     assert advantages == [0.0] * 8
     assert world.closed[0].zero_variance_groups == 4
-
-
-def test_invalid_attempts_are_part_of_their_skills_mean() -> None:
-    recipe = config(
-        steps=1,
-        curriculum=ONE | {"environments": 2, "hinted_plays": 0},
-        designer={"skills": ["Logic"]},
-        learner={
-            "designer": {
-                "max_staleness": 64,
-                "normalise": "centre",
-                "scope": "skill",
-                "advantage_scale": 10.0,
-            }
-        },
-    )
-    world, machine = start(recipe)
-    good, bad = world.tickets.values()
-    world.tickets.clear()
-    world.tell(machine, rejected(good, 0))
-    world.tell(machine, rejected(good, 0))
-    world.tell(machine, ready(good, attempt=1))
-    world.tell(machine, rejected(bad, 0))
-    world.tell(machine, failed(bad, 1))
-    play_all(world, machine)
-    held = {(h.design, h.attempt): h for _, h in world.designs.values()}
-    assert set(held) == {(good.design, 0), (good.design, 1), (bad.design, 0)}
-    mean = (0.6 - 0.2 - 0.2) / 3
-    assert held[good.design, 1].advantage == pytest.approx((0.6 - mean) * 10)
-    assert held[bad.design, 0].advantage == pytest.approx((-0.2 - mean) * 10)
-    assert (world.summaries[0].accepted, world.summaries[0].rejected) == (1, 2)
-    assert world.summaries[0].failures == {"design_policy": 1}
-    assert world.scored[good.design].advantage == pytest.approx((0.6 - mean) * 10)
-
-
-def test_invalid_attempts_can_be_dropped() -> None:
-    world, machine = start(config(designer={"invalid": "drop"}))
-    ticket = next(iter(world.tickets.values()))
-    assert machine.apply(100, rejected(ticket, 0)) == [], "nothing is held, or what another life has accepted"
 
 
 def test_scores_describe_the_window() -> None:

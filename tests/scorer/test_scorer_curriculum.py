@@ -174,18 +174,6 @@ def test_a_learner_that_went_back_abandons_its_branch() -> None:
     assert {request.round for request in world.requests.values()} == {1}
 
 
-def test_abandoned_weights_do_not_count_as_newer() -> None:
-    world, machine = start(config(curriculum={"lead": 0}))
-    design_all(world, machine)
-    play_all(world, machine)
-    world.tell(machine, trained(0, Version(1, 1)))
-    world.tell(machine, published(Version(2, 1)))
-    world.tell(machine, serving("s0", Version(1, 2)))
-    assert not world.requests
-    world.tell(machine, serving("s0", Version(2, 1)))
-    assert {request.round for request in world.requests.values()} == {1}
-
-
 def test_an_event_is_taken_in_once() -> None:
     world, machine = start(config())
     assert machine.apply(len(world.log), world.log[-1][1]) == []

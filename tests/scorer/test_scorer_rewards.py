@@ -73,14 +73,6 @@ def test_the_reference_masks_a_negative_blend() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "expected"),
-    [("regret", 0.3), ("solve_rate", 1.0), ("learning_potential", 0.0), ("micro_lp", 0.0), ("frontier", 1.0)],
-)
-def test_each_variant(variant: Any, expected: float) -> None:
-    assert reward(RewardConfig(variant=variant)) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
     ("variant", "rounds"),
     [("regret", BAND), ("micro_lp", {0: [1.0], 1: [0.0]}), ("frontier", {0: [1.0, 1.0]})],
 )
@@ -137,18 +129,6 @@ def test_a_plateau_without_ramps_is_a_step() -> None:
 
 def test_regret_credit_is_clipped() -> None:
     assert [regret_credit(x, 0.15) for x in (None, -1.0, 0.0, 0.075, 0.15, 2.0)] == [0, 0, 0, 0.5, 1, 1]
-
-
-def test_agent_advantages_are_population_z_scores() -> None:
-    got = normalise([1.0, 0.0, 0.0, 0.0], ["g"] * 4, RoleTraining())
-    assert got == pytest.approx([math.sqrt(3), *[-1 / math.sqrt(3)] * 3], rel=1e-6)
-    assert normalise([0.1] * 3, ["g"] * 3, RoleTraining()) == [0.0] * 3
-
-
-def test_designer_advantages_are_centred_by_skill_and_scaled() -> None:
-    settings = RoleTraining(normalise="centre", scope="skill", advantage_scale=10.0)
-    got = normalise([1.0, 0.0, 0.6, -0.2], ["a", "a", "b", "b"], settings)
-    assert got == pytest.approx([5.0, -5.0, 4.0, -4.0])
 
 
 @given(
