@@ -23,8 +23,8 @@ from anyio.lowlevel import checkpoint
 from nats.aio.subscription import Subscription
 
 from bus.concurrency import flat_task_group
+from bus.credentials import read_seed, trust
 from bus.errors import BusError, BusUnavailable, Denied, NotFound
-from bus.keys import read_seed, trust
 from bus.messages import token as subject_token
 from bus.nats_client import Arrival, NatsClient
 

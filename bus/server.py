@@ -29,8 +29,8 @@ from anyio.abc import Process
 
 from bus.concurrency import flat_task_group
 from bus.connection import open_connection
+from bus.credentials import write_private
 from bus.errors import BusError, BusUnavailable
-from bus.keys import write_private
 from bus.subjects import Names
 
 log = logging.getLogger("spade.bus")

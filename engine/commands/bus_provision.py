@@ -69,7 +69,7 @@ def provision(
 def _write(run: str, directory: Path, roles: tuple[str, ...]) -> None:
     """Write the files and print their paths."""
     from bus import BusError
-    from bus.keys import ACCOUNT, SEEDS, write_account
+    from bus.credentials import ACCOUNT, SEEDS, write_account
 
     try:
         write_account(run, directory, roles)
@@ -81,7 +81,7 @@ def _write(run: str, directory: Path, roles: tuple[str, ...]) -> None:
 
 def _login(directory: Path | None, token: str, ca: str) -> dict[str, Any]:
     from bus.access import ADMIN
-    from bus.keys import SEEDS
+    from bus.credentials import SEEDS
     from engine.running import role_host
 
     place = directory / SEEDS if directory is not None and not token else None

@@ -85,14 +85,14 @@ def _require_keys(config: Config) -> None:
         return
     if not Path(table.credentials).expanduser().is_dir():
         raise ConfigError(
-            f"bus.keys = {table.credentials!r} is no directory.",
+            f"bus.credentials = {table.credentials!r} is no directory.",
             remedy="Name the directory of keys that `spade bus provision` wrote (seeds/).",
         )
     for role in ("supervisor", *config.run.roles):
         try:
             login(role, credentials=table.credentials)
         except BusError as error:
-            raise ConfigError(f"bus.keys: {error.what}.", remedy=error.remedy) from error
+            raise ConfigError(f"bus.credentials: {error.what}.", remedy=error.remedy) from error
 
 
 def _files(config: Config) -> Iterator[tuple[str, str]]:

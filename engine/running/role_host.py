@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 
 from bus import Bus, connect
 from bus.connection import open_connection, public_url
-from bus.keys import seed_file
+from bus.credentials import seed_file
 from bus.messages import Heartbeat, token
 from engine import registry, telemetry
 from engine.checks.settings import is_bus_url

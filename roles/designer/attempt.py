@@ -103,7 +103,7 @@ class Workshop:
         Tokens are counted in a thread: a prompt of a long context takes a good part of a second.
         """
         rng = random.Random(f"{ticket.seed}/{ticket.design}/{attempt}")
-        document, drawn = self._corpus.draw_uncut(ticket, attempt), self._draw(ticket, rng)
+        document, drawn = self._corpus.draw(ticket, attempt), self._draw(ticket, rng)
         return await anyio.to_thread.run_sync(self._prompt, ticket, document, drawn)
 
     def asked(self, ticket: DesignTicket, held: DesignSample) -> Asked:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from bus.messages import Arm, Credit, stable_id
 from engine.config import Config, DesignerConfig, LearnerConfig, RoleTraining
 from roles.scorer import cohort_plan
@@ -17,16 +19,6 @@ from roles.scorer.window import Statistics, evidence_of, hint_leaks, measured, p
 
 FEWEST_COMPARED = 4
 """Below this mean number of designs in a centring group, much of the reward is lost in the mean."""
-
-
-class _Entry(NamedTuple):
-    """An attempt at a design and its reward."""
-
-    design: str
-    sample: str
-    skill: str
-    valid: bool
-    reward: float
 
 
 class SettledDesign(NamedTuple):
@@ -82,17 +74,18 @@ def settle(
         if settings.reference_parity
         else raw_rewards(proofs, settings, tracker, reward)
     )
-    entries = [
-        _Entry(design.design, design.sample, design.skill, True, value)
+    where = (cohort.number, cohort.due)
+    paid_for = [
+        DesignCredit(design.design, design.sample, design.skill, True, value, *where)
         for design, value in zip(designs, rewards, strict=True)
         if value is not None
     ]
     if penalises(config.designer):
-        entries += [
-            _Entry(one.design, one.sample, one.skill, False, settings.invalid_reward)
+        paid_for += [
+            DesignCredit(one.design, one.sample, one.skill, False, settings.invalid_reward, *where)
             for one in cohort.rejected
         ]
-    programs = _programs(config, cohort, entries)
+    programs = _compared(config, cohort, paid_for)
     credit = {item.design: item for item in programs if item.valid}
     settled = [
         SettledDesign(design, statistics, proof, credit.get(design.design))
@@ -101,28 +94,22 @@ def settle(
     return settled, programs if config.designer.kind == "policy" else []
 
 
-def _programs(config: Config, cohort: Cohort, entries: Sequence[_Entry]) -> list[DesignCredit]:
-    """Give programs their advantage among those of their ticket, their skill, or the cohort."""
+def _compared(config: Config, cohort: Cohort, credit: Sequence[DesignCredit]) -> list[DesignCredit]:
+    """Give attempts their advantage among those of their ticket, their skill, or the cohort."""
     settings, each = config.learner.designer, config.designer.designs_per_ticket
     ticket = {name: f"cohort-{cohort.number}-{slot // each}" for slot, name in enumerate(cohort.designs)}
-    groups = [ticket[entry.design] for entry in entries]
-    labels = designer_labels([entry.skill for entry in entries], settings, groups)
-    advantages = normalise([entry.reward for entry in entries], labels, settings)
-    members = Counter(labels)
+    groups = [ticket[one.design] for one in credit]
+    labels = designer_labels([one.skill for one in credit], settings, groups)
+    advantages = normalise([one.reward for one in credit], labels, settings)
+    members, trained = Counter(labels), config.designer.kind == "policy"
     return [
-        DesignCredit(
-            entry.design,
-            entry.sample,
-            cohort.number,
-            entry.skill,
-            entry.valid,
-            entry.reward,
-            advantage if config.designer.kind == "policy" else 0.0,
-            cohort.due,
+        msgspec.structs.replace(
+            one,
+            advantage=advantage if trained else 0.0,
             group=group if settings.scope == "group" else "",
             members=members[label],
         )
-        for entry, advantage, group, label in zip(entries, advantages, groups, labels, strict=True)
+        for one, advantage, group, label in zip(credit, advantages, groups, labels, strict=True)
     ]
 
 

@@ -113,12 +113,12 @@ class DesignCredit(msgspec.Struct, frozen=True, array_like=True):
 
     design: str
     sample: str
-    cohort: int
     skill: str
     valid: bool
     reward: float
-    advantage: float
+    cohort: int
     due: int
+    advantage: float = 0.0
     group: str = ""
     members: int = 0
 

@@ -19,7 +19,7 @@ from scenes.memory_bus import matches
 
 from bus import Bus, BusError, Conflict, Denied, NotFound, codec, connect, provision
 from bus.access import ADMIN, ROLES, permissions
-from bus.keys import ACCOUNT, SEEDS, public_key, read_seed, seed_file, trust, write_account
+from bus.credentials import ACCOUNT, SEEDS, public_key, read_seed, seed_file, trust, write_account
 from bus.messages import (
     BatchTrained,
     DesignFailed,

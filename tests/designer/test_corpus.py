@@ -241,9 +241,9 @@ def test_cutting_counts_tokens_of_a_real_tokenizer(text: str, limit: int) -> Non
     assert short == text or len(BPE.encode(text)) > limit
 
 
-def test_documents_are_cut_when_they_are_dealt() -> None:
+def test_documents_are_cut_for_the_prompt() -> None:
     deck = corpus((Document("long", " ".join("w" * 50)),), limit=8)
-    found = deck.draw(ticket(), 0)
+    found = deck.cut(deck.draw(ticket(), 0))
     assert 4 <= len(found.text.split()) <= 8
     assert deck.get("long") == found
     assert deck.get("unknown") == NO_DOCUMENT

@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from bus import Bus
 from bus.access import ADMIN
-from bus.keys import ACCOUNT, SEEDS, write_account
+from bus.credentials import ACCOUNT, SEEDS, write_account
 from bus.server import locate
 from bus.subjects import CONSUMERS, SECOND
 

@@ -120,16 +120,16 @@ def test_the_supervised_mix_gets_the_accepted_ones(source: str, sent: list[bool]
     """A refused attempt alone in its skill has nothing to teach; an accepted one has its text."""
     learner = {"kl": 0.0, "supervised_mix": 0.5, "supervised_source": source}
     curriculum = ONE_ROUND | {"environments": 2, "plays_per_round": 2, "hinted_plays": 2}
-    designer = {"skills": ["Logic", "Optimization"], "hint_train": True}
+    designer = {"skills": ["Logic", "Optimization"]}
     world, machine = start(recipe(learner, curriculum=curriculum, designer=designer))
     good, bad = world.tickets.values()
     world.tickets.clear()
-    world.tell(machine, ready(good, hint_held=True))
+    world.tell(machine, ready(good))
     world.tell(machine, rejected(bad, 0))
     world.tell(machine, failed(bad, 1))
     play_all(world, machine)
     assert [held.valid for _, held in world.designs.values()] == sent
     (closed,) = (closed for closed in world.closed if closed.designs)
-    assert (closed.designs, closed.designer_samples) == (3, len(sent))
+    assert (closed.designs, closed.designer_samples) == (2, len(sent))
     assert machine.finished
     assert not machine.state.held

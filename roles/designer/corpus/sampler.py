@@ -176,14 +176,10 @@ class Corpus:
         return len(self._documents)
 
     def draw(self, ticket: DesignTicket, attempt: int) -> Document:
-        """Return the document of one attempt at ``ticket``, cut to the token limit.
+        """Return the document of one attempt at ``ticket``, before it is cut.
 
         NO_DOCUMENT without a corpus. Attempts beyond the recipe's number begin again with the first document.
         """
-        return self.cut(self.draw_uncut(ticket, attempt))
-
-    def draw_uncut(self, ticket: DesignTicket, attempt: int) -> Document:
-        """Return the document of :meth:`draw` before it is cut, which may read a file and count tokens."""
         if not self._documents:
             return NO_DOCUMENT
         skill = ticket.skill if ticket.skill in self._pools_by_skill else self._skills[0]
@@ -203,12 +199,6 @@ class Corpus:
         """Return a document by id, cut to the limit; NO_DOCUMENT when it is not in the corpus."""
         return self.cut(self._documents.get(document, NO_DOCUMENT))
 
-    def sample(self, count: int) -> list[str]:
-        """Return the uncut texts of at most ``count`` documents, evenly spread over the corpus."""
-        documents = list(self._documents.values())
-        every = max(1, -(-len(documents) // max(count, 1)))
-        return [document.whole() for document in documents[::every]]
-
     def statistics(self) -> dict[str, float]:
         """Return gauges of the corpus.
 
@@ -227,7 +217,7 @@ class Corpus:
         }
 
     def cut(self, document: Document) -> Document:
-        """Return a document with its text cut to the token limit.
+        """Return a document with its text cut to the token limit; reads its file and counts tokens.
 
         Raises SpadeError when its file has changed.
         """
