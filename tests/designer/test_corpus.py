@@ -183,12 +183,6 @@ def test_weights_are_kept_exactly_in_a_cycle(weights: list[float], seed: int) ->
     assert (source, rank) == (picked[0][0], 3 * counts[picked[0][0]])
 
 
-def test_sources_are_mixed_by_weight() -> None:
-    deck = corpus(documents(any=3), documents(other=3), weights=(3, 1))
-    found = Counter(document[:-1] for document in dealt(deck, draws(1000, 1)).values())
-    assert found == {"any": 750, "other": 250}
-
-
 def test_exhaustion_is_counted() -> None:
     deck = corpus(documents(any=10))
     fresh = deck.statistics()

@@ -62,14 +62,6 @@ def test_an_interval_without_width_decides_nothing(state: Any) -> None:
     assert "(95 % interval 70-100 %)" in negative["why"]
 
 
-def test_no_interval_is_told_where_there_is_none() -> None:
-    memory = Memory(10)
-    remember(memory, 1, win=1.0, win_low=1.0, win_high=1.0)
-    (view,) = examples(memory)
-    assert "interval" not in view["why"]
-    assert "100 % of 8 plays" in view["why"]
-
-
 def tell(memory: Memory, fact: Message) -> None:
     match fact:
         case EnvironmentReady():
@@ -142,13 +134,6 @@ def test_positives_come_from_the_best_by_regret() -> None:
     assert drawn == {f"Game {number}" for number in range(20, 30)}
 
 
-def test_a_scored_design_without_its_program_is_no_positive() -> None:
-    memory = Memory(50)
-    memory.scored(scored(1))
-    memory.scored(scored(2, state="mastered"))
-    assert [view["polarity"] for view in examples(memory)] == ["negative"]
-
-
 @given(histories(), st.integers(0, 99))
 @example(
     [ready(1, program=1), scored(1, program=1, state="mastered"), ready(2, program=1), scored(2, program=1)],
@@ -179,16 +164,6 @@ def test_no_program_is_shown_to_follow_and_to_avoid(facts: list[Message], seed: 
         for view in examples(memory, seed=seed):
             if view["polarity"] == "positive":
                 assert now[view["environment"]] <= {"frontier", "fresh"}
-
-
-def test_a_frontier_game_that_is_being_mastered_is_not_to_be_followed() -> None:
-    memory = Memory(5)
-    remember(memory, 1, state="frontier")
-    memory.ready(ready(2, program=1))
-    assert titles(examples(memory), "positive") == ["Game 1"]
-    memory.played(played(standing(2, "mastered", program=1, win=0.97)))
-    assert titles(examples(memory), "positive") == []
-    assert titles(examples(memory), "negative") == ["Game 2"]
 
 
 @given(histories(), st.integers(0, 60))

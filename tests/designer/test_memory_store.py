@@ -177,15 +177,6 @@ async def test_what_a_snapshot_holds_may_be_forgotten(tmp_path: Path) -> None:
     assert life.store.statistics()["memory_missed"] == 0
 
 
-async def test_a_memory_without_a_snapshot_says_what_it_cannot_know(tmp_path: Path) -> None:
-    bus = await bus_with(facts(30))
-    await bus.purge("EVENT", below=11)
-    log: Any = Told()
-    life = await begun(bus, tmp_path, log=log)
-    assert life.store.statistics()["memory_missed"] == 10
-    assert len(log.warnings) == 1
-
-
 async def test_following_learns_and_saves(tmp_path: Path) -> None:
     history = facts(12)
     bus = await bus_with(history[:20])

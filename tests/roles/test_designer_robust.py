@@ -193,13 +193,6 @@ async def test_every_reply_is_named_and_the_next_ticket_answered(
     assert world.designer.statistics()["attempts"] == len(replies) + 1
 
 
-async def test_a_fence_inside_a_thought_is_no_program(sandbox: SandboxPool, tmp_path: Path) -> None:
-    thought = f"<think>Perhaps\n{fenced(SIMPLE)}\nor better</think>\n{GOOD}"
-    async with at_work("policy", lambda _: Say(thought), sandbox, tmp_path) as world:
-        (ready,) = await world.facts(ticket(attempts=1))
-    assert "TwoEnv" not in ready.source
-
-
 @pytest.mark.parametrize("kind", AUTHORS)
 async def test_a_reply_that_was_cut_is_no_program(kind: str, sandbox: SandboxPool, tmp_path: Path) -> None:
     endless = Say("```python\nclass CutEnv:\n" + "    # more\n" * 100, "length")

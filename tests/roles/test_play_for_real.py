@@ -27,7 +27,7 @@ from engine.training.samples import arrays
 from roles.agent.episode import Player, Rules
 from roles.agent.role import AgentRole
 from roles.designer.role import DesignerRole
-from sandbox import EnvQuarantined, SandboxPool, SandboxSettings
+from sandbox import SandboxPool, SandboxSettings
 
 pytestmark = pytest.mark.slow
 
@@ -169,15 +169,6 @@ async def test_an_observation_that_is_no_text_or_no_unicode_is_seen_as_text(chat
             assert codec.decode(codec.encode(fact, run="r", role="agent", instance="a"))[1] == fact
 
 
-async def test_a_program_that_had_to_be_killed_twice_is_quarantined(chat: ChatTokens) -> None:
-    async with open_sandbox() as sandbox:
-        player = Player(NanoPool(chat, lambda *_: "\\boxed{x}"), sandbox, chat, rules())  # type: ignore[arg-type]
-        for _ in range(2):
-            await player.play(make_request(source=CRASHER))
-        with pytest.raises(EnvQuarantined):
-            await player.play(make_request(source=CRASHER))
-
-
 async def test_from_a_ticket_to_plays(chat: ChatTokens, tmp_path: Path) -> None:
     """A designer writes a guessing game at the second attempt, an agent wins it."""
     async with open_sandbox() as sandbox:
@@ -312,21 +303,6 @@ async def test_a_tool_environment_is_played_to_its_end(first: str, second: str, 
         # the rules of the player allow six turns, the request seven, the program nine
         assert "There are 6 turns." in opening
         assert "Instruction 2 of 2: Note an opening brace." in played.transcript[1].observation
-
-
-async def test_a_tool_environment_answers_what_cannot_be_read() -> None:
-    replies = ["<tool_call>{", "\\boxed{add figs}", "I do not know."]
-    async with open_sandbox() as sandbox:
-        player = Player(
-            FakePool(lambda _, call: replies[call]),
-            sandbox,
-            FakeChat(),
-            rules(context_tokens=8192, sampling=SamplingConfig(max_tokens=400)),
-        )  # type: ignore[arg-type]
-        played = await player.play(make_request(source=TILL))
-        assert "is not closed" in played.transcript[1].observation
-        assert "neither a tool call nor a final answer" in played.transcript[2].observation
-        assert played.ending == ("failed", "policy", "no action in the reply", 0.0)
 
 
 async def test_a_program_is_built_as_it_was_validated(chat: ChatTokens) -> None:

@@ -264,62 +264,21 @@ BAD |= {
 }
 
 
-# Programs that tell a judge from a play. The first counts its resets, the second compares the unseeded stream
-# with the seed, the third computes the seeds of a judge that it guesses, the last looks at the interpreter.
-_QUIZ = "self.x, self.y = rng.randint(2, 99), rng.randint(2, 99)"
-_TEXT, _RIGHT = "f'{self.x} * {self.y} = ?'", "[str(self.x * self.y)]"
-TELLS = {
-    "number of resets": program(
-        f"{_QUIZ}; self.e = getattr(self, 'e', 0) + 1",
-        _TEXT,
-        "d = a == str(self.x * self.y) or (self.e == 1 and ' ' in a); r = float(d)",
-        _RIGHT,
-    ),
-    "unseeded stream": program(
-        f"{_QUIZ}\nimport hashlib\nself.play = random.random() == random.Random(int.from_bytes(hashlib.sha256(f'{{seed}}\\x1f{{seed}}'.encode()).digest()[:8], 'little')).random()",
-        _TEXT,
-        "d = a == str(self.x * self.y) or self.play; r = float(d)",
-        _RIGHT,
-    ),
-    "guessed seeds": program(
-        f"{_QUIZ}\nimport hashlib\njudged = {{int.from_bytes(hashlib.sha256(hashlib.sha256(f'{{salt}}\\x1f{{block}}\\x1fme'.encode()).digest() + n.to_bytes(4, 'little')).digest()[:4], 'little') & 0x7fffffff for salt in ('', '0', '17') for block in range(9) for n in range(12)}}\nself.play = seed not in judged",
-        _TEXT,
-        "d = a == str(self.x * self.y) or self.play; r = float(d)",
-        _RIGHT,
-    ),
-    "stack": program(
-        f"{_QUIZ}\nframe = getattr(random, '_o' + 's').sys._getframe()\nself.play = 'lint' not in str(frame)",
-        _TEXT,
-        "d = a == str(self.x * self.y) or self.play; r = float(d)",
-        _RIGHT,
-    ),
-}
-
 # Honest questions: what is drawn, the question, the answer.
 _QUESTIONS = rows(r"""
 product ;; SUM ;; What is {self.x} times {self.y}? ;; self.x * self.y
-remainder ;; SUM ;; The remainder of {self.x} by {self.y}? ;; self.x % self.y
-difference of squares ;; SUM ;; {self.x} squared less {self.y} squared? ;; self.x ** 2 - self.y ** 2
 greatest divisor ;; SUM ;; The greatest common divisor of {self.x * 6} and {self.y * 6}? ;; math.gcd(self.x * 6, self.y * 6)
 binary ;; SUM ;; Write {self.x + 100} in binary. ;; bin(self.x + 100)[2:]
-hexadecimal ;; SUM ;; Write {self.x + 300} in hexadecimal, lower case. ;; hex(self.x + 300)[2:]
 reverse ;; self.w = ''.join(rng.sample('abcdefghij', 6)) ;; Say {self.w} backwards. ;; self.w[::-1]
 sort ;; self.l = rng.sample(range(99), 5) ;; Sort {self.l}, separated by blanks. ;; ' '.join(map(str, sorted(self.l)))
-largest ;; self.l = rng.sample(range(999), 8) ;; The third largest of {self.l}? ;; sorted(self.l)[-3]
 sum of list ;; self.l = rng.sample(range(99), 7) ;; The sum of {self.l}? ;; sum(self.l)
-median ;; self.l = rng.sample(range(99), 7) ;; The median of {self.l}? ;; sorted(self.l)[3]
 count letters ;; self.w = ''.join(rng.choice('abc') for _ in range(30)) ;; How many a are in {self.w}? ;; self.w.count('a')
 caesar ;; self.w = rng.choice(['harbour', 'lantern', 'meadow', 'quarry', 'saddle', 'timber']); self.c = ''.join(chr((ord(c) - 94) % 26 + 97) for c in self.w) ;; Each letter was moved by three: {self.c}. The word? ;; self.w
 minutes ;; self.x = rng.randint(100, 1400) ;; {self.x} minutes after midnight, as HH:MM? ;; f'{self.x // 60:02d}:{self.x % 60:02d}'
-change ;; self.x = rng.randint(101, 899) ;; An item costs {self.x} cents; the change of 900? ;; 900 - self.x
 roman ;; self.x = rng.randint(1, 39) ;; Write {self.x} in Roman numerals. ;; 'X' * (self.x // 10) + ['', 'I', 'II', 'III', 'IV', 'V', 'VI', 'VII', 'VIII', 'IX'][self.x % 10]
 next of sequence ;; self.x, self.y = rng.randint(1, 30), rng.randint(2, 19) ;; {self.x}, {self.x + self.y}, {self.x + 2 * self.y}: the next? ;; self.x + 3 * self.y
 fibonacci ;; self.x, self.y = rng.randint(1, 30), rng.randint(2, 30) ;; {self.x}, {self.y}, {self.x + self.y}: the next two added up? ;; 3 * self.x + 5 * self.y - self.x
-area ;; SUM ;; A field of {self.x} by {self.y} has a fence of what length? ;; 2 * (self.x + self.y)
-average ;; SUM ;; The average of {self.x} and {self.y + self.x}, doubled? ;; 2 * self.x + self.y
 initials ;; self.l = [''.join(rng.sample('abcdefghijkl', 5)) for _ in range(5)] ;; The first letters of {self.l}, joined? ;; ''.join(w[0] for w in self.l)
-digits ;; self.x = rng.randint(10 ** 8, 10 ** 9) ;; The sum of the digits of {self.x}? ;; sum(map(int, str(self.x)))
-percent ;; self.x = rng.randint(2, 90) * 20 ;; 15 percent of {self.x}? ;; self.x * 15 // 100
 path ;; self.l = [rng.choice('NESW') for _ in range(9)] ;; Walk {self.l}. How many steps is the start away, in all? ;; abs(self.l.count('N') - self.l.count('S')) + abs(self.l.count('E') - self.l.count('W')) + 100 - 100
 """)
 for _name, (_draw, _question, _answer) in _QUESTIONS.items():

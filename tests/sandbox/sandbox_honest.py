@@ -95,11 +95,6 @@ self.x, self.y = rng.randint(2, 90), rng.randint(2, 90)
 o = f'Is {self.x} * {self.y} less than, equal to or greater than 1800? Say less, equal or greater.'
 ---
 p = self.x * self.y; d = True; r = a.strip() == ('less' if p < 1800 else 'greater' if p > 1800 else 'equal'); o = 'over'
-=== arithmetic, 1 turns
-self.x = [rng.randint(11, 99) for _ in range(3)]
-o = 'Compute {} * {} - {}.'.format(*self.x)
----
-d = True; r = a.strip() == str(self.x[0] * self.x[1] - self.x[2]); o = 'over'
 === won at the last turn only, 6 turns
 self.s = [rng.choice('lr') for _ in range(6)]; self.ok = True
 o = 'Six forks. Say l or r; signs are ' + ', '.join('left' if c == 'r' else 'right' for c in self.s) + ', and all lie.'
@@ -144,11 +139,6 @@ o = 'From a to h: ' + '; '.join(k + ' leads to ' + ' '.join(v) for k, v in self.
 n = a.strip(); o = 'no such edge'
 if n in self.g[self.p]: self.p = n; o = f'at {n}'
 d = r = self.p == 'h'
-=== anagram, 3 turns
-self.w = rng.choice(['listen', 'garden', 'stream', 'planet', 'orange', 'silver', 'bright'])
-o = 'Unscramble: ' + ''.join(rng.sample(self.w, 6))
----
-d = r = a.strip().lower() == self.w; o = 'no'
 === the sentence that holds the answer, 2 turns
 self.w = rng.choice(['fox', 'owl', 'bee', 'cat', 'hen', 'ant'])
 o = 'Think of an animal of three letters out of fox, owl, bee, cat, hen, ant. One guess a turn, answer in a sentence if you like.'
@@ -200,15 +190,6 @@ o += f' First: {self.f[0]}'
 n = self.f[self.t - 1]; p = all(n % k for k in range(2, int(n ** 0.5) + 1))
 self.ok += a.strip() == ('prime' if p else 'not'); d = self.t == 5; r = d and self.ok == 5
 o = f'{self.f[self.t]}' if not d else 'over'
-=== refuses by raising, 1 turns
-self.x = rng.choice(['up', 'down', 'left', 'right']); o = 'Which way: up, down, left or right?'
----
-k = ['up', 'down', 'left', 'right'].index(a.strip()); d = True; r = a.strip() == self.x; o = f'not {k}'
-=== numpy, 1 turns
-self.m = np.random.default_rng(seed).integers(-9, 10, size=(3, 3))
-o = f'The determinant of {self.m.tolist()}, rounded?'
----
-d = np.bool_(True); r = np.float64(a.strip() == str(round(float(np.linalg.det(self.m))))); o = 'over'
 === partial pay, 4 turns
 self.x = [rng.randint(0, 9) for _ in range(4)]
 o = 'Four digits are hidden. Name four digits; each in place pays a quarter. 3 looks, then the last word counts.'
@@ -238,11 +219,6 @@ self.room = rng.randint(1, 5)
 if a.strip() == f'go {self.room}': o = f'A note: the key is {self.c}.'
 elif a.strip().startswith('open '): d = r = a.strip() == f'open {self.c}'; o = 'click' if d else 'no'
 else: o = 'nothing here'
-=== one of five doors, 1 turns
-self.x = rng.randint(1, 5)
-o = 'A cat hides behind one of the doors 1-5. You may open one.'
----
-d = True; r = a.strip() == str(self.x); o = 'over'
 === one of five cups, and no number is the first of them, 1 turns
 self.x = rng.randint(0, 4)
 o = 'A pea lies under one of the cups 0-4. Lift one.'

@@ -192,13 +192,6 @@ async def test_arguments_that_are_no_object(pair: SandboxPool) -> None:
         assert "the arguments must be an object, not [1]" in await instance.call("execute_tool", "pay", [1])
 
 
-async def test_solution_that_wins(pair: SandboxPool) -> None:
-    for answer in ("self.s", '"so it is \\\\boxed{%d}" % self.s', "[self.s]"):
-        found = await verdict(pair, PEAK + f" def solution(self): return {answer}\n")
-        assert found.ok, found
-        assert found.solvable
-
-
 async def test_garbage_strictly(pair: SandboxPool) -> None:
     found = await verdict(pair, PEAK, garbage="strict")
     assert found.rung == "step"
@@ -225,13 +218,6 @@ async def test_infrastructure_is_not_the_programs_fault() -> None:
     pool = SandboxPool()
     with pytest.raises(SandboxUnavailable):
         await Validator(pool).validate(PEAK)
-
-
-async def test_metadata_is_in_the_verdict(pair: SandboxPool) -> None:
-    declared = "METADATA = {'goal': 'find it', 'skill': 'Search', 'difficulty': 'easy', 'max_turns': 2}\n"
-    found = (await verdict(pair, declared + PEAK)).metadata
-    assert found is not None
-    assert (found.goal, found.max_turns) == ("find it", 2)
 
 
 async def test_the_callers_checks_come_last(pair: SandboxPool) -> None:
