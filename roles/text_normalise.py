@@ -61,12 +61,13 @@ def hint_names_action(hint: str | None, transcript: Sequence[Turn]) -> bool:
 
 
 def _names(hint: Sequence[str], action: Sequence[str], observation: Sequence[str]) -> bool:
-    return bool(action) and _within(action, hint) and not _within(action, observation)
+    return bool(action) and within(action, hint) and not within(action, observation)
 
 
 def _words(text: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(text)]
 
 
-def _within(part: Sequence[str], whole: Sequence[str]) -> bool:
+def within(part: Sequence[str], whole: Sequence[str]) -> bool:
+    """Return whether ``whole`` holds ``part``, one word after the other."""
     return any(whole[at : at + len(part)] == part for at in range(len(whole) - len(part) + 1))

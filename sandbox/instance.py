@@ -141,7 +141,7 @@ class Instance:
         try:
             return frames.read_value(reply.o)
         except frames.Malformed as error:
-            self._end(EnvProtocolError(str(error)))
+            self.end(EnvProtocolError(str(error)))
             raise EnvProtocolError(str(error)) from None
 
     async def state(self, seed: int) -> str:
@@ -150,7 +150,7 @@ class Instance:
 
     async def close(self) -> None:
         """Kill the process and wait until it is reaped. Idempotent; safe under cancellation."""
-        self._end(InstanceClosed("the instance was closed"))
+        self.end(InstanceClosed("the instance was closed"))
         with anyio.move_on_after(self._settings.spawn_seconds, shield=True):
             await self.gone.wait()
 
@@ -161,7 +161,7 @@ class Instance:
         await self.close()
 
     async def fork(self, frame: bytes) -> None:
-        """Have the process forked; ``frame`` is its request 1. For the pool.
+        """Have the process forked; ``frame`` is its request 1, see :meth:`answer`. For the pool.
 
         The zygote's notice, without which the process could not be killed, may come after the first answer.
         """
@@ -173,18 +173,14 @@ class Instance:
         try:
             await self._born.wait()
         except asyncio.CancelledError:
-            self._end(InstanceClosed("a spawn was cancelled"))
+            self.end(InstanceClosed("a spawn was cancelled"))
             raise
-
-    async def loaded(self) -> frames.RunnerReply:
-        """Return the answer to request 1. For the pool."""
-        return await self._wait()
 
     def describe(self, reply: frames.RunnerReply) -> None:
         """Set the attributes that describe the program from the answer to ``load``. For the pool."""
         if reply.m is None:
             error = EnvProtocolError("the answer to load does not describe the program")
-            self._end(error)
+            self.end(error)
             raise error
         self.first = reply.o
         self.class_name, self.max_turns, self.calls = reply.m.cls, reply.m.turns, reply.m.calls
@@ -197,7 +193,7 @@ class Instance:
             raise self.error
         self._ask(frames.pack({"i": self._request + 1, **message}), self._settings.cpu_call_seconds)
         self._start_clock()
-        return await self._wait()
+        return await self.answer()
 
     def _ask(self, frame: bytes, budget: float) -> None:
         self._request += 1
@@ -205,13 +201,14 @@ class Instance:
         self._answer = self._loop.create_future()
         self._write(frame)
 
-    async def _wait(self) -> frames.RunnerReply:
+    async def answer(self) -> frames.RunnerReply:
+        """Wait for the answer to the request under way. Raises EnvError and the terminal errors."""
         assert self._answer is not None
         try:
             reply = await self._answer
         except asyncio.CancelledError:
             # the program's state is unknown now
-            self._end(InstanceClosed("a call was cancelled"))
+            self.end(InstanceClosed("a call was cancelled"))
             raise
         finally:
             self._stop_clock()
@@ -222,7 +219,7 @@ class Instance:
             kind, message, frames_, phase = reply.err
             if kind == "MemoryError":
                 error = EnvMemory(f"the program reached its limit of {self._settings.memory_mb} MB")
-                self._end(error)
+                self.end(error)
                 raise error
             raise EnvError(kind, message, phase=phase, traceback=frames_)
         return reply
@@ -261,13 +258,13 @@ class Instance:
         try:
             self._digest()
         except frames.Malformed as error:
-            self._end(EnvProtocolError(str(error)))
+            self.end(EnvProtocolError(str(error)))
 
     def _digest(self) -> None:
         """Take the hello and the one expected reply out of the buffer; anything more is a violation."""
         if self._answer is not None and self._answer.cancelled():
             # the reply overtook the cancelled call, which has not run yet: no fault of the program
-            self._end(InstanceClosed("a call was cancelled"))
+            self.end(InstanceClosed("a call was cancelled"))
             return
         while self._buffer:
             waiting = self._answer is not None and not self._answer.done()
@@ -325,7 +322,7 @@ class Instance:
             self._clock = self._loop.call_later(verdict, self._look)
             return
         limit = self._budget if verdict == "cpu" else elapsed
-        self._end(EnvTimeout(verdict, round(limit, 3)))
+        self.end(EnvTimeout(verdict, round(limit, 3)))
 
     def _cpu(self) -> float | None:
         if not self.pid:
@@ -351,7 +348,7 @@ class Instance:
     def refused(self, reason: str) -> None:
         """End the instance, which the zygote could not fork. For the zygote's client."""
         self._theirs.close()
-        self._end(SpawnRefused(reason))
+        self.end(SpawnRefused(reason))
         self._depart()
 
     def exited(self, status: int, cpu: float) -> None:
@@ -364,19 +361,15 @@ class Instance:
                     cause = SpawnRefused("a child could not take the walls that its zygote reported")
                 elif cause.signal == signal.SIGKILL:
                     cause = self._owner.killed_from_outside() or cause
-            self._end(cause)
+            self.end(cause)
         self._depart()
 
     def orphaned(self, reason: str) -> None:
         """End the instance together with its zygote. For the zygote's client."""
-        self._end(SandboxUnavailable(f"the zygote of this instance is gone: {reason}"))
+        self.end(SandboxUnavailable(f"the zygote of this instance is gone: {reason}"))
         self._depart()
 
-    def expire(self, error: SandboxError) -> None:
-        """End the instance outside of a call. For the pool."""
-        self._end(error)
-
-    def _end(self, error: SandboxError) -> None:
+    def end(self, error: SandboxError) -> None:
         """Kill the process and raise ``error`` in the waiting call; the first error stays."""
         if self.error is not None:
             return
@@ -400,7 +393,7 @@ class Instance:
         if self._pidfd < 0 or self.gone.is_set():
             return
         if self.error is None and not host.exiting(self._pidfd, self.pid):
-            self._end(EnvCrashed(reason="the process closed its channel"))
+            self.end(EnvCrashed(reason="the process closed its channel"))
         elif self._watch is None:
             self._suspect_zygote("reap a child")
 

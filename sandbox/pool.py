@@ -100,7 +100,7 @@ class SandboxPool:
         self._roomy.set()
         self._standing.set()
         for instance in list(self._live.values()):
-            instance.expire(InstanceClosed("the pool was closed"))
+            instance.end(InstanceClosed("the pool was closed"))
         # not the group's own scope: that would cancel the task that is leaving, too
         for scope in self._scopes:
             scope.cancel()
@@ -209,7 +209,7 @@ class SandboxPool:
                 instance = Instance(self, await self._choose(apart_from), number, program)
                 self._live[number] = instance
                 await instance.fork(frame)
-            reply = await instance.loaded()
+            reply = await instance.answer()
         except BaseException as error:
             if instance is None:
                 self._places.release()
@@ -300,7 +300,7 @@ class SandboxPool:
         oldest = time.monotonic() - self.settings.idle_seconds
         for instance in list(self._live.values()):
             if not instance.busy and instance.used < oldest:
-                instance.expire(InstanceClosed(f"idle for {self.settings.idle_seconds:g} s"))
+                instance.end(InstanceClosed(f"idle for {self.settings.idle_seconds:g} s"))
 
     def _relieve_memory(self) -> None:
         """Stop admission while memory is short, and end the instance that holds the most of it."""
@@ -316,7 +316,7 @@ class SandboxPool:
         }
         if held:
             largest = max(held, key=lambda instance: held[instance])
-            largest.expire(self._eviction(largest, held[largest]))
+            largest.end(self._eviction(largest, held[largest]))
             self._counts["memory_evictions"] += 1
 
     def _eviction(self, instance: Instance, held: int) -> SandboxError:

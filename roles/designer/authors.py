@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import msgspec
@@ -60,7 +60,7 @@ class DesignReply:
 class Author(Protocol):
     """Writes designs. ``trained`` tells whether the learner may train on its replies."""
 
-    trained: ClassVar[bool]
+    trained: bool
 
     async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> DesignReply:
         """Answer a design prompt. Raises InferenceError."""
@@ -70,14 +70,17 @@ class Author(Protocol):
 
 
 class TokenAuthor:
-    """A model with token ids in and out."""
-
-    trained: ClassVar[bool] = False
+    """A model with token ids in and out: the policy, which is ``trained``, or a frozen checkpoint."""
 
     def __init__(
-        self, source: InferencePool | FrozenServer, chat: ChatTokens, sampling: SamplingConfig
+        self,
+        source: InferencePool | FrozenServer,
+        chat: ChatTokens,
+        sampling: SamplingConfig,
+        *,
+        trained: bool = False,
     ) -> None:
-        self._source, self._chat, self._sampling = source, chat, sampling
+        self._source, self._chat, self._sampling, self.trained = source, chat, sampling, trained
 
     async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> DesignReply:
         """Sample one reply to ``prompt``. Raises InferenceError."""
@@ -99,16 +102,10 @@ class TokenAuthor:
         return {} if self.trained else dict(self._source.statistics())
 
 
-class PolicyAuthor(TokenAuthor):
-    """The policy that is trained, whatever version its servers answer with."""
-
-    trained: ClassVar[bool] = True
-
-
 class EndpointAuthor:
     """A model behind an OpenAI-compatible endpoint. Prompts are ids of plain text (:class:`PlainText`)."""
 
-    trained: ClassVar[bool] = False
+    trained = False
 
     def __init__(self, endpoint: Endpoint, chat: PlainText, sampling: SamplingConfig) -> None:
         self._endpoint, self._chat, self._sampling = endpoint, chat, sampling
@@ -150,7 +147,7 @@ async def open_designer(
         case "pool":
             yield await anyio.to_thread.run_sync(Programs.open, designer.pool)
         case _:
-            yield PolicyAuthor(context.shared["pool"], chat, designer.sampling)
+            yield TokenAuthor(context.shared["pool"], chat, designer.sampling, trained=True)
 
 
 @asynccontextmanager

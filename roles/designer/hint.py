@@ -12,7 +12,7 @@ import msgspec
 
 from bus.messages import WaysToWin
 from engine.inference.replies import visible_reply
-from roles.text_normalise import plain
+from roles.text_normalise import plain, within
 from roles.work_loop import sampling_seed
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _tells(hint: str, known: WaysToWin) -> str:
     said = _words(hint)
     for plan in known.plans:
         steps = _without_fillers(tuple(word for action in plan for word in _words(action)))
-        if len(steps) > 1 and _within(steps, _without_fillers(said)):
+        if len(steps) > 1 and within(steps, _without_fillers(said)):
             return "it holds a whole solution"
     often = max(_INSTANCES, _NEARLY_ALL * known.instances)
     for action, times in wins.items():
@@ -110,19 +110,15 @@ def _named(said: Words, wins: Counter[Words], taken: Sequence[str]) -> list[Word
         return [(number,) for number in dict.fromkeys(filter(_is_number, said))]
     known = {*wins, *(_words(action) for action in taken if _words(action))}
     named = [action for action in sorted(known) if _names(said, action)]
-    return [one for one in named if not any(one != other and _within(one, other) for other in named)]
+    return [one for one in named if not any(one != other and within(one, other) for other in named)]
 
 
 def _names(said: Words, action: Words) -> bool:
     """Return whether a hint holds an action, with or without the fillers of both."""
-    if _within(action, said) or (len("".join(action)) >= _LONG_WORD and "".join(action) in said):
+    if within(action, said) or (len("".join(action)) >= _LONG_WORD and "".join(action) in said):
         return True
     bare = _without_fillers(action)
-    return len(bare) > 1 and _within(bare, _without_fillers(said))
-
-
-def _within(part: Words, whole: Words) -> bool:
-    return any(whole[at : at + len(part)] == part for at in range(len(whole) - len(part) + 1))
+    return len(bare) > 1 and within(bare, _without_fillers(said))
 
 
 def adds_nothing(hint: str, firsts: Sequence[str]) -> bool:

@@ -23,7 +23,7 @@ from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Judged, Workshop
 from roles.designer.authors import (
     EndpointAuthor,
-    PolicyAuthor,
+    TokenAuthor,
     check_designer,
     open_designer,
     open_external,
@@ -352,7 +352,7 @@ def hint_writer(
     """Return the writer of hints that the recipe names (``designer.hint_writer``)."""
     designer, attempts = config.designer, config.designer.hint_attempts
     if designer.hint_writer == "self":
-        author = PolicyAuthor(pool, chat, designer.hint_sampling)
+        author = TokenAuthor(pool, chat, designer.hint_sampling)
         return HintWriter(author, prompts_for(config, chat, external=False), attempts)
     assert endpoint is not None
     outside = EndpointAuthor(endpoint, PlainText(chat), designer.hint_sampling)

@@ -21,7 +21,7 @@ from roles.agent.episode import Rules
 from roles.base import Role, RoleContext
 from roles.evaluator.agenda import Agenda
 from roles.evaluator.overlap import Overlap
-from roles.evaluator.score import Result, score
+from roles.evaluator.score import score
 from roles.evaluator.seat import Table
 from roles.evaluator.suites import load_suite
 from roles.work_loop import back_off, chat_tokens
@@ -168,8 +168,7 @@ class EvaluatorRole(Role):
         if len(samples) < wanted * _LEAST_SHARE:
             self.log.warning("evaluation_failed", suite=suite, step=step, played=len(samples), wanted=wanted)
             return None
-        results = [Result(one.group, one.score, one.versions) for one in samples]
-        total = score(results, serving.pack() if serving else 0)
+        total = score(samples, serving.pack() if serving else 0)
         fact = EvaluationFinished(
             suite=suite,
             # A server may have gone back to older weights than it announced.

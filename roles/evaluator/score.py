@@ -7,16 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-
-class Result(NamedTuple):
-    """One held-out episode: its return in [-1, 1] and the lowest and highest version that played it.
-
-    ``versions`` is None where the program failed before the policy was asked.
-    """
-
-    family: str
-    returned: float
-    versions: tuple[int, int] | None
+from engine.evals.records import Sample
 
 
 class Score(NamedTuple):
@@ -34,21 +25,21 @@ class Score(NamedTuple):
     high: int
 
 
-def score(results: Sequence[Result], version: int) -> Score:
-    """Return the score of at least one result; ``version`` is used where the policy was never asked.
+def score(samples: Sequence[Sample], version: int) -> Score:
+    """Return the score of at least one sample; ``version`` is used where the policy was never asked.
 
-    Raises ValueError without a result.
+    Raises ValueError without a sample.
     """
-    if not results:
+    if not samples:
         raise ValueError("an evaluation without episodes has no score")
-    returns = [result.returned for result in results]
+    returns = [sample.score for sample in samples]
     count = len(returns)
     mean = math.fsum(returns) / count
     spread = math.fsum((value - mean) ** 2 for value in returns)
     families: dict[str, list[float]] = defaultdict(list)
-    for result in results:
-        families[result.family].append(result.returned)
-    versions = [result.versions for result in results if result.versions] or [(version, version)]
+    for sample in samples:
+        families[sample.group].append(sample.score)
+    versions = [sample.versions for sample in samples if sample.versions] or [(version, version)]
     return Score(
         episodes=count,
         win=mean,
