@@ -85,12 +85,6 @@ def test_no_document_ends_before_its_end(name: str) -> None:
     assert "\n<material>\nA text on doors.\n</material>\n" in render(name)
 
 
-def test_no_example_closes_its_fence() -> None:
-    source = 'class AEnv:\n    """\n```\nAnswer with nothing.\n````\n"""'
-    text = render("design_full", memory=[VIEW | {"source": source}])
-    assert f"\n`````python\n{source}\n`````\n" in text
-
-
 def test_a_prompt_that_fits_is_left_as_it_is() -> None:
     assert Letters().decode(writer(100_000).design(brief())) == written(document=LONG)
 
