@@ -16,8 +16,8 @@ import pytest
 from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
 from scenes import plugins
 from scenes.memory_bus import MemoryBus
-from scenes.small_run import ready
-from test_agenda import finished, published, serving, trained
+from scenes.small_run import policy, ready, serving
+from test_agenda import finished, trained
 
 from bus.messages import EvaluationFinished
 from engine import registry
@@ -156,7 +156,7 @@ async def test_what_abandoned_weights_answered_is_played_again(tmp_path: Path, k
     stage = Stage(tmp_path)
     if kept:
         await stage.bus.state_put("lineage", msgspec.json.encode(Lineage().fork(1, 6)))
-    await stage.bus.publish_all([finished("both", 0), finished("both", 10), published(6, 1)])
+    await stage.bus.publish_all([finished("both", 0), finished("both", 10), policy(6, 1)])
     stage.pool.version = Version(1, 10).pack()
     async with stage.at_work():
         await stage.bus.publish(serving(10, fence=1))
@@ -178,7 +178,7 @@ async def test_a_fork_in_the_middle_of_an_evaluation_makes_it_start_anew(tmp_pat
         with anyio.fail_after(5):
             while not stage.pool.busy:
                 await anyio.lowlevel.checkpoint()
-        await stage.bus.publish_all([published(6, 1), serving(6, fence=1), serving(10, fence=1)])
+        await stage.bus.publish_all([policy(6, 1), serving(6, fence=1), serving(10, fence=1)])
         with anyio.fail_after(5):
             while stage.evaluator._agenda.serving != Version(1, 10):
                 await anyio.lowlevel.checkpoint()
