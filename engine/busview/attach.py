@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from bus import Bus, BusUnavailable, NotFound, connect, serve
 from bus.access import ADMIN
@@ -23,22 +24,6 @@ _CONNECT_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class BusLocation:
-    """A run of this host by name or path (None: the newest), or a ``url`` and a run on it.
-
-    ``token``, or ``credentials`` (the seed file of the supervisor's key, or the directory that holds it),
-    and ``ca`` (trusted certificates) belong to the ``url``.
-    """
-
-    run: str | None = None
-    directory: Path = Path("runs")
-    url: str = ""
-    token: str = field(default="", repr=False)
-    credentials: str = ""
-    ca: str = ""
-
-
 async def order(run: RunDirectory, command: Command) -> None:
     """Let the scorer of a run in progress ``pause`` (it begins no more rounds) or ``resume``.
 
@@ -46,22 +31,25 @@ async def order(run: RunDirectory, command: Command) -> None:
     """
     if run.holder() is None:
         raise SpadeError(f"The run {run.root.name} is not running.")
-    async with attached(BusLocation(str(run.root))) as bus:
+    async with attached(str(run.root), run.root.parent) as bus:
         await drain_commands.give(bus, command, ("scorer",))
 
 
 @asynccontextmanager
-async def attached(location: BusLocation) -> AsyncIterator[Bus]:
+async def attached(run: str | None, directory: Path, given: Address | None = None) -> AsyncIterator[Bus]:
     """Connect to the bus of a run. A broker that was started for this is stopped at the end.
+
+    It is the bus that is ``given`` (without a run: the only one on it), else that of a run of this host by
+    name or path (None: the newest in ``directory``).
 
     Must be entered in the main thread. Raises ConfigError (no such run, no bus, a wrong URL), SpadeError
     (the broker does not answer) or BusError (access denied).
     """
     async with AsyncExitStack() as stack:
-        if location.url:
-            address = await _at_url(location)
+        if given is not None:
+            address = await _at_url(given)
         else:
-            found = find(location.run, location.directory)
+            found = find(run, directory)
             config = found.config() if found.config_file.exists() else None
             external = Address.of(config) if config is not None and config.bus.url else None
             if external is not None or found.holder() is not None:
@@ -78,19 +66,20 @@ async def attached(location: BusLocation) -> AsyncIterator[Bus]:
         yield await stack.enter_async_context(_connected(address))
 
 
-async def _at_url(location: BusLocation) -> Address:
-    if not is_bus_url(location.url):
+async def _at_url(given: Address) -> Address:
+    """Return ``given`` with the only run of its bus where it names none."""
+    if not is_bus_url(given.url):
         raise ConfigError(
-            f"--connect {public_url(location.url)!r} is not the URL of a bus.",
+            f"--connect {public_url(given.url)!r} is not the URL of a bus.",
             remedy="Example: nats://127.0.0.1:4222. runs/NAME/bus.json has that of a private broker.",
         )
     try:
-        run = location.run or await role_host.only_run(
-            location.url, location.token, role=ADMIN, credentials=location.credentials, ca=location.ca
+        run = given.run or await role_host.only_run(
+            given.url, given.token, role=ADMIN, credentials=given.credentials, ca=given.ca
         )
     except BusUnavailable as error:
-        raise _unreachable(location.url, error) from error
-    return Address(location.url, location.token, run, location.credentials, location.ca)
+        raise _unreachable(given.url, error) from error
+    return msgspec.structs.replace(given, run=run)
 
 
 @asynccontextmanager

@@ -57,13 +57,15 @@ def on_bus(command: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         import anyio
 
-        from engine.busview.attach import BusLocation, attached
+        from engine.busview.attach import attached
+        from engine.running.supervisor import Address
         from engine.telemetry import quiet_bus
 
-        run, directory, url, *login = (values.pop(name) for name in shared)
+        run, directory, url, token, credentials, ca = (values.pop(name) for name in shared)
+        given = Address(url, token, run or "", credentials, ca) if url else None
 
         async def work() -> None:
-            async with attached(BusLocation(run, directory, url, *login)) as bus:
+            async with attached(run, directory, given) as bus:
                 await command(bus, **values)
 
         with quiet_bus(), _broken_pipe_ends_quietly():

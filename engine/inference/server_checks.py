@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -40,14 +40,11 @@ class HandshakeRefused(InferenceError):
     """Server and learner do not agree on log-probs."""
 
 
-@dataclass(frozen=True)
-class Handshake:
-    """Largest absolute log-prob differences: on the canary, and on tokens sampled at ``temperature``."""
+class Handshake(NamedTuple):
+    """Largest absolute log-prob differences: on the canary, and on sampled tokens."""
 
     canary_error: float
     sampling_error: float
-    temperature: float
-    tokens: int
 
 
 async def check_external_servers(config: Config) -> None:
@@ -166,7 +163,7 @@ async def handshake(
         )
     prompt = np.frombuffer(policy.canary_tokens, "<i4").tolist() or [0]
     await _check_mode(client, prompt[:1], policy.vocabulary, deadline)
-    sampled, tokens = await _sampling_error(client, prompt, sampling, deadline)
+    sampled = await _sampling_error(client, prompt, sampling, deadline)
     if sampled > tolerance:
         raise HandshakeRefused(
             f"log-probs of tokens sampled at temperature {sampling.temperature} differ from "
@@ -174,7 +171,7 @@ async def handshake(
             where=client.url,
             remedy='Leave [server.args] logprobs-mode at "processed_logprobs", and mask no tokens.',
         )
-    return Handshake(error, sampled, sampling.temperature, tokens)
+    return Handshake(error, sampled)
 
 
 async def _sample(
@@ -225,8 +222,8 @@ async def _check_mode(client: VllmClient, prompt: list[int], vocabulary: int, de
 
 async def _sampling_error(
     client: VllmClient, prompt: list[int], sampling: SamplingConfig, deadline: float
-) -> tuple[float, int]:
-    """Return the largest log-prob error of a few sampled tokens, and their number."""
+) -> float:
+    """Return the largest log-prob error of a few sampled tokens."""
     tempered = sampling.temperature != 1
     short = SamplingConfig(
         temperature=sampling.temperature,
@@ -236,8 +233,7 @@ async def _sampling_error(
     )
     found = await _sample(client, prompt, short, deadline, whole=tempered)
     right = await _tempered(found, sampling.temperature)
-    differences = [abs(seen - expected) for (_, seen, _), expected in zip(found, right, strict=True)]
-    return max(differences), len(differences)
+    return max(abs(seen - expected) for (_, seen, _), expected in zip(found, right, strict=True))
 
 
 async def _tempered(found: list[_Sampled], temperature: float) -> list[float]:
