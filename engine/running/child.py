@@ -75,7 +75,10 @@ async def keep_running(
             return
         point = await progress() if progress is not None else None
         pause = None if status == BAD_INPUT else budget.crashed(time.monotonic(), point)
-        logger.warning("child.crashed", child=name, status=status, restart_in=pause, after_round=point)
+        last = tail(log, 1).strip()
+        logger.warning(
+            "child.crashed", child=name, status=status, restart_in=pause, after_round=point, said=last
+        )
         if pause is None:
             raise died(name, status, log, point=point, times=budget.in_place)
         with anyio.move_on_after(pause):

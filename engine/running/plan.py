@@ -183,7 +183,10 @@ def _stored_bytes(path: Path) -> int:
 
 def render(plan: Plan) -> str:
     """Return the plan as text."""
-    size = "of unknown size" if plan.parameters is None else f"{plan.parameters / 1e6:,.1f} M parameters"
+    size = "of unknown size"
+    if plan.parameters is not None:
+        large = plan.parameters >= 1e9
+        size = f"{plan.parameters / (1e9 if large else 1e6):,.1f} {'B' if large else 'M'} parameters"
     lines = [
         f"run        {plan.run}",
         f"directory  {plan.directory} ({'resumes' if plan.resumes else 'new'})",

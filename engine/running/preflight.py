@@ -200,8 +200,8 @@ def resolve_with_progress(config: Config, directory: Path, say: Callable[[str], 
 
         def begin(target: Path) -> None:
             say(
-                f"warm start: {target} is not there: [warmstart], model.max_model_len, seeds or prompts "
-                "differ from what was built before. Building takes some minutes, once"
+                f"warm start: building {target}, some minutes, once per state of [warmstart], "
+                "model.max_model_len, seeds and prompts"
             )
 
         warmstart.build(config, progress=tell, missing=begin)

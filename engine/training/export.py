@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from engine.config import LoraConfig
-from engine.errors import SpadeError
+from engine.errors import ConfigError, SpadeError
 from engine.training import lora as adapters
 from engine.training.checkpoint import Checkpoint, newest, places, read
 from engine.training.parameters import kept, put
@@ -51,7 +51,7 @@ def choose(directory: Path, which: str) -> Checkpoint:
         return load(directory / best.checkpoint)
     steps = {int(path.name.split("-")[1]): path for path in reversed(known)}  # of several, the latest fence's
     if not which.isdigit() or int(which) not in steps:
-        raise SpadeError(
+        raise ConfigError(
             f"There is no checkpoint {which!r}",
             where=str(directory),
             remedy=f"Take last, best, or one of the steps {', '.join(map(str, sorted(steps)))}.",
@@ -83,11 +83,16 @@ def export(
     Raises SpadeError when ``target`` is not empty, or the checkpoint does not fit ``base``.
     """
     if target.exists() and any(target.iterdir()):
-        raise SpadeError("The folder is not empty", where=str(target), remedy="Name another one.")
+        raise ConfigError("The folder is not empty", where=str(target), remedy="Name another one.")
     transformers_logging.disable_progress_bar()
     model = _model(checkpoint, base, lora).to(getattr(torch, dtype))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise ConfigError(
+            f"The folder cannot be written: {error.strerror}", where=str(target), remedy="Name another one."
+        ) from error
     try:
         model.generation_config = GenerationConfig()  # transformers refuses to write some that it reads
         model.save_pretrained(scratch, max_shard_size=SHARD)

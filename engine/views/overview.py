@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from engine.training.time_shares import PREFIX
 
 LIVING = ("running", "paused")
 """States of a run that a process holds."""
+_OURS = ("supervisor", "scorer", "designer", "agent", "learner", "server", "evaluator")
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -137,6 +138,16 @@ def server_rows(state: RunStatus) -> list[tuple[str, str]]:
     return rows
 
 
+def own_roles(gauges: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
+    """Return (instance, figures) for each role that does not come with spade."""
+    found = ((name.partition("/"), values) for name, values in gauges.items())
+    return [
+        (instance, ", ".join(f"{key} {value:g}" for key, value in values.items()))
+        for (role, _, instance), values in found
+        if values and role not in _OURS
+    ]
+
+
 def learner_shares(state: RunStatus) -> str:
     """Return how the learner spent the time of its last round, "-" before the first."""
     for gauges in state.gauges.values():
@@ -209,6 +220,7 @@ def figures(state: RunStatus) -> list[tuple[str, Any]]:
         ("version published", state.version_published_label or "none yet"),
         ("versions serving", serving or ", ".join(map(str, state.versions_serving)) or "none"),
         *server_rows(state),
+        *own_roles(state.gauges),
         ("learner's last round", learner_shares(state)),
         ("episodes finished", state.episodes_finished),
         ("episodes failed", failed),

@@ -17,7 +17,7 @@ from engine.records import history
 from engine.records import status as standing
 from engine.records.status import RunStatus, ServerStatus
 from engine.views import live
-from engine.views.overview import server_rows
+from engine.views.overview import own_roles, server_rows
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +139,8 @@ def test_a_server_that_gets_nothing_says_so_and_lost_or_unknown_ones_say_nothing
     assert [name for name, _ in found] == ["server-h-1-0"]
     assert found[0][1].startswith("not in use, 14 of 288")
     assert rows(server("server-h-1-0")) == []
+
+
+def test_a_role_of_ones_own_is_shown_with_its_figures() -> None:
+    gauges = {"counter/counter-0": {"won": 341.0, "lost": 2.0}, "agent/agent-0": {"won": 1.0}}
+    assert own_roles(gauges) == [("counter-0", "won 341, lost 2")]

@@ -22,7 +22,7 @@ from engine.config import (
     RoleTraining,
     RunConfig,
 )
-from engine.errors import SpadeError
+from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
 from engine.training.batch import Batch, build, policy_rows
 from engine.training.checkpoint import LearnerState, newest, save
@@ -127,7 +127,7 @@ def test_the_logits_of_the_folder_are_those_of_the_trainer(
     assert not torch.allclose(first, expected, atol=1e-4)
     half = run_export(tmp_path, "half", dtype="bfloat16")
     assert logits_of(half).dtype == torch.bfloat16
-    with pytest.raises(SpadeError, match="not empty"):
+    with pytest.raises(ConfigError, match="not empty"):
         run_export(tmp_path, "half")
 
 
