@@ -113,7 +113,7 @@ def seed_program(family: seeds.Family, level: int, noun: str) -> str:
 async def test_seed_programs_conform_to_their_own_tickets_only(family: seeds.Family) -> None:
     reviewed = review(scale="nano")
     documents = [document for document in DOCUMENTS.values() if document.skill == family.skill]
-    for level, document in zip(seeds.LEVELS, documents, strict=False):
+    for level, document in zip(family.seed_levels, documents, strict=False):
         noun = next(noun for noun in seeds.NOUNS if noun in document.text)
         source = seed_program(family, level, noun)
         asked = {"document": document.id, "skill": family.skill}

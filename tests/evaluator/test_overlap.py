@@ -16,10 +16,11 @@ FAMILIES = [family.name for family in seeds.families()]
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_same_parameters_are_found_and_others_are_not(name: str) -> None:
     (family,) = seeds.families([name])
-    held = family.draw(1, Random(3), withheld=True)
+    level = family.held_levels[-1]
+    held = family.draw(level, Random(3), withheld=True)
     overlap = Overlap({"easy": [family.program(held, "kites")]})
     for number in range(20):
-        other = family.draw(1, Random(number), withheld=False)
+        other = family.draw(level, Random(number), withheld=False)
         overlap.note(ready(f"other-{number}", source=family.program(other, "kites")))
     assert overlap.count("easy") == 0
     overlap.note(ready("same", source=family.program(held, "stones")))
