@@ -4,11 +4,12 @@
 
 ``DIR`` was written by `spade envs export`. The action is ``{"text": ...}``, an observation has ``text``,
 ``reward`` and ``done``. A reset takes ``seed`` and ``program`` (the name of a file without its ending);
-without ``program`` the seed picks one. Hints are not served. Needs the package ``openenv-core``.
+without ``program`` the seed picks one. Hints are not served. Needs the package ``openenv``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from fastapi import FastAPI
 from openenv.core.env_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
+from pydantic import field_validator
 
 from engine.errors import ConfigError
 from engine.exports.archive import Archive, BlockingPool, Player
@@ -28,9 +30,14 @@ SESSIONS = 64
 
 
 class TextAction(Action):
-    """What the policy says."""
+    """What the policy says. A client that reads replies as JSON sends ``3`` for a text of this digit."""
 
     text: str
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _as_said(cls, value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value)
 
 
 class TextObservation(Observation):

@@ -59,7 +59,7 @@ def played(pool: BlockingPool, source: str, seed: int) -> Transcript:
 @pytest.fixture
 async def server(exported: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """The export, served by uvicorn in a thread."""
-    pytest.importorskip("openenv", reason="needs the package openenv-core")
+    pytest.importorskip("openenv", reason="needs the package openenv")
     import uvicorn
 
     from engine.exports import openenv_server
