@@ -153,10 +153,10 @@ def read_run(argument: str) -> Iterator[tuple[str, str]]:
 
 
 def read_seeds(argument: str) -> Iterator[tuple[str, str]]:
-    """Yield programs of the seed families named (all for ""), of every level, none of them withheld."""
+    """Yield programs of the seed families named (all for ""), of all their levels, none withheld."""
     for family in seeds.families([name for name in argument.split(",") if name]):
         rng = random.Random(f"pool {family.name}")
-        for level in seeds.LEVELS:
+        for level in family.seed_levels:
             for index in range(_PER_LEVEL):
                 parameters = family.draw(level, rng, withheld=False)
                 name = f"{level}/{family.name}-{index:02d}"
