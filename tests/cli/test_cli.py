@@ -210,7 +210,7 @@ def test_a_signal_while_the_model_is_prepared_ends_cleanly(tmp_path: Path, model
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert "Starting toy" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert "Stopping" in process.stdout.readline()
+        assert any("Stopping" in line for line in iter(process.stdout.readline, ""))
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=40) == 0
         assert "The same command goes on" in process.stdout.read()

@@ -223,7 +223,7 @@ async def test_a_browser_shows_environments_and_orders_pauses(run: RunDirectory,
             shown = await tab.value("document.body.innerText")
             for part in ("class CountEnv", "plain, return 1", "hinted, return 1", "Return of the agent"):
                 assert part in shown
-            assert await tab.value("document.querySelectorAll('tr[data-design]').length") == 1
+            await tab.until("document.querySelectorAll('tr[data-design]').length === 1")
             for width in (1400, 390):
                 await tab.resize(width)
                 assert await tab.value("document.documentElement.scrollWidth") <= width
