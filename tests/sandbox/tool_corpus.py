@@ -1,4 +1,4 @@
-"""Tool environments: fourteen good ones, and twenty that are broken in one way each.
+"""Forty tool environments: twenty good ones, and twenty that are broken in one way each.
 
 A broken one is a good one in which a piece is replaced.
 """
@@ -37,6 +37,48 @@ class TillEnv(ToolEnv):
 
     def plan(self):
         return [("add", {"item": self.state["want"], "count": 2}), ("pay", {"method": "card"})]
+'''
+
+GOOD["tickets"] = '''
+class TicketEnv(ToolEnv):
+    max_turns = 10
+
+    def setup(self, rng):
+        owners = rng.sample(["Ada", "Bo", "Cy", "Di"], 3)
+        return {"tickets": {n: {"owner": o, "open": True, "note": ""} for n, o in zip(rng.sample(range(100, 999), 3), owners)},
+                "who": rng.choice(owners)}
+
+    def tool_list(self) -> str:
+        """List the tickets with their owners."""
+        return ", ".join(f"{n}: {t['owner']}" for n, t in self.state["tickets"].items())
+
+    def _get(self, number):
+        if number not in self.state["tickets"]:
+            raise ToolError("there is no such ticket")
+        return self.state["tickets"][number]
+
+    def tool_note(self, number: int, text: str) -> str:
+        """Write a note on a ticket."""
+        self._get(number)["note"] = text
+        return "noted"
+
+    def tool_close(self, number: int) -> str:
+        """Close a ticket."""
+        self._get(number)["open"] = False
+        return "closed"
+
+    def _mine(self):
+        return next(n for n, t in self.state["tickets"].items() if t["owner"] == self.state["who"])
+
+    def instructions(self):
+        n = self._mine()
+        return [
+            (f"Leave a note on the ticket of {self.state['who']}, whatever you like.", lambda s: bool(s["tickets"][n]["note"])),
+            ("Now close that ticket, and only that one.", lambda s: [k for k, t in s["tickets"].items() if not t["open"]] == [n]),
+        ]
+
+    def plan(self):
+        return [("list", {}), ("note", {"number": self._mine(), "text": "called back"}), ("close", {"number": self._mine()})]
 '''
 
 GOOD["thermostat"] = '''
@@ -96,6 +138,34 @@ class ParcelEnv(ToolEnv):
         return ["Where to, and how heavy is it?", ("send", {"city": self.state["city"], "weight": self.state["weight"]})]
 '''
 
+GOOD["library"] = '''
+class LibraryEnv(ToolEnv):
+    max_turns = 8
+
+    def setup(self, rng):
+        return {"days": rng.randint(3, 20), "due": 10, "fine": 0}
+
+    def tool_extend(self, days: int) -> str:
+        """Extend the loan by so many days."""
+        self.state["due"] += days
+        return f"due in {self.state['due']} days"
+
+    def tool_due(self) -> str:
+        """Tell when the book is due."""
+        return f"in {self.state['due']} days"
+
+    def instructions(self):
+        d = self.state["days"]
+        return [
+            (f"I need the book {d} days longer.", lambda s: s["due"] == 10 + d),
+            ("And while you are at it, paint my fence green.", REPLY),
+            ("Fair enough. Add one more day to the loan.", lambda s: s["due"] == 11 + d),
+        ]
+
+    def plan(self):
+        return [("extend", {"days": self.state["days"]}), "I cannot do that.", ("extend", {"days": 1})]
+'''
+
 GOOD["bank"] = '''
 class BankEnv(ToolEnv):
     max_turns = 10
@@ -128,6 +198,35 @@ class BankEnv(ToolEnv):
         last = {"source": "b", "to": "c", "amount": s["b"]} if s["b"] else {"source": "a", "to": "c", "amount": 1}
         return [("balance", {"account": "a"}), ("move", {"source": "a", "to": "c", "amount": s["a"] // 2}),
                 ("balance", {"account": "b"}), ("move", last)]
+'''
+
+GOOD["search"] = '''
+class SearchEnv(ToolEnv):
+    max_turns = 12
+
+    def setup(self, rng):
+        return {"room": rng.randint(0, 40), "found": False, "locked": None}
+
+    def tool_open(self, room: int) -> str:
+        """Open a room."""
+        if room != self.state["room"]:
+            raise ToolError("further on" if room < self.state["room"] else "further back")
+        self.state["found"] = True
+        return "here it is"
+
+    def tool_lock(self, room: int) -> str:
+        """Lock a room."""
+        self.state["locked"] = room
+        return "locked"
+
+    def instructions(self):
+        return [
+            ("The cello is in one of the rooms 0 to 40. Open the right one.", lambda s: s["found"]),
+            ("Good. Lock that room.", lambda s: s["locked"] == s["room"]),
+        ]
+
+    def plan(self):
+        return [("open", {"room": self.state["room"]}), ("lock", {"room": self.state["room"]})]
 '''
 
 GOOD["recipe"] = '''
@@ -166,6 +265,30 @@ class RecipeEnv(ToolEnv):
 
     def plan(self):
         return [("card", {}), ("cook", {"dish": {"name": "pancakes", "grams": self._double()}}), ("ring", {})]
+'''
+
+GOOD["census"] = '''
+class CensusEnv(ToolEnv):
+    max_turns = 8
+
+    def setup(self, rng):
+        return {"people": [rng.randint(1, 60) for _ in range(3)], "seen": set()}
+
+    def tool_count(self, house: int) -> str:
+        """Count the people of house 1, 2 or 3."""
+        if house not in (1, 2, 3):
+            raise ToolError("the houses are 1, 2 and 3")
+        self.state["seen"].add(house)
+        return f"{self.state['people'][house - 1]} people"
+
+    def answer(self):
+        return sum(self.state["people"])
+
+    def instructions(self):
+        return [("Visit every house, then tell how many people live there together.", lambda s: len(s["seen"]) == 3)]
+
+    def plan(self):
+        return [[("count", {"house": 1}), ("count", {"house": 2})], ("count", {"house": 3})]
 '''
 
 GOOD["calendar"] = '''
@@ -376,6 +499,43 @@ class ShopEnv(ToolEnv):
         return [("prices", {}), ("buy", {"article": self._cheap()}), ("coupons", {}), ("redeem", {"code": self.state["coupon"]})]
 '''
 
+GOOD["ferry"] = '''
+class FerryEnv(ToolEnv):
+    max_turns = 10
+
+    def setup(self, rng):
+        return {"cars": rng.randint(0, 8), "room": 5, "crossed": 0, "night": rng.random() < 0.5, "flag": ""}
+
+    def tool_look(self) -> str:
+        """Look at the queue and the sky."""
+        return f"{self.state['cars']} cars, {'night' if self.state['night'] else 'day'}"
+
+    def tool_ferry(self, cars: int) -> str:
+        """Take cars over."""
+        if not 0 <= cars <= 5:
+            raise ToolError("the ferry takes five cars at most")
+        self.state["crossed"] += cars
+        return "over"
+
+    def tool_flag(self, colour: Literal["red", "white"]) -> str:
+        """Hoist a flag."""
+        self.state["flag"] = colour
+        return "hoisted"
+
+    def instructions(self):
+        n = self.state["cars"]
+        colour = "red" if self.state["night"] else "white"
+        return [
+            ("Hoist the red flag at night, the white one by day.", lambda s: s["flag"] == colour),
+            ("Take all waiting cars over, and one more that comes late.", lambda s: s["crossed"] == n + 1),
+        ]
+
+    def plan(self):
+        n = self.state["cars"] + 1
+        return [("look", {}), ("flag", {"colour": "red" if self.state["night"] else "white"}),
+                *[("ferry", {"cars": min(5, n - done)}) for done in range(0, n, 5)]]
+'''
+
 GOOD["radio"] = '''
 class RadioEnv(ToolEnv):
     max_turns = 9
@@ -442,6 +602,38 @@ class MuseumEnv(ToolEnv):
         hall = self.state["hall"]
         return [("where", {}), ("guard", {"hall": hall}),
                 [("lights", {"hall": h, "on": False}) for h in self.state["lights"] if h != hall]]
+'''
+
+GOOD["hotel"] = '''
+class HotelEnv(ToolEnv):
+    max_turns = 10
+    intro = "The front desk of an inn."
+
+    def setup(self, rng):
+        return {"room": rng.randint(10, 40), "nights": rng.randint(2, 6), "stay": None, "breakfast": None}
+
+    def tool_check_in(self, room: int, nights: int) -> str:
+        """Check a guest in."""
+        self.state["stay"] = {"room": room, "nights": nights}
+        return "welcome"
+
+    def tool_breakfast(self, room: int, kind: Literal["tea", "coffee"] = "tea") -> str:
+        """Order breakfast."""
+        self.state["breakfast"] = [room, kind]
+        return "ordered"
+
+    def instructions(self):
+        r, n = self.state["room"], self.state["nights"]
+        return [
+            (f"Check me in for {n} nights.", REPLY),
+            (f"Room {r}, please.", lambda s: s["stay"] == {"room": r, "nights": n}),
+            ("I would like coffee at breakfast.", lambda s: s["breakfast"] == [r, "coffee"]),
+            ("Can you also book me a flight?", REPLY),
+        ]
+
+    def plan(self):
+        r, n = self.state["room"], self.state["nights"]
+        return ["Which room?", ("check_in", {"room": r, "nights": n}), ("breakfast", {"room": r, "kind": "coffee"}), "We cannot."]
 '''
 
 GOOD["mixer"] = '''
