@@ -13,9 +13,10 @@ import nats
 
 async def main(url: str, run: str, programs: list[str]) -> None:
     login = {"token": os.environ["SPADE_BUS_TOKEN"], "inbox_prefix": "_INBOX.designer"}
-    stream = (await nats.connect(url, max_reconnect_attempts=-1, **login)).jetstream()
+    client = await nats.connect(url, max_reconnect_attempts=30, error_cb=asyncio.Queue().put, **login)
+    stream = client.jetstream()
     queue = await stream.pull_subscribe_bind("designer", stream=f"TASK_{run}")
-    while True:
+    while not client.is_closed:  # as it is when the server was away for a minute: the run has ended
         try:
             (work,) = await queue.fetch(1, timeout=2)
             kind, ticket = msgpack.unpackb(work.data)[1:8:6]
@@ -26,7 +27,6 @@ async def main(url: str, run: str, programs: list[str]) -> None:
             answer = {key: ticket[key] for key in ("design", "cohort", "slot", "skill")}
             answer |= {"kind": "environment_ready.v1", "attempt": 0, "source": source, "hint": None}
             answer |= {"environment": hashlib.sha256(source.encode()).hexdigest(), "document": ""}
-            answer |= {"finding": {"title": "from a file"}}
             subject = f"spade.{run}.event.designer.ready.{answer['environment'][:16]}"
             frame = [1, answer["kind"], run, "designer", "files", time.time_ns(), 0, answer]
             headers = {"Nats-Msg-Id": f"ready:{ticket['design']}", "Nats-Expected-Stream": f"EVENT_{run}"}

@@ -56,9 +56,10 @@ def compare(now: Figures, before: Figures) -> Figures:
 
 def table(figures: Figures) -> Table:
     """Return the figures as a table for a terminal."""
-    result = Table(box=None, padding=(0, 2, 0, 0), title=f"run {figures['run']}", title_justify="left")
+    result = Table(box=None, padding=(0, 1, 0, 0), title=f"run {figures['run']}", title_justify="left")
     for name in ("stream / consumer", "messages", "MB", "full", "unacked", "again", "per s", "newest"):
-        result.add_column(name, justify="left" if name.startswith("stream") else "right", no_wrap=True)
+        first = name.startswith("stream")  # the one column that wraps in a narrow terminal
+        result.add_column(name, justify="left" if first else "right", no_wrap=not first)
     rate = "{:,.1f}".format
     for name, one in figures["streams"].items():
         size, full = f"{one['bytes'] / 1e6:,.1f}", f"{one['share'] or 0.0:.0%}"

@@ -29,11 +29,11 @@ _FOR_A_RESTART = ("supervised.jsonl",)
 def choose(directory: Path, which: str) -> Checkpoint:
     """Return a checkpoint under ``directory``: ``last``, ``best``, or that of a step.
 
-    Raises SpadeError when there is none, or when it is damaged.
+    Raises ConfigError when there is none, SpadeError when it is damaged.
     """
     known = places(directory)
     if not known:
-        raise SpadeError(
+        raise ConfigError(
             "There is no checkpoint yet", where=str(directory), remedy="Let the run take a step."
         )
     if which == "last":
@@ -43,7 +43,7 @@ def choose(directory: Path, which: str) -> Checkpoint:
     if which == "best":
         best = read_best(directory)
         if best is None:
-            raise SpadeError(
+            raise ConfigError(
                 "No checkpoint is known to be the best",
                 where=str(directory),
                 remedy="Set learner.best_by before the run, or take --checkpoint last.",

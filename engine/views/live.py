@@ -151,7 +151,8 @@ def panel(status: RunStatus, run: RunConfig, phase: str) -> RenderableType:
         )
     rounds = f"round {_rounds(status, run)} of {run.steps} · {_left(status, run)} left"
     title = f"spade {run.name} · {phase} · {rounds}"
-    return Panel(Group(table, _queues(status)), title=title, title_align="left")
+    # The terminal echoes ^C into the empty line; after a full line it would shift what is drawn next.
+    return Group(Panel(Group(table, _queues(status)), title=title, title_align="left"), "")
 
 
 def _queues(status: RunStatus) -> Text:

@@ -167,6 +167,19 @@ async def test_it_goes_on_when_its_server_died(tmp_path: Path) -> None:
         assert [first.message.design, second.message.design] == ["d1", "d2"]
 
 
+async def test_it_ends_without_a_word_when_its_server_stays_away(tmp_path: Path) -> None:
+    program = tmp_path / "designer.py"
+    program.write_text(EXAMPLE.read_text().replace("max_reconnect_attempts=30", "max_reconnect_attempts=1"))
+    with anyio.fail_after(40), contextlib.ExitStack() as stack:
+        async with run_of(tmp_path / "bus") as (handle, bus):
+            process = stack.enter_context(stranger(handle.url, tmp_path, token=handle.token, program=program))
+            await bus.publish(ticket(1))
+            async with bus.follow("EVENT") as records:
+                await anext(records)
+        assert await anyio.to_thread.run_sync(process.wait, abandon_on_cancel=True) == 0
+    assert (tmp_path / "stranger.log").read_text() == ""
+
+
 async def test_a_key_that_allows_a_designer_allows_it(tmp_path: Path) -> None:
     """On a broker with allow-lists it needs the key of its role, and one line to be changed."""
     with broker(tmp_path / "broker", RUN) as made:

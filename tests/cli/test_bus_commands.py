@@ -16,6 +16,7 @@ import anyio
 import msgspec
 import psutil
 import pytest
+from rich.console import Console
 from scenes.brokers import TOKEN, plain_server
 from scenes.brokers import broker as secured
 from scenes.cli import Spade, refused
@@ -24,7 +25,7 @@ from scenes.small_run import config, failed, finished, policy, ready, request
 from bus import Bus, codec, connect, provision
 from bus.messages import DeadLetter, Message
 from bus.publisher import Outgoing
-from engine.busview import stored
+from engine.busview import depths, stored
 from engine.config import RunConfig
 from engine.run import RunDirectory
 from engine.running.supervisor import Address
@@ -140,6 +141,10 @@ def test_top_shows_depths_limits_and_rates(spade: Spade, toy: Toy) -> None:
     table = spade("bus", "top", "--once", "--interval", "0.1").stdout
     for part in (f"run {toy.run}", "EVENT", "TASK designer"):
         assert part in table
+    narrow = Console(width=60)
+    with narrow.capture() as shown:
+        narrow.print(depths.table(top))
+    assert "…" not in shown.get()
 
 
 # tail

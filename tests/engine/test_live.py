@@ -41,6 +41,7 @@ def test_the_panel_shows_what_matters(status: RunStatus) -> None:
     screen, stream = console(terminal=True)
     screen.print(live.panel(status, config().run, "running"))
     text = stream.getvalue()
+    assert text.endswith("╯\n\n")  # an echoed ^C stands in a line of its own
     for part in ("spade toy · running · round 1 of 1", "2, 1 live", "valid 1.00", "0.400, 0.600", "0.250"):
         assert part in text
     for part in ("▄", "held-out mid", "0.510 ± 0.039", "agent: waiting 7", "75%", "published", "serving"):

@@ -151,7 +151,7 @@ def test_which_checkpoint(trained: Callable[[LearnerConfig], torch.Tensor], expo
     place = tmp_path / "runs" / "mine" / "learner" / "checkpoints"
     assert export.choose(place, "last").state.version == Version(0, 2)
     assert export.choose(place, "1").state.version == Version(0, 1)
-    with pytest.raises(SpadeError, match="known to be the best"):
+    with pytest.raises(ConfigError, match="known to be the best"):
         export.choose(place, "best")
     write_best(place, Best(export.choose(place, "1").path.name, 0.5, "mid"))
     assert export.choose(place, "best").state.version == Version(0, 1)
@@ -159,7 +159,7 @@ def test_which_checkpoint(trained: Callable[[LearnerConfig], torch.Tensor], expo
         with pytest.raises(SpadeError, match="no checkpoint") as caught:
             export.choose(place, wrong)
         assert "1, 2" in caught.value.remedy
-    with pytest.raises(SpadeError, match="no checkpoint yet"):
+    with pytest.raises(ConfigError, match="no checkpoint yet"):
         export.choose(tmp_path / "nothing", "last")
     with pytest.raises(SpadeError, match="no usable checkpoint"):
         export.load(tmp_path)
