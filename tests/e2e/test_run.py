@@ -78,11 +78,18 @@ def counts(messages: Sequence[Message]) -> dict[int, set[int]]:
     return found
 
 
-async def test_interrupt_kill_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupt_kill_and_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    def launched() -> subprocess.Popen[bytes]:
+        child = start(tmp_path, *SETTINGS, packages=packages)
+        request.addfinalizer(child.kill)
+        return child
+
     packages = plugins.install_example(tmp_path / "packages", COUNTER)
     monkeypatch.syspath_prepend(str(packages))
     importlib.import_module("counter")  # so that this process can read its facts
-    first = start(tmp_path, *SETTINGS, packages=packages)
+    first = launched()
     await until(first, tmp_path, lambda facts: facts["step"] >= 1)
     os.kill(first.pid, signal.SIGINT)
     assert await ended(first) in (0, 130), output(tmp_path)
@@ -90,13 +97,13 @@ async def test_interrupt_kill_and_resume(tmp_path: Path, monkeypatch: pytest.Mon
     before = status(tmp_path)
     assert before["state"] == "stopped"
 
-    second = start(tmp_path, *SETTINGS, packages=packages)
+    second = launched()
     await until(second, tmp_path, lambda facts: facts["step"] >= before["step"] + 2)
     os.killpg(second.pid, signal.SIGKILL)
     await ended(second)
     await nothing_left(tmp_path)
 
-    third = start(tmp_path, *SETTINGS, packages=packages)
+    third = launched()
     assert await ended(third) == 0, output(tmp_path)
     await nothing_left(tmp_path)
 
@@ -108,7 +115,7 @@ async def test_interrupt_kill_and_resume(tmp_path: Path, monkeypatch: pytest.Mon
     assert facts["designer_samples_trained"] > 0
     assert facts["max_staleness_seen"] <= 8
     page = (tmp_path / "nano" / "report.html").read_text()
-    assert "of their programs), coloured by step" in page
+    assert "Vendi score" in page
     assert len(environments(tmp_path)) == facts["environments_accepted"]
 
     messages = [message for _, message in await facts_of(tmp_path)]
