@@ -357,7 +357,7 @@ def _learner(config: Config) -> Iterator[Problem]:
         yield (
             "learner.supervised_source",
             f'"accepted" mixes in the policy\'s own designs; designer.kind = "{config.designer.kind}" '
-            "writes none",
+            "writes none; set learner.supervised_mix = 0",
         )
     yield from _positive("learner.step_seconds", learner.step_seconds)
     yield from _least("learner.threads", learner.threads, 0)
