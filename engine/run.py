@@ -189,8 +189,16 @@ class RunDirectory:
         temporary.replace(self.model_file)
 
     def config(self) -> Config:
-        """Return the resolved recipe of this run."""
-        return recipe.load(self.config_file).config
+        """Return the resolved recipe of this run. Raises ConfigError for one that this build cannot read."""
+        try:
+            return recipe.load(self.config_file).config
+        except ConfigError as error:
+            raise ConfigError(
+                error.what,
+                where=error.where,
+                remedy="Another build of spade wrote this file, or it was edited. "
+                "Take out of it what this build does not know, or use that build.",
+            ) from error
 
     def require_space(self, least_mb: int = LEAST_FREE_MB) -> None:
         """Raise ConfigError when the disk under the run has less than ``least_mb`` MB free."""

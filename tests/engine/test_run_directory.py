@@ -44,6 +44,14 @@ def test_looking_who_holds_a_run_does_not_create_it(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_the_recipe_of_another_build_is_said_to_be_one(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "toy")
+    directory.root.mkdir()
+    directory.config_file.write_text("[designer]\nrepair = false\n")
+    with pytest.raises(ConfigError, match=r"Unknown key designer\.repair.*Another build of spade"):
+        directory.config()
+
+
 def test_a_resume_may_raise_the_steps_but_not_change_the_curriculum(tmp_path: Path) -> None:
     first = config(tmp_path)
     directory = RunDirectory.of(first)
