@@ -234,7 +234,6 @@ async def test_handshake_agrees_at_any_temperature(world: World) -> None:
         )
         assert result.canary_error < 1e-4
         assert result.sampling_error < 1e-4
-        assert result.tokens > 0
 
 
 async def test_probe_and_health(world: World) -> None:
