@@ -79,7 +79,7 @@ class CallFormat(NamedTuple):
 
     @property
     def in_channels(self) -> bool:
-        """Whether calls stand beside the visible reply, and templates take them apart from its text."""
+        """Return whether calls stand beside the visible reply, so that templates take them apart from it."""
         return self.name == "harmony"
 
     def action(self, said: str, tools: Tools, reply: str = "") -> str:

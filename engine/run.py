@@ -112,14 +112,22 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
+    def running(self) -> dict[str, Any]:
+        """Return :meth:`holder`. Raises SpadeError when no process runs this run."""
+        holder = self.holder()
+        if holder is None:
+            raise SpadeError(
+                f"The run {self.root.name} is not running.",
+                remedy="`spade ls` lists the runs; `spade run` with the same recipe continues this one.",
+            )
+        return holder
+
     def stop(self) -> int:
         """Ask the process that runs this run to finish the work in hand and end; return its pid.
 
         It goes on for up to ``run.drain_seconds``. Raises SpadeError when no process of this host runs it.
         """
-        holder = self.holder()
-        if holder is None:
-            raise SpadeError(f"The run {self.root.name} is not running.")
+        holder = self.running()
         if holder.get("host") != socket.gethostname():
             raise SpadeError(
                 f"The run {self.root.name} runs on {holder.get('host')}.", remedy="Stop it on that host."

@@ -29,8 +29,7 @@ async def order(run: RunDirectory, command: Command) -> None:
 
     Raises SpadeError when nothing runs it, and as :func:`attached` does.
     """
-    if run.holder() is None:
-        raise SpadeError(f"The run {run.root.name} is not running.")
+    run.running()
     async with attached(str(run.root), run.root.parent) as bus:
         await drain_commands.give(bus, command, ("scorer",))
 

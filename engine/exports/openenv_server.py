@@ -30,7 +30,7 @@ SESSIONS = 64
 
 
 class TextAction(Action):
-    """What the policy says. A client that reads replies as JSON sends ``3`` for a text of this digit."""
+    """A text of the policy. A client that reads replies as JSON sends ``3`` for a text of this digit."""
 
     text: str
 
@@ -41,7 +41,7 @@ class TextAction(Action):
 
 
 class TextObservation(Observation):
-    """What the program says."""
+    """The program's answer."""
 
     text: str
     truncated: bool = False

@@ -12,18 +12,39 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import gymnasium
 import pyarrow.parquet
 import pytest
+from gymnasium.utils.env_checker import check_env
 from scenes.programs import ECHO, LEVERS, PEAK
 from test_envs import catalogue_of, story
 
+from engine.errors import ConfigError
 from engine.exports import dataset
-from engine.exports.archive import Archive, BlockingPool, Player
+from engine.exports.archive import Archive, BlockingPool
+from engine.exports.gymnasium_env import SandboxedEnv, register
 from engine.records.envs import MANIFEST
+from sandbox import EnvError
 
 PROGRAMS = {"00000-peak-a": PEAK, "00001-levers-b": LEVERS, "00002-echo-c": ECHO}
 ACTIONS = ("3", "4", "5", "6")
 TURNS = 3
+SUM = """
+import random
+
+class SumEnv:
+    def reset(self, seed=None):
+        draw = random.Random(seed)
+        self.left, self.terms = 3, [draw.randint(1, 9) for _ in range(2)]
+        return f"{self.terms[0]} + {self.terms[1]} = ? \\u2713", {}
+
+    def step(self, action):
+        if action == "raise":
+            raise ValueError("asked for")
+        self.left -= 1
+        right = action == str(sum(self.terms))
+        return "right" if right else f"no, {self.left} left", float(right), right, False, {}
+"""
 
 Transcript = list[tuple[str, float | None, bool]]
 
@@ -44,15 +65,15 @@ def exported(tmp_path: Path) -> Path:
 
 
 def played(pool: BlockingPool, source: str, seed: int) -> Transcript:
-    """Return what the sandbox says: text, reward, whether it is over."""
-    player = Player(pool, TURNS)
-    found: Transcript = [(player.reset(source, seed), None, False)]
-    for action in ACTIONS:
-        answer = player.step(action)
-        found.append((answer.observation, answer.reward, answer.terminated or answer.truncated))
+    """Return the answers of the sandbox itself: text, reward, whether it is over."""
+    instance = pool.spawn(source, TURNS)
+    found: Transcript = [(pool.call(instance.reset, seed), None, False)]
+    for turn, action in enumerate(ACTIONS, start=1):
+        answer = pool.call(instance.step, action)
+        found.append((answer.observation, answer.reward, answer.terminated or turn == TURNS))
         if found[-1][2]:
             break
-    player.close()
+    pool.call(instance.close)
     return found
 
 
@@ -154,3 +175,47 @@ def test_the_archive_is_what_was_written(exported: Path) -> None:
     archive = Archive.read(exported)
     assert archive.max_turns == TURNS
     assert {one.name: one.source for one in archive.programs} == PROGRAMS
+
+
+def test_gymnasium_plays_as_the_sandbox(exported: Path, pool: BlockingPool) -> None:
+    for name, source in zip(register(exported), PROGRAMS.values(), strict=True):
+        with gymnasium.make(name, pool=pool) as env:
+            for seed in range(3):
+                text, info = env.reset(seed=seed)
+                assert info["hint"] == "Look."
+                found: Transcript = [(text, None, False)]
+                over = False
+                while not over:
+                    text, reward, terminated, truncated, _ = env.step(ACTIONS[len(found) - 1])
+                    over = terminated or truncated
+                    found.append((text, reward, over))
+                assert found == played(pool, source, seed)
+                assert terminated is not truncated
+
+
+def test_it_keeps_the_rules_of_gymnasium(pool: BlockingPool) -> None:
+    check_env(SandboxedEnv(SUM, "Add.", 3, pool), skip_render_check=True)
+
+
+def test_an_environment_of_its_own_ends_with_its_processes() -> None:
+    env = SandboxedEnv(SUM)
+    assert env.reset(seed=1)[0] == env.reset(seed=1)[0]
+    with pytest.raises(EnvError, match="asked for"):
+        env.step("raise")
+    assert env.reset(seed=2)[0].endswith("= ? \u2713")
+    env.close()
+    env.close()
+
+
+def test_a_step_before_the_reset_and_a_directory_without_manifest_are_refused(
+    pool: BlockingPool, tmp_path: Path
+) -> None:
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        SandboxedEnv(SUM, pool=pool).step("1")
+    with pytest.raises(ConfigError, match="no readable manifest"):
+        register(tmp_path)
+    (tmp_path / MANIFEST).write_text(
+        json.dumps({"max_turns": 3, "environments": [{"file": "gone.py", "hint": ""}]})
+    )
+    with pytest.raises(ConfigError, match=r"gone\.py"):
+        register(tmp_path)
