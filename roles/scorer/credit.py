@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
-import msgspec
-
 from bus.messages import Arm, Credit, stable_id
-from engine.config import Config, DesignerConfig, LearnerConfig, RoleTraining
+from engine.config import Config, DesignerConfig
 from roles.scorer import cohort_plan
 from roles.scorer.advantages import agent_label, designer_labels, idle, normalise
 from roles.scorer.parity import reference_rewards
 from roles.scorer.rewards import Evidence, Reward, Tracker, raw_rewards
-from roles.scorer.state import Cohort, Design, DesignCredit, Play, PlayStatus
-from roles.scorer.window import Statistics, evidence_of, hint_leaks, measured, paid
+from roles.scorer.state import Cohort, Design, HeldCredit, Play, PlayStatus
+from roles.scorer.window import Statistics, evidence, hint_leaks, measured
 
 FEWEST_COMPARED = 4
 """Below this mean number of designs in a centring group, much of the reward is lost in the mean."""
@@ -27,7 +26,7 @@ class SettledDesign(NamedTuple):
     design: Design
     found: Statistics
     proof: Evidence
-    credit: DesignCredit | None
+    credit: Credit | None
 
 
 class RoundCredit(NamedTuple):
@@ -50,13 +49,19 @@ def penalises(designer: DesignerConfig) -> bool:
     return designer.kind == "policy" and designer.invalid == "penalise"
 
 
+class _Attempt(NamedTuple):
+    """An attempt at a design, and the reward that it earned."""
+
+    design: str
+    sample: str
+    skill: str
+    valid: bool
+    reward: float
+
+
 def settle(
-    config: Config,
-    tracker: Tracker,
-    cohort: Cohort,
-    designs: Sequence[Design],
-    reward: Reward,
-) -> tuple[list[SettledDesign], list[DesignCredit]]:
+    config: Config, tracker: Tracker, cohort: Cohort, designs: Sequence[Design], reward: Reward
+) -> tuple[list[SettledDesign], list[HeldCredit]]:
     """Close the window of ``cohort``: measure its designs, give credit to their tokens.
 
     Invalid attempts are part of their skill's (or group's) mean under ``designer.invalid = "penalise"``. A
@@ -65,76 +70,60 @@ def settle(
     """
     settings = config.reward
     found = [measured(settings, config.run.seed, design) for design in designs]
-    proofs = [
-        evidence_of(settings, design, statistics, estimate)
-        for design, statistics, estimate in zip(designs, found, paid(settings, found), strict=True)
-    ]
+    proofs = evidence(settings, designs, found)
     rewards = (
         reference_rewards(proofs, settings, tracker)
         if settings.reference_parity
         else raw_rewards(proofs, settings, tracker, reward)
     )
-    where = (cohort.number, cohort.due)
-    paid_for = [
-        DesignCredit(design.design, design.sample, design.skill, True, value, *where)
+    attempts = [
+        _Attempt(design.design, design.sample, design.skill, True, value)
         for design, value in zip(designs, rewards, strict=True)
         if value is not None
     ]
     if penalises(config.designer):
-        paid_for += [
-            DesignCredit(one.design, one.sample, one.skill, False, settings.invalid_reward, *where)
+        attempts += [
+            _Attempt(one.design, one.sample, one.skill, False, settings.invalid_reward)
             for one in cohort.rejected
         ]
-    programs = _compared(config, cohort, paid_for)
-    credit = {item.design: item for item in programs if item.valid}
+    credits, held = _compare(config, cohort, attempts)
+    credit = {one.design: given for one, given in zip(attempts, credits, strict=True) if one.valid}
     settled = [
         SettledDesign(design, statistics, proof, credit.get(design.design))
         for design, statistics, proof in zip(designs, found, proofs, strict=True)
     ]
-    return settled, programs if config.designer.kind == "policy" else []
+    return settled, held
 
 
-def _compared(config: Config, cohort: Cohort, credit: Sequence[DesignCredit]) -> list[DesignCredit]:
-    """Give attempts their advantage among those of their ticket, their skill, or the cohort."""
-    settings, each = config.learner.designer, config.designer.designs_per_ticket
-    ticket = {name: f"cohort-{cohort.number}-{slot // each}" for slot, name in enumerate(cohort.designs)}
-    groups = [ticket[one.design] for one in credit]
-    labels = designer_labels([one.skill for one in credit], settings, groups)
-    advantages = normalise([one.reward for one in credit], labels, settings)
-    members, trained = Counter(labels), config.designer.kind == "policy"
-    return [
-        msgspec.structs.replace(
-            one,
-            advantage=advantage if trained else 0.0,
-            group=group if settings.scope == "group" else "",
-            members=members[label],
-        )
-        for one, advantage, group, label in zip(credit, advantages, groups, labels, strict=True)
-    ]
+def _compare(
+    config: Config, cohort: Cohort, attempts: Sequence[_Attempt]
+) -> tuple[list[Credit], list[HeldCredit]]:
+    """Give attempts their advantage among those of their ticket, their skill, or the cohort.
 
-
-def worth_sending(learner: LearnerConfig, due: Sequence[DesignCredit]) -> list[DesignCredit]:
-    """Return those of ``due`` that change the weights; as with plays, the others are counted and not sent.
-
-    Designs that were compared with each other leave the weights alone when their rewards do not differ. An
-    accepted one is sent all the same where the supervised mix learns from it.
+    As with plays, attempts that were compared leave the weights alone when their rewards do not differ: they
+    are held without a credit, to be counted. An accepted one is sent all the same where the supervised mix
+    learns from it.
     """
+    learner, each = config.learner, config.designer.designs_per_ticket
+    settings, trained = learner.designer, config.designer.kind == "policy"
     archived = learner.supervised_mix > 0 and learner.supervised_source == "accepted"
-    compared: dict[tuple[int, str, str], list[float]] = {}
-    for item in due:
-        compared.setdefault(_peers(item, learner.designer), []).append(item.advantage)
-
-    def pulls(item: DesignCredit) -> bool:
-        among = compared[_peers(item, learner.designer)]
-        return not idle(among, learner) or (archived and item.valid)
-
-    return [item for item in due if item.sample and pulls(item)]
-
-
-def _peers(item: DesignCredit, settings: RoleTraining) -> tuple[int, str, str]:
-    """Return the key of the samples that ``item`` was compared with."""
-    skill = "" if settings.scope == "global" else item.skill
-    return item.cohort, item.group, skill
+    ticket = {name: f"cohort-{cohort.number}-{slot // each}" for slot, name in enumerate(cohort.designs)}
+    labels = designer_labels(
+        [one.skill for one in attempts], settings, [ticket[one.design] for one in attempts]
+    )
+    advantages = normalise([one.reward for one in attempts], labels, settings) if trained else repeat(0.0)
+    compared: dict[str, list[float]] = {}
+    credits: list[Credit] = []
+    for one, advantage, label in zip(attempts, advantages, labels, strict=trained):
+        compared.setdefault(label, []).append(advantage)
+        group = label if settings.scope == "group" else f"cohort-{cohort.number}"
+        members = labels.count(label)
+        credits.append(Credit(one.sample, "designer", group, one.reward, advantage, members, one.valid))
+    held = []
+    for one, given, label in zip(attempts, credits, labels, strict=True):
+        pulls = not idle(compared[label], learner) or (archived and one.valid)
+        held.append(HeldCredit(cohort.number, cohort.due, given if pulls and one.sample else None))
+    return credits, held if trained else []
 
 
 class PlayGroup(NamedTuple):

@@ -7,7 +7,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from bus.messages import (
-    Credit,
     EnvironmentScored,
     EnvironmentStanding,
     EnvironmentState,
@@ -15,7 +14,7 @@ from bus.messages import (
     RoundSummary,
 )
 from engine.config import Config, RewardConfig
-from roles.scorer.credit import PlayGroup, RoundCredit, SettledDesign, grade, settle, worth_sending
+from roles.scorer.credit import PlayGroup, RoundCredit, SettledDesign, grade, settle
 from roles.scorer.rewards import Reward, plateau
 from roles.scorer.state import (
     ARMS,
@@ -23,7 +22,7 @@ from roles.scorer.state import (
     Command,
     CurriculumState,
     Design,
-    DesignCredit,
+    HeldCredit,
     MarkFlushed,
     Play,
     PlayStatus,
@@ -50,7 +49,7 @@ def close_round(
     failures = state.tallies.pop(round_).failures
     summary = summarise(config, round_, failures, plays.graded, played, opening, scores, going_on)
     state.closed = round_
-    closed = _close(config, state, round_, plays, due)
+    closed = _close(state, round_, plays, due)
     return [Publish(message) for message in (*scores, closed, summary)]
 
 
@@ -60,7 +59,7 @@ def flush(config: Config, state: CurriculumState, *, reward: Reward) -> list[Com
     total = (state.flushed[-1] if state.flushed else 0) + round_ - state.first
     scores = _settle(config, state, list(state.cohorts.values()), state.closed, reward)
     state.flushed.append(total)
-    closed = _close(config, state, round_, RoundCredit(), list(state.held), final=True)
+    closed = _close(state, round_, RoundCredit(), list(state.held), final=True)
     state.admitted = state.closed = round_
     state.first, state.first_cohort = round_ + 1, state.next_cohort
     return [*map(Publish, scores), MarkFlushed(tuple(state.flushed)), Publish(closed)]
@@ -91,33 +90,26 @@ def _settle(
 
 
 def _close(
-    config: Config,
     state: CurriculumState,
     round_: int,
     plays: RoundCredit,
-    due: list[DesignCredit],
+    due: list[HeldCredit],
     *,
     final: bool = False,
 ) -> RoundClosed:
     """Return the message that credits a round's plays and the designs that are ``due``, which are done."""
-    sent = worth_sending(config.learner, due)
     state.held = [item for item in state.held if item not in due]
     return RoundClosed(
         round=round_,
         plays=plays.plays,
         designs=len(due),
-        credits=(*plays.credits, *(_credit(item) for item in sent)),
+        credits=(*plays.credits, *(item.credit for item in due if item.credit)),
         settled=min([*state.cohorts, *(item.cohort for item in state.held)], default=state.next_cohort),
         zero_variance_groups=plays.flat,
         groups=plays.groups,
         final=final,
         play_tokens=plays.tokens,
     )
-
-
-def _credit(item: DesignCredit) -> Credit:
-    group = item.group or f"cohort-{item.cohort}"
-    return Credit(item.sample, "designer", group, item.reward, item.advantage, item.members, item.valid)
 
 
 _BINS = 10

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from bus.messages import Arm, Flag, Message
+from bus.messages import Arm, Credit, Flag, Message
 from roles.scorer.pacing import TrainingProgress
 from roles.scorer.rewards import Tracker
 
@@ -104,23 +104,12 @@ class Cohort(msgspec.Struct, kw_only=True):
     failed: dict[str, int] = {}
 
 
-class DesignCredit(msgspec.Struct, frozen=True, array_like=True):
-    """The credit of a designer sample until its batch is ``due``.
+class HeldCredit(msgspec.Struct, frozen=True, array_like=True):
+    """The credit of a design until its batch is ``due``; None where it would leave the weights alone."""
 
-    ``group`` names the samples it was compared with, where they are those of one ticket, ``members`` is how
-    many they are.
-    """
-
-    design: str
-    sample: str
-    skill: str
-    valid: bool
-    reward: float
     cohort: int
     due: int
-    advantage: float = 0.0
-    group: str = ""
-    members: int = 0
+    credit: Credit | None
 
 
 class Tally(msgspec.Struct, kw_only=True):
@@ -148,7 +137,7 @@ class CurriculumState(msgspec.Struct, kw_only=True):
     closed: int = -1
     designs: dict[str, Design] = {}
     cohorts: dict[int, Cohort] = {}
-    held: list[DesignCredit] = []
+    held: list[HeldCredit] = []
     tallies: dict[int, Tally] = {}
     progress: TrainingProgress = msgspec.field(default_factory=TrainingProgress)
     tracker: Tracker = msgspec.field(default_factory=Tracker)

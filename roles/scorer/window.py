@@ -231,21 +231,24 @@ def measured(settings: RewardConfig, run_seed: int, design: Design) -> Statistic
     )
 
 
-def evidence_of(
-    settings: RewardConfig, design: Design, found: Statistics, estimate: float | None
-) -> Evidence:
-    """Return the evidence that a reward is computed from; ``estimate`` is the regret that is paid."""
-    return Evidence(
-        skill=design.skill,
-        rounds=window_of(design).by_round,
-        hinted=found.hinted,
-        regret=estimate,
-        broken=broken(settings, design, found),
-        measured=found.regret,
-        pairs=found.pairs,
-        noise_floor=found.noise_floor,
-        turns=turns(design),
-    )
+def evidence(
+    settings: RewardConfig, designs: Sequence[Design], found: Sequence[Statistics]
+) -> list[Evidence]:
+    """Return the evidence that the rewards of designs are computed from."""
+    return [
+        Evidence(
+            skill=design.skill,
+            rounds=window_of(design).by_round,
+            hinted=one.hinted,
+            regret=estimate,
+            broken=broken(settings, design, one),
+            measured=one.regret,
+            pairs=one.pairs,
+            noise_floor=one.noise_floor,
+            turns=turns(design),
+        )
+        for design, one, estimate in zip(designs, found, paid(settings, found), strict=True)
+    ]
 
 
 def paid(settings: RewardConfig, found: Sequence[Statistics]) -> list[float | None]:
