@@ -98,7 +98,6 @@ class FixedLengthPool:
         prompt: Sequence[int],
         *,
         sampling: SamplingConfig,
-        seed: int | None,
         key: str,
         stop_token_ids: Sequence[int],
         deadline: float | None = None,
@@ -108,7 +107,7 @@ class FixedLengthPool:
         sampling = msgspec.structs.replace(sampling, max_tokens=length)
         self.asked[key].append(RequestShape(list(prompt), length))
         reply = await self._pool.generate(
-            prompt, sampling=sampling, seed=seed, key=key, stop_token_ids=(), deadline=deadline
+            prompt, sampling=sampling, key=key, stop_token_ids=(), deadline=deadline
         )
         if len(reply.tokens) != sampling.max_tokens:
             raise SpadeError(f"The server sampled {len(reply.tokens)} of {sampling.max_tokens} tokens.")

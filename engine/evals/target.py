@@ -162,9 +162,7 @@ async def tokens_per_second(pool: Any, chat: Any, places: int) -> float:
 
     async def one(number: int) -> None:
         nonlocal counted
-        found = await pool.generate(
-            prompt, sampling=sampling, seed=None, key=f"probe{number}", stop_token_ids=()
-        )
+        found = await pool.generate(prompt, sampling=sampling, key=f"probe{number}", stop_token_ids=())
         counted += len(found.tokens)
 
     await one(0)  # the first request waits for the server, and warms it

@@ -79,7 +79,6 @@ class TextPool:
         prompt: Sequence[int],
         *,
         sampling: SamplingConfig,
-        seed: int | None,
         key: str,
         stop_token_ids: Sequence[int],
         deadline: float | None = None,

@@ -168,7 +168,6 @@ class InferencePool:
         prompt: Sequence[int],
         *,
         sampling: SamplingConfig,
-        seed: int | None,
         key: str,
         stop_token_ids: Sequence[int],
         deadline: float | None = None,
@@ -176,7 +175,7 @@ class InferencePool:
         """Sample one continuation.
 
         ``key`` names the episode (same key, same server while it lasts); ``deadline`` is in seconds from now
-        and covers queueing and every move. ``seed`` is not sent: batching and updates make sampling
+        and covers queueing and every move. No seed is sent: batching and updates make sampling
         irreproducible anyhow, one generator per request costs vLLM an eighth of its speed, and vLLM 0.32 on
         CPU dies when the prefill of a seeded request is split ("CPU Generator does not use offset").
 

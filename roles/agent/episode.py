@@ -53,7 +53,6 @@ from engine.inference.replies import visible_reply
 from engine.inference.tokens import SegmentBuilder
 from roles.agent.actions import find_action, find_call
 from roles.text_normalise import hint_names_action
-from roles.work_loop import sampling_seed
 from sandbox import EnvFailure, EnvProtocolError, EnvQuarantined, read_tools
 from sandbox.tool_calls import Unreadable, parse
 
@@ -323,7 +322,6 @@ class Player:
         completion = await self._pool.generate(
             prompt,
             sampling=sampling,
-            seed=sampling_seed(request.episode, turn),
             key=request.episode,
             stop_token_ids=self._chat.stop_token_ids,
         )

@@ -85,7 +85,7 @@ class TokenAuthor:
     async def write(self, prompt: Sequence[int], *, seed: int, key: str) -> DesignReply:
         """Sample one reply to ``prompt``. Raises InferenceError."""
         completion = await self._source.generate(
-            prompt, sampling=self._sampling, seed=seed, key=key, stop_token_ids=self._chat.stop_token_ids
+            prompt, sampling=self._sampling, key=key, stop_token_ids=self._chat.stop_token_ids
         )
         segments = SegmentBuilder()
         segments.prompt(prompt)

@@ -91,7 +91,6 @@ class Seat:
         completion = await table.pool.generate(
             prompt,
             sampling=sampling,
-            seed=None,
             key=self.key,
             stop_token_ids=table.chat.stop_token_ids,
         )

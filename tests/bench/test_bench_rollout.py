@@ -55,7 +55,7 @@ class Pool:
 async def test_the_pool_acts_with_the_length_that_was_asked_for() -> None:
     inner = Pool()
     pool = rollout_sides.FixedLengthPool(inner, TAIL)  # type: ignore[arg-type]
-    asked = {"sampling": SamplingConfig(max_tokens=10), "seed": None, "key": "e", "stop_token_ids": (2,)}
+    asked = {"sampling": SamplingConfig(max_tokens=10), "key": "e", "stop_token_ids": (2,)}
     reply = await pool.generate([1, 2], **asked)  # type: ignore[arg-type]
     assert reply.tokens == [5] * 7 + list(TAIL)
     assert reply.finish == "stop"

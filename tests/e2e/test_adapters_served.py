@@ -104,7 +104,6 @@ async def test_versions_come_during_traffic_and_every_token_is_what_its_version_
             found = await pool.generate(
                 prompt,
                 sampling=SamplingConfig(max_tokens=400 if player == 0 else 30),
-                seed=None,
                 key=str(player),
                 stop_token_ids=(),
             )

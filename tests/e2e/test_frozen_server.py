@@ -31,14 +31,14 @@ async def test_no_update_gets_into_a_frozen_server(tmp_path: Path) -> None:
     )
     sampling = SamplingConfig(max_tokens=8)
     async with open_frozen(config, tmp_path, name="x") as server, open_session() as session:
-        before = await server.generate(PROMPT, sampling=sampling, seed=1, key="d", stop_token_ids=(2,))
+        before = await server.generate(PROMPT, sampling=sampling, key="d", stop_token_ids=(2,))
         client = VllmClient(server.url, session)
         with pytest.raises(InferenceError):
             await update(client, policy(5), cache="recompute", tolerance=1.0, load_seconds=20.0)
         for path in ("/start_weight_update", "/update_weights", "/finish_weight_update"):
             async with session.post(server.url + path, data=b"{}") as response:
                 assert response.status == 404, path
-        after = await server.generate(PROMPT, sampling=sampling, seed=1, key="d", stop_token_ids=(2,))
+        after = await server.generate(PROMPT, sampling=sampling, key="d", stop_token_ids=(2,))
     for completion in (before, after):
         assert {span.version for span in completion.spans} == {-1}
         expected = logprobs(model, PROMPT + completion.tokens)[len(PROMPT) - 1 :]

@@ -48,9 +48,7 @@ def make_config(url: str = "", **frozen: Any) -> Config:
 
 async def ask(server: FrozenServer, deadline: float | None = None) -> Completion:
     sampling = SamplingConfig(max_tokens=3)
-    return await server.generate(
-        [1, 2], sampling=sampling, seed=7, key="d", stop_token_ids=(9,), deadline=deadline
-    )
+    return await server.generate([1, 2], sampling=sampling, key="d", stop_token_ids=(9,), deadline=deadline)
 
 
 async def test_a_running_server_is_adopted_and_asked(tmp_path: Path) -> None:

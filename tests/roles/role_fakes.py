@@ -88,7 +88,6 @@ class FakePool:
         prompt: Sequence[int],
         *,
         sampling: SamplingConfig,
-        seed: int | None,
         key: str,
         stop_token_ids: Sequence[int],
         deadline: float | None = None,
@@ -99,14 +98,12 @@ class FakePool:
             if self.gate is not None:
                 await self.gate.wait()
             await anyio.lowlevel.checkpoint()
-            return self._answer(prompt, sampling, seed, key)
+            return self._answer(prompt, sampling, key)
         finally:
             self.busy -= 1
 
-    def _answer(
-        self, prompt: Sequence[int], sampling: SamplingConfig, seed: int | None, key: str
-    ) -> Completion:
-        self.calls.append({"prompt": list(prompt), "sampling": sampling, "seed": seed, "key": key})
+    def _answer(self, prompt: Sequence[int], sampling: SamplingConfig, key: str) -> Completion:
+        self.calls.append({"prompt": list(prompt), "sampling": sampling, "key": key})
         answer = self.script(self._chat.decode(prompt), len(self.calls) - 1)
         if isinstance(answer, Exception):
             raise answer

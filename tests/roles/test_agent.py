@@ -299,9 +299,7 @@ async def test_who_else_waits_for_the_servers_is_no_congestion(tmp_path: Path) -
     stage.context.shared["pool"] = pool  # type: ignore[index]
 
     async def design(number: int) -> None:
-        await pool.generate(
-            [1], sampling=SamplingConfig(max_tokens=4), seed=None, key=f"d{number}", stop_token_ids=[2]
-        )
+        await pool.generate([1], sampling=SamplingConfig(max_tokens=4), key=f"d{number}", stop_token_ids=[2])
 
     async with fake_vllm() as fake, pool, anyio.create_task_group() as designers:
         pool.apply(

@@ -126,7 +126,7 @@ async def test_refused_hints_are_asked_for_again_and_counted() -> None:
     hint = await hints.write("class A: ...", design="d", attempt=0, wins=wins)
     assert hint == "Halve what is left."
     assert hints.statistics() == {"hint_gives_away": 1, "hint_adds_nothing": 1}
-    assert len({call["seed"] for call in pool.calls}) == 3
+    assert len(pool.calls) == 3
 
 
 async def test_a_writer_is_asked_in_text_until_a_hint_will_do() -> None:

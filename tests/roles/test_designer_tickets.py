@@ -45,7 +45,7 @@ async def test_the_designs_of_a_group_answer_one_prompt(tmp_path: Path) -> None:
     assert len(prompts(held)) == 1
     assert len({one.document for one in held}) == 1
     designs = [call for call in stage.pool.calls if "<program>" not in FakeChat().decode(call["prompt"])]
-    assert len({call["seed"] for call in designs}) == 3
+    assert len(designs) == 3
     assert {call["key"] for call in designs} == {"d1"}, "one server holds their common prefix"
     assert stage.pool.most_busy == 3
 

@@ -27,7 +27,7 @@ class Players:
     async def play(self, key: str) -> None:
         for turn in itertools.count():
             completion = await self.pool.generate(
-                [1, 2], sampling=SamplingConfig(max_tokens=8), seed=None, key=key, stop_token_ids=[STOP]
+                [1, 2], sampling=SamplingConfig(max_tokens=8), key=key, stop_token_ids=[STOP]
             )
             self.judge(completion, f"{key}, turn {turn}")
 

@@ -46,9 +46,7 @@ class AdapterStage(Stage):
         await until(lambda: list(self.pool.versions().values()).count(step) >= servers)
 
     async def generate(self, key: str = "e") -> Completion:
-        completion = await self.pool.generate(
-            [3, 4], sampling=SAMPLING, seed=None, key=key, stop_token_ids=()
-        )
+        completion = await self.pool.generate([3, 4], sampling=SAMPLING, key=key, stop_token_ids=())
         for span in completion.spans:
             expected = [logprob(token, str(span.version)) for token in completion.tokens]
             assert completion.logprobs[span.start : span.stop] == expected[span.start : span.stop]

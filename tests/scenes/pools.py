@@ -38,7 +38,6 @@ async def ask(pool: InferencePool, key: str = "e", deadline: float | None = None
     return await pool.generate(
         [1, 2, 3],
         sampling=SamplingConfig(max_tokens=8),
-        seed=7,
         key=key,
         stop_token_ids=[STOP],
         deadline=deadline,
