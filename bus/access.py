@@ -1,8 +1,7 @@
 """Rights of the roles on the broker: one allow-list per role, as data.
 
-A role may publish its own facts, read the streams it follows, pull its own queue, and nothing else. What
-a list allows is written in terms of the bus (streams, tails, keys); :func:`permissions` turns it into
-subjects of the server.
+A role may publish its own facts, read the streams it follows, pull its own queue, and nothing else. The lists
+are in terms of the bus (streams, tails, keys); :func:`permissions` turns them into subjects of the server.
 """
 
 from __future__ import annotations
@@ -90,30 +89,24 @@ def access_of(role: str) -> Access:
     )
 
 
-def consumer_of(role: str) -> Consumer:
-    """Return the durable of a role that is not built in: work for it lies under ``task.ROLE.>``."""
-    return CONSUMERS.get(role) or Consumer(role, f"task.{role}.>")
+def _own_consumer(role: str) -> Consumer:
+    return Consumer(check_role(role), f"task.{role}.>")
 
 
 def consumers_of(roles: Iterable[str]) -> list[Consumer]:
     """Return the durables of a run with ``roles``: the built-in ones, and one for each role of your own."""
     own = [name for name in dict.fromkeys(roles) if name not in ROLES and name != ADMIN]
-    return [*CONSUMERS.values(), *(consumer_of(check_role(name)) for name in own)]
+    return [*CONSUMERS.values(), *map(_own_consumer, own)]
 
 
 def queue_of(consumer: str, role: str) -> Consumer:
-    """Return the durable that a client of ``role`` may name ``consumer``.
-
-    A built-in one, or that of its own role. Raises BusError.
-    """
-    if consumer in CONSUMERS:
-        return CONSUMERS[consumer]
-    if consumer != role or token(role) != role:
+    """Return the durable that a client of ``role`` may name: built in or its role's own. Raises BusError."""
+    if consumer not in (*CONSUMERS, role):
         raise BusError(
             f"unknown consumer {consumer!r}",
             remedy=f"One of {', '.join(CONSUMERS)}, or your own role's name.",
         )
-    return consumer_of(role)
+    return CONSUMERS.get(consumer) or _own_consumer(role)
 
 
 def check_role(role: str) -> str:

@@ -33,7 +33,7 @@ _LETTER_ROOM = 4096
 
 
 class Bus:
-    """One client of the bus, made by :func:`connect`.
+    """One client of the bus, made by :func:`connect`; ``blobs`` are the named bytes of the run.
 
     ``run``, ``role`` and ``instance`` go into every envelope it sends. Any call may be cancelled; the broker
     may have carried it out nevertheless, and since keys are deterministic it may be repeated. All errors are
@@ -44,26 +44,20 @@ class Bus:
     def __init__(
         self,
         connection: Connection,
-        *,
         run: str,
         role: str,
         instance: str,
-        limits: Limits | None = None,
-        life: tuple[str, str] = ("", ""),
+        limits: Limits,
+        life: tuple[str, str],
     ) -> None:
         self.run, self.role, self.instance = run, role, instance
         self._life, self._ended = life
         self.names = Names(run)
         self.connection = connection
-        self.publisher = Publisher(connection, limits or Limits())
-        self._blobs = Blobs(connection, self.publisher, self.names)
+        self.publisher = Publisher(connection, limits)
+        self.blobs = Blobs(connection, self.publisher, self.names)
         self._state = KeyValueStore(connection, self.publisher, self.names)
         self._open: dict[Work | Follower, str] = {}
-
-    @property
-    def blobs(self) -> Blobs:
-        """Return the named blobs of the run."""
-        return self._blobs
 
     async def publish(self, message: Message) -> int:
         """Store ``message`` and return its stream sequence; it then outlives a kill of any process.
@@ -140,9 +134,7 @@ class Bus:
         stream.
         """
         check_followed(stream)
-        follower = Follower(
-            self.connection, self.names, stream, start=start, tails=tails or (), bury=self._bury
-        )
+        follower = Follower(self.connection, self.names, stream, start, tails or (), self._bury)
         with self._listed(f"follow_{stream.lower()}", follower):
             async with follower.running():
                 yield follower
@@ -212,10 +204,10 @@ class Bus:
 
         Without both, all. Returns how many were removed.
         """
-        if below is not None and below <= 1:
-            return 0
         body: dict[str, Any] = {}
         if below is not None:
+            if below <= 1:
+                return 0
             body["seq"] = below
         if tail is not None:
             body["filter"] = self.names.subject(tail)
@@ -224,11 +216,20 @@ class Bus:
 
     async def stream_info(self, stream: str) -> StreamInfo:
         """Return the state of a stream. Raises NotFound when the run was not provisioned."""
-        return await reads.stream_info(self.connection, self.names, stream)
+        info = await self.connection.api(f"STREAM.INFO.{self.names.stream(stream)}")
+        state = info["state"]
+        return StreamInfo(
+            first=state["first_seq"],
+            last=state["last_seq"],
+            messages=state["messages"],
+            bytes=state["bytes"],
+            bound=max(0, info["config"]["max_bytes"]),
+        )
 
     async def state_get(self, key: str) -> tuple[int, bytes] | None:
         """Return (revision, value) of a key of the state bucket, None when it was never put."""
-        return await self._state.get("STATE", key)
+        found = await self._state.get("STATE", key)
+        return None if found is None else (found.sequence, found.frame)
 
     async def state_put(self, key: str, value: bytes) -> int:
         """Write a key and return its revision."""
@@ -307,4 +308,4 @@ async def connect(
         patience=patience,
         connect_seconds=connect_seconds,
     ) as connection:
-        yield Bus(connection, run=run, role=role, instance=instance, limits=limits, life=life)
+        yield Bus(connection, run, role, instance, limits or Limits(), life)

@@ -2,8 +2,7 @@
 
 Wire form: one msgpack array ``[v, kind, run, role, instance, ts, attempt, body]``. ``body`` is the message as
 a msgpack map; its deterministic id is the header ``Nats-Msg-Id``. Fields may be appended after ``body``;
-readers ignore what they do not know.
-``v`` changes only when a reader must not guess.
+readers ignore what they do not know. ``v`` changes only when a reader must not guess.
 """
 
 from __future__ import annotations

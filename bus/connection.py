@@ -104,24 +104,22 @@ class Connection:
     """A connection that outlives its server. Made by :func:`open_connection`.
 
     ``url`` is the URL without credentials. Answers come to subjects below ``inbox``,
-    ``_INBOX.<role>.<random>`` when there is a role. ``away_since`` is when the server went away (monotonic
-    seconds), None while it is there. ``worst_lag`` is for how long the event loop was blocked, in seconds.
+    ``_INBOX.<role>.<random>`` when there is a role.
     """
 
     def __init__(self, url: str, *, patience: float, role: str = "") -> None:
         self.url = url
         self.client = NatsClient()
-        self.patience = patience
         self.inbox = ".".join(("_INBOX", *filter(None, [role and subject_token(role)]), secrets.token_hex(8)))
-        self.away_since: float | None = None
         self.closed = False
+        self._patience = patience
+        self._away_since: float | None = None  # monotonic; None while the server is there
         self._changed_state = anyio.Event()
         self._watchers: set[Callable[[Denied | None], None]] = set()
         self._questions: dict[str, _Question] = {}
         self._serial = 0
         self._last_error = ""
         self.counts = Counter[str]()
-        self.worst_lag = 0.0
 
     # State.
 
@@ -138,25 +136,22 @@ class Connection:
         self._watchers.add(callback)
         return lambda: self._watchers.discard(callback)
 
-    def check_open(self, awaited: str) -> None:
-        """Raise BusUnavailable when the connection is closed for good."""
-        if self.closed:
-            reason = f" ({self._last_error})" if self._last_error else ""
-            raise BusUnavailable(awaited, 0, remedy=f"The connection to {self.url} is closed{reason}.")
-
     async def wait_connected(self, awaited: str) -> None:
         """Return when connected. Raises BusUnavailable when the server stays away beyond the patience."""
-        away = monotonic() - self.away_since if self.away_since is not None else 0.0
-        with anyio.move_on_after(max(0.0, self.patience - away)):
+        away = monotonic() - self._away_since if self._away_since is not None else 0.0
+        with anyio.move_on_after(max(0.0, self._patience - away)):
             while not self.connected:
-                self.check_open(awaited)
+                if self.closed:
+                    raise self._unavailable(awaited, 0)
                 await self._changed_state.wait()
             return
-        raise self._unavailable(awaited, self.patience)
+        raise self._unavailable(awaited, self._patience)
 
     def _unavailable(self, awaited: str, seconds: float) -> BusUnavailable:
         reason = f" ({self._last_error})" if self._last_error else ""
-        return BusUnavailable(awaited, seconds, remedy=f"Is the server at {self.url} running{reason}?")
+        closed = f"The connection to {self.url} is closed{reason}."
+        remedy = closed if self.closed else f"Is the server at {self.url} running{reason}?"
+        return BusUnavailable(awaited, seconds, remedy=remedy)
 
     # Writing and hearing.
 
@@ -172,7 +167,8 @@ class Connection:
 
     async def subscribe(self, subject: str, handler: Callable[[Arrival], None]) -> Subscription:
         """Subscribe; ``handler`` must neither wait nor raise. Raises BusUnavailable when closed."""
-        self.check_open(f"subscription to {subject}")
+        if self.closed:
+            raise self._unavailable(f"subscription to {subject}", 0)
         return await self.client.listen(subject, handler)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
@@ -237,22 +233,13 @@ class Connection:
         question.ended.set()
 
     async def request(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        awaited: str,
-        seconds: float,
-        into: list[Arrival] | None = None,
+        self, subject: str, payload: bytes, *, awaited: str, seconds: float, into: list[Arrival] | None = None
     ) -> Arrival:
-        """Ask until there is an answer.
+        """Ask until there is an answer. Only for idempotent requests.
 
         The messages of a batch are appended to ``into``. If it breaks off, its last message is the answer.
-
-        The server may take ``seconds`` for it, and may be away for as long as the patience lasts. Only for
-        idempotent requests.
-
-        Raises BusUnavailable that names ``awaited``, Denied when we may not ask this.
+        The server may take ``seconds`` for it, and may be away for as long as the patience lasts. Raises
+        BusUnavailable that names ``awaited``, Denied when we may not ask this.
         """
         pause, left = 0.02, seconds
         while left > 0:
@@ -328,13 +315,13 @@ class Connection:
     async def _on_disconnected(self) -> None:
         self.counts["disconnects"] += 1
         # A server that comes for a moment and goes again has been away all the time.
-        self.away_since = self.away_since or monotonic()
+        self._away_since = self._away_since or monotonic()
         self.client.drop_unsent()
         self._changed()
 
     async def _on_reconnected(self) -> None:
         self.counts["reconnects"] += 1
-        self.away_since = None
+        self._away_since = None
         log.info("bus reconnected to %s", self.url)
         self._changed()
 
@@ -355,15 +342,16 @@ class Connection:
 
         Raises BusUnavailable, or BusError for a wrong login or server.
         """
-        refusals: list[BusError] = []
+        refusal: BusError | None = None
         starting = True
 
         async def on_error(error: Exception) -> None:
+            nonlocal refusal
             await self._on_error(error)
             if starting:
                 self.client.abort()  # nats-py forgets the socket of a try that failed half-way
-                refusals.extend(self._refusals(error, who))
-                if refusals:
+                refusal = refusal or self._refusal(error, who)
+                if refusal is not None:
                     scope.cancel()
 
         with anyio.move_on_after(seconds) as scope:
@@ -386,28 +374,26 @@ class Connection:
                 lame_duck_mode_cb=self._on_lame_duck,
             )
         starting = False
-        if refusals:
-            raise refusals[0]
+        if refusal is not None:
+            raise refusal
         if not self.connected:
             raise self._unavailable(f"connection to {self.url}", seconds)
         await self.subscribe(f"{self.inbox}.answer.*", self._on_answer)
         await self._check_server()
 
-    def _refusals(self, error: Exception, who: str) -> list[BusError]:
+    def _refusal(self, error: Exception, who: str) -> BusError | None:
         """Return the error of a server that will not let us in at another try either."""
         if isinstance(error, ssl.SSLError):
             what = f"TLS with the broker at {self.url} failed: {error}"
-            return [
-                BusError(what, remedy="Pass the CA of its certificate (bus.ca, --ca) for this host name.")
-            ]
+            return BusError(what, remedy="Pass the CA of its certificate (bus.ca, --ca) for this host name.")
         if re.search("authori[sz]ation", str(error), re.IGNORECASE):
             remedy = (
                 "Pass the run's token (SPADE_BUS_TOKEN), percent-encoded credentials in bus.url, or the key "
                 "of a role (--credentials) that was written together with the server's account.conf. "
                 "Is another server on this port?"
             )
-            return [BusError(f"the server at {self.url} refused {who}", remedy=remedy)]
-        return []
+            return BusError(f"the server at {self.url} refused {who}", remedy=remedy)
+        return None
 
     async def _check_server(self) -> None:
         """Raise BusError for a server that is too old or has no JetStream, Denied for another role's key."""
@@ -434,7 +420,6 @@ class Connection:
             before = monotonic()
             await anyio.sleep(_WATCHDOG_SECONDS)
             lag = monotonic() - before - _WATCHDOG_SECONDS
-            self.worst_lag = max(self.worst_lag, lag)
             if lag > _LAG_SECONDS:
                 log.warning("the event loop of the bus was blocked for %.1f s", lag)
             if ended := await self.client.revive():

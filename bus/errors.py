@@ -18,11 +18,11 @@ class Conflict(BusError):
 class Denied(BusError):
     """The server does not let us do this: ``action`` is ``publish`` or ``subscribe``, ``subject`` where."""
 
-    def __init__(self, action: str, subject: str, *, remedy: str = "") -> None:
+    def __init__(self, action: str, subject: str) -> None:
         self.action, self.subject = action, subject
         super().__init__(
             f"the broker does not allow us to {action} to {subject}",
-            remedy=remedy or "Was the key of another role given, or are the broker's allow-lists older?",
+            remedy="Was the key of another role given, or are the broker's allow-lists older?",
         )
 
     def concerns(self, subject: str) -> bool:

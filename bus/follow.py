@@ -59,14 +59,7 @@ class Follower:
     """One ``follow``. Iterate it for records while :meth:`running` is open."""
 
     def __init__(
-        self,
-        connection: Connection,
-        names: Names,
-        stream: str,
-        *,
-        start: int,
-        tails: Sequence[str],
-        bury: Bury,
+        self, connection: Connection, names: Names, stream: str, start: int, tails: Sequence[str], bury: Bury
     ) -> None:
         self._connection, self._names, self._bury = connection, names, bury
         self._kind, self._stream = stream, names.stream(stream)

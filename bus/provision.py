@@ -27,18 +27,17 @@ async def provision(
     seed_file: Path | str | None = None,
     tls: Path | str | None = None,
     replicas: int | None = None,
-    task_slots: int = 4096,
     store_gb: float = 16.0,
     max_payload_mb: int = 0,
     roles: Iterable[str] = (),
 ) -> None:
     """Create what is missing and bring what exists up to date; running it again changes nothing.
 
-    ``task_slots`` is how much work all instances of a role may hold, ``store_gb`` what the streams share,
-    ``replicas`` on how many servers of a cluster each lies (None: one, or as many as now). ``max_payload_mb``
-    is the largest message that the run may send: a server that announces less is refused (0: any). ``roles``
-    are those of the run: each one of your own gets a queue (``task.ROLE.>``). A login with a key needs the
-    supervisor's. A stream is never made smaller than what lies in it.
+    ``store_gb`` is what the streams share, ``replicas`` on how many servers of a cluster each lies (None:
+    one, or as many as now). ``max_payload_mb`` is the largest message that the run may send: a server that
+    announces less is refused (0: any). ``roles`` are those of the run: each one of your own gets a queue
+    (``task.ROLE.>``). A login with a key needs the supervisor's. A stream is never made smaller than what
+    lies in it.
 
     Raises BusError when the server refuses: a store or a message limit that is too small, too few servers, an
     incompatible stream.
@@ -49,10 +48,7 @@ async def provision(
         url, name=f"spade.{run}.provision", role=ADMIN, token=token, seed_file=seed_file, tls=tls
     ) as connection:
         _check_payload(connection, max_payload_mb)
-        configs = [
-            stream_config(names, stream, task_slots=task_slots, store_bytes=store)
-            for stream in STREAMS.values()
-        ]
+        configs = [stream_config(names, stream, store_bytes=store) for stream in STREAMS.values()]
         found = {config["name"]: await _look(connection, "STREAM", config["name"]) for config in configs}
         for config in configs:
             config["max_bytes"] = max(config["max_bytes"], _least(found[config["name"]]))
@@ -60,7 +56,7 @@ async def provision(
         for config in sorted(configs, key=lambda one: one["max_bytes"] - _bound(found[one["name"]])):
             await _stream(connection, {**config, **kept}, found[config["name"]])
         for consumer in consumers_of(roles):
-            await _consumer(connection, names, consumer, task_slots)
+            await _consumer(connection, names, consumer)
 
 
 def _check_payload(connection: Connection, max_payload_mb: int) -> None:
@@ -99,8 +95,8 @@ async def _stream(connection: Connection, config: dict[str, Any], found: dict[st
         await _ask(connection, f"STREAM.UPDATE.{name}", {**found["config"], **config}, name)
 
 
-async def _consumer(connection: Connection, names: Names, consumer: Consumer, task_slots: int) -> None:
-    stream, config = names.stream("TASK"), consumer_config(names, consumer, task_slots=task_slots)
+async def _consumer(connection: Connection, names: Names, consumer: Consumer) -> None:
+    stream, config = names.stream("TASK"), consumer_config(names, consumer)
     found = await _look(connection, "CONSUMER", f"{stream}.{consumer.name}")
     if found is None or _differs(found["config"], config):
         body = {"stream_name": stream, "config": config}

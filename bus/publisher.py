@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -97,18 +97,15 @@ class Window:
         self._messages = self._bytes = 0
         self._turn, self._left = anyio.Lock(fast_acquire=True), anyio.Event()
 
-    def _has_room(self, size: int) -> bool:
-        """Return whether a message of ``size`` bytes fits (one always does)."""
-        if self._messages == 0:
-            return True
-        return self._messages < self._limits.window and self._bytes + size <= self._limits.window_bytes
-
     async def enter(self, size: int) -> None:
-        """Take room for a message as soon as it is our turn; :meth:`leave` gives it back."""
+        """Take room for a message (one always fits) when it is our turn; :meth:`leave` gives it back."""
+        limits = self._limits
         self._counts["waiting"] += 1
         try:
             async with self._turn:
-                while not self._has_room(size):
+                while self._messages and (
+                    self._messages >= limits.window or self._bytes + size > limits.window_bytes
+                ):
                     self._left = anyio.Event()
                     await self._left.wait()
                 self._change(1, size)
@@ -145,21 +142,16 @@ class Publisher:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        self._windows: dict[str, Window] = {}
-        self._warned: dict[str, float] = {}
         self.counts = Counter[str]()
-
-    def _window(self, stream: str) -> Window:
-        if stream not in self._windows:
-            self._windows[stream] = Window(self.limits, self.counts)
-        return self._windows[stream]
+        self._windows: defaultdict[str, Window] = defaultdict(lambda: Window(self.limits, self.counts))
+        self._warned: dict[str, float] = {}
 
     async def send(self, message: Outgoing) -> int:
         """Store one message and return its sequence.
 
         Raises Conflict for a lost compare-and-set, Denied, BusUnavailable, or BusError (refused, disk full).
         """
-        window = self._window(message.stream)
+        window = self._windows[message.stream]
         await window.enter(message.size)
         try:
             return await self._store(message)
@@ -185,7 +177,7 @@ class Publisher:
         async with flat_task_group() as group:
             try:
                 async for message in messages:
-                    window = self._window(message.stream)
+                    window = self._windows[message.stream]
                     await window.enter(message.size)
                     sequences.append(0)
                     group.start_soon(store, message, window, len(sequences) - 1)
@@ -257,10 +249,8 @@ class Publisher:
     async def _is_missing(self, stream: str) -> bool:
         try:
             await self.connection.api(f"STREAM.INFO.{stream}", seconds=_DIAGNOSIS_SECONDS)
-        except NotFound:
-            return True
-        except BusError:
-            return False
+        except BusError as error:
+            return isinstance(error, NotFound)
         return False
 
     async def _bear_refusal(self, message: Outgoing, refusal: Refusal, patience: _Patience) -> float:
@@ -268,14 +258,14 @@ class Publisher:
         now, code, text = monotonic(), refusal.err_code, refusal.description
         if code == _STORE_FAILED and "maximum" in text:
             self.counts["full"] += 1
-            self._warn_full(message.stream, text)
+            stream, limit = message.stream, self.limits.full_seconds
+            remedy = STREAMS[stream.split("_", 1)[0]].hint or "Raise bus.store_gb."
+            if now - self._warned.get(stream, -math.inf) >= _WARN_SECONDS:
+                self._warned[stream] = now
+                log.warning("stream %s is full (%s): publishers wait. %s", stream, text, remedy)
             patience.full_since = min(patience.full_since, now)
-            if now - patience.full_since > self.limits.full_seconds:
-                raise BusUnavailable(
-                    f"room in stream {message.stream}",
-                    self.limits.full_seconds,
-                    remedy=_full_remedy(message.stream),
-                )
+            if now - patience.full_since > limit:
+                raise BusUnavailable(f"room in stream {stream}", limit, remedy=remedy)
             return random.uniform(0.005, min(0.5, 0.02 * 2 ** min(patience.tries, 5)))
         if code == _CONFLICT:
             raise Conflict(f"{message.subject}: {text}")
@@ -291,15 +281,3 @@ class Publisher:
         if absent > 6 * limit or (absent > limit and await self._is_missing(message.stream)):
             raise BusError(text, remedy=_ABSENT_REMEDY)
         return random.uniform(0.02, 0.25)
-
-    def _warn_full(self, stream: str, why: str) -> None:
-        """Warn that a stream refused a message, which waits; at most once per minute and stream."""
-        now = monotonic()
-        if now - self._warned.get(stream, -math.inf) >= _WARN_SECONDS:
-            self._warned[stream] = now
-            log.warning("stream %s is full (%s): publishers wait. %s", stream, why, _full_remedy(stream))
-
-
-def _full_remedy(stream: str) -> str:
-    known = STREAMS.get(stream.split("_", 1)[0])
-    return (known and known.hint) or "Raise bus.store_gb."

@@ -79,19 +79,6 @@ def record_of(stored: Stored) -> Record:
     return Record(stored.sequence, content, stored.tail, envelope)
 
 
-async def stream_info(connection: Connection, names: Names, stream: str) -> StreamInfo:
-    """Return the state of a stream. Raises NotFound."""
-    info = await connection.api(f"STREAM.INFO.{names.stream(stream)}")
-    state = info["state"]
-    return StreamInfo(
-        first=state["first_seq"],
-        last=state["last_seq"],
-        messages=state["messages"],
-        bytes=state["bytes"],
-        bound=max(0, info["config"]["max_bytes"]),
-    )
-
-
 async def from_leader(connection: Connection, stream: str, request: dict[str, Any]) -> Arrival | None:
     """Ask the leader of a stream (server's name) for one message; None when there is none.
 

@@ -164,16 +164,12 @@ authorization {{ token: {quote(self.token)} }}
             stale.unlink(missing_ok=True)
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         try:
-            with anyio.fail_after(_READY_SECONDS):
+            with anyio.move_on_after(_READY_SECONDS):
                 await self._spawn()
                 url = await self._await_ports(port)
                 async with open_connection(url, name="spade.server.ready", token=self.token):
                     return url
-        except TimeoutError:
-            await self.stop()
-            raise BusUnavailable(
-                "nats-server to become ready", _READY_SECONDS, remedy=self.explain()
-            ) from None
+            raise BusUnavailable("nats-server to become ready", _READY_SECONDS, remedy=self.explain())
         except BaseException:
             await self.stop()
             raise
@@ -200,10 +196,9 @@ authorization {{ token: {quote(self.token)} }}
 
     async def _await_ports(self, port: int) -> str:
         """Return the URL from the ports file, which the server writes when it listens."""
-        assert self._process is not None
-        wanted = self._directory / f"nats-server_{self._process.pid}.ports"
+        wanted = self._directory / f"nats-server_{self.process.pid}.ports"
         while True:
-            if self._process.returncode is not None:
+            if self.process.returncode is not None:
                 if _IN_USE in self.explain():
                     raise _PortTaken(port)
                 raise BusError("nats-server ended as it started", remedy=self.explain())
@@ -223,15 +218,10 @@ authorization {{ token: {quote(self.token)} }}
         return f"Its log ends:\n{''.join(lines).strip()}"
 
     @property
-    def pid(self) -> int:
-        """The number of the process that runs now."""
+    def process(self) -> Process:
+        """The process that was started last."""
         assert self._process is not None
-        return self._process.pid
-
-    async def wait(self) -> int:
-        """Return the exit code when the process has ended."""
-        assert self._process is not None
-        return await self._process.wait()
+        return self._process
 
     async def stop(self) -> None:
         """End the process: SIGTERM, then SIGKILL; it is reaped in any case."""
@@ -254,27 +244,26 @@ async def _keep_running(server: _Server, handle: ServerHandle, port: int) -> Non
     """Start the server again on its port whenever it dies. Raises BusError when that is hopeless."""
     crashes: deque[float] = deque(maxlen=_CRASHES)
     started = anyio.current_time()
+    why = f"nats-server ended with {await server.process.wait()}"
     while True:
-        why = f"nats-server ended with {await server.wait()}"
-        while True:
-            now = anyio.current_time()
-            crashes.append(now)
-            recent = sum(now - when < _CRASH_SECONDS for when in crashes)
-            if recent >= _CRASHES:
-                what = f"{why}; {recent} faults within {_CRASH_SECONDS:g} s"
-                raise BusError(what, remedy=server.explain())
-            log.error("%s; starting it again\n%s", why, server.explain())
-            if now - started < _YOUNG_SECONDS:  # or everybody would wait with it
-                await anyio.sleep(_PAUSE_SECONDS)
-            await server.stop()
-            started = anyio.current_time()
-            try:
-                handle.url = await server.start(port)
-                break
-            except BusError as error:
-                why = f"nats-server did not start again ({error.what})"
-        handle.pid = server.pid
+        now = anyio.current_time()
+        crashes.append(now)
+        recent = sum(now - when < _CRASH_SECONDS for when in crashes)
+        if recent >= _CRASHES:
+            raise BusError(f"{why}; {recent} faults within {_CRASH_SECONDS:g} s", remedy=server.explain())
+        log.error("%s; starting it again\n%s", why, server.explain())
+        if now - started < _YOUNG_SECONDS:  # or everybody would wait with it
+            await anyio.sleep(_PAUSE_SECONDS)
+        await server.stop()
+        started = anyio.current_time()
+        try:
+            handle.url = await server.start(port)
+        except BusError as error:
+            why = f"nats-server did not start again ({error.what})"
+            continue
+        handle.pid = server.process.pid
         handle.restarts += 1
+        why = f"nats-server ended with {await server.process.wait()}"
 
 
 def force_to_disk(store: Path, known: set[Path]) -> None:
@@ -345,7 +334,7 @@ jetstream {{
         server = _Server(place, lock, token, settings)
         try:
             url = await server.start_somewhere(port)
-            handle = ServerHandle(url, server.token, server.pid)
+            handle = ServerHandle(url, server.token, server.process.pid)
             async with flat_task_group() as group:
                 group.start_soon(_keep_running, server, handle, int(url.rsplit(":", 1)[1]))
                 group.start_soon(_watch_disk, store)

@@ -14,7 +14,7 @@ from bus.concurrency import flat_task_group
 from bus.connection import Connection
 from bus.errors import BusError, BusUnavailable, Conflict
 from bus.publisher import Outgoing, Publisher
-from bus.reads import from_leader
+from bus.reads import Stored, from_leader, stored_of
 from bus.subjects import Names
 
 log = logging.getLogger("spade.bus")
@@ -42,18 +42,11 @@ class KeyValueStore:
     def __init__(self, connection: Connection, publisher: Publisher, names: Names) -> None:
         self._connection, self._publisher, self._names = connection, publisher, names
 
-    async def get(self, kind: str, key: str) -> tuple[int, bytes] | None:
-        """Return (revision, value), None when there is no such key."""
-        found = await self._last(kind, key)
-        return None if found is None else found[:2]
-
-    async def _last(self, kind: str, key: str) -> tuple[int, bytes, str] | None:
+    async def get(self, kind: str, key: str) -> Stored | None:
+        """Return the value of a key, whose ``sequence`` is the revision; None when there is no such key."""
         request = {"last_by_subj": self._names.key(kind, key)}
         answer = await from_leader(self._connection, self._names.stream(kind), request)
-        if answer is None:
-            return None
-        headers = answer.headers
-        return int(headers["Nats-Sequence"]), answer.data, headers.get("Nats-Msg-Id", "")
+        return None if answer is None else stored_of(self._names, answer)
 
     async def put(
         self, kind: str, key: str, value: bytes, *, revision: int | None = None, ttl: float | None = None
@@ -73,9 +66,9 @@ class KeyValueStore:
         try:
             return await self._publisher.send(message)
         except Conflict:
-            found = await self._last(kind, key)
-            if found is not None and found[2] == mine:
-                return found[0]
+            found = await self.get(kind, key)
+            if found is not None and found.id == mine:
+                return found.sequence
             raise Conflict(f"{key} is no longer at revision {revision}") from None
 
     @asynccontextmanager
@@ -103,20 +96,18 @@ class KeyValueStore:
         self, name: str, holder: str, ttl: float, wait: float, ended: bytes
     ) -> tuple[float, int]:
         """Return when the successful request was sent, and the revision it gave."""
-        found: tuple[int, bytes] | None = None
+        found: Stored | None = None
         with anyio.move_on_after(wait):
             while True:
                 found = await self.get("LEASE", name)
-                if found is None or found[1] == _FREE or (ended and found[1].startswith(ended)):
-                    sent, expected = anyio.current_time(), found[0] if found else 0
+                if found is None or found.frame == _FREE or (ended and found.frame.startswith(ended)):
+                    sent, free = anyio.current_time(), found.sequence if found else 0
                     try:
-                        return sent, await self.put(
-                            "LEASE", name, holder.encode(), revision=expected, ttl=ttl
-                        )
+                        return sent, await self.put("LEASE", name, holder.encode(), revision=free, ttl=ttl)
                     except Conflict:
                         continue
                 await anyio.sleep(min(1.0, ttl / 10))
-        other = found[1].decode(errors="replace") if found and found[1] != _FREE else "no one now"
+        other = found.frame.decode(errors="replace") if found and found.frame != _FREE else "no one now"
         raise BusUnavailable(f"lease {name}, held by {other},", wait, remedy="Does another one run?")
 
     async def _renew(self, name: str, holder: str, ttl: float, lease: Lease, expires: float) -> None:
@@ -143,7 +134,7 @@ class KeyValueStore:
         """
         try:
             found = await self.get("LEASE", name)
-            if found is not None and found[1] == holder.encode():
-                await self.put("LEASE", name, _FREE, revision=found[0], ttl=_LEAST_TTL)
+            if found is not None and found.frame == holder.encode():
+                await self.put("LEASE", name, _FREE, revision=found.sequence, ttl=_LEAST_TTL)
         except BusError as error:
             log.debug("lease %s stays until it expires: %s", name, error)

@@ -109,7 +109,7 @@ class Names:
         return f"{kind}_{self.run}"
 
     def key(self, kind: str, key: str) -> str:
-        """Return the subject of a key of STATE or LEASE. Raises BusError for characters NATS refuses."""
+        """Return the subject of a key of STATE, LEASE or BLOB. Raises BusError for bad characters."""
         if not _KEY.fullmatch(key):
             raise BusError(f"key {key!r} has characters outside [A-Za-z0-9_=/.-]")
         return self.subject(f"{STREAMS[kind].head}.{key}")
@@ -123,7 +123,7 @@ def stream_of(tail: str) -> str:
     return _HEADS[head]
 
 
-def stream_config(names: Names, stream: Stream, *, task_slots: int, store_bytes: int) -> dict[str, Any]:
+def stream_config(names: Names, stream: Stream, *, store_bytes: int) -> dict[str, Any]:
     """Return the server's configuration of ``stream``."""
     return {
         "name": names.stream(stream.kind),
@@ -131,7 +131,7 @@ def stream_config(names: Names, stream: Stream, *, task_slots: int, store_bytes:
         "retention": "workqueue" if stream.work else "limits",
         "storage": "file",
         "discard": "new" if stream.full == "wait" else "old",
-        "max_msgs": max(20_000, 4 * task_slots) if stream.work else -1,
+        "max_msgs": 20_000 if stream.work else -1,
         "max_msgs_per_subject": stream.per_subject,
         "max_bytes": int(stream.share * store_bytes),
         "max_age": int(stream.seconds * SECOND),
@@ -142,8 +142,8 @@ def stream_config(names: Names, stream: Stream, *, task_slots: int, store_bytes:
     }
 
 
-def consumer_config(names: Names, consumer: Consumer, *, task_slots: int) -> dict[str, Any]:
-    """Return the server's configuration of a durable.
+def consumer_config(names: Names, consumer: Consumer) -> dict[str, Any]:
+    """Return the server's configuration of a durable. All instances of a role hold 4096 messages at most.
 
     The bus itself counts attempts: a message that the server stopped delivering would stay in a work queue
     without end.
@@ -156,6 +156,6 @@ def consumer_config(names: Names, consumer: Consumer, *, task_slots: int) -> dic
         "deliver_policy": "all",
         "ack_wait": int(consumer.ack_seconds * SECOND),
         "max_deliver": -1,
-        "max_ack_pending": max(task_slots, 1024),
+        "max_ack_pending": 4096,
         "max_waiting": 8192,
     }

@@ -32,8 +32,6 @@ _CONFIRM_PAUSE = 0.1
 _LEAVE_SECONDS = 2.0
 _GONE_SECONDS = 15.0
 _SURPLUS_SECONDS = 0.1  # or it would come back to the request that is being withdrawn
-
-
 Verdict = Literal["ack", "nak", "term"]
 Settle = Callable[["Delivery", Verdict, float, str], Awaitable[None]]
 
@@ -55,10 +53,10 @@ class Delivery:
     settled: bool = False
 
     async def ack(self) -> None:
-        """Acknowledge the work after its result is stored: it is not delivered again.
+        """Acknowledge the work after its result is stored; returns when that is on its way.
 
-        Returns when the acknowledgement is on its way. A lost one is repeated, and a redelivery to this
-        client is suppressed; another client may get the work again, so results have deterministic ids.
+        A lost acknowledgement is repeated, and a redelivery to this client is suppressed; another client may
+        get the work again, so results have deterministic ids.
         """
         await self._end("ack", 0.0, "")
 
@@ -134,11 +132,11 @@ class Work:
 
         Raises BusError when the queue does not exist: the server would never answer a request.
         """
-        config = await self._look()
+        seconds = await self._lease_seconds()
         try:
             async with flat_task_group() as self._tasks:
                 self._tasks.start_soon(self._pull.run)
-                self._tasks.start_soon(self._keep_alive, config["ack_wait"] / SECOND / 3)
+                self._tasks.start_soon(self._keep_alive, seconds / 3)
                 self._tasks.start_soon(self._end_when_gone)
                 try:
                     yield
@@ -148,8 +146,8 @@ class Work:
             self._tasks = None
             await self._leave()
 
-    async def _look(self) -> dict[str, float]:
-        """Return the server's configuration of the queue. Raises BusError when there is none."""
+    async def _lease_seconds(self) -> float:
+        """Ask the server how long it leases work. Raises BusError when the queue does not exist."""
         try:
             info = await self._connection.api(f"CONSUMER.INFO.{self._queue}")
         except NotFound as error:
@@ -158,8 +156,7 @@ class Work:
                 f"there is no queue {name} in run {self._names.run} on this broker",
                 remedy=f"Name the role {name} in run.roles, or run `spade bus provision --role {name}`.",
             ) from error
-        config: dict[str, float] = info["config"]
-        return config
+        return float(info["config"]["ack_wait"]) / SECOND
 
     async def _leave(self) -> None:
         """Hand back everything unsettled and see the last verdicts confirmed, within two seconds."""
@@ -232,7 +229,7 @@ class Work:
             await self._gone.wait()
             await anyio.sleep(_GONE_SECONDS)
             self._gone = anyio.Event()
-            await self._look()
+            await self._lease_seconds()
 
     # Verdicts.
 

@@ -37,7 +37,6 @@ class RunOrdered(Message, frozen=True, kw_only=True, tag="run_ordered.v1"):
     ``closing``: it is part of the end of the run, so no role begins work. ``at`` is the wall clock (ns).
     """
 
-    stream: ClassVar[str] = "EVENT"
     key_form: ClassVar[str] = "ordered:{m.at}"
     tail_form: ClassVar[str] = "event.supervisor.ordered"
     command: Literal["drain", "resume", "pause"]

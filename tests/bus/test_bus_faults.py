@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bus_trouble import RUN, drop_once, freeze, kill, rejected, served, until
 from bus_worlds import TOKEN, nats_world
 
 from bus import BusError, Limits, Record, connect, provision, serve, state
+from bus.subjects import CONSUMERS
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +111,8 @@ async def test_provisioning_twice_changes_nothing(nats_url: str, monkeypatch: py
         monkeypatch.setattr(provisioning, "_ask", ask)
         await provision(nats_url, run=w.bus.run, token=TOKEN, store_gb=0.25)
         assert asked == []
-        await provision(nats_url, run=w.bus.run, token=TOKEN, store_gb=0.5, task_slots=9000)
+        monkeypatch.setitem(CONSUMERS, "agent", replace(CONSUMERS["agent"], ack_seconds=60.0))
+        await provision(nats_url, run=w.bus.run, token=TOKEN, store_gb=0.5)
         assert f"STREAM.UPDATE.EVENT_{w.bus.run}" in asked
         assert f"CONSUMER.DURABLE.CREATE.TASK_{w.bus.run}.agent" in asked
         assert not [verb for verb in asked if verb.startswith("STREAM.CREATE")]

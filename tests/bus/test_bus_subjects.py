@@ -67,15 +67,14 @@ def test_limits_leave_room_in_the_store() -> None:
 
 
 def test_task_streams_are_generous_and_push_back() -> None:
-    config = stream_config(Names("r"), STREAMS["TASK"], task_slots=10_000, store_bytes=1 << 34)
-    assert config["max_msgs"] == 40_000
+    config = stream_config(Names("r"), STREAMS["TASK"], store_bytes=1 << 34)
+    assert config["max_msgs"] == 20_000
     assert config["discard"] == "new"
     assert config["retention"] == "workqueue"
-    assert stream_config(Names("r"), STREAMS["TASK"], task_slots=1, store_bytes=1)["max_msgs"] == 20_000
 
 
 def test_work_is_delivered_without_end() -> None:
-    config = consumer_config(Names("r"), CONSUMERS["agent"], task_slots=4096)
+    config = consumer_config(Names("r"), CONSUMERS["agent"])
     assert config["filter_subject"] == "spade.r.task.agent.>"
     assert config["max_deliver"] == -1
 
@@ -90,6 +89,6 @@ def test_a_run_may_rest_for_any_time():
     """Streams that a start reads have a limit in bytes and none in age, so that a run can rest."""
     names = Names("t")
     needed = [stream for kind, stream in STREAMS.items() if kind != "DLQ"]
-    configs = [stream_config(names, stream, task_slots=1, store_bytes=1 << 30) for stream in needed]
+    configs = [stream_config(names, stream, store_bytes=1 << 30) for stream in needed]
     assert [config.get("max_age", 0) for config in configs] == [0] * len(configs)
     assert all(config["max_bytes"] > 0 for config in configs)

@@ -122,7 +122,7 @@ class MemoryBlobs(Blobs):
     async def put(self, name: str, source: Source) -> BlobInfo:
         await anyio.lowlevel.checkpoint()
         data = source.read_bytes() if isinstance(source, Path) else source
-        info = BlobInfo(name, len(data), hashlib.sha256(data).hexdigest(), secrets.token_hex(8))
+        info = BlobInfo(secrets.token_hex(8), len(data), hashlib.sha256(data).digest(), 1 << 20)
         self._values[name] = (info, data)
         return info
 
@@ -185,6 +185,7 @@ class MemoryBus(Bus):
         self.run, self.role, self.instance = run, role, instance
         self.names = Names(run)
         self._broker = broker or Broker(task_limit)
+        self.blobs = self._broker.blobs
         self._counts = dict.fromkeys(
             ("stored", "duplicates", "delivered", "redelivered", "naked", "dead_letters", "undecodable"), 0.0
         )
@@ -373,10 +374,6 @@ class MemoryBus(Bus):
             right.expires = anyio.current_time() + ttl
             await anyio.sleep(ttl / 3)
         lease.lost.set()
-
-    @property
-    def blobs(self) -> Blobs:
-        return self._broker.blobs
 
     def statistics(self) -> dict[str, float]:
         figures = {f"memory_{name}": value for name, value in self._counts.items()}
