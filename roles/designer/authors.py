@@ -127,27 +127,49 @@ class EndpointAuthor:
         return {}
 
 
+def author_of(
+    kind: str, sampling: SamplingConfig, chat: ChatTokens, pool: InferencePool, endpoint: Endpoint | None
+) -> Author:
+    """Return the author of a setting: the endpoint for "external", else the policy."""
+    if kind != "external":
+        return TokenAuthor(pool, chat, sampling, trained=True)
+    assert endpoint is not None
+    return EndpointAuthor(endpoint, PlainText(chat), sampling)
+
+
+@asynccontextmanager
+async def open_author(
+    name: str,
+    kind: str,
+    sampling: SamplingConfig,
+    context: RoleContext,
+    chat: ChatTokens,
+    endpoint: Endpoint | None,
+) -> AsyncIterator[Author]:
+    """Yield the author of a setting, which may be "frozen", too: its server is called ``name``.
+
+    Requests to a frozen one wait until its server has started. Raises SpadeError when it does not start.
+    """
+    if kind != "frozen":
+        yield author_of(kind, sampling, chat, context.shared["pool"], endpoint)
+        return
+    name = f"{context.instance}-{name}"
+    async with open_frozen(context.config, context.directory, name=name) as server:
+        yield TokenAuthor(server, chat, sampling)
+
+
 @asynccontextmanager
 async def open_designer(
     context: RoleContext, chat: ChatTokens, endpoint: Endpoint | None
 ) -> AsyncIterator[Author | Programs]:
-    """Yield the author of designs; requests to a frozen one wait until its server has started.
-
-    Raises ConfigError for a missing model or directory, SpadeError when a server does not start.
-    """
-    config, designer = context.config, context.config.designer
-    match designer.kind:
-        case "frozen":
-            name = f"{context.instance}-frozen"
-            async with open_frozen(config, context.directory, name=name) as server:
-                yield TokenAuthor(server, chat, designer.sampling)
-        case "external":
-            assert endpoint is not None
-            yield EndpointAuthor(endpoint, PlainText(chat), designer.sampling)
-        case "pool":
-            yield await anyio.to_thread.run_sync(Programs.open, designer.pool)
-        case _:
-            yield TokenAuthor(context.shared["pool"], chat, designer.sampling, trained=True)
+    """Yield the author of designs, or a pool of programs. Raises as :func:`open_author`, and ConfigError."""
+    designer = context.config.designer
+    if designer.kind == "pool":
+        yield await anyio.to_thread.run_sync(Programs.open, designer.pool)
+        return
+    sampling = designer.sampling
+    async with open_author("frozen", designer.kind, sampling, context, chat, endpoint) as author:
+        yield author
 
 
 @asynccontextmanager

@@ -15,9 +15,8 @@ import structlog
 from engine import prompts
 from engine.errors import SpadeError
 from engine.inference.completion import InferenceError
-from engine.inference.frozen import open_frozen
 from roles.agent.actions import find_action
-from roles.designer.authors import EndpointAuthor, TokenAuthor
+from roles.designer.authors import open_author
 from roles.designer.prompt import PlainText
 from roles.designer.review import digest
 from roles.work_loop import REASON_CHARACTERS, sampling_seed
@@ -75,18 +74,9 @@ async def open_judge(
 
     Raises SpadeError when its server does not start.
     """
-    config, designer = context.config, context.config.designer
-    sampling = designer.judge_sampling
-    match designer.judge:
-        case "off":
-            yield None
-        case "frozen":
-            name = f"{context.instance}-judge"
-            async with open_frozen(config, context.directory, name=name) as server:
-                yield ModelJudge(TokenAuthor(server, chat, sampling), chat)
-        case "external":
-            assert endpoint is not None
-            plain = PlainText(chat)
-            yield ModelJudge(EndpointAuthor(endpoint, plain, sampling), plain)
-        case _:
-            yield ModelJudge(TokenAuthor(context.shared["pool"], chat, sampling), chat)
+    kind, sampling = context.config.designer.judge, context.config.designer.judge_sampling
+    if kind == "off":
+        yield None
+        return
+    async with open_author("judge", kind, sampling, context, chat, endpoint) as author:
+        yield ModelJudge(author, PlainText(chat) if kind == "external" else chat)

@@ -120,11 +120,6 @@ class Memory:
     def __len__(self) -> int:
         return len(self._closed)
 
-    @property
-    def waiting(self) -> int:
-        """Environments whose window has not closed yet."""
-        return len(self._open)
-
     def states(self) -> Counter[EnvironmentState]:
         """Return how many records are in each state, open windows included."""
         return Counter(record.state for record in self._all())
@@ -215,11 +210,10 @@ class DrawnExamples(NamedTuple):
     positives: list[MemoryRecord]
     negatives: list[MemoryRecord]
 
-    def views(self, tokens: Callable[[str], int] | None = None, limit: int = 0) -> list[dict[str, Any]]:
-        """Return the values for a prompt template.
+    def views(self, tokens: Callable[[str], int], limit: int) -> list[dict[str, Any]]:
+        """Return the values for a prompt template, which take at most ``limit`` tokens together.
 
-        With ``tokens``, which counts a text, they take at most ``limit`` tokens together: programs that fit
-        are preferred to the beginning of one that does not.
+        ``tokens`` counts a text. Programs that fit are preferred to the beginning of one that does not.
         """
         budget = _Budget(tokens, limit)
         negatives = [
@@ -235,15 +229,15 @@ class DrawnExamples(NamedTuple):
 
 
 class _Budget:
-    """Tokens that are left for examples; without a counter there is no bound."""
+    """Tokens that are left for examples."""
 
-    def __init__(self, tokens: Callable[[str], int] | None, limit: int) -> None:
+    def __init__(self, tokens: Callable[[str], int], limit: int) -> None:
         self._tokens, self._left = tokens, limit
 
     def take(self, text: str) -> bool:
         """Pay for one example; False, and nothing paid, when it does not fit."""
-        cost = self._tokens(text) + _FRAME if self._tokens else 0
-        if self._tokens and cost > self._left:
+        cost = self._tokens(text) + _FRAME
+        if cost > self._left:
             return False
         self._left -= cost
         return True
@@ -251,7 +245,7 @@ class _Budget:
     def beginning(self, text: str) -> str:
         """Return as many first lines of ``text`` as fit, "" when too few do."""
         lines, room = text.splitlines(keepends=True), self._left - _FRAME
-        if self._tokens is None or room < _SHORTEST_CUT:
+        if room < _SHORTEST_CUT:
             return ""
         low, high = 0, len(lines)
         while low < high:

@@ -10,31 +10,17 @@ import anyio
 
 from bus import Delivery
 from bus.concurrency import flat_task_group
-from bus.messages import (
-    DesignRejected,
-    DesignSample,
-    DesignTicket,
-    EnvironmentReady,
-    FailureKind,
-)
+from bus.messages import DesignRejected, DesignSample, DesignTicket, EnvironmentReady, FailureKind
 from engine import similarity
 from engine.records.archive import replace
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Judged, Workshop
-from roles.designer.authors import (
-    EndpointAuthor,
-    TokenAuthor,
-    check_designer,
-    open_designer,
-    open_external,
-    prompts_for,
-)
+from roles.designer.authors import author_of, check_designer, open_designer, open_external, prompts_for
 from roles.designer.corpus import Corpus, probe, read_revisions, write_revisions
 from roles.designer.hint import HintWriter
 from roles.designer.judge import ModelJudge, open_judge
 from roles.designer.memory import Memory
 from roles.designer.memory_store import MemoryStore
-from roles.designer.prompt import PlainText
 from roles.designer.review import Review, digest
 from roles.work_loop import (
     INFRASTRUCTURE,
@@ -350,13 +336,10 @@ def hint_writer(
     config: Config, chat: ChatTokens, pool: InferencePool, endpoint: Endpoint | None
 ) -> HintWriter:
     """Return the writer of hints that the recipe names (``designer.hint_writer``)."""
-    designer, attempts = config.designer, config.designer.hint_attempts
-    if designer.hint_writer == "self":
-        author = TokenAuthor(pool, chat, designer.hint_sampling)
-        return HintWriter(author, prompts_for(config, chat, external=False), attempts)
-    assert endpoint is not None
-    outside = EndpointAuthor(endpoint, PlainText(chat), designer.hint_sampling)
-    return HintWriter(outside, prompts_for(config, chat, external=True), attempts)
+    designer = config.designer
+    author = author_of(designer.hint_writer, designer.hint_sampling, chat, pool, endpoint)
+    prompts = prompts_for(config, chat, external=designer.hint_writer == "external")
+    return HintWriter(author, prompts, designer.hint_attempts)
 
 
 def _attempt_of(ticket: DesignTicket, attempt: int) -> dict[str, Any]:

@@ -65,14 +65,8 @@ class Directory(Programs):
         return found
 
 
-def generated(level: str, config: Config) -> Generated:
-    """Return ``seeds:NAME``."""
-    return Generated(level, config)
-
-
-def directory(path: str, config: Config) -> Directory:
-    """Return ``dir:PATH``."""
-    return Directory(path, config)
+# The names of the entry points.
+generated, directory = Generated, Directory
 
 
 def load_suite(suite: SuiteConfig, config: Config) -> tuple[Suite, list[Item]]:

@@ -249,7 +249,7 @@ async def test_memory_after_a_kill_equals_memory_before(tmp_path: Path, at: int)
     assert life.memory.freeze() == whole.memory.freeze()
     assert sorted(life.used) == sorted(whole.used)
     views = [
-        one.memory.draw("Logic", positive=3, negative=2, rng=random.Random(4)).views()
+        one.memory.draw("Logic", positive=3, negative=2, rng=random.Random(4)).views(len, 1 << 30)
         for one in (life, whole)
     ]
     assert views[0] == views[1] != []

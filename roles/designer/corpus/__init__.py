@@ -4,30 +4,14 @@ A source is a line of the recipe (``designer.corpus``). Its scheme is an entry o
 Several sources are mixed by weight.
 """
 
-from roles.designer.corpus.document import NO_DOCUMENT, Document, Encoder, Reading, cut
-from roles.designer.corpus.sampler import Corpus
-from roles.designer.corpus.sources import (
-    LoadedCorpus,
-    LoadedSource,
-    load,
-    load_for,
-    probe,
-    read_revisions,
-    write_revisions,
-)
-
-__all__ = [
-    "NO_DOCUMENT",
-    "Corpus",
-    "Document",
-    "Encoder",
-    "LoadedCorpus",
-    "LoadedSource",
-    "Reading",
-    "cut",
-    "load",
-    "load_for",
-    "probe",
-    "read_revisions",
-    "write_revisions",
-]
+from roles.designer.corpus.document import NO_DOCUMENT as NO_DOCUMENT
+from roles.designer.corpus.document import Document as Document
+from roles.designer.corpus.document import cut as cut
+from roles.designer.corpus.sampler import Corpus as Corpus
+from roles.designer.corpus.sources import LoadedCorpus as LoadedCorpus
+from roles.designer.corpus.sources import LoadedSource as LoadedSource
+from roles.designer.corpus.sources import load as load
+from roles.designer.corpus.sources import load_for as load_for
+from roles.designer.corpus.sources import probe as probe
+from roles.designer.corpus.sources import read_revisions as read_revisions
+from roles.designer.corpus.sources import write_revisions as write_revisions
