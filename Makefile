@@ -1,6 +1,6 @@
 # make run        the main job: self-play with the nano recipe on two CPU cores, with a live view and a report
 # make test       formatting, lint, types, architecture, fast and slow tests, the main job killed and resumed
-# make test-long  the other end-to-end tests with vLLM, processes killed at random, fuzz
+# make test-long  the other end-to-end tests with vLLM, other frameworks, processes killed at random, fuzz
 # make docs       the documentation as a site in site/
 # Each of the first three sets up .venv first when it is missing or its lock has changed.
 
@@ -21,7 +21,7 @@ NEVER_FAST = $(addprefix --ignore=,$(shell $(TESTS) '^pytestmark = .*mark\.(slow
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test ahead test-fast test-slow test-run test-e2e test-long test-chaos test-fuzz test-exhaustive
-.PHONY: lint format setup clean docs
+.PHONY: lint format setup clean docs test-frameworks
 .DEFAULT_GOAL := run
 .NOTPARALLEL:
 
@@ -55,6 +55,17 @@ test-chaos: setup
 test-fuzz: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m fuzz $(call marked,fuzz) $(PYTEST_ARGS)
 
+# Pools of other frameworks and exports to them, for real.
+test-frameworks: setup .venv-frameworks/installed
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/engine/test_pools.py tests/engine/test_exports.py $(PYTEST_ARGS)
+
+.venv-frameworks/installed: requirements/frameworks.lock
+	$(BIN)/python -m venv --clear .venv-frameworks
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >$$(echo .venv-frameworks/lib/python*/site-packages)/spade.pth
+	.venv-frameworks/bin/pip install -q --no-deps -r $<
+	.venv-frameworks/bin/python -c 'import openenv, textarena, verifiers.v1'
+	@touch $@
+
 # The documentation as a site in site/, with an environment of its own.
 docs:
 	@test -x .venv-docs/bin/mkdocs || $(PYTHON) -m venv .venv-docs
@@ -74,11 +85,11 @@ test-exhaustive: setup
 
 test: ahead lint test-fast test-slow test-run
 
-test-long: test-e2e test-chaos test-fuzz
+test-long: test-e2e test-frameworks test-chaos test-fuzz
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-frameworks build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from engine import pools
+from engine.errors import ConfigError
 from sandbox import SandboxSettings
 
 LEVELS = (None, 0, 1, 2)
@@ -113,9 +115,37 @@ def reasoning_gym() -> Any:
 def settings(base: SandboxSettings | None = None) -> SandboxSettings:
     """Return ``base`` with the packages, as far as they are installed, loaded in the zygotes."""
     base = base or SandboxSettings()
-    packages = [package for package in ("reasoning_gym", "gem") if installed(package)]
-    wanted = dict.fromkeys([*base.preload, HELD, *packages])
+    wanted = dict.fromkeys([*base.preload, *preload("")])
     return msgspec.structs.replace(base, preload=tuple(wanted))
+
+
+def preload(_argument: str) -> list[str]:
+    """Return the modules that programs need in the sandbox."""
+    return [pools.THREADLESS, HELD, *(package for package in ("reasoning_gym", "gem") if installed(package))]
+
+
+def read_reasoning_gym(argument: str) -> Iterator[tuple[str, str]]:
+    """Yield the programs of Reasoning Gym, or those of the datasets named. Raises ConfigError."""
+    yield from _pool("reasoning_gym", argument)
+
+
+def read_gem(argument: str) -> Iterator[tuple[str, str]]:
+    """Yield the programs of gem, or those of the games named. Raises ConfigError."""
+    yield from _pool("gem", argument)
+
+
+def _pool(package: str, argument: str) -> Iterator[tuple[str, str]]:
+    if not installed(package):
+        raise ConfigError(
+            f'{pools.KEY} = "{package}:" needs a package that is not installed.',
+            remedy="docs/environments.md says how to install it.",
+        )
+    found: dict[str, list[Foreign]] = {}
+    for one in reasoning_gym_programs() if package == "reasoning_gym" else gem_programs():
+        found.setdefault(one.name, []).append(one)
+    for name in pools.names(argument, found, package):
+        for one in found[name]:
+            yield f"{package}/{one.name}/{one.level}", one.source
 
 
 def reasoning_gym_programs() -> Iterator[Foreign]:

@@ -119,10 +119,6 @@ def _hold_gem() -> None:
                 registration.make(identifier).reset(1)
 
 
-# Optional there, and they start threads on import, which a zygote must not have: as if not installed.
-for _name in ("pandas", "pyarrow"):
-    if _name not in sys.modules:
-        sys.modules[_name] = None  # type: ignore[assignment]
 builtins.open = _open
 io.open = _open
 setattr(Path, "exists", _exists)  # noqa: B010

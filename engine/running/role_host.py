@@ -18,13 +18,14 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import anyio
 import msgspec
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from bus import Bus, connect
 from bus.connection import open_connection, public_url
 from bus.credentials import seed_file
 from bus.messages import Heartbeat, token
-from engine import registry, telemetry
+from engine import pools, registry, telemetry
 from engine.checks.settings import is_bus_url
 from engine.config import Config
 from engine.context import RoleContext
@@ -129,12 +130,14 @@ async def _sandbox(config: Config, shared: dict[str, Any], *, wanted: bool) -> A
     from sandbox import SandboxPool
 
     settings = config.sandbox
-    if config.designer.kind == "pool" and not config.designer.pool.source.startswith("dir:"):
-        from engine.evals import external_benchmarks
-
-        # their zygotes read all data sets and make each once before they report
+    if config.designer.kind == "pool" and (
+        needed := await to_thread.run_sync(pools.preload, config.designer.pool.source)
+    ):
+        # their zygotes may read all data sets and make each once before they report
         settings = msgspec.structs.replace(
-            external_benchmarks.settings(settings), start_seconds=FOREIGN_START_SECONDS
+            settings,
+            preload=tuple(dict.fromkeys([*settings.preload, *needed])),
+            start_seconds=FOREIGN_START_SECONDS,
         )
     async with SandboxPool(settings) as pool:
         shared["sandbox"] = pool

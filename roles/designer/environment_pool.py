@@ -1,4 +1,4 @@
-"""A pool of existing programs in place of a designer: a directory, Reasoning Gym, gem, or a plug-in's.
+"""A pool of existing programs in place of a designer: those of a directory, a run, or :mod:`engine.pools`.
 
 The n-th ticket of a run gets the n-th program of a seeded order, which is shuffled again after each pass: the
 same on every host, in any order of answers, and after a restart. With a sliding window it depends on the
@@ -23,7 +23,6 @@ from engine.records import history
 
 if TYPE_CHECKING:
     from engine.config import PoolConfig
-    from engine.evals.external_benchmarks import Foreign
     from roles.designer.memory import MemoryRecord
 
 _LEAST = 16
@@ -161,41 +160,3 @@ def read_seeds(argument: str) -> Iterator[tuple[str, str]]:
                 parameters = family.draw(level, rng, withheld=False)
                 name = f"{level}/{family.name}-{index:02d}"
                 yield name, family.program(parameters, rng.choice(seeds.NOUNS))
-
-
-def read_reasoning_gym(argument: str) -> Iterator[tuple[str, str]]:
-    """Yield the programs of Reasoning Gym, or those of the datasets named. Raises ConfigError."""
-    yield from _external("reasoning_gym", argument)
-
-
-def read_gem(argument: str) -> Iterator[tuple[str, str]]:
-    """Yield the programs of gem, or those of the games named. Raises ConfigError."""
-    yield from _external("gem", argument)
-
-
-def _external(package: str, argument: str) -> Iterator[tuple[str, str]]:
-    from engine.evals import external_benchmarks
-
-    wanted = {name.strip() for name in argument.split(",") if name.strip()}
-    if not external_benchmarks.installed(package):
-        raise ConfigError(
-            f'{_KEY} = "{package}:" needs a package that is not installed.',
-            remedy="docs/environments.md says how to install it.",
-        )
-    programs: dict[str, list[Foreign]] = {}
-    for program in (
-        external_benchmarks.reasoning_gym_programs()
-        if package == "reasoning_gym"
-        else external_benchmarks.gem_programs()
-    ):
-        programs.setdefault(program.name, []).append(program)
-    unknown = wanted - programs.keys()
-    if unknown:
-        raise ConfigError(
-            f"{package} has no {', '.join(sorted(unknown))}.",
-            where=_KEY,
-            remedy="Name none of them to take all.",
-        )
-    for name in wanted or programs:
-        for program in programs[name]:
-            yield f"{package}/{program.name}/{program.level}", program.source

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine import pools
 from engine.evals import external_benchmarks
 from sandbox import EnvError, SandboxPool, SandboxSettings, contract
 from sandbox.lint import lint
@@ -107,7 +108,7 @@ def test_games_become_programs() -> None:
 def test_settings_load_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external_benchmarks, "installed", lambda package: package == "gem")
     made = external_benchmarks.settings(SandboxSettings(memory_mb=99))
-    assert made.preload == ("numpy", external_benchmarks.HELD, "gem")
+    assert made.preload == ("numpy", pools.THREADLESS, external_benchmarks.HELD, "gem")
     assert made.memory_mb == 99
     assert external_benchmarks.settings(made).preload == made.preload
 
