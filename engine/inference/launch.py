@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from engine.config import Config
+from engine.config import Config, ServerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.inference import LEASH, WEIGHT_BACKEND
 from engine.inference.adapters import kept
@@ -101,16 +101,16 @@ def external_command(config: Config, model: str, url: str) -> list[str]:
     ]
 
 
-def copies(config: Config) -> int:
+def copies(server: ServerConfig) -> int:
     """Return how many times a server holds the weights on its first host: data parallelism copies them."""
-    flags = arguments(config.server)
+    flags = arguments(server)
     size = flags.get("data-parallel-size-local", flags.get("data-parallel-size", 1))
     return size if isinstance(size, int) else 1
 
 
-def spans_hosts(config: Config) -> bool:
+def spans_hosts(server: ServerConfig) -> bool:
     """Return whether a server's workers run on several hosts, by Ray or vLLM's multiprocessing."""
-    flags = arguments(config.server)
+    flags = arguments(server)
     backends = (flags.get("distributed-executor-backend"), flags.get("data-parallel-backend"))
     return "ray" in backends or flags.get("nnodes", 1) != 1 or "data-parallel-address" in flags
 
@@ -133,7 +133,7 @@ def settings(config: Config, index: int = 0) -> dict[str, str]:
         "PYTHONSAFEPATH": "1",  # a module of the working directory is not taken for one of vLLM's
         LEASH: "1",
     }
-    if not spans_hosts(config):
+    if not spans_hosts(config.server):
         values["VLLM_HOST_IP"] = LOOPBACK
     if on_cpu():
         values |= {
@@ -206,12 +206,12 @@ def judge(depth: str, words: list[str]) -> int:
     return 0
 
 
-def port_for(config: Config, index: int) -> int:
+def port_for(server: ServerConfig, index: int) -> int:
     """Return the port of server ``index``: the configured one plus ``index``, or a free one.
 
     Raises SpadeError when the configured port is taken.
     """
-    wanted = config.server.port + index if config.server.port else 0
+    wanted = server.port + index if server.port else 0
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

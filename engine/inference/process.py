@@ -74,7 +74,7 @@ async def serve(
     Without ``updates`` it cannot load other weights. Raises SpadeError when the port is taken, ServerFailed
     with the end of the log when it does not start within ``[server] start_seconds``.
     """
-    port, host = port_for(config, index), reachable_host(config.server, config.bus.url)
+    port, host = port_for(config.server, index), reachable_host(config.server, config.bus.url)
     words = command(config, model_path, port, updates=updates)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("a") as stream:

@@ -115,7 +115,7 @@ def _servers(config: Config, parameters: int) -> Iterator[Process]:
         return
     cache = float(table.environment.get("VLLM_CPU_KVCACHE_SPACE", 2)) if launch.on_cpu() else 0.0
     weights = parameters * _DTYPE_BYTES[config.model.dtype] / GB
-    weights *= launch.copies(config)
+    weights *= launch.copies(config.server)
     for index in range(table.count):
         port = table.port + index if table.port else 0
         yield Process(

@@ -46,14 +46,12 @@ class TrainingProgress(msgspec.Struct, kw_only=True):
         """Return whether the batch of ``round_`` reached its terminal state along the surviving weights."""
         return round_ in self.trained or (bool(self.trained) and round_ < min(self.trained))
 
-    def batch_trained(self, message: BatchTrained) -> bool:
-        """Take in a trained batch; False when it lies on an abandoned branch."""
-        if not self.lineage.survives(Version.unpack(message.version)):
-            return False
-        self.trained[message.round] = message.version
-        while len(self.trained) > _ROUNDS_KEPT:
-            del self.trained[min(self.trained)]
-        return True
+    def batch_trained(self, message: BatchTrained) -> None:
+        """Take in a trained batch, unless it lies on an abandoned branch."""
+        if self.lineage.survives(Version.unpack(message.version)):
+            self.trained[message.round] = message.version
+            while len(self.trained) > _ROUNDS_KEPT:
+                del self.trained[min(self.trained)]
 
     def published(self, message: PolicyPublished) -> None:
         """A newer fence is a learner that went back to its checkpoint: what lay beyond is abandoned."""

@@ -47,7 +47,7 @@ def close_round(
         if round_ in design.rounds
     ]
     failures = state.tallies.pop(round_).failures
-    summary = summarise(config, round_, failures, plays.graded, played, opening, scores, going_on)
+    summary = summarise(config.reward, round_, failures, plays.graded, played, opening, scores, going_on)
     state.closed = round_
     closed = _close(state, round_, plays, due)
     return [Publish(message) for message in (*scores, closed, summary)]
@@ -85,7 +85,7 @@ def _settle(
         settled, held = settle(config, state.tracker, cohort, ready, reward)
         state.held += held
         del state.cohorts[cohort.number]
-        scores += [scored(config, one, round_) for one in settled]
+        scores += [scored(config.reward, one, round_) for one in settled]
     return scores
 
 
@@ -115,10 +115,10 @@ def _close(
 _BINS = 10
 
 
-def scored(config: Config, settled: SettledDesign, round_: int) -> EnvironmentScored:
+def scored(settings: RewardConfig, settled: SettledDesign, round_: int) -> EnvironmentScored:
     """Return the score of a design whose window closed in ``round_``."""
     design, found, proof, credit = settled
-    settings, versions = config.reward, versions_of(design)
+    versions = versions_of(design)
     return EnvironmentScored(
         **_standing(settings, design, found, proof.broken),
         cohort=design.cohort,
@@ -205,7 +205,7 @@ def versions_of(design: Design) -> ArmVersions:
 
 
 def summarise(
-    config: Config,
+    settings: RewardConfig,
     round_: int,
     failures: dict[str, int],
     graded: int,
@@ -234,7 +234,7 @@ def summarise(
         for kind, count in cohort.failed.items():
             failures[f"design_{kind}"] = failures.get(f"design_{kind}", 0) + count
     rewards = [item.reward for item in scored if item.plays]
-    in_band = [config.reward.low <= win <= config.reward.high for win in wins]
+    in_band = [settings.low <= win <= settings.high for win in wins]
     return RoundSummary(
         round=round_,
         environments=len(active),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import zlib
+from functools import partial
 from pathlib import Path
 
 import anyio
 import msgspec
 
 from bus import Bus, NotFound
+from engine.records.archive import replace
 
 FLUSHED_KEY = "scorer.flushed"
 SNAPSHOT_KEY = "scorer.snapshot"
@@ -39,7 +40,7 @@ class Snapshots:
     async def save(self, snapshot: ScorerSnapshot) -> None:
         """Replace the file atomically; small snapshots go to the state bucket too."""
         data = zlib.compress(msgspec.msgpack.encode(snapshot), 1)
-        await anyio.to_thread.run_sync(self._write, data)
+        await anyio.to_thread.run_sync(partial(replace, self._path, data, durable=True))
         if len(data) <= _LARGEST_ON_BUS:
             await self._bus.state_put(SNAPSHOT_KEY, data)
 
@@ -72,14 +73,6 @@ class Snapshots:
     async def mark_flushed(self, steps: tuple[int, ...]) -> None:
         """Record the totals of rounds with plays at the end of each part of the run."""
         await self._bus.state_put(FLUSHED_KEY, msgspec.msgpack.encode(steps))
-
-    def _write(self, data: bytes) -> None:
-        partial = self._path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
 
     def _read(self) -> bytes | None:
         try:

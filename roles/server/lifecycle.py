@@ -50,17 +50,12 @@ def _fence(policy: PolicyPublished) -> int:
 
 
 class NewestPolicy:
-    """Holds the policy that was published last, and lets servers wait for another one than theirs."""
+    """``policy`` is the one published last, None before the first; servers wait for another than theirs."""
 
     def __init__(self) -> None:
-        self._policy: PolicyPublished | None = None
+        self.policy: PolicyPublished | None = None
         self._sequence = 0
         self._changed = anyio.Event()
-
-    @property
-    def policy(self) -> PolicyPublished | None:
-        """The newest policy, None before the first."""
-        return self._policy
 
     def offer(self, message: Message, sequence: int = 0) -> None:
         """Take in a message of the stream at ``sequence`` (0: just now).
@@ -69,10 +64,10 @@ class NewestPolicy:
         ignored.
         """
         if isinstance(message, PolicyPublished):
-            fence, known = _fence(message), -1 if self._policy is None else _fence(self._policy)
+            fence, known = _fence(message), -1 if self.policy is None else _fence(self.policy)
             if fence < known or (fence == known and 0 < sequence <= self._sequence):
                 return
-            self._policy, self._sequence = message, sequence or self._sequence
+            self.policy, self._sequence = message, sequence or self._sequence
             changed, self._changed = self._changed, anyio.Event()
             changed.set()
 
@@ -84,9 +79,9 @@ class NewestPolicy:
 
     async def other_than(self, policy: PolicyPublished | None) -> PolicyPublished:
         """Return the newest policy as soon as it is not ``policy``."""
-        while self._policy is None or self._policy == policy:
+        while self.policy is None or self.policy == policy:
             await self._changed.wait()
-        return self._policy
+        return self.policy
 
 
 class _Attempts:

@@ -75,15 +75,14 @@ class UpdateOrder:
 
     def carried(self, version: int, *, beside: str) -> bool:
         """Return whether another server than ``beside`` serves ``version`` or a later one."""
-        return any(
-            name != beside and standing.version >= version for name, standing in self._standings.items()
-        )
+        return any(found >= version for found in self._others(beside))
 
     def serves(self, version: int, *, beside: str) -> bool:
         """Return whether another server than ``beside`` serves exactly ``version``."""
-        return any(
-            name != beside and standing.version == version for name, standing in self._standings.items()
-        )
+        return version in self._others(beside)
+
+    def _others(self, beside: str) -> list[int]:
+        return [standing.version for name, standing in self._standings.items() if name != beside]
 
     def detour(self, server: str, version: int) -> float:
         """Return the most seconds until another server's turn to load ``version`` has come.

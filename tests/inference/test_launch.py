@@ -163,17 +163,17 @@ def test_a_taken_port_is_told_with_a_remedy() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(SpadeError, match=f"port {port} is taken") as caught:
-            port_for(config(port=port), 0)
+            port_for(config(port=port).server, 0)
         assert "0 for a free one" in caught.value.remedy
-    assert port_for(config(port=port), 0) == port
+    assert port_for(config(port=port).server, 0) == port
 
 
 def test_free_ports_are_found_and_configured_ones_are_numbered() -> None:
-    assert port_for(config(), 0) > 1023
+    assert port_for(config().server, 0) > 1023
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         base = probe.getsockname()[1] - 1
-    assert port_for(config(port=base), 1) == base + 1
+    assert port_for(config(port=base).server, 1) == base + 1
 
 
 FAKE_PARSER = """
