@@ -276,6 +276,15 @@ def _scored(db: sqlite3.Connection, event: Event, x: m.EnvironmentScored) -> boo
     return _insert(db, "scores", event, fields=msgspec.json.encode(x).decode())
 
 
+def valid_shares(db: sqlite3.Connection) -> dict[int, float]:
+    """Return, by cohort, the share of designs that are valid; one that repeats a known program is, too."""
+    found = db.execute(
+        "SELECT cohort, AVG(valid) FROM (SELECT cohort, 1.0 AS valid FROM environments"
+        " UNION ALL SELECT cohort, rung = 'duplicate' FROM rejections) GROUP BY cohort"
+    )
+    return dict(found)
+
+
 def _rejected(db: sqlite3.Connection, event: Event, x: m.DesignRejected) -> bool:
     new = _insert(db, "rejections", event, id=x.key)
     if new:

@@ -101,6 +101,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     environments_accepted: int
     environments_scored: int
     designs_rejected: int
+    duplicates_rejected: int
     designs_failed: int
     judge_refusals: int
     designer_samples_trained: int
@@ -188,6 +189,7 @@ class StatusReader:
         ended = _orderly_end(notes)
         gauges, stale = _gauges(db, now)
         accepted, rejected = counters.get("environments_accepted", 0), counters.get("designs_rejected", 0)
+        duplicates = _scalar(db, "SELECT COUNT(*) FROM rejections WHERE rung = 'duplicate'")
         summary = _one(db, "SELECT summary FROM rounds ORDER BY round DESC LIMIT 1")
         servers = _servers(db)
         return RunStatus(
@@ -210,6 +212,7 @@ class StatusReader:
             environments_accepted=accepted,
             environments_scored=_scalar(db, "SELECT COUNT(*) FROM scores"),
             designs_rejected=rejected,
+            duplicates_rejected=duplicates,
             designs_failed=_scalar(
                 db,
                 "SELECT COUNT(*) FROM designs_failed WHERE design NOT IN (SELECT design FROM environments)",
@@ -223,7 +226,7 @@ class StatusReader:
             tokens_sampled=counters.get("tokens_sampled", 0),
             tokens_per_second=_token_rate(db, gauges, now),
             round_seconds=_round_seconds(db),
-            valid_share=accepted / (accepted + rejected) if accepted + rejected else None,
+            valid_share=(accepted + duplicates) / (accepted + rejected) if accepted + rejected else None,
             summary=json.loads(summary["summary"]) if summary else None,
             diversity=_diversity(db),
             regret=_recent_regret(db),

@@ -141,9 +141,8 @@ def figures(connection: sqlite3.Connection, number: int) -> dict[str, float]:
     groups: dict[str, dict[str, Any]] = {}
     for row in history.rows(connection, "SELECT summary FROM rounds WHERE round = ?", number):
         summary = json.loads(row["summary"])
-        designs = summary["accepted"] + summary["rejected"]
         groups["failures"] = summary.pop("failures")
-        groups["round"] = summary | {"valid": summary["accepted"] / designs if designs else None}
+        groups["round"] = summary | {"valid": history.valid_shares(connection).get(number)}
     for row in history.rows(connection, "SELECT fields FROM diversity WHERE round = ?", number):
         groups["diversity"] = json.loads(row["fields"])
     for row in history.rows(connection, "SELECT * FROM batches WHERE round = ? ORDER BY sequence", number):

@@ -95,6 +95,7 @@ def _rounds(db: sqlite3.Connection, batches: list[dict[str, Any]]) -> list[dict[
         )
     }
     measured_rounds = {row["round"]: row for row in diversity.rounds(db)}
+    valid = history.valid_shares(db)
     levels = {batch["round"]: batch for batch in batches}
     began = db.execute("SELECT MIN(at) FROM episodes").fetchone()[0]
     found: list[dict[str, float | None]] = []
@@ -105,7 +106,6 @@ def _rounds(db: sqlite3.Connection, batches: list[dict[str, Any]]) -> list[dict[
         if batch is None:
             continue
         plays, tokens = plays + counts.get(number, (0, 0))[0], tokens + counts.get(number, (0, 0))[1]
-        designs = told["accepted"] + told["rejected"]
         measured = measured_rounds.get(number, {})
         values: dict[str, float | None] = {
             "round": number,
@@ -113,7 +113,7 @@ def _rounds(db: sqlite3.Connection, batches: list[dict[str, Any]]) -> list[dict[
             "tokens": tokens,
             "seconds": batch["at"] - began,
             **{name: told.get(key) for name, key in _VALUES.items()},
-            "valid": told["accepted"] / designs if designs else None,
+            "valid": valid.get(number),
             "vendi": measured.get("vendi"),
             "near_duplicates": measured.get("near_duplicates"),
             "staleness": batch["mean_staleness"],

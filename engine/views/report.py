@@ -107,7 +107,7 @@ def figures(connection: sqlite3.Connection) -> list[Row]:
         curves("Return of the agent", rounds, {"plain": "plain", "hinted": "hinted"}),
         curves("Shares", rounds, shares, (0, 1)),
         _regret(connection),
-        _validity(rounds),
+        _validity(connection),
         _rejected(connection),
         _win_rates(rounds),
         *_diversity(connection),
@@ -284,13 +284,9 @@ def _flagged(connection: sqlite3.Connection) -> Row | None:
     return curves("Designs that miss their ticket (share)", shares, flags, (0, 1))
 
 
-def _validity(rounds: Sequence[Row]) -> Row | None:
-    points = [
-        (row["round"], row["accepted"] / (row["accepted"] + row["rejected"]))
-        for row in rounds
-        if row["accepted"] + row["rejected"]
-    ]
-    return figure("Share of designs that pass the validator", trace(points, GREEN), "round", (0, 1))
+def _validity(connection: sqlite3.Connection) -> Row | None:
+    points = sorted(history.valid_shares(connection).items())
+    return figure("Share of designs that are valid", trace(points, GREEN), "round", (0, 1))
 
 
 def _rejected(connection: sqlite3.Connection) -> Row | None:

@@ -15,7 +15,7 @@ from roles.designer.authors import Author, DesignReply
 from roles.designer.corpus import Corpus, Document
 from roles.designer.environment_pool import Programs
 from roles.designer.prompt import VARIANTS, Brief, PromptWriter
-from roles.designer.review import Commission, published, ways_to_win
+from roles.designer.review import Commission, Review, published, ways_to_win
 from roles.work_loop import sampling_seed
 from sandbox import extract
 
@@ -82,11 +82,12 @@ class Workshop:
         prompts: PromptWriter,
         corpus: Corpus,
         memory: Memory,
+        review: Review,
         validator: Validator,
     ) -> None:
         self._config, self._designer, self._chat = config, designer, chat
         self._prompts, self._corpus, self._memory = prompts, corpus, memory
-        self._validator = validator
+        self._review, self._validator = review, validator
 
     @property
     def trained(self) -> bool:
@@ -157,6 +158,8 @@ class Workshop:
             thinks = draft.reply.text.strip() and not draft.reply.visible.strip()
             reason = "no program in the reply" + (", only reasoning" if thinks else "")
             return Judged(draft, source, Finding(rung="extract", reason=reason))
+        if (repeated := await self._review.repeats(ticket.design, source)) is not None:
+            return Judged(draft, source, repeated)
         verdict = await self._validator.validate(
             source, ticket=Commission(ticket, draft.document), max_turns=self._config.max_turns
         )

@@ -60,6 +60,7 @@ class Review:
         self._neighbours = Neighbours(
             memory, method=self._settings.similarity, bound=self._settings.memory_duplicate
         )
+        self._strict = settings.duplicates == "reject" and settings.kind != "pool"
         self._counts: Counter[str] = Counter()
 
     @property
@@ -83,20 +84,26 @@ class Review:
 
         An accepted program is known from now on, so its twin in flight finds it.
         """
-        reject = self._settings.duplicates == "reject"
         near = await self._neighbours.claim(
             program.source,
             digest(program.source),
             design=program.ticket.ticket.design,
-            unless_close=reject,
+            unless_close=self._strict,
         )
         close = self._neighbours.close(near)
         self._counts["near_duplicates"] += close
-        if close and reject:
-            reason = f"as good as {near.environment[:12]}, similarity {near.similarity:.3f}"
-            raise Rejected("duplicate", reason)
+        if close and self._strict:
+            raise Rejected("duplicate", _alike(near))
         similarity = near.similarity if near.environment else None
         return msgspec.structs.replace(verdict, near=near.environment, similarity=similarity)
+
+    async def repeats(self, design: str, source: str) -> Finding | None:
+        """Return the verdict on a program that is rejected before it is played: it repeats a known one."""
+        near = await self._neighbours.nearest(source, design=design) if self._strict else Near()
+        if not self._neighbours.close(near):
+            return None
+        self._counts["near_duplicates"] += 1
+        return Finding(rung="duplicate", reason=_alike(near))
 
     def note(self, design: str, source: str) -> None:
         """Make a program known that this ticket had published before."""
@@ -214,6 +221,10 @@ class Near(NamedTuple):
     similarity: float = 0.0
 
 
+def _alike(near: Near) -> str:
+    return f"as good as {near.environment[:12]}, similarity {near.similarity:.3f}"
+
+
 class Neighbours:
     """Vectors of the programs in ``memory``, made as they are asked for and dropped with the program.
 
@@ -228,6 +239,11 @@ class Neighbours:
         self._vectors: dict[str, Vectors] = {}
         self._claims: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._lock = anyio.Lock()
+
+    async def nearest(self, source: str, *, design: str) -> Near:
+        """Return the nearest known program of another ticket."""
+        async with self._lock:
+            return await anyio.to_thread.run_sync(self._nearest, source, self._known(design))
 
     async def claim(self, source: str, environment: str, *, design: str, unless_close: bool = False) -> Near:
         """Return the nearest known program of another ticket, and make this one known as ``design``'s.

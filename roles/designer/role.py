@@ -157,6 +157,7 @@ class DesignerRole(Role):
             prompts=prompts_for(self.config, chat, external=config.kind == "external"),
             corpus=self._corpus,
             memory=self._memory,
+            review=self._review,
             validator=Validator(shared["sandbox"], settings, checks=checks),
         )
         self._hints = hint_writer(self.config, chat, shared["pool"], self._endpoint)

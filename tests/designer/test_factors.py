@@ -113,6 +113,7 @@ async def attempts(config: Config) -> list[Attempt]:
         prompts=prompts_for(config, chat, external=False),
         corpus=Corpus.open(config, chat),
         memory=remembered(),
+        review=absent,
         validator=absent,
     )
     found = []

@@ -184,7 +184,7 @@ async def test_following_learns_and_saves(tmp_path: Path) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(life.store.follow)
         await bus.publish_all(history[20:])
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while (found := read(tmp_path)) is None or found.position < len(history):
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()

@@ -25,6 +25,15 @@ STORY: list[Message] = [
 ]
 
 
+def test_a_design_that_repeats_a_known_program_is_valid(database: sqlite3.Connection) -> None:
+    designs = [ready("d1"), small_run.rejected("d2", rung="duplicate"), small_run.rejected("d3", rung="load")]
+    history.apply(database, events(designs))
+    state = standing.read(database, now=1020.0)
+    assert (state.designs_rejected, state.duplicates_rejected) == (2, 1)
+    assert state.valid_share == pytest.approx(2 / 3)
+    assert history.valid_shares(database) == {0: pytest.approx(2 / 3)}
+
+
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     connection = history.create(tmp_path / "run.db")

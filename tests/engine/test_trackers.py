@@ -33,7 +33,7 @@ STORY = {
     "round/plain": 0.4,
     "round/hinted": 0.6,
     "round/difficulty": 1.2,
-    "round/valid": 0.75,
+    "round/valid": 0.5,
     "round/reward": 0.3,
     "scores/regret": 0.25,
     "learner/loss": 0.1,
