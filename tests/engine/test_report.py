@@ -60,7 +60,7 @@ def test_the_page_says_what_made_the_run(page: str) -> None:
 def test_each_curve_is_there(page: str) -> None:
     titles = (
         "Held-out win rate", "Designer difficulty", "environments in the band", "plays with a gradient",
-        "Return of the agent", "Regret", "pass the validator", "Staleness", "Sampled tokens per second",
+        "Return of the agent", "Regret", "designs that are valid", "Staleness", "Sampled tokens per second",
         "Rejected designs by rung", "Win rates of environments", "Seconds of a step",
         "Designer reward", "Lengths of agent samples", "Loss", "noise of one environment",
     )  # fmt: skip
