@@ -21,6 +21,7 @@ class RunConfig(Table, frozen=True, kw_only=True):
 
     ``steps`` counts rounds with episodes; a last batch trains the designs of windows that are still open
     then. ``drain_seconds`` bounds the time that roles get to finish their work when the run stops.
+    ``card`` names the GPUs of this host, for the plan and for the check that all parts fit.
     ``trackers`` get the figures of each round: "tensorboard", "trackio", "wandb", "mlflow", or your own.
     """
 
@@ -30,6 +31,7 @@ class RunConfig(Table, frozen=True, kw_only=True):
     seed: int = 17
     roles: tuple[str, ...] = ("designer", "agent", "scorer", "learner", "server", "evaluator")
     drain_seconds: float = 60.0
+    card: Literal["", "A100-40", "A100-80", "H100", "H200", "B200"] = ""
     trackers: tuple[str, ...] = ()
 
 

@@ -112,6 +112,38 @@ class Breaker:
         return was_closed
 
 
+class IdleShare:
+    """The share of a round in which a server had no request. Pure: times are arguments.
+
+    A round lasts from one version to the next; ``last`` is the share of the last whole one.
+    """
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+        self._begun: float | None = None
+        self._since: float | None = 0.0
+        self._idle = 0.0
+
+    def busy(self, now: float) -> None:
+        """Note that the server has a request."""
+        if self._since is not None:
+            self._idle, self._since = self._idle + now - self._since, None
+
+    def free(self, now: float) -> None:
+        """Note that the server has none."""
+        self._since = now if self._since is None else self._since
+
+    def end_round(self, now: float) -> None:
+        """Note that the server has a new version."""
+        free = self._since is not None
+        self.busy(now)
+        if self._begun is not None and now > self._begun:
+            self.last = self._idle / (now - self._begun)
+        self._begun, self._idle = now, 0.0
+        if free:
+            self.free(now)
+
+
 class RecentRate:
     """Events per second over the last ``seconds`` whole seconds."""
 

@@ -213,7 +213,8 @@ class InferencePool:
 
         Servers, load, limits, queue, rates over the last ten seconds, failures; for each server NAME:
         ``NAME.in_flight``, ``.limit``, ``.lag`` (versions behind), ``.usable``,
-        ``.answers``, ``.failures``, ``.opened`` (times that its breaker opened), ``.cuts`` (of its limit).
+        ``.answers``, ``.failures``, ``.opened`` (times that its breaker opened), ``.cuts`` (of its limit),
+        ``.idle`` (share of the time between its last two versions in which it had no request).
         """
         now = anyio.current_time()
         servers = list(self._roster)
@@ -230,7 +231,7 @@ class InferencePool:
             **{name: float(count) for name, count in self._counts.items()},
         }
         for server in servers:
-            of_server = {
+            of_server: dict[str, float] = {
                 "in_flight": server.load,
                 "limit": server.limit.limit,
                 "lag": server.lag,
@@ -240,6 +241,8 @@ class InferencePool:
                 "opened": server.breaker.opened,
                 "cuts": server.limit.cuts,
             }
+            if server.idle.last is not None:
+                of_server["idle"] = server.idle.last
             figures |= {f"{server.name}.{name}": float(value) for name, value in of_server.items()}
         return figures
 
@@ -357,18 +360,23 @@ class InferencePool:
     @contextmanager
     def _place(self, server: PooledServer) -> Iterator[None]:
         """Give back the place that was taken on ``server``."""
+        server.idle.busy(anyio.current_time())
         try:
             yield
         finally:
-            server.load -= 1
-            self._dispatch()
+            self._give_back(server)
 
     def _abandon(self, waiter: _Waiter) -> None:
         with suppress(ValueError):
             self._waiters.remove(waiter)
         if waiter.server is not None:
-            waiter.server.load -= 1
-            self._dispatch()
+            self._give_back(waiter.server)
+
+    def _give_back(self, server: PooledServer) -> None:
+        server.load -= 1
+        if not server.load:
+            server.idle.free(anyio.current_time())
+        self._dispatch()
 
     def _dispatch(self) -> None:
         """Hand free places to waiting requests, in order; skip those that avoid the only free server."""
@@ -387,6 +395,8 @@ class InferencePool:
     def _serving(self, message: ServerServing) -> None:
         known = self._roster.find(message)
         if known is not None:
+            if message.version > known.version:
+                known.idle.end_round(anyio.current_time())
             self._roster.proved(known, message.version)
             known.client.adapter = self._adapter(known.version)
         else:
@@ -395,7 +405,9 @@ class InferencePool:
             if self._session is None:
                 self._session = open_session()
             client = VllmClient(message.url, self._session, adapter=self._adapter(message.version))
-            self._keep(self._roster.joined(message, client))
+            joined = self._roster.joined(message, client)
+            joined.idle.end_round(anyio.current_time())
+            self._keep(joined)
         self._announce()
 
     def _adapter(self, version: int) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from bus.messages import PolicyPublished, ServerLost, ServerServing
-from engine.inference.concurrency import Aimd, Breaker
+from engine.inference.concurrency import Aimd, Breaker, IdleShare
 from engine.inference.vllm import VllmClient
 from engine.lineage import Lineage, Version
 
@@ -34,6 +34,7 @@ class PooledServer:
     client: VllmClient
     limit: Aimd
     breaker: Breaker = field(default_factory=Breaker)
+    idle: IdleShare = field(default_factory=IdleShare)
     admitted: bool = False
     gone: bool = False
     lag: int = 0

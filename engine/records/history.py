@@ -10,10 +10,11 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -72,6 +73,7 @@ CREATE INDEX IF NOT EXISTS scores_round ON scores (round, regret);
 CREATE INDEX IF NOT EXISTS evaluations_suite ON evaluations (suite, sequence);
 CREATE TABLE IF NOT EXISTS gauges (role TEXT, instance TEXT, state TEXT, at REAL, statistics TEXT,
     PRIMARY KEY (role, instance));
+CREATE TABLE IF NOT EXISTS waits (round INTEGER PRIMARY KEY, idle REAL);
 """
 
 _NEWEST = (
@@ -177,11 +179,17 @@ def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> int:
     return fresh
 
 
-def put_gauges(connection: sqlite3.Connection, at: float, heartbeats: Iterable[m.Heartbeat]) -> None:
+def put_gauges(connection: sqlite3.Connection, at: float, heartbeats: Sequence[m.Heartbeat]) -> None:
     """Store the last heartbeat of each role instance."""
     rows = [(h.role, h.instance, h.state, at, json.dumps(h.statistics)) for h in heartbeats]
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany("INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?, ?)", rows)
+    idle = [share for h in heartbeats for name, share in h.statistics.items() if name.endswith(".idle")]
+    if idle:
+        connection.execute(
+            "INSERT OR REPLACE INTO waits SELECT MAX(round), ? FROM batches HAVING MAX(round) IS NOT NULL",
+            (fmean(idle),),
+        )
     connection.execute("COMMIT")
 
 

@@ -45,6 +45,12 @@ _LAST_EVALUATIONS = """WITH RECURSIVE suites (suite) AS (
 SELECT evaluations.* FROM suites JOIN evaluations ON evaluations.rowid = (SELECT rowid FROM evaluations AS one
     WHERE one.suite = suites.suite AND {alive} ORDER BY sequence DESC LIMIT 1)"""
 
+_TAILS = """SELECT round, MAX(at) - MAX(CASE WHEN rank <= (count * 9 + 9) / 10 THEN at END) AS tail FROM
+    (SELECT round, at, ROW_NUMBER() OVER (PARTITION BY round ORDER BY at) AS rank,
+        COUNT(*) OVER (PARTITION BY round) AS count FROM episodes
+    WHERE round IN (SELECT {which}(round) FROM rounds))
+GROUP BY round ORDER BY round"""
+
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One vLLM server: the ``step`` of the version that it serves, ``version`` with its lineage."""
@@ -81,7 +87,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     when it began. ``lineage`` lists the forks: each fence (start of a learner) with the step at which it left
     its predecessor. ``rounds`` counts trained rounds with episodes; ``final``: windows were flushed.
     ``paused``: the scorer was ordered to begin no more rounds. ``round_seconds`` is the median time between
-    the newest rounds.
+    the newest rounds, ``tail_seconds`` how long the newest one waited for its
+    last tenth of plays.
     """
 
     step: int
@@ -112,6 +119,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     tokens_sampled: int
     tokens_per_second: float
     round_seconds: float | None
+    tail_seconds: float | None
     valid_share: float | None
     summary: dict[str, Any] | None
     diversity: dict[str, Any] | None
@@ -226,6 +234,7 @@ class StatusReader:
             tokens_sampled=counters.get("tokens_sampled", 0),
             tokens_per_second=_token_rate(db, gauges, now),
             round_seconds=_round_seconds(db),
+            tail_seconds=next((row["tail"] for row in tails(db, newest=True)), None),
             valid_share=(accepted + duplicates) / (accepted + rejected) if accepted + rejected else None,
             summary=json.loads(summary["summary"]) if summary else None,
             diversity=_diversity(db),
@@ -301,6 +310,11 @@ def surviving(connection: sqlite3.Connection, tree: Lineage) -> list[dict[str, A
     """
     rows = history.rows(connection, "SELECT * FROM batches ORDER BY round, sequence")
     return list({row["round"]: row for row in rows if tree.survives(Version.unpack(row["version"]))}.values())
+
+
+def tails(connection: sqlite3.Connection, *, newest: bool = False) -> list[dict[str, Any]]:
+    """Return for each closed round, or the newest, the seconds from nine tenths of its plays to the last."""
+    return history.rows(connection, _TAILS.format(which="MAX" if newest else ""))
 
 
 def _one(connection: sqlite3.Connection, query: str, *parameters: Any) -> dict[str, Any] | None:

@@ -1,8 +1,7 @@
-"""The plan of a run for ``--dry-run``: processes, command lines, ports and an estimate of memory."""
+"""The plan of a run for ``--dry-run``: processes, command lines, ports, and what they take and how long."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -16,13 +15,13 @@ from engine.config import Config
 from engine.errors import SpadeError
 from engine.inference import frozen, launch
 from engine.run import RunDirectory
-from engine.running import role_host
+from engine.running import capacity, role_host
 from engine.running.supervisor import Address, child_command
 
 GB = 1 << 30
 _BASE = {"supervisor": 0.6, "broker": 0.1, "vllm": 1.2, "learner": 1.0}
-_LEARNER_BYTES = 16  # fp32 weights and gradients, and Adam's two moments
 _CPU_NOTE = "as for vLLM's CPU build, which is installed here; the GPU build gets other defaults"
+_LEARNER_NOTE = "while it loads weights, or writes a checkpoint"
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "auto": 2}
 
 
@@ -47,12 +46,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[Process, ...]
     memory_gb: float
     memory_here_gb: float
+    needs: tuple[str, ...] = ()
     factors: dict[str, str] = {}
 
 
 def make(config: Config, directory: RunDirectory) -> Plan:
     """Return the plan of ``config``; starts and writes nothing. Raises ConfigError for bad vLLM flags."""
-    parameters = count_parameters(config)
+    shape = capacity.shape_of(config)
+    parameters = shape.parameters if shape else count_parameters(config)
     processes = tuple(_processes(config, directory, parameters or 0))
     return Plan(
         run=config.run.name,
@@ -63,6 +64,7 @@ def make(config: Config, directory: RunDirectory) -> Plan:
         processes=processes,
         memory_gb=sum(process.memory_gb for process in processes),
         memory_here_gb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB,
+        needs=tuple(capacity.needs(config, shape, directory.database)),
         factors=ablations.factors(config),
     )
 
@@ -90,18 +92,17 @@ def _processes(config: Config, directory: RunDirectory, parameters: int) -> Iter
         )
     if "server" in config.run.roles:
         yield from _servers(config, parameters)
-    if "designer" in config.run.roles and config.designer.kind == "frozen":
+    if "designer" in config.run.roles and "frozen" in (config.designer.kind, config.designer.judge):
         yield _frozen(config, parameters)
     for name in children:
-        reference = 4 if config.learner.kl > 0 else 0
         trains = name == "learner"
-        weights = parameters * (_LEARNER_BYTES + reference) / GB if trains else 0.0
+        weights = parameters * _learner_bytes(config) / GB if trains else 0.0
         yield Process(
             name=name,
             command=shlex.join(child_command(name, config, address, directory.root)),
             port=None,
             memory_gb=_BASE["learner"] + weights,
-            note="without activations; device memory where it has a device" if trains else "",
+            note="" if not trains else _LEARNER_NOTE if config.learner.devices else "without activations",
         )
 
 
@@ -114,8 +115,8 @@ def _servers(config: Config, parameters: int) -> Iterator[Process]:
     if table.urls:
         return
     cache = float(table.environment.get("VLLM_CPU_KVCACHE_SPACE", 2)) if launch.on_cpu() else 0.0
-    weights = parameters * _DTYPE_BYTES[config.model.dtype] / GB
-    weights *= launch.copies(config.server)
+    weights = 0.0 if table.devices else parameters * _DTYPE_BYTES[config.model.dtype] / GB
+    weights *= launch.copies(table)
     for index in range(table.count):
         port = table.port + index if table.port else 0
         yield Process(
@@ -123,7 +124,7 @@ def _servers(config: Config, parameters: int) -> Iterator[Process]:
             command=_command(config, launch.command(config, Path(_model(config)), port), index),
             port=port,
             memory_gb=_BASE["vllm"] + weights + cache,
-            note=_CPU_NOTE if cache else "device memory where it has a device, plus its cache",
+            note=_CPU_NOTE if cache else "" if table.devices else "and its cache",
         )
 
 
@@ -135,6 +136,16 @@ def _frozen(config: Config, parameters: int) -> Process:
     words = launch.command(own, Path(_model(own)), table.port, updates=False)
     server = next(_servers(own, parameters))
     return msgspec.structs.replace(server, name="frozen designer", command=_command(own, words))
+
+
+def _learner_bytes(config: Config) -> int:
+    """Return the bytes of host memory of a parameter: all of it, or on devices what passes through the host.
+
+    Each process loads the weights in float32, and the reference; rank 0 gathers a checkpoint.
+    """
+    learner = config.learner
+    models, state = 1 + (learner.kl > 0 and not learner.lora.rank), 0 if learner.lora.rank else 12
+    return max(state, 4 * models * len(learner.devices)) if learner.devices else state + 4 * models
 
 
 def _adoptable(config: Config, url: str) -> str:
@@ -157,28 +168,15 @@ def _command(config: Config, words: list[str], index: int = 0) -> str:
 
 
 def count_parameters(config: Config) -> int | None:
-    """Return how many parameters the model has: exact for a warm start, else from files or the name."""
-    if config.model.path.startswith(models.WARMSTART):
-        table = config.warmstart
-        block = 4 * table.hidden_size**2 + 3 * table.hidden_size * table.intermediate_size
-        return table.vocabulary * table.hidden_size + table.layers * block
+    """Return about how many parameters a model of an unknown shape has: by its files or its name."""
     path = Path(config.model.path).expanduser()
     files = [file.stat().st_size for file in path.glob("*.safetensors")] if path.is_dir() else []
     if files:
-        return sum(files) // _stored_bytes(path)
+        return sum(files) // (4 if config.model.dtype == "float32" else 2)
     named = re.search(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", path.name, re.IGNORECASE)
     if named:
         return int(float(named[1]) * (10**9 if named[2].lower() == "b" else 10**6))
     return 135_000_000 if "smollm2" in config.model.path else None
-
-
-def _stored_bytes(path: Path) -> int:
-    """Return the bytes a parameter takes in the model's files."""
-    try:
-        settings = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError):
-        return 2
-    return 4 if "32" in str(settings.get("dtype") or settings.get("torch_dtype")) else 2
 
 
 def render(plan: Plan) -> str:
@@ -205,5 +203,6 @@ def render(plan: Plan) -> str:
         f"memory     about {plan.memory_gb:.1f} GB in all; this machine has {plan.memory_here_gb:.0f} GB"
     )
     if plan.memory_gb > plan.memory_here_gb:
-        lines.append("           That is more than this machine has, unless devices hold a part of it.")
+        lines.append("           That is more than this machine has.")
+    lines += plan.needs
     return "\n".join(lines)

@@ -25,6 +25,7 @@ from engine.inference import frozen, launch
 from engine.inference.guarded import guarded
 from engine.records import trackers
 from engine.run import RunDirectory
+from engine.running import capacity
 from engine.running.child import tail
 from engine.running.role_host import load, login
 
@@ -50,6 +51,7 @@ def check_start(config: Config) -> None:
         models.packaged_gguf(config.model.path.removeprefix(models.PACKAGE))
     elif not config.model.path.startswith((models.WARMSTART, models.HUB)):
         models.resolve(config, Path())
+    capacity.require_fitting(config, capacity.shape_of(config))
     placement.require_devices(config)
     program = next(iter(config.learner.launch), "python")
     if "learner" in config.run.roles and not (

@@ -19,6 +19,7 @@ from engine.inference.server_checks import check_external_servers
 from engine.records import history
 from engine.records import status as standing
 from engine.run import RunDirectory
+from engine.running import capacity
 from engine.running.preflight import check_flags, check_policy, check_start, prepare_model, prepare_restart
 from engine.running.salvage import carry_over, source
 from engine.running.supervisor import Ending, Supervisor
@@ -183,6 +184,7 @@ async def _prepare(
         tasks.start_soon(check_policy, config, model)
         await check_flags(config, model)
     bus_capacity.check(config, model)
+    capacity.require_fitting(config, capacity.shape_of(config, model))
     directory.keep_starting_model(model)
     return model
 

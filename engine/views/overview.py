@@ -160,6 +160,7 @@ def learner_shares(state: RunStatus) -> str:
 _FIGURES = {
     ("in_flight", "limit"): "{in_flight:.0f} of {limit:.0f} in flight",
     ("lag",): "{lag:.0f} versions behind",
+    ("idle",): "idle {idle:.0%} of its last round",
     ("cuts", "opened"): "limit cut {cuts:.0f} times, breaker opened {opened:.0f} times",
     ("update_seconds", "paused_seconds"): "last update {update_seconds:.2f} s, paused {paused_seconds:.2f} s",
 }
@@ -215,6 +216,7 @@ def figures(state: RunStatus) -> list[tuple[str, Any]]:
     rows = [
         ("step", state.step),
         ("seconds per round", number(state.round_seconds)),
+        ("tail of the last round", _tail(state.tail_seconds)),
         ("last event", ago),
         ("silent roles", ", ".join(state.stale_roles) or "none"),
         ("version published", state.version_published_label or "none yet"),
@@ -250,6 +252,10 @@ def figures(state: RunStatus) -> list[tuple[str, Any]]:
         for item in state.evaluations
     ]
     return rows
+
+
+def _tail(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s for the last tenth of its plays"
 
 
 def histogram(counts: list[int] | tuple[int, ...]) -> str:

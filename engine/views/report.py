@@ -121,6 +121,7 @@ def figures(connection: sqlite3.Connection) -> list[Row]:
             _seconds(connection, batches),
             {"step": "step", "update": "update"},
         ),
+        *_waits(connection, batches),
         _tokens(connection, batches),
         *(_lengths(batches, role) for role in ("agent", "designer")),
     ]
@@ -337,6 +338,27 @@ def _seconds(connection: sqlite3.Connection, batches: Sequence[Row]) -> list[Row
     return [
         {"round": row["round"], "step": row["seconds"], "update": updates.get(row["version"])}
         for row in batches
+    ]
+
+
+def _waits(connection: sqlite3.Connection, batches: Sequence[Row]) -> list[Row | None]:
+    """Draw who waits for whom: the learner's time, idle servers, and the last tenth of a round's plays."""
+    idle: dict[int, float] = {}
+    if history.rows(connection, "SELECT name FROM sqlite_master WHERE name = 'waits'"):
+        idle = dict(connection.execute("SELECT round, idle FROM waits").fetchall())
+    rows = [
+        json.loads(row["metrics"]) | {"round": row["round"], "idle": idle.get(row["round"])}
+        for row in batches
+    ]
+    shares = {
+        "share_training": "learner trains",
+        "share_publishing": "learner publishes",
+        "share_waiting": "learner waits",
+        "idle": "servers wait",
+    }
+    return [
+        curves("Shares of the time of a round", rows, shares, (0, 1)),
+        curves("Seconds for the last tenth of the plays", status.tails(connection), {"tail": "tail"}),
     ]
 
 

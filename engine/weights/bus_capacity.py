@@ -12,6 +12,10 @@ from engine.inference.adapters import kept
 from engine.weights import store
 
 STREAM = "BLOB"
+FULL_SHARE = 0.5
+"""Above this share of its bound the stream of samples gets a checkpoint after each round.
+
+Two checkpoints make room, and a round has to fit beside the samples that they still need."""
 _OVERHEAD = 1.01  # stored by the broker around each megabyte
 _INDEX_BYTES = 64 << 10
 _GB = 1 << 30

@@ -17,12 +17,10 @@ from engine.config import Config
 from engine.lineage import Lineage, Version
 from engine.training.checkpoint import CheckpointTensors, LearnerState, name_of, places, save
 from engine.training.retention import Retention, read_best, write_best
+from engine.weights.bus_capacity import FULL_SHARE
 from roles.scorer.snapshot import Snapshots
 
 _FINISHED = "event.evaluator.finished"
-_FULL_SHARE = 0.5
-"""Above this share of its bound a stream gets a checkpoint after each round: two checkpoints make room, and a
-round has to fit beside the samples that they still need."""
 
 
 class CheckpointManager:
@@ -127,5 +125,5 @@ async def full_stream(bus: Bus) -> FullStream | None:
     its next due checkpoint would wait without end.
     """
     info = await bus.stream_info("SAMPLE")
-    full = info.bound and info.bytes > _FULL_SHARE * info.bound
+    full = info.bound and info.bytes > FULL_SHARE * info.bound
     return FullStream("SAMPLE", info.bytes, info.bound) if full else None

@@ -320,10 +320,11 @@ class LearnerRole(Role):
             await self._checkpoint()
         if trained:
             await self._release()
+        shares = self._time.end_round(time.perf_counter())
+        self._announced = msgspec.structs.replace(self._announced, metrics=metrics | shares)
         await self.bus.publish(self._announced)
         if due:
             await self._purge(_CHECKPOINTS_WHEN_FULL if full else None)
-        shares = self._time.end_round(time.perf_counter())
         round_ = {"round": float(message.round), "round_seconds": self._announced.seconds}
         self._gauges = metrics | round_ | shares
 

@@ -59,4 +59,4 @@ def test_an_installed_spade_runs_its_recipes_from_any_directory(wheel: Path, tmp
     assert known == {path.stem for path in (ROOT / "configs").glob("*.toml")}
     assert f"directory  {elsewhere / 'runs' / 'nano'} (new)" in spade("run", "nano", "--dry-run")
     spade("init", "mine")
-    assert "(2.0 M parameters)" in spade("run", "mine/nano.toml", "--dry-run")
+    assert "(2.2 M parameters)" in spade("run", "mine/nano.toml", "--dry-run")

@@ -63,7 +63,12 @@ def test_the_games_recipes_have_the_papers_numbers(name: str) -> None:
     assert (adam.learning_rate, adam.beta1, adam.beta2, adam.weight_decay) == (1e-6, 0.9, 0.98, 0.1)
     assert games.learner.designer.advantage_scale == 32
     assert games.learner.kl == (0.005 if "8b" in name else 0.0)
-    assert games.model.thinking == ("on" if "8b" in name else "unset")
+    assert (games.model.thinking, games.model.history) == (
+        ("on", "keep") if "8b" in name else ("unset", "template")
+    )
+    assert games.curriculum.lead == (3 if "4b" in name else 1)
+    split = (2, 6) if "30b" in name else (4, 4)
+    assert (len(games.server.devices), len(games.learner.devices)) == split
     assert games.designer.sampling.max_tokens == (20_000 if "8b" in name else 16_384)
 
 
@@ -108,9 +113,10 @@ def test_baselines_and_ablations_are_there_for_tools_too(
     assert after == {**before, factor: value}
 
 
-def test_parameters_are_counted() -> None:
-    assert plan.count_parameters(load("qwen3-8b-games")) == 8_000_000_000
-    assert plan.count_parameters(load("qwen3-30b-a3b-games")) == 30_000_000_000
+def test_parameters_are_counted(tmp_path: Path) -> None:
+    assert plan.make(load("qwen3-8b-games"), RunDirectory(tmp_path)).parameters == 8_190_427_136
+    other = recipe.load(CONFIGS / "qwen3-8b-games.toml", ["model.path=hub:mine/new-30B-A3B"]).config
+    assert plan.count_parameters(other) == 30_000_000_000
     assert plan.count_parameters(load("smol")) == 135_000_000
 
 

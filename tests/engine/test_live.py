@@ -118,6 +118,7 @@ POOL = {
     "pool.server-h-1-0.limit": 288.0,
     "pool.server-h-1-0.lag": 1.0,
     "pool.server-h-1-0.cuts": 2.0,
+    "pool.server-h-1-0.idle": 0.25,
     "pool.server-h-1-0.opened": 0.0,
     "pool.server-h-1-0.usable": 1.0,
 }
@@ -128,7 +129,8 @@ def test_one_line_a_server_with_what_both_sides_know() -> None:
     assert rows(server("server-h-1-0"), supervisor=POOL, role=ROLE) == [
         (
             "server-h-1-0",
-            "14 of 288 in flight, 1 versions behind, limit cut 2 times, breaker opened 0 times, "
+            "14 of 288 in flight, 1 versions behind, idle 25% of its last round, limit cut 2 times, "
+            "breaker opened 0 times, "
             "last update 0.51 s, paused 0.06 s",
         )
     ]

@@ -10,6 +10,7 @@ import pytest
 from scenes import small_run
 from scenes.small_run import batch, evaluation, events, finished, policy, ready, scored, summary
 
+from bus.messages import Heartbeat
 from engine import recipe
 from engine.errors import SpadeError
 from engine.machine import describe
@@ -35,6 +36,9 @@ def run_of(path: Path, *, empty: bool = False) -> RunDirectory:
         machine = msgspec.to_builtins(describe(["msgspec"]))
         started = {"at": 1.0, "command": ["spade", "run", "toy"], "commit": "c0ffee", "machine": machine}
         history.put_note(connection, "started", started)
+        pool = {"pool.server-0.idle": 0.25, "pool.server-1.idle": 0.35, "pool.servers": 2.0}
+        beat = Heartbeat(role="agent", instance="agent-0", state="running", statistics=pool)
+        history.put_gauges(connection, 1.0, [beat])
     connection.close()
     return run
 
@@ -62,6 +66,7 @@ def test_each_curve_is_there(page: str) -> None:
         "Held-out win rate", "Designer difficulty", "environments in the band", "plays with a gradient",
         "Return of the agent", "Regret", "designs that are valid", "Staleness", "Sampled tokens per second",
         "Rejected designs by rung", "Win rates of environments", "Seconds of a step",
+        "Shares of the time of a round", "last tenth of the plays", "servers wait",
         "Designer reward", "Lengths of agent samples", "Loss", "noise of one environment",
     )  # fmt: skip
     assert [title for title in titles if title not in page] == []

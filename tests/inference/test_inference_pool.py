@@ -6,7 +6,7 @@ import anyio
 import pytest
 from scenes.fake_vllm import STOP, fake_vllm, policy, until
 from scenes.memory_bus import MemoryBus
-from scenes.pools import ask, lost, new_pool, serving
+from scenes.pools import announced, ask, lost, new_pool, serving
 
 from engine.inference import health_prober
 from engine.inference.completion import InferenceUnavailable, ServerRefused
@@ -60,6 +60,25 @@ async def test_one_episode_stays_on_one_server_and_load_is_spread() -> None:
             await ask(pool, "episode-0")
         grown = first.calls["/inference/v1/generate"] - before
         assert grown in (0, 6)
+
+
+async def test_a_server_tells_in_which_share_of_its_last_round_it_had_no_request() -> None:
+    """A round lasts from one version to the next."""
+    async with fake_vllm() as fake, new_pool() as pool:
+        for version in (1, 2):
+            assert "a.idle" not in pool.statistics()
+            pool.apply(serving(fake, version=version))
+            await ask(pool)
+        assert 0 < pool.statistics()["a.idle"] < 1
+        fake.hold.clear()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, pool)
+            await until(lambda: fake.running == 1)
+            pool.apply(announced(fake, version=3))
+            await anyio.wait_all_tasks_blocked()
+            pool.apply(announced(fake, version=4))
+            fake.hold.set()
+        assert pool.statistics()["a.idle"] == 0
 
 
 async def test_the_cap_holds_and_waiters_come_in_order() -> None:

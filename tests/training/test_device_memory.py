@@ -7,21 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from engine import recipe
+from engine.config import LearnerConfig
+from engine.running import capacity
+from engine.training import footprint
 
 ROOT = Path(__file__).parents[2]
-# The device's context, NCCL's buffers and fragmentation: 4 GiB of a card's 79 (80 GB) or 140 (141 GB).
-USABLE = {"80": 75.0, "141": 136.0}
-_SHAPES: dict[str, dict[str, Any]] = {
-    "Qwen3-4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "tied": True},
-    "Qwen3-8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36},
-    "Qwen3-30B": {
-        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_key_value_heads": 4,
-        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
-    },
-}  # fmt: skip
 RECIPES = ("qwen3-4b-games", "qwen3-4b-tools", "qwen3-8b-games", "qwen3-30b-a3b-games")
 
 
@@ -29,11 +24,8 @@ def settings_of(name: str) -> Any:
     """The configuration of a published Qwen3 model."""
     from transformers import AutoConfig
 
-    shape = dict(_SHAPES[name])
-    common = {"vocab_size": 151936, "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 8}
-    kind = "qwen3_moe" if "num_experts" in shape else "qwen3"
-    tied = shape.pop("tied", False)
-    return AutoConfig.for_model(kind, **{**common, **shape}, tie_word_embeddings=tied)
+    shape = msgspec.to_builtins(capacity.SHAPES[name])
+    return AutoConfig.for_model(shape.pop("model_type"), norm_topk_prob=True, **shape)
 
 
 @cache
@@ -41,8 +33,15 @@ def measured(name: str) -> float:
     from engine.training.memory import learner_gib
 
     config = recipe.load(ROOT / "configs" / f"{name}.toml").config
-    model = next(size for size in _SHAPES if size in config.model.path)
+    model = next(size for size in capacity.SHAPES if size in config.model.path)
     return learner_gib(settings_of(model), config.learner, row=config.model.max_model_len)
+
+
+def documented(name: str) -> float:
+    rows = (ROOT / "docs" / "full-scale.md").read_text()
+    row = re.search(rf"\| `{name}` \|[^|]*\|[^|]*\| ([\d.]+) \|", rows)
+    assert row is not None
+    return float(row[1])
 
 
 @pytest.mark.long
@@ -50,15 +49,38 @@ def measured(name: str) -> float:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_learners_device_holds_the_longest_row(name: str) -> None:
-    text = (ROOT / "configs" / f"{name}.toml").read_text()
-    card = re.search(r"eight GPUs of (80|141) GB", text)
-    assert card is not None, "the recipe names its card"
-    rows = (ROOT / "docs" / "full-scale.md").read_text()
-    row = re.search(rf"\| `{name}` \|[^|]*\|[^|]*\| ([\d.]+) \|", rows)
-    assert row is not None
-    found = measured(name)
-    assert found < USABLE[card[1]]
-    assert found == pytest.approx(float(row[1]), rel=0.03), "the table of the page"
+    assert measured(name) == pytest.approx(documented(name), rel=0.005), "the table of the page"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_closed_form_agrees_with_the_tracker_and_fits_the_named_card(name: str) -> None:
+    config = recipe.load(ROOT / "configs" / f"{name}.toml").config
+    shape = capacity.shape_of(config)
+    assert shape is not None
+    found = capacity.learner_of(config, shape).gib
+    assert found == pytest.approx(documented(name), rel=0.02)
+    assert found < capacity.CARDS[config.run.card].gib - capacity.RESERVE
+
+
+# GiB of three layers by the tracker: row, devices, checkpointed, other sizes.
+TRACKED = [
+    ("Qwen3-4B", 8192, 4, True, {}, 9.73),
+    ("Qwen3-4B", 8192, 4, False, {}, 14.11),
+    ("Qwen3-4B", 32768, 1, True, {}, 23.41),
+    ("Qwen3-4B", 32768, 4, True, {"intermediate_size": 4864, "vocab_size": 4096}, 9.75),
+    ("Qwen3-4B", 32768, 4, True, {"num_attention_heads": 16}, 13.99),
+    ("Qwen3-8B", 32768, 4, True, {}, 22.39),
+    ("Qwen3-30B-A3B", 8192, 6, True, {}, 13.99),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "devices", "checkpointed", "sizes", "gib"), TRACKED)
+def test_the_closed_form_agrees_for_other_sizes(
+    name: str, row: int, devices: int, checkpointed: bool, sizes: dict[str, int], gib: float
+) -> None:
+    shape = replace(capacity.SHAPES[name], num_hidden_layers=3, **sizes)
+    learner = LearnerConfig(precision="bf16", attention="sdpa", gradient_checkpointing=checkpointed)
+    assert footprint.learner(shape, learner, row=row, devices=devices).gib == pytest.approx(gib, rel=0.02)
 
 
 @pytest.mark.slow
@@ -66,10 +88,8 @@ def test_a_learners_device_holds_the_longest_row(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_reference_that_is_sharded_adds_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """By layers: TRL's own way gathers all of it at once."""
-    from msgspec.structs import replace
     from torch.distributed.fsdp import fully_shard
 
-    from engine.config import LearnerConfig
     from engine.training import memory
 
     shape = settings_of("Qwen3-4B")
