@@ -8,13 +8,14 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 from bus_examples import example
 
-from bus import Bus, Limits, ServerHandle, connect, provision, serve
+from bus import Bus, ServerHandle, connect, provision, serve
 from bus import server as serving
 from bus.messages import DesignRejected
 
@@ -23,14 +24,13 @@ RUN = "trouble"
 
 @asynccontextmanager
 async def served(
-    directory: Path, *, patience: float = 900.0, limits: Limits | None = None
+    directory: Path, *, role: str = "x", sync: str = "100ms", **options: Any
 ) -> AsyncIterator[tuple[ServerHandle, Bus]]:
     """A server of our own, provisioned, and one client of it."""
-    async with serve(directory, run=RUN, store_gb=0.25) as handle:
+    async with serve(directory, run=RUN, store_gb=0.25, sync=sync) as handle:
         await provision(handle.url, run=RUN, token=handle.token, store_gb=0.25)
-        async with connect(
-            handle.url, run=RUN, role="x", instance="1", token=handle.token, patience=patience, limits=limits
-        ) as bus:
+        login = {"run": RUN, "role": role, "instance": "1", "token": handle.token}
+        async with connect(handle.url, **login, **options) as bus:
             yield handle, bus
 
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,35 +12,16 @@ import anyio
 import pytest
 from bus_examples import example, summary, ticket
 from bus_worlds import TOKEN, nats_world, take
+from scenes.brokers import JETSTREAM, USUAL, plain_server
 
 from bus import BusError, connect, provision, serve
 from bus.connection import open_connection, public_url, split_url
 from bus.messages import DesignRejected
 from bus.nats_client import Arrival
 from bus.pull import Delivered, parse_reply
-from bus.server import locate
 
 RUN = "foreign"
-ACCOUNT = "accounts {{ A: {{ users: [ {{ user: a, password: p }} ] }} }}\nno_auth_user: a\n"
-JETSTREAM = 'jetstream {{ store_dir: "{}/store" }}\n'
-
-
-@contextmanager
-def foreign(directory: Path, config: str) -> Iterator[str]:
-    """Run a nats-server with a configuration of its own."""
-    directory.mkdir(exist_ok=True)
-    path = directory / "nats.conf"
-    path.write_text(f'listen: "127.0.0.1:-1"\nports_file_dir: "{directory}"\n{config.format(directory)}')
-    process = subprocess.Popen([str(locate()), "-c", str(path)], stderr=subprocess.DEVNULL)
-    ports = directory / f"nats-server_{process.pid}.ports"
-    try:
-        deadline = time.monotonic() + 30
-        while not (ports.exists() and ports.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        yield str(json.loads(ports.read_text())["nats"][0])
-    finally:
-        process.kill()
-        process.wait(10)
+ACCOUNT = "accounts { A: { users: [ { user: a, password: p } ] } }\nno_auth_user: a\n"
 
 
 # Acknowledgement subjects.
@@ -109,8 +86,7 @@ async def test_a_reader_of_unreadable_delivery_data_ends_with_an_error(
 
 
 async def test_a_server_with_the_second_form_hands_out_work_and_facts(tmp_path: Path) -> None:
-    config = f"max_payload: 8MB\n{JETSTREAM}feature_flags {{{{ js_ack_fc_v2: true }}}}\n"
-    with foreign(tmp_path, config) as url:
+    with plain_server(tmp_path, f"{USUAL}feature_flags {{ js_ack_fc_v2: true }}\n") as url:
         await provision(url, run=RUN, store_gb=0.25)
         async with connect(url, run=RUN, role="x", instance="1") as bus:
             await bus.publish_all([*map(ticket, range(3)), summary(1)])
@@ -128,7 +104,7 @@ async def test_a_server_with_the_second_form_hands_out_work_and_facts(tmp_path: 
 
 
 async def test_named_bytes_travel_through_a_broker_with_the_usual_limit(tmp_path: Path) -> None:
-    with foreign(tmp_path, JETSTREAM) as url:
+    with plain_server(tmp_path, JETSTREAM) as url:
         await provision(url, run=RUN, store_gb=1.0)
         async with connect(url, run=RUN, role="learner", instance="1") as bus:
             content = bytes(range(256)) * 12_000
@@ -144,7 +120,7 @@ async def test_named_bytes_travel_through_a_broker_with_the_usual_limit(tmp_path
 async def test_a_broker_with_too_small_a_limit_is_refused_at_the_start(
     tmp_path: Path, announced: str, wanted: int
 ) -> None:
-    with foreign(tmp_path, announced + JETSTREAM) as url:
+    with plain_server(tmp_path, announced + JETSTREAM) as url:
         with (
             anyio.fail_after(10),
             pytest.raises(BusError, match=rf"may send {wanted} MB \(bus\.max_payload_mb"),
@@ -171,17 +147,11 @@ async def test_a_message_travels_whole_up_to_the_announced_limit(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        "",
-        ACCOUNT,
-        JETSTREAM + ACCOUNT,
-    ],
-    ids=["off", "off with accounts", "off for the account"],
+    "config", ["", ACCOUNT, JETSTREAM + ACCOUNT], ids=["off", "off with accounts", "off for the account"]
 )
 async def test_a_broker_without_jetstream_is_named_at_once(tmp_path: Path, config: str) -> None:
     with (
-        foreign(tmp_path, config) as url,
+        plain_server(tmp_path, config) as url,
         anyio.fail_after(15),
         pytest.raises(BusError, match=r"has no JetStream.*-js"),
     ):
@@ -196,9 +166,9 @@ async def test_credentials_in_the_url_are_percent_decoded_and_never_printed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, password: str
 ) -> None:
     quoted = json.dumps(password, ensure_ascii=False)
-    users = f"authorization {{{{ users: [ {{{{ user: spade, password: {quoted} }}}} ] }}}}\n"
+    users = f"authorization {{ users: [ {{ user: spade, password: {quoted} }} ] }}\n"
     caplog.set_level(logging.DEBUG, "spade.bus")
-    with foreign(tmp_path, JETSTREAM + users) as url:
+    with plain_server(tmp_path, JETSTREAM + users) as url:
         right = url.replace("//", f"//spade:{quote(password, safe='')}@")
         await provision(right, run=RUN, store_gb=0.25)
         async with connect(right, run=RUN, role="x", instance="1") as bus:

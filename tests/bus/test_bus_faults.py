@@ -13,10 +13,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 from bus_examples import summary, ticket
-from bus_trouble import RUN, drop_once, freeze, kill, rejected, served, until
+from bus_trouble import drop_once, freeze, kill, rejected, served, until
 from bus_worlds import TOKEN, nats_world
 
-from bus import BusError, Limits, Record, connect, provision, serve, state
+from bus import BusError, Limits, Record, provision, state
 from bus.subjects import CONSUMERS
 
 pytestmark = pytest.mark.slow
@@ -63,19 +63,15 @@ async def test_followers_see_everything_once_in_order_through_kills(tmp_path: Pa
 async def test_a_server_that_does_not_answer_is_an_error_not_a_hang(tmp_path: Path) -> None:
     """A server whose disk is full keeps its connections and stays silent; SIGSTOP looks the same."""
     limits = Limits(ack_seconds=0.1, unanswered=3)
-    async with serve(tmp_path, run=RUN, store_gb=0.25) as handle:
-        await provision(handle.url, run=RUN, token=handle.token, store_gb=0.25)
-        async with connect(
-            handle.url, run=RUN, role="x", instance="1", token=handle.token, limits=limits
-        ) as bus:
-            freeze(handle.pid)
-            try:
-                with anyio.fail_after(5), pytest.raises(BusError, match="does not store") as caught:
-                    await bus.publish(summary(1))
-                assert "full disk" in caught.value.remedy
-                assert bus.statistics()["publish_retries"] == 2
-            finally:
-                os.kill(handle.pid, signal.SIGCONT)
+    async with served(tmp_path, limits=limits) as (handle, bus):
+        freeze(handle.pid)
+        try:
+            with anyio.fail_after(5), pytest.raises(BusError, match="does not store") as caught:
+                await bus.publish(summary(1))
+            assert "full disk" in caught.value.remedy
+            assert bus.statistics()["publish_retries"] == 2
+        finally:
+            os.kill(handle.pid, signal.SIGCONT)
 
 
 async def test_large_messages_flow_without_exceeding_the_bounds(nats_url: str) -> None:

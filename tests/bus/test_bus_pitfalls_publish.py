@@ -16,6 +16,7 @@ import pytest
 from bus_examples import summary, ticket
 from bus_trouble import RUN, delay_restarts, freeze, kill, rejected, served, until
 from bus_worlds import TOKEN, nats_world, nothing_comes, plain_server, take
+from scenes.brokers import USUAL
 
 from bus import Bus, BusError, BusUnavailable, Conflict, Denied, Limits, connect, provision
 from bus.nats_client import Arrival
@@ -55,7 +56,7 @@ async def test_pitfall_06_nothing_stays_pending_when_the_server_is_killed(tmp_pa
         async def publish() -> None:
             sequences.extend(await bus.publish_all(map(summary, range(1000))))
 
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
                 group.start_soon(publish)
                 await until(lambda: _in_the_middle(bus), "some stored and some in flight")
@@ -253,7 +254,7 @@ def guarded_server(directory: Path) -> Iterator[str]:
         f' {{ user: "few", password: "p", permissions: {{ publish: {{ deny: {deny} }},'
         ' subscribe: { deny: ["spade.*.hb.>"] } } } ]'
     )
-    with plain_server(directory, users) as url:
+    with plain_server(directory, f"{USUAL}authorization {{ {users} }}\n") as url:
         yield url
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import stat
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -44,7 +43,7 @@ from bus.subjects import CONSUMERS, Names
 
 RUN = "secured"
 GUEST = "counter"
-QUICK = 2.0
+QUICK = 8.0  # far less than a call waits for an answer
 NAMES = Names(RUN)
 # A fact is said by the role in its subject; these may say it, too, or in its place.
 ALSO: dict[type[Message], set[str]] = {
@@ -298,10 +297,8 @@ def _consumer(stream: str, name: str) -> tuple[str, dict[str, Any]]:
 async def test_pitfall_30_a_role_that_does_more_is_told_at_once_where(secured: Broker, what: str) -> None:
     role, act = REFUSED[what]
     async with joined(secured, role) as bus:
-        started = time.monotonic()
-        with pytest.raises(Denied) as caught:
+        with anyio.fail_after(QUICK), pytest.raises(Denied) as caught:
             await act(bus)
-        assert time.monotonic() - started < QUICK
         assert caught.value.action in ("publish", "subscribe")
         assert caught.value.subject in str(caught.value)
         assert RUN in caught.value.subject
@@ -366,12 +363,10 @@ async def test_a_message_that_was_copied_into_a_stream_is_not_believed(secured: 
     ],
 )
 async def test_strangers_stay_outside(secured: Broker, given: dict[str, Any], complaint: str) -> None:
-    started = time.monotonic()
-    with pytest.raises(BusError, match=complaint) as caught:
+    with anyio.fail_after(QUICK), pytest.raises(BusError, match=complaint) as caught:
         async with joined(secured, "agent", **given):
             pass
     assert caught.value.remedy
-    assert time.monotonic() - started < QUICK
 
 
 async def test_a_tls_url_needs_no_more(secured: Broker) -> None:
@@ -395,11 +390,9 @@ async def test_a_key_of_another_run_is_refused(secured: Broker, tmp_path: Path) 
 
 
 async def test_the_key_of_another_role_is_noticed_at_once(secured: Broker) -> None:
-    started = time.monotonic()
-    with pytest.raises(Denied, match=r"subscribe to _INBOX\.designer"):
+    with anyio.fail_after(QUICK), pytest.raises(Denied, match=r"subscribe to _INBOX\.designer"):
         async with joined(secured, "designer", seed_file=secured.seed("agent")):
             pass
-    assert time.monotonic() - started < QUICK
 
 
 async def test_a_broker_for_another_host_name_is_not_trusted(secured: Broker) -> None:

@@ -9,16 +9,16 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
 
 import anyio
 import pytest
+from bus_trouble import RUN, served
 from scenes.brokers import broker
 
-from bus import Bus, ServerHandle, connect, provision, serve
+from bus import connect, provision
 from bus.access import ADMIN
 from bus.messages import (
     DesignTicket,
@@ -41,7 +41,6 @@ EXAMPLE = ROOT / "docs" / "examples" / "designer.py"
 PROGRAMS = ROOT / "docs" / "examples" / "programs"
 PAGE = ROOT / "docs" / "role-in-40-lines.md"
 TOKEN_LOGIN, KEY_LOGIN = '"token": os.environ["SPADE_BUS_TOKEN"]', '"nkeys_seed": "designer.seed"'
-RUN = "forty-lines"
 
 
 def imported(source: str) -> set[str]:
@@ -73,15 +72,6 @@ async def test_its_program_is_a_valid_environment() -> None:
         for path in PROGRAMS.glob("*.py"):
             verdict = await Validator(pool).validate(path.read_text())
             assert (verdict.ok, verdict.rung) == (True, "accepted"), verdict.reason
-
-
-@asynccontextmanager
-async def run_of(directory: Path) -> AsyncIterator[tuple[ServerHandle, Bus]]:
-    """The bus of a run, and a client."""
-    async with serve(directory, run=RUN, store_gb=0.25) as handle:
-        await provision(handle.url, run=RUN, token=handle.token, store_gb=0.25)
-        async with connect(handle.url, run=RUN, role="scorer", instance="1", token=handle.token) as bus:
-            yield handle, bus
 
 
 @contextlib.contextmanager
@@ -116,7 +106,7 @@ def curriculum() -> Curriculum:
     return Curriculum(recipe.load(ROOT / "configs" / "nano.toml", [f"run.name={RUN}"]).config)
 
 
-def served() -> list[Message]:
+def first_facts() -> list[Message]:
     """Return the facts without which the scorer asks for nothing: weights exist and are served."""
     version = Version(1, 0).pack()
     return [
@@ -132,8 +122,8 @@ async def test_the_scorer_issues_plays_of_what_it_designed(tmp_path: Path) -> No
     machine = curriculum()
     asked: set[str] = set()
     played: dict[str, str] = {}
-    async with run_of(tmp_path / "bus") as (handle, bus):
-        await bus.publish_all(served())
+    async with served(tmp_path / "bus", role="scorer") as (handle, bus):
+        await bus.publish_all(first_facts())
         with stranger(handle.url, tmp_path, token=handle.token), anyio.fail_after(40):
             async with bus.follow("EVENT") as records:
                 while not asked or not played:
@@ -155,7 +145,7 @@ async def test_the_scorer_issues_plays_of_what_it_designed(tmp_path: Path) -> No
 
 
 async def test_it_goes_on_when_its_server_died(tmp_path: Path) -> None:
-    async with run_of(tmp_path / "bus") as (handle, bus):
+    async with served(tmp_path / "bus", role="scorer") as (handle, bus):
         with stranger(handle.url, tmp_path, token=handle.token) as process, anyio.fail_after(40):
             async with bus.follow("EVENT") as records:
                 await bus.publish(ticket(1))
@@ -171,7 +161,7 @@ async def test_it_ends_without_a_word_when_its_server_stays_away(tmp_path: Path)
     program = tmp_path / "designer.py"
     program.write_text(EXAMPLE.read_text().replace("max_reconnect_attempts=30", "max_reconnect_attempts=1"))
     with anyio.fail_after(40), contextlib.ExitStack() as stack:
-        async with run_of(tmp_path / "bus") as (handle, bus):
+        async with served(tmp_path / "bus", role="scorer") as (handle, bus):
             process = stack.enter_context(stranger(handle.url, tmp_path, token=handle.token, program=program))
             await bus.publish(ticket(1))
             async with bus.follow("EVENT") as records:

@@ -33,7 +33,20 @@ class Slow:
     """A load that takes longer than refusals may last; ``happens`` happens meanwhile, ``error`` ends it."""
 
     error: Exception = GONE
-    happens: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
+    happens: Callable[[Scripted], Awaitable[None]] = lambda life: anyio.lowlevel.checkpoint()
+
+
+def news(*told: int | tuple[str, int]) -> Callable[[Scripted], Awaitable[None]]:
+    """Publish versions, and let servers announce theirs, one after the other."""
+
+    async def happens(life: Scripted) -> None:
+        for one in told:
+            if isinstance(one, int):
+                await life.published(one)
+            else:
+                life.says(*one)
+
+    return happens
 
 
 class Scripted(ServerLifecycle):
@@ -83,7 +96,7 @@ class Scripted(ServerLifecycle):
         step = self.script.pop(0) if self.script else None
         if isinstance(step, Slow):
             Scripted.now += 1.5 * START
-            await step.happens()
+            await step.happens(self)
             step = step.error
         if step is not None:
             raise step
@@ -106,10 +119,7 @@ async def test_refusals_count_anew_after_an_outage() -> None:
 
 
 async def test_refusals_do_not_count_as_outage() -> None:
-    async def happens() -> None:
-        await life.published(3)
-
-    life = Scripted(Slow(happens=happens), AWAY)
+    life = Scripted(Slow(happens=news(3)), AWAY)
     life.serving = None
     assert await life.end() == 3
     assert life.tried == [2, 3, 3]
@@ -123,34 +133,25 @@ async def test_a_long_outage_ends_a_server_that_has_nothing_to_serve() -> None:
     assert life.tried == [2, 2]
 
 
-async def test_a_newer_policy_is_tried_before_anybody_is_blamed() -> None:
-    async def happens() -> None:
-        life.says("server-0-1", 2)
-        await life.published(3)
-        life.says("server-0-1", 3)
+async def unheard(life: Scripted) -> None:
+    """Publish a version that the stream has not brought yet."""
+    life.says("server-0-1", 2)
+    await life.bus.publish(policy(3))
 
-    life = Scripted(Slow(happens=happens))
+
+@pytest.mark.parametrize(
+    ("script", "tried"),
+    [
+        ((Slow(happens=news(("server-0-1", 2), 3, ("server-0-1", 3))),), [2, 3]),
+        ((Slow(happens=unheard),), [2, 3]),
+        ((GONE, Slow(happens=news(3)), GONE), [2, 2, 3, 3]),
+    ],
+    ids=["before anybody is blamed", "and asked for", "with all the time that the one before had"],
+)
+async def test_a_newer_policy_is_tried(script: tuple[Slow | Exception, ...], tried: list[int]) -> None:
+    life = Scripted(*script)
     assert await life.end() == 3
-    assert life.tried == [2, 3]
-
-
-async def test_a_newer_policy_has_all_the_time_that_the_one_before_had() -> None:
-    async def happens() -> None:
-        await life.published(3)
-
-    life = Scripted(GONE, Slow(happens=happens), GONE)
-    assert await life.end() == 3
-    assert life.tried == [2, 2, 3, 3]
-
-
-async def test_a_newer_policy_that_the_stream_has_not_brought_yet_is_asked_for() -> None:
-    async def happens() -> None:
-        life.says("server-0-1", 2)
-        await life.bus.publish(policy(3))
-
-    life = Scripted(Slow(happens=happens))
-    assert await life.end() == 3
-    assert life.tried == [2, 3]
+    assert life.tried == tried
 
 
 async def test_what_was_asked_for_is_not_replaced_by_what_the_stream_brings_later() -> None:
@@ -170,7 +171,7 @@ async def test_what_was_asked_for_is_not_replaced_by_what_the_stream_brings_late
 async def test_nobody_is_blamed_while_the_bus_does_not_say_what_is_newest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def is_back() -> None:
+    async def is_back(life: Scripted) -> None:
         life.says("server-0-1", 1, epoch="f")
         monkeypatch.setattr(life.bus, "last", there)
 
@@ -185,41 +186,29 @@ async def test_nobody_is_blamed_while_the_bus_does_not_say_what_is_newest(
     assert life.tried == [2] * 5
 
 
-async def test_the_run_goes_on_where_another_server_took_the_version_in_the_end() -> None:
-    async def happens() -> None:
-        life.says("server-0-1", 2)
-
-    life = Scripted(GONE, Slow(happens=happens))
-    with pytest.raises(UpdateRefused) as caught:
-        await life.end()
-    assert not isinstance(caught.value, Unserved)
-    assert life.tried == [2, 2]
-
-
-async def test_the_run_goes_on_where_another_server_has_gone_further() -> None:
-    life = Scripted(GONE, Slow())
-    life.says("server-0-1", 3)
-    with pytest.raises(UpdateRefused) as caught:
-        await life.end()
-    assert not isinstance(caught.value, Unserved)
-    assert life.tried == [2, 2]
-
-
-async def test_a_server_of_another_host_has_its_time_to_wait_for_this_one(
+@pytest.mark.parametrize(
+    ("before", "patience", "script"),
+    [
+        ((), START, [Slow(happens=news(("server-0-1", 2)))]),
+        ((("server-0-1", 3),), START, [Slow()]),
+        ((("server-1-0", 1),), 4 * START, [Slow(), Slow(), Slow(happens=news(("server-1-0", 2)))]),
+    ],
+    ids=["took the version in the end", "has gone further", "of another host had its time to wait for this"],
+)
+async def test_the_run_goes_on_where_another_server(
     monkeypatch: pytest.MonkeyPatch,
+    before: tuple[tuple[str, int], ...],
+    patience: float,
+    script: list[Slow],
 ) -> None:
-    """It does not know of the refusal and waits for its turn; only then it loads."""
-    monkeypatch.setattr(rollout_module, "LEAST_PATIENCE", 4 * START)
-
-    async def happens() -> None:
-        life.says("server-1-0", 2)
-
-    life = Scripted(GONE, Slow(), Slow(), Slow(happens=happens))
-    life.says("server-1-0", 1)
+    """One of another host does not know of the refusal and waits for its turn; only then it loads."""
+    monkeypatch.setattr(rollout_module, "LEAST_PATIENCE", patience)
+    life = Scripted(GONE, *script)
+    await news(*before)(life)
     with pytest.raises(UpdateRefused) as caught:
         await life.end()
     assert not isinstance(caught.value, Unserved)
-    assert life.tried == [2, 2, 2, 2]
+    assert life.tried == [2] * (1 + len(script))
 
 
 async def test_no_server_is_waited_for_longer_than_that(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,20 +38,20 @@ def free_ports(count: int) -> list[int]:
 
 TOKEN = "a token of the tests"
 SERVER = "server.conf"
+JETSTREAM = 'jetstream { store_dir: "store", max_file: 8589934592, sync_interval: "100ms" }\n'
+USUAL = f"max_payload: 8MB\n{JETSTREAM}"
 
 
 @contextmanager
-def plain_server(directory: Path, authorization: str = f'token: "{TOKEN}"') -> Iterator[str]:
+def plain_server(
+    directory: Path, config: str = f'{USUAL}authorization {{ token: "{TOKEN}" }}\n'
+) -> Iterator[str]:
     """Run one nats-server, for a whole test session for instance, without our launcher."""
     directory.mkdir(parents=True, exist_ok=True)
-    config = directory / "nats.conf"
-    config.write_text(
-        f'listen: "127.0.0.1:-1"\nports_file_dir: "{directory}"\nmax_payload: 8MB\n'
-        f'jetstream {{ store_dir: "{directory}/store", max_file: 8589934592, sync_interval: "100ms" }}\n'
-        f"authorization {{ {authorization} }}\n"
-    )
+    place = directory / "nats.conf"
+    place.write_text(f'listen: "127.0.0.1:-1"\nports_file_dir: "{directory}"\n{config}')
     with (directory / "nats.log").open("wb") as log:
-        process = subprocess.Popen([str(locate()), "-c", str(config)], stderr=log)
+        process = subprocess.Popen([str(locate()), "-c", str(place)], stderr=log, cwd=directory)
         try:
             yield _ports(directory / f"nats-server_{process.pid}.ports")
         finally:
@@ -60,7 +60,7 @@ def plain_server(directory: Path, authorization: str = f'token: "{TOKEN}"') -> I
 
 
 def _ports(path: Path) -> str:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
             return str(json.loads(path.read_text())["nats"][0])
