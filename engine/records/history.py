@@ -179,12 +179,12 @@ def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> int:
     return fresh
 
 
-def put_gauges(connection: sqlite3.Connection, at: float, heartbeats: Sequence[m.Heartbeat]) -> None:
-    """Store the last heartbeat of each role instance."""
-    rows = [(h.role, h.instance, h.state, at, json.dumps(h.statistics)) for h in heartbeats]
+def put_gauges(connection: sqlite3.Connection, heartbeats: Sequence[tuple[float, m.Heartbeat]]) -> None:
+    """Store the last heartbeat of each role instance with the time at which it came."""
+    rows = [(h.role, h.instance, h.state, at, json.dumps(h.statistics)) for at, h in heartbeats]
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany("INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?, ?)", rows)
-    idle = [share for h in heartbeats for name, share in h.statistics.items() if name.endswith(".idle")]
+    idle = [share for _, h in heartbeats for name, share in h.statistics.items() if name.endswith(".idle")]
     if idle:
         connection.execute(
             "INSERT OR REPLACE INTO waits SELECT MAX(round), ? FROM batches HAVING MAX(round) IS NOT NULL",

@@ -45,7 +45,7 @@ class Recorder:
         self._connection = _open(path)
         self._position = history.position(self._connection)
         self._changed = anyio.Event()
-        self._heartbeats: dict[tuple[str, str], Heartbeat] = {}
+        self._heartbeats: dict[tuple[str, str], tuple[float, Heartbeat]] = {}
         self._queued = 0
         self._writing = anyio.Lock()
 
@@ -134,7 +134,7 @@ class Recorder:
         async with self._bus.listen("hb.>") as messages:
             async for message in messages:
                 if isinstance(message, Heartbeat):
-                    self._heartbeats[message.role, message.instance] = message
+                    self._heartbeats[message.role, message.instance] = (time.time(), message)
 
     async def _keep_gauges(self) -> None:
         while True:
@@ -144,7 +144,7 @@ class Recorder:
     async def _put_gauges(self) -> None:
         beats, self._heartbeats = self._heartbeats, {}
         if beats:
-            await self._in_thread(history.put_gauges, time.time(), list(beats.values()))
+            await self._in_thread(history.put_gauges, list(beats.values()))
 
 
 def unwritable(path: Path, error: sqlite3.Error) -> SpadeError:

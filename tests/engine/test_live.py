@@ -28,7 +28,7 @@ def status() -> RunStatus:
     beat = Heartbeat(
         role="agent", instance="agent-0", state="running", statistics={"waiting": 7.0, "won": 1.0}
     )
-    history.put_gauges(connection, 1000.0, [beat])
+    history.put_gauges(connection, [(1000.0, beat)])
     return standing.read(connection, now=1010.0)
 
 

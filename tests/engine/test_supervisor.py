@@ -247,7 +247,7 @@ def test_a_start_names_its_stages() -> None:
     assert stage(standing.read(connection), roles) == "writing the first environments"
     counts = {"in_hand": 480.0, "played": 210.0}
     beat = Heartbeat(role="evaluator", instance="evaluator-0", state="running", statistics=counts)
-    history.put_gauges(connection, 1000.0, [beat])
+    history.put_gauges(connection, [(1000.0, beat)])
     assert stage(standing.read(connection), roles) == "evaluating 210/480"
     history.apply(connection, events([policy(0), serving(0), finished("e1")]))
     assert stage(standing.read(connection), roles) == "running"

@@ -247,5 +247,5 @@ async def test_a_browser_shows_environments_and_orders_pauses(run: RunDirectory,
                 )
                 await tab.until(shows.format(""))
                 process.kill()
-                assert await tab.until(shows.format(".silent")) < 5.5
+                assert await tab.until(shows.format(".silent")) < 5.0
             assert not await tab.value("document.querySelectorAll('.role.silent').length > 1")
