@@ -38,7 +38,7 @@ def run_of(path: Path, *, empty: bool = False) -> RunDirectory:
         history.put_note(connection, "started", started)
         pool = {"pool.server-0.idle": 0.25, "pool.server-1.idle": 0.35, "pool.servers": 2.0}
         beat = Heartbeat(role="agent", instance="agent-0", state="running", statistics=pool)
-        history.put_gauges(connection, 1.0, [beat])
+        history.put_gauges(connection, [(1.0, beat)])
     connection.close()
     return run
 
