@@ -43,15 +43,7 @@ def report(ready: ZygoteReady) -> ProtectionReport:
     missing += [f"{name}: {walls.get(name, 'not tried')}" for name in _NAMESPACES if walls.get(name) != "on"]
     if "on" not in (walls.get("own_uid"), walls.get("user_ns")):
         missing.append("no uid apart from the engine's")
-    return ProtectionReport(
-        walls=walls,
-        canary=canary,
-        bare=bare,
-        kernel=ready.kernel,
-        uid_mode=ready.uid_mode,
-        holes=tuple(holes),
-        missing=tuple(missing),
-    )
+    return ProtectionReport(**msgspec.structs.asdict(ready), holes=tuple(holes), missing=tuple(missing))
 
 
 def require(found: ProtectionReport, *, allow_unsafe: bool) -> None:

@@ -21,13 +21,11 @@ from sandbox.errors import EnvError, EnvFailure
 from sandbox.probes import Transcript, tell
 from sandbox.source import parse
 from sandbox.trial import Rejected, Trial
-from sandbox.verdict import RUNGS, Episode, ValidatorSettings, Verdict
+from sandbox.verdict import Episode, ValidatorSettings, Verdict
 
 if TYPE_CHECKING:
     from sandbox.frames import StepResult
     from sandbox.pool import SandboxPool
-
-__all__ = ["RUNGS", "Check", "Program", "Validator", "ValidatorSettings", "Verdict"]
 
 
 class Program(NamedTuple):
@@ -41,14 +39,8 @@ class Program(NamedTuple):
 # A rung of the caller's: returns the verdict with its findings filled in, or raises Rejected.
 Check = Callable[[Program, Verdict], Awaitable[Verdict]]
 
-_LOADING = {
-    "parse": "parse",
-    "lint": "lint",
-    "load": "load",
-    "init": "load",
-    "reset": "reset",
-    "contract": "reset",
-}
+# The rungs of errors by phase; all others are of loading.
+_LOADING = {"parse": "parse", "lint": "lint", "reset": "reset", "contract": "reset"}
 _ADVICE = "; reset must set everything, and nothing may depend on earlier episodes, addresses or clocks"
 _ALONE, _LONGEST_FIRST = 3, 8000
 

@@ -9,26 +9,12 @@ import msgspec
 from sandbox.metadata import Metadata
 from sandbox.probes import Transcript
 
-RUNGS = (
-    "extract",
-    "parse",
-    "lint",
-    "load",
-    "metadata",
-    "reset",
-    "criteria",
-    "step",
-    "turns",
-    "variation",
-    "solution",
-    "replay",
-    "leak",
-    "trivial",
-    "off_ticket",
-    "incoherent",
-    "duplicate",
-    "judge",
-    "accepted",
+_words = str.split
+RUNGS = tuple(
+    _words("""
+    extract parse lint load metadata reset criteria step turns variation solution replay leak trivial
+    off_ticket incoherent duplicate judge accepted
+    """)
 )
 
 

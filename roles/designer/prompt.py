@@ -147,9 +147,9 @@ class PlainText:
         self._chat = chat
         self.stop_token_ids = chat.stop_token_ids
 
-    def first(self, content: str, system: str | None = None) -> list[int]:
-        """Return the ids of the content, after the system message if there is one."""
-        return self.encode(content if system is None else f"{system}\n\n{content}")
+    def first(self, content: str) -> list[int]:
+        """Return the ids of the content."""
+        return self.encode(content)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of ``text``."""
