@@ -21,7 +21,7 @@ NEVER_FAST = $(addprefix --ignore=,$(shell $(TESTS) '^pytestmark = .*mark\.(slow
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test ahead test-fast test-slow test-run test-e2e test-long test-chaos test-fuzz test-exhaustive
-.PHONY: lint format setup clean docs test-frameworks
+.PHONY: lint format setup clean docs test-frameworks gpu-lock
 .DEFAULT_GOAL := run
 .NOTPARALLEL:
 
@@ -86,6 +86,12 @@ test-exhaustive: setup
 test: ahead lint test-fast test-slow test-run
 
 test-long: test-e2e test-frameworks test-chaos test-fuzz
+
+# The stack of a GPU machine, with the CPU lock's versions where vLLM's GPU build does not pin another. Needs uv.
+gpu-lock:
+	grep -v '^apache-tvm-ffi' requirements/cpu.lock | uv pip compile -q pyproject.toml --extra gpu --constraint - \
+		--python-version 3.12 --python-platform x86_64-manylinux_2_31 --no-annotate \
+		--custom-compile-command "make gpu-lock" -o requirements/gpu.lock
 
 format: setup
 	$(BIN)/ruff check --fix .

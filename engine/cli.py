@@ -17,6 +17,7 @@ from engine.commands import credit as credit_commands
 from engine.commands import envs as envs_commands
 from engine.commands import eval as eval_commands
 from engine.commands import export as export_commands
+from engine.commands import launch as launch_commands
 from engine.commands import repro as repro_commands
 from engine.commands import sandbox as sandbox_commands
 from engine.errors import SpadeError
@@ -289,6 +290,7 @@ def role(
         str, typer.Option(help="Name of this instance; default: role, host and process.")
     ] = "",
     directory: Annotated[Path | None, typer.Option(help="Working directory.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a run that has not begun.")] = 0.0,
 ) -> None:
     """Run one role as a process, on the run's host or another, until the run drains or a signal arrives."""
     import anyio
@@ -312,6 +314,7 @@ def role(
             instance=instance or role_host.instance_name(name),
             directory=directory,
             life=life,
+            wait=wait,
         )
 
     anyio.run(work, backend_options={"use_uvloop": True})
@@ -320,6 +323,8 @@ def role(
 app.command()(export_commands.export)
 app.command()(credit_commands.credit)
 app.command()(repro_commands.repro)
+app.command()(launch_commands.launch)
+app.command()(launch_commands.workers)
 for group in (envs_commands, eval_commands, bus_commands, sandbox_commands, bench_commands):
     app.add_typer(group.app)
 

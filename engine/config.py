@@ -535,6 +535,20 @@ class UiConfig(Table, frozen=True, kw_only=True):
     report_every: int = 10
 
 
+class LaunchConfig(Table, frozen=True, kw_only=True):
+    """The hosts of a run, for ``spade launch`` (``docs/deployment.md``).
+
+    The supervisor's host runs ``run.roles``; ``hosts`` is the number of further hosts of a role, each with
+    the devices that the role's table names. ``slurm`` holds options of sbatch without dashes; ``image`` is
+    the container image, ``storage_gb`` the size of the disk that all pods see.
+    """
+
+    hosts: dict[str, int] = {}
+    slurm: dict[str, str | int | bool] = {}
+    image: str = "spade:gpu"
+    storage_gb: int = 500
+
+
 class Config(Table, frozen=True, kw_only=True):
     """One recipe.
 
@@ -555,6 +569,7 @@ class Config(Table, frozen=True, kw_only=True):
     learner: LearnerConfig = LearnerConfig()
     evaluator: EvaluatorConfig = EvaluatorConfig()
     ui: UiConfig = UiConfig()
+    launch: LaunchConfig = LaunchConfig()
     plugins: dict[str, dict[str, Any]] = {}
 
     @property

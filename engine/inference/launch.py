@@ -33,7 +33,7 @@ _OWNED = {
     "served-model-name": "The servers' clients rely on it.",
     "api-key": "Servers listen on loopback and take no key.",
     "uds": "Servers listen on TCP.",
-    "headless": "Start it with `vllm serve --headless` on the other hosts; this one listens.",
+    "headless": "`spade workers` starts it on the other hosts; this one listens.",
     "api-server-count": "The label of the weights and the pause belong to one API server.",
 }
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM has kernels for these
@@ -99,6 +99,15 @@ def external_command(config: Config, model: str, url: str) -> list[str]:
         _MODULE,
         *found,
     ]
+
+
+def headless(config: Config, model: Path) -> list[str]:
+    """Return the command line of a server's workers on another host than its first (``nnodes``)."""
+    found = flags(config, model, 1)
+    for flag in ("--model", "--host", "--port"):
+        place = found.index(flag)
+        del found[place : place + 2]
+    return [str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--headless", *found]
 
 
 def copies(server: ServerConfig) -> int:

@@ -21,7 +21,7 @@ import msgspec
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from bus import Bus, connect
+from bus import Bus, BusError, connect
 from bus.connection import open_connection, public_url
 from bus.credentials import seed_file
 from bus.messages import Heartbeat, token
@@ -250,10 +250,12 @@ async def serve_role(
     credentials: str = "",
     ca: str = "",
     life: tuple[str, str] = ("", ""),
+    wait: float = 0.0,
 ) -> None:
     """Run one role alone in this process until it ends, a drain is ordered, or a signal comes.
 
-    Returns at once while the run drains (:mod:`engine.running.drain_commands`).
+    Returns at once while the run drains (:mod:`engine.running.drain_commands`), after waiting for at most
+    ``wait`` seconds for a run that is not there yet, or not resumed.
 
     ``secret`` is the token of the bus, ``credentials`` the key of the role (a file, or a directory of keys).
     ``life`` is that of :mod:`engine.running.warm_restart`.
@@ -266,6 +268,7 @@ async def serve_role(
         return
     known = login(name, token=secret, credentials=credentials, ca=ca)
     async with connect(url, run=run, role=name, instance=instance, life=life, **known) as bus:
+        await _begun(bus, wait)
         standing = await drain_commands.standing(bus)
         origin = await get_origin(bus)
         config = origin.local_config()
@@ -294,6 +297,18 @@ async def serve_role(
                 await Host(role_class(context), context).run()
                 log.info("role.ended")
             tasks.cancel_scope.cancel()
+
+
+async def _begun(bus: Bus, seconds: float) -> None:
+    """Wait until the run of ``bus`` has begun or goes on, for at most ``seconds``; the caller reads which."""
+    with anyio.move_on_after(seconds):
+        while True:
+            try:
+                if not (await drain_commands.standing(bus)).drains and await bus.state_get(CONFIG_KEY):
+                    return
+            except BusError:  # the streams are not there yet
+                pass
+            await anyio.sleep(BEAT_SECONDS)
 
 
 def _followed(role_class: type[RoleLike]) -> bool:

@@ -63,7 +63,6 @@ RECORD_SECONDS = 30.0
 REPORT_SECONDS = 600.0
 TELL_SECONDS = 10.0
 SUPERVISOR = "supervisor"
-_LAUNCHERS = ("python", "accelerate", "torchrun")
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -436,7 +435,7 @@ def child_command(name: str, config: Config, address: Address, directory: Path) 
     launch = placement.learner_launch(config) if name == "learner" else ["python", "-P"]
     beside = Path(sys.executable).parent
     return [
-        *(str(beside / word) if word in _LAUNCHERS else word for word in launch),
+        *(str(beside / word) if word in placement.PROGRAMS else word for word in launch),
         "-m",
         "engine.cli",
         "role",

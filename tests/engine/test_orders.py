@@ -46,10 +46,10 @@ class Far:
     bus: Bus
     directory: Path
 
-    async def serve(self) -> None:
+    async def serve(self, wait: float = 0.0) -> None:
         await role_host.serve_role(
             "fake", url=self.server.url, run="toy", secret=self.server.token, instance="far",
-            directory=self.directory,
+            directory=self.directory, wait=wait,
         )  # fmt: skip
 
 
@@ -98,6 +98,30 @@ async def test_who_starts_while_the_run_drains_takes_no_work_and_resuming_clears
             tasks.start_soon(far.serve)
             await anext(beats)
             await drain_commands.give(far.bus, "drain")
+    assert CountedRole.begun == 1
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["not begun", "not resumed"])
+async def test_a_role_may_wait_for_its_run(begun: bool, tmp_path: Path) -> None:
+    async with serve(tmp_path / "bus", run="toy") as server, anyio.create_task_group() as tasks:
+        known = {"run": "toy", "token": server.token}
+        if begun:
+            await provision(server.url, **known)
+        async with connect(server.url, role="supervisor", instance="s", **known) as bus:
+            if begun:
+                await role_host.put_origin(bus, Origin(config(tmp_path), "another-host", "/nowhere"))
+                await drain_commands.give(bus, "drain")
+            far = Far(server, bus, tmp_path)
+            await far.serve(wait=0.5) if begun else None
+            assert CountedRole.begun == 0, "it has waited in vain"
+            tasks.start_soon(far.serve, 60.0)
+            await provision(server.url, **known)
+            async with bus.listen("hb.>") as beats:
+                await role_host.put_origin(bus, Origin(config(tmp_path), "another-host", "/nowhere"))
+                await drain_commands.give(bus, "resume")
+                with anyio.fail_after(30):
+                    await anext(beats)
+            await drain_commands.give(bus, "drain")
     assert CountedRole.begun == 1
 
 

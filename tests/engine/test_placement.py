@@ -113,7 +113,7 @@ def test_nccl_from_a_sharded_learner_is_refused_before_the_start(
         ({"devices": [3, 5], "launch": ["torchrun", "--nproc-per-node", "2"]},
          "env CUDA_VISIBLE_DEVICES=3,5 torchrun --nproc-per-node 2"),
         ({"devices": [3, 5], "precision": "bf16"},
-         "env CUDA_VISIBLE_DEVICES=3,5 accelerate launch --num_processes 2 --num_machines 1 "
+         "env CUDA_VISIBLE_DEVICES=3,5 accelerate launch --num_machines 1 --num_processes 2 "
          "--mixed_precision bf16 --dynamo_backend no --use_fsdp --fsdp_version 2"),
     ],
 )  # fmt: skip

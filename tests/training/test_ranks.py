@@ -7,11 +7,17 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scenes.network import network
+
+from engine import placement
+from engine.config import Config, LaunchConfig, ModelConfig, RunConfig
+from engine.placement import Meeting
 
 HERE = Path(__file__).parent
 LEARNER = {
@@ -115,6 +121,39 @@ def kept(home: str | Path, step: int) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_hosts_equal_one(
+    alone: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+):
+    """The launch line that `spade launch` writes for each of two hosts, here two network namespaces."""
+    job, expected = alone
+    config = Config(
+        run=RunConfig(name="t"), model=ModelConfig(path="x"), launch=LaunchConfig(hosts={"learner": 2})
+    )
+    words = work({**job, "home": str(tmp_path)}, tmp_path / "two")
+    with network(tmp_path_factory.mktemp("hosts"), 2) as hosts, ExitStack() as stack:
+        known = {**environment(), "GLOO_SOCKET_IFNAME": "eth0"}
+        lines = [
+            placement.learner_launch(config, Meeting(2, str(rank), hosts[0].address, "29500"))
+            for rank in range(2)
+        ]
+        assert {line[0] for line in lines} == {"torchrun"}
+        started = [
+            stack.enter_context(
+                host.start(
+                    "learner", sys.executable, "-m", "torch.distributed.run", *line[1:], *words, **known
+                )
+            )
+            for host, line in zip(hosts, lines, strict=True)
+        ]
+        ends = [process.wait(280) for process in started]
+        assert ends == [0, 0], [(host.home / "learner.out").read_text()[-3000:] for host in hosts]
+    found = torch.load((tmp_path / "two").with_suffix(".pt"), weights_only=True)
+    assert not found["looks"][0]["sharded"]
+    compare(found, expected)
+
+
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_ranks_equal_one(alone: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path):
     job, expected = alone

@@ -1,0 +1,1 @@
+"""Files that start a run by Slurm, Docker Compose or Kubernetes."""
