@@ -119,3 +119,36 @@ def test_nccl_from_a_sharded_learner_is_refused_before_the_start(
 )  # fmt: skip
 def test_the_learners_launch_follows_from_its_devices(learner: dict[str, Any], words: str) -> None:
     assert " ".join(placement.learner_launch(recipe({}, learner))).startswith(words)
+
+
+SHARDED = (
+    "accelerate launch --num_machines 2 --machine_rank 1 --main_process_ip head --main_process_port 29500"
+)
+WHOLE = "torchrun --nnodes 2 --node-rank 1 --master-addr head --master-port 29500 --nproc-per-node"
+
+
+@pytest.mark.parametrize(
+    ("learner", "words"),
+    [
+        ({}, f"{WHOLE} 1"),
+        ({"devices": [3, 5], "launch": ["torchrun", "--nproc-per-node", "2"]},
+         f"env CUDA_VISIBLE_DEVICES=3,5 {WHOLE} 2"),
+        ({"devices": [3, 5]}, f"env CUDA_VISIBLE_DEVICES=3,5 {SHARDED} --num_processes 4 --mixed"),
+        ({"devices": [0]}, f"env CUDA_VISIBLE_DEVICES=0 {SHARDED} --num_processes 2"),
+    ],
+)  # fmt: skip
+def test_a_learner_on_two_hosts_has_a_launch_line_for_each(learner: dict[str, Any], words: str) -> None:
+    config = recipe({}, learner, launch={"hosts": {"learner": 2}})
+    line = " ".join(placement.learner_launch(config, placement.Meeting(2, "1", "head", "29500")))
+    assert line.startswith(words)
+    assert placement.shards(config) == ("--use_fsdp" in line)
+
+
+def test_a_server_over_two_hosts_has_half_of_its_workers_on_each() -> None:
+    args = {"tensor-parallel-size": 4, "nnodes": 2}
+    assert complaints({"devices": [0, 1], "args": args}, roles=["server"]) == {}
+    assert "need 2" in complaints({"devices": [0, 1, 2, 3], "args": args}, roles=["server"])["server.devices"]
+    config = recipe({"devices": [6, 7], "args": args}, roles=["server"])
+    assert placement.of_server(config, 0) == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    with pytest.raises(ConfigError, match="must divide the 4 workers"):
+        placement.nodes(recipe({"args": {**args, "nnodes": 3}}).server)

@@ -239,12 +239,27 @@ def test_every_command_line_is_safe_from_the_working_directory(on_cpu: bool) -> 
     assert "PYTHONSAFEPATH=1" in words
 
 
+SPREAD = {"nnodes": 2, "node-rank": 1, "master-addr": "10.0.0.1", "tensor-parallel-size": 16}
+
+
+def test_the_workers_of_another_host_have_the_flags_of_the_first(on_cpu: bool) -> None:
+    spread = config(args={**SPREAD, "host": "0.0.0.0"})
+    words = launch.headless(spread, MODEL)
+    assert words[1:4] == ["serve", str(MODEL), "--headless"]
+    first = flags(command(spread, MODEL, 1))
+    assert flags(words[3:]) == {"headless": None} | {
+        flag: value for flag, value in first.items() if flag not in ("model", "host", "port")
+    }
+    assert first["node-rank"] == "1"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         ({}, None),
+        (SPREAD, None),
         ({"no-such-flag": 1}, "no-such-flag"),
     ],
 )

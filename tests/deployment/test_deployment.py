@@ -244,7 +244,12 @@ def test_a_part_that_fails_is_started_again_or_stops_the_run(
     done(spade("launch", "slurm", "small.toml", *settings, "--out", OUT))
     known = {**os.environ, "PATH": f"{SHIMS}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "localhost"}
     job = subprocess.run(
-        ["bash", recipes / OUT / "job.sh"], env=known, capture_output=True, text=True, timeout=60, check=False
+        ["bash", recipes / OUT / "job.sh"],
+        env=known,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     calls = log.read_text().splitlines()
     assert job.returncode == 0, job.stderr
