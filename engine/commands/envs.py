@@ -28,6 +28,7 @@ State = Annotated[
     str, typer.Option(help="open, fresh, frontier, mastered, intractable, degenerate, or a flag.")
 ]
 Sort = Annotated[str, typer.Option(help="step, win, regret, regret_low or reward.")]
+Reverse = Annotated[bool, typer.Option("--reverse", help="The other way round.")]
 Limit = Annotated[int, typer.Option(min=0, help="Largest number of environments; 0 for all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -39,6 +40,7 @@ def list_(
     skill: Skill = "",
     state: State = "",
     sort: Sort = "step",
+    reverse: Reverse = False,
     limit: Limit = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -48,7 +50,7 @@ def list_(
     from engine.views import envs_view
 
     with _catalogue(run, directory) as (_, catalogue):
-        found = catalogue.select(skill=skill, state=state, sort=sort, limit=limit)
+        found = catalogue.select(skill=skill, state=state, sort=sort, reverse=reverse, limit=limit)
         if as_json:
             print(json.dumps(msgspec.to_builtins(found), indent=1), flush=True)
             return

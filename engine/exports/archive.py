@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from engine.errors import ConfigError
 from engine.records.envs import MANIFEST
-from sandbox import Instance, SandboxError, SandboxPool, SandboxSettings
+from sandbox import EnvFailure, Instance, SandboxError, SandboxPool, SandboxSettings
 
 
 class Exported(NamedTuple):
@@ -49,19 +49,20 @@ class Archive(NamedTuple):
 
 
 class Played(NamedTuple):
-    """The answer of a program to an action."""
+    """The answer of a program to an action; ``error`` is the fault of the program that ended the episode."""
 
     observation: str
     reward: float
     terminated: bool
     truncated: bool
+    error: str = ""
 
 
 class Player:
     """Plays one program after another, each in a process of the sandbox.
 
-    An episode is truncated after ``max_turns`` steps, as in training. Errors of the program are those of
-    :mod:`sandbox.errors`; the next reset starts it again.
+    As in training, an episode is truncated after ``max_turns`` steps, and a program that fails in a step ends
+    it without a reward. A reset starts it again, and raises the errors of :mod:`sandbox.errors`.
     """
 
     def __init__(self, pool: BlockingPool, max_turns: int) -> None:
@@ -87,8 +88,11 @@ class Player:
     def step(self, action: str) -> Played:
         """Give an action to the program."""
         assert self._instance is not None, "reset comes first"
-        result = self._ask(self._instance.step, action)
         self.turn += 1
+        try:
+            result = self._ask(self._instance.step, action)
+        except EnvFailure as error:
+            return Played("", 0.0, True, False, str(error))
         over = self.turn >= self._max_turns and not result.terminated
         return Played(result.observation, result.reward, result.terminated, result.truncated or over)
 

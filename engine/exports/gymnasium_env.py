@@ -59,10 +59,12 @@ class SandboxedEnv(gymnasium.Env[str, str]):
         return self._player.reset(self._source, drawn), {"hint": self._hint, "seed": drawn}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Give an action to the program."""
+        """Give an action to the program. Its own failure ends the episode: ``info["error"]`` says it."""
         if not self._player.begun:
             raise gymnasium.error.ResetNeeded("Call reset before step.")
-        return *self._player.step(action), {}
+        played = self._player.step(action)
+        told = {"error": played.error} if played.error else {}
+        return played.observation, played.reward, played.terminated, played.truncated, told
 
     def close(self) -> None:
         """End the program's process, and the sandbox if it is the environment's own."""

@@ -103,11 +103,12 @@ class Catalogue:
         self.entries = [_record(row, lengths) for row in rows]
 
     def select(
-        self, *, skill: str = "", state: str = "", sort: str = "step", limit: int = 0
+        self, *, skill: str = "", state: str = "", sort: str = "step", reverse: bool = False, limit: int = 0
     ) -> list[EnvironmentRecord]:
         """Return the environments with ``skill`` in the name of their skill and ``state`` as state or flag.
 
-        They come in ascending order of steps or descending order of a figure; ``limit`` 0 returns all.
+        They come in ascending order of steps or descending order of a figure, or the other way round with
+        ``reverse``; ``limit`` 0 returns all.
 
         Raises ConfigError for an unknown skill, state or sort.
         """
@@ -131,6 +132,8 @@ class Catalogue:
             found.sort(key=lambda one: one.step)
         else:
             found.sort(key=lambda one: -_or_least(getattr(one, sort)))
+        if reverse:
+            found.reverse()
         return found[:limit] if limit else found
 
     def find(self, name: str) -> EnvironmentRecord:

@@ -35,15 +35,20 @@ def curves(
     return figure(title, traces, x, span)
 
 
-def figure(title: str, traces: list[Row], x: str, span: tuple[float, float] | None = None) -> Row | None:
-    """Return a chart of ``traces`` over ``x``, y in ``span`` or from zero; None without traces."""
+def figure(
+    title: str, traces: list[Row], x: str, span: tuple[float, float] | None = None, y: str = ""
+) -> Row | None:
+    """Return a chart of ``traces`` over ``x``, y in ``span`` or from zero; None without traces.
+
+    The vertical axis is named ``y``, or as the title says before its brackets.
+    """
     if not traces:
         return None
     vertical = {"range": list(span)} if span else {"rangemode": "tozero"}
     layout = {
         "height": 300,
         "xaxis": {"title": {"text": x}, "gridcolor": GRID},
-        "yaxis": vertical | {"gridcolor": GRID},
+        "yaxis": vertical | {"title": {"text": y or title.partition(" (")[0]}, "gridcolor": GRID},
         "showlegend": len(traces) > 1,
     }
     return drawn(title, traces, layout)
@@ -53,7 +58,7 @@ def drawn(title: str, traces: list[Row], layout: Row) -> Row:
     """Return ``traces`` as what Plotly draws, with the common layout and ``layout`` over it."""
     common = {
         "title": {"text": title, "font": {"size": 14}, "x": 0.02},
-        "margin": {"l": 45, "r": 10, "t": 40, "b": 85},
+        "margin": {"l": 60, "r": 10, "t": 40, "b": 85},
         "legend": {"orientation": "h", "y": -0.34, "yanchor": "top", "x": 0.0, "xanchor": "left"},
         "font": {"family": "system-ui, sans-serif", "size": 12},
     }

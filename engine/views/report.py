@@ -244,7 +244,7 @@ def _regret(connection: sqlite3.Connection) -> Row | None:
     line = trace(list(zip(x, mean, strict=True)), BLUE, "mean")
     noise = [(row["round"], row["noise"]) for row in rows if row["noise"] is not None]
     floor = trace(noise, GREY, "noise of one environment") if noise else []
-    return figure("Regret: hinted - plain return, closed windows", [band, *line, *floor], "round")
+    return figure("Regret: hinted - plain return, closed windows", [band, *line, *floor], "round", y="regret")
 
 
 def _tool_use(connection: sqlite3.Connection) -> list[Row | None]:
@@ -305,7 +305,7 @@ def _rejected(connection: sqlite3.Connection) -> Row | None:
         }
         for rung in rungs
     ]
-    chart = figure("Rejected designs by rung", traces, "round")
+    chart = figure("Rejected designs by rung", traces, "round", y="designs")
     return chart and {
         "data": chart["data"],
         "layout": chart["layout"] | {"barmode": "stack", "showlegend": True},
@@ -327,7 +327,7 @@ def _win_rates(rounds: Sequence[Row]) -> Row | None:
         "reversescale": True,
         "colorbar": {"thickness": 10},
     }
-    return figure("Win rates of environments (count per round)", [counts], "round", (0, 1))
+    return figure("Win rates of environments (count per round)", [counts], "round", (0, 1), y="win rate")
 
 
 def _seconds(connection: sqlite3.Connection, batches: Sequence[Row]) -> list[Row]:
@@ -386,7 +386,7 @@ def _lengths(batches: Sequence[Row], role: str) -> Row | None:
                 "y": [counts[bound] for bound in sorted(counts)],
             }
             traces.append(bars | {"type": "bar", "name": kind, "marker": {"color": colour}})
-    return figure(f"Lengths of {role} samples (count by tokens)", traces, "tokens")
+    return figure(f"Lengths of {role} samples (count by tokens)", traces, "tokens", y="samples")
 
 
 def _highlighted(source: str) -> markupsafe.Markup:

@@ -71,6 +71,7 @@ def designs(entries: list[EnvironmentRecord]) -> list[str]:
         ({"state": "degenerate"}, []),
         ({"sort": "regret", "limit": 6}, ["5", "4", "2", "1", "0", "3"]),
         ({"sort": "win", "limit": 2}, ["5", "4"]),
+        ({"reverse": True, "limit": 2}, ["again", "7"]),
     ],
 )
 def test_environments_are_filtered_and_sorted(

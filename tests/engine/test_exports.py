@@ -24,7 +24,6 @@ from engine.exports import dataset
 from engine.exports.archive import Archive, BlockingPool
 from engine.exports.gymnasium_env import SandboxedEnv, register
 from engine.records.envs import MANIFEST
-from sandbox import EnvError
 
 PROGRAMS = {"00000-peak-a": PEAK, "00001-levers-b": LEVERS, "00002-echo-c": ECHO}
 ACTIONS = ("3", "4", "5", "6")
@@ -200,8 +199,9 @@ def test_it_keeps_the_rules_of_gymnasium(pool: BlockingPool) -> None:
 def test_an_environment_of_its_own_ends_with_its_processes() -> None:
     env = SandboxedEnv(SUM)
     assert env.reset(seed=1)[0] == env.reset(seed=1)[0]
-    with pytest.raises(EnvError, match="asked for"):
-        env.step("raise")
+    assert env.step("raise") == ("", 0.0, True, False, {"error": "ValueError: asked for"})
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step("1")
     assert env.reset(seed=2)[0].endswith("= ? \u2713")
     env.close()
     env.close()
