@@ -321,7 +321,8 @@ class LearnerRole(Role):
         if trained:
             await self._release()
         shares = self._time.end_round(time.perf_counter())
-        self._announced = msgspec.structs.replace(self._announced, metrics=metrics | shares)
+        if trained:
+            self._announced = msgspec.structs.replace(self._announced, metrics=metrics | shares)
         await self.bus.publish(self._announced)
         if due:
             await self._purge(_CHECKPOINTS_WHEN_FULL if full else None)

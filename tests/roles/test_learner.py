@@ -146,6 +146,7 @@ async def test_it_announces_the_starting_policy_and_trains_rounds(world: World):
     assert last.mean_staleness == last.max_staleness == 2 - 1
     assert first.metrics["grad_norm"] > 0
     assert first.metrics["trained_tokens"] > 0
+    assert 0 < first.metrics["share_training"] < 1
     policies = await world.events(PolicyPublished)
     assert [Version.unpack(one.version) for one in policies] == [(0, 0), (0, 1), (0, 2)]
     kinds = [type(record.message) async for record in world.bus.replay("EVENT")]
