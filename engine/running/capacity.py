@@ -96,7 +96,9 @@ def shape_of(config: Config, model: Path | None = None) -> Shape | None:
     if path.startswith(models.HUB) and model is None:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(path.removeprefix(models.HUB), "config.json")
+        found = None
+        with suppress(ValueError):  # for what cannot be a name on the hub
+            found = try_to_load_from_cache(path.removeprefix(models.HUB), "config.json")
         if not isinstance(found, str):
             names = (size for size in SHAPES if f"{path}-".startswith(f"{models.HUB}Qwen/{size}-"))
             return SHAPES.get(max(names, key=len, default=""))

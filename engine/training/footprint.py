@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -15,17 +15,18 @@ from engine.config import LearnerConfig
 GIB = 1 << 30
 MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0, "paged_adamw_8bit": 2.0}  # bytes of a trained parameter
 _TILE = 4096 * 32768 * 4  # of the fused head: positions, words, float32
+Size = Annotated[int, msgspec.Meta(gt=0)]
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a decoder under transformers' names; a mixture of experts has ``num_experts``."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    vocab_size: int
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    vocab_size: Size
     model_type: str = "qwen3"
     num_key_value_heads: int | None = None
     head_dim: int | None = None
@@ -98,9 +99,9 @@ class Footprint(NamedTuple):
 def read(config_file: Path) -> Shape | None:
     """Return the shape in a model's ``config.json``, None for an architecture with other formulas.
 
-    Raises OSError, msgspec.DecodeError.
+    Raises OSError, msgspec.MsgspecError.
     """
-    settings = msgspec.json.decode(config_file.read_bytes())
+    settings = msgspec.json.decode(config_file.read_bytes(), type=dict[str, Any])
     if settings.get("model_type") not in KINDS or settings.get("quantization_config"):
         return None
     return msgspec.convert(settings, Shape, strict=False)

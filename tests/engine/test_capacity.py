@@ -135,8 +135,11 @@ def test_sizes_are_read_from_the_models_own_file(tmp_path: Path) -> None:
     shape = capacity.shape_of(config)
     assert shape is not None
     assert shape.parameters == 2 * (4 * 64 * 64 + 3 * 64 * 128) + 2 * 64 * 100
-    (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "gemma3"}))
-    assert capacity.shape_of(config) is None
+    for unusable in ("[]", "{", json.dumps(sizes | {"model_type": "gemma3"}),
+                     json.dumps(sizes | {"num_attention_heads": 0}), '{"model_type": "llama"}'):  # fmt: skip
+        (tmp_path / "config.json").write_text(unusable)
+        assert capacity.shape_of(config) is None
+    assert capacity.shape_of(load("qwen3-4b-games", "model.path=hub:no/such/name")) is None
 
 
 def test_host_memory_is_that_of_the_largest_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

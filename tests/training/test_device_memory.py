@@ -49,7 +49,7 @@ def documented(name: str) -> float:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_learners_device_holds_the_longest_row(name: str) -> None:
-    assert measured(name) == pytest.approx(documented(name), rel=0.005), "the table of the page"
+    assert measured(name) == pytest.approx(documented(name), rel=0.01), "the table of the page"
 
 
 @pytest.mark.parametrize("name", RECIPES)
