@@ -137,15 +137,18 @@ async def test_pitfall_13_a_connection_that_is_closed_for_good_ends_every_wait(n
         assert sorted(ended) == ["hear", "info", "publish", "read", "work"]
 
 
-async def test_pitfall_25_leaving_is_quick_and_forgets_nothing_on_its_way(nats_url: str) -> None:
+async def test_pitfall_25_leaving_waits_for_no_deadline_and_forgets_nothing_on_its_way(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Work that is still travelling to a worker that leaves is handed back, not left to its lease."""
+    monkeypatch.setattr(sys.modules["bus.connection"], "_RETIRE_SECONDS", 60.0)
+    monkeypatch.setattr(sys.modules["bus.work"], "_LEAVE_SECONDS", 60.0)
     async with nats_world(nats_url) as w, w.peer("tester", "two") as other:
         await w.bus.publish_all(ticket(number, skill="x" * 2000) for number in range(300))
-        for _ in range(5):
-            async with w.bus.consume("designer", limit=300) as source:
-                await take(source, 1)  # and with it what fits into one read of the socket
-                start = anyio.current_time()
-            assert anyio.current_time() - start < 1.0
+        with anyio.fail_after(30):
+            for _ in range(5):
+                async with w.bus.consume("designer", limit=300) as source:
+                    await take(source, 1)  # and with it what fits into one read of the socket
         async with other.consume("designer", limit=300) as source:
             again = await take(source, 300, 5)
         assert sorted(delivery.message.slot for delivery in again) == list(range(300))
@@ -158,11 +161,10 @@ async def test_pitfall_25_leaving_does_not_wait_for_a_server_that_is_silent(
     monkeypatch.setattr(sys.modules["bus.work"], "_LEAVE_SECONDS", 0.2)
     async with served(tmp_path) as (handle, bus):
         await bus.publish(ticket(1))
-        async with bus.consume("designer", limit=2) as source, bus.follow("EVENT"):
-            await take(source, 1)
-            os.kill(handle.pid, signal.SIGSTOP)
-            start = anyio.current_time()
-        assert anyio.current_time() - start < 1.5
+        with anyio.fail_after(10):
+            async with bus.consume("designer", limit=2) as source, bus.follow("EVENT"):
+                await take(source, 1)
+                os.kill(handle.pid, signal.SIGSTOP)
         os.kill(handle.pid, signal.SIGCONT)
 
 
