@@ -66,22 +66,15 @@ def held_out(records: Sequence[Record], suite: str, base: dict[int, Record] | No
 
 
 def render(plan: Plan, records: Sequence[Record]) -> str:
-    """Return the tables as Markdown: held-out results, then the figures of designs and plays."""
+    """Return Markdown: the held-out results of the cells, the figures of their designs, and each run."""
     groups = {cell: [one for one in records if one.cell == cell.name] for cell in plan.cell}
     groups = {cell: found for cell, found in groups.items() if found}
     base = {one.seed: one for one in records if one.cell == plan.cell[0].name}
     suite = plan.reported[0]
-    lines = [
-        "Held-out win rate after the last step, and the difference to the first cell, paired by seed. "
-        "Intervals are 95 %, over seeds; those of one seed are of its episodes. Overlap: designs that repeat "
-        f"a program of {suite}.",
-        "",
-    ]
-    head = ["cell", "seeds", *plan.reported, f"difference on {suite}", "overlap", "plays", "hours", "load"]
-    lines += _row(head) + _row(["---"] * len(head))
+    results = []
     for cell, found in groups.items():
         ends = [one for record in found if (one := last(record, suite)) is not None]
-        lines += _row(
+        results.append(
             [
                 cell.title,
                 ", ".join(str(one.seed) for one in found),
@@ -89,29 +82,59 @@ def render(plan: Plan, records: Sequence[Record]) -> str:
                 "" if cell is plan.cell[0] else held_out(found, suite, base),
                 f"{max((one.overlap for one in ends), default=0)}",
                 f"{fmean(one.plays for one in ends):,.0f}" if ends else "-",
-                f"{fmean(one.seconds for one in found) / 3600:.2f}",
-                f"{fmean(one.load for one in found):.0f}",
             ]
         )
-    figures: dict[str, Callable[[Record], float | None]] = {
-        "level, first quarter": lambda one: mean(one, "level", 0, 0.25),
-        "level, last quarter": lambda one: mean(one, "level", 0.75),
-        "band, last quarter": lambda one: mean(one, "band", 0.75),
-        f"gradient, last {_LAST}": lambda one: mean(one, "gradient", 1 - _LAST / max(_LAST, len(one.rounds))),
-        "plain, last quarter": lambda one: mean(one, "plain", 0.75),
-        "hinted, last quarter": lambda one: mean(one, "hinted", 0.75),
-        "reward, last quarter": lambda one: mean(one, "reward", 0.75),
-        "valid": lambda one: mean(one, "valid"),
-        "Vendi": lambda one: mean(one, "vendi"),
-        "near duplicates": lambda one: mean(one, "near_duplicates"),
-        "staleness": lambda one: mean(one, "staleness"),
-    }
-    lines += ["", "Designs and plays:", ""]
-    lines += _row(["cell", *figures]) + _row(["---"] * (len(figures) + 1))
-    for cell, found in groups.items():
-        lines += _row([cell.title, *(shown([f(one) for one in found], digits=2) for f in figures.values())])
-    return "\n".join(lines) + "\n"
+    designs = [
+        [cell.title, *(shown([value(one) for one in found], digits=2) for value in _FIGURES.values())]
+        for cell, found in groups.items()
+    ]
+    runs = [
+        [
+            f"{cell.title}, {one.seed}",
+            ", ".join(f"{end.win:.2f} ({end.plays:,})" for end in one.evaluations if end.suite == suite),
+            *(f"{_or_dash(mean(one, name, 0, 0.25))}, {_or_dash(mean(one, name, 0.75))}" for name in _BY_RUN),
+            f"{one.seconds:,.0f}",
+            f"{one.processor:,.0f}",
+            f"{one.load:.0f}",
+        ]
+        for cell, found in groups.items()
+        for one in found
+    ]
+    said = (
+        "Held-out win rate after the last step, and the difference to the first cell, paired by seed. "
+        "Intervals are 95 %, over seeds; those of one seed are of its episodes. Overlap: designs that repeat "
+        f"a program of {suite}.",
+        "Designs and plays, means over seeds:",
+        f"Each run: {suite} (plays) at each evaluation; means of the first and of the last quarter; seconds, "
+        "processor seconds and the load of the machine.",
+    )
+    tables = (
+        _table(["cell", "seeds", *plan.reported, f"difference on {suite}", "overlap", "plays"], results),
+        _table(["cell", *_FIGURES], designs),
+        _table(["cell, seed", f"{suite} (plays)", *_BY_RUN, "seconds", "processor", "load"], runs),
+    )
+    return "\n\n".join(part for pair in zip(said, tables, strict=True) for part in pair) + "\n"
 
 
-def _row(cells: Sequence[str]) -> list[str]:
-    return [f"| {' | '.join(cells)} |"]
+_FIGURES: dict[str, Callable[[Record], float | None]] = {
+    "level, first quarter": lambda one: mean(one, "level", 0, 0.25),
+    "level, last quarter": lambda one: mean(one, "level", 0.75),
+    "band, last quarter": lambda one: mean(one, "band", 0.75),
+    f"gradient, last {_LAST}": lambda one: mean(one, "gradient", 1 - _LAST / max(_LAST, len(one.rounds))),
+    "plain, last quarter": lambda one: mean(one, "plain", 0.75),
+    "hinted, last quarter": lambda one: mean(one, "hinted", 0.75),
+    "reward, last quarter": lambda one: mean(one, "reward", 0.75),
+    "valid": lambda one: mean(one, "valid"),
+    "Vendi": lambda one: mean(one, "vendi"),
+    "near duplicates": lambda one: mean(one, "near_duplicates"),
+    "staleness": lambda one: mean(one, "staleness"),
+}
+_BY_RUN = ("level", "band", "gradient", "plain", "reward", "valid")
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
