@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -127,7 +128,7 @@ def parts(config: Config, site: Site) -> Iterator[Part]:
         roles=config.run.roles,
         keys=(ADMIN, *config.run.roles),
     )
-    directory = f"{site.work}/{config.run.directory}/{config.run.name}"
+    directory = str(Path(site.work, config.run.directory, config.run.name))
     for role, count in hosts.items():
         program = _learner(config, site, count) if role == "learner" else [spade]
         words = (*program, "role", role, "--connect", bus.url or site.url, "--directory", directory)

@@ -180,6 +180,14 @@ def test_manifests_refer_to_what_there_is(recipes: Path, spade: Spade) -> None:
     assert learner["resources"] == {"limits": {"nvidia.com/gpu": 8}}
 
 
+def test_a_run_may_have_a_directory_elsewhere(recipes: Path, spade: Spade) -> None:
+    shown = done(
+        spade("launch", "slurm", "one.toml", "run.directory=/scratch/runs", "--out", OUT, "--dry-run")
+    )
+    assert "--directory /scratch/runs/one" in shown
+    assert "stop one --directory /scratch/runs" in shown
+
+
 @pytest.mark.parametrize(
     ("target", "recipe", "words", "parts"),
     [
