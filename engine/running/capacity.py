@@ -144,7 +144,7 @@ def ranks(config: Config) -> int:
     words = " ".join(config.learner.launch).replace("=", " ").replace("_", "-").split()
     sizes = {one: int(two) for one, two in pairwise(words) if two.isdigit()}
     local = sizes.get("--nproc-per-node", len(config.learner.devices) or 1)
-    return sizes.get("--num-processes", local * sizes.get("--nnodes", 1))
+    return sizes.get("--num-processes", local * sizes.get("--nnodes", config.launch.hosts.get("learner", 1)))
 
 
 def learner_of(config: Config, shape: Shape, processes: int | None = None) -> Footprint:
@@ -289,7 +289,7 @@ def rounds_of(config: Config, shape: Shape, card: Card, work: Work) -> tuple[Rou
         return round_of(plays, takes, servers=servers, learners=learners or devices - servers * each)
 
     now = of(config.server.count, ranks(config))
-    if config.learner.launch:
+    if config.learner.launch or config.launch.hosts:
         return now, None
     fit = [
         servers

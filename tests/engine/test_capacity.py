@@ -90,6 +90,7 @@ def test_what_fits_or_is_not_known_is_not(settings: list[str]) -> None:
         ("qwen3-8b-games", FROZEN, ["designer.frozen [4]: weights 15.3"]),
         ("qwen3-4b-games", [DDP], ["83.3 of 79"]),
         ("qwen3-4b-games", [FSDP], ["25.1 of 79", "training 16"]),
+        ("qwen3-4b-games", ["launch.hosts.learner=2"], ["25.1 of 79", "training 16"]),
         ("qwen3-4b-games", ["bus.store_gb=1"], ["raise bus.store_gb"]),
         ("qwen3-4b-games", ["run.card="], ["card       unknown", "32.5: weights"]),
         ("qwen3-4b-games", ["model.path=hub:google/gemma-3-4b-it"], ["config.json of google/gemma-3-4b-it"]),
