@@ -11,11 +11,12 @@ import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from engine.config import Config
+from engine.recipe import bounds
 
 PAGE = Path(__file__).with_name("settings.md")
 HEAD = """# Settings
@@ -34,7 +35,7 @@ def page() -> str:
 
 def tables(kind: type[msgspec.Struct], prefix: str, given: Any = None) -> Iterator[str]:
     """Yield the section of a table and those of the tables in it; ``given`` is the default of the table."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     fields = msgspec.structs.fields(kind)
     rows = [
         f"| `{field.encode_name}` | {shown(hints[field.name])} | {default(field, given)} |"
@@ -67,6 +68,8 @@ def table(hint: Any) -> type[msgspec.Struct] | None:
 def shown(hint: Any) -> str:
     """Return a type in words."""
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return f"{shown(arguments[0])}, {bounds(arguments[1])}"
     if origin is Literal:
         return " or ".join(f"`{json.dumps(one)}`" for one in arguments)
     if origin is tuple:

@@ -1,15 +1,26 @@
 """The settings of a recipe: one Struct per table of the TOML file. ``engine.recipe`` loads and checks it.
 
-Units are in the names or the docstrings; the recipe must give each field that has no default.
+Units are in the names or the docstrings; the recipe must give each field that has no default. A type bounds
+its values; rules that need more than one setting are in ``engine.checks``.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from sandbox.settings import SandboxSettings
+
+Natural = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Seed = Annotated[int, Meta(ge=0, lt=2**32)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Names = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,10 +38,10 @@ class RunConfig(Table, frozen=True, kw_only=True):
 
     name: str
     directory: str = "runs"
-    steps: int = 40
-    seed: int = 17
-    roles: tuple[str, ...] = ("designer", "agent", "scorer", "learner", "server", "evaluator")
-    drain_seconds: float = 60.0
+    steps: Count = 40
+    seed: Seed = 17
+    roles: Names = ("designer", "agent", "scorer", "learner", "server", "evaluator")
+    drain_seconds: Positive = 60.0
     card: Literal["", "A100-40", "A100-80", "H100", "H200", "B200"] = ""
     trackers: tuple[str, ...] = ()
 
@@ -45,7 +56,7 @@ class ModelConfig(Table, frozen=True, kw_only=True):
     """
 
     path: str
-    max_model_len: int = 1024
+    max_model_len: Annotated[int, Meta(ge=64)] = 1024
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     thinking: Literal["off", "on", "unset"] = "unset"
     history: Literal["template", "keep"] = "template"
@@ -62,20 +73,20 @@ class WarmstartConfig(Table, frozen=True, kw_only=True):
     """
 
     families: tuple[str, ...] = ()
-    hidden_size: int = 192
-    layers: int = 4
-    heads: int = 6
-    intermediate_size: int = 512
-    vocabulary: int = 1024
-    steps: int = 650
-    tokens_per_step: int = 2050
-    muon_learning_rate: float = 0.02
-    adamw_learning_rate: float = 0.002
-    design_weight: float = 0.25
-    design_share: float = 0.18
-    hinted_share: float = 0.4
-    seed: int = 7
-    threads: int = 0
+    hidden_size: Count = 192
+    layers: Count = 4
+    heads: Count = 6
+    intermediate_size: Count = 512
+    vocabulary: Count = 1024
+    steps: Count = 650
+    tokens_per_step: Count = 2050
+    muon_learning_rate: Positive = 0.02
+    adamw_learning_rate: Positive = 0.002
+    design_weight: NonNegative = 0.25
+    design_share: Share = 0.18
+    hinted_share: Share = 0.4
+    seed: Seed = 7
+    threads: Natural = 0
 
 
 class BusConfig(Table, frozen=True, kw_only=True):
@@ -91,11 +102,11 @@ class BusConfig(Table, frozen=True, kw_only=True):
     token: str = ""
     credentials: str = ""
     ca: str = ""
-    replicas: int = 0
-    port: int = 0
+    replicas: Literal[0, 1, 3, 5] = 0
+    port: Port = 0
     sync: Literal["100ms", "always", "paranoid"] = "100ms"
-    max_payload_mb: int = 8
-    store_gb: float = 16.0
+    max_payload_mb: Annotated[int, Meta(ge=1, le=64)] = 8
+    store_gb: Positive = 16.0
 
 
 class ServerConfig(Table, frozen=True, kw_only=True):
@@ -111,28 +122,28 @@ class ServerConfig(Table, frozen=True, kw_only=True):
     after the other, or all at once (``docs/inference.md``).
     """
 
-    count: int = 1
+    count: Count = 1
     devices: tuple[int, ...] = ()
     urls: tuple[str, ...] = ()
-    port: int = 0
+    port: Port = 0
     args: dict[str, str | int | float | bool] = {}
     environment: dict[str, str] = {}
-    start_seconds: float = 240.0
-    request_seconds: float = 120.0
+    start_seconds: Positive = 240.0
+    request_seconds: Positive = 120.0
     weights: str = "file"
     pause_cache: Literal["recompute", "keep"] = "recompute"
-    canary_tolerance: float = 0.0
-    max_concurrency: int = 288
+    canary_tolerance: NonNegative = 0.0
+    max_concurrency: Count = 288
     rollout: Literal["rolling", "together"] = "rolling"
 
 
 class SamplingConfig(Table, frozen=True, kw_only=True):
     """Sampling of replies. Trained ones may have any temperature, but no truncation (top-p 1, top-k 0)."""
 
-    temperature: float = 1.0
+    temperature: NonNegative = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    max_tokens: int = 256
+    max_tokens: Count = 256
 
 
 class EndpointConfig(Table, frozen=True, kw_only=True):
@@ -149,16 +160,16 @@ class EndpointConfig(Table, frozen=True, kw_only=True):
     base_url: str = ""
     model: str = ""
     key_env: str = ""
-    request_seconds: float = 600.0
-    tries: int = 4
-    requests_per_minute: float = 0.0
+    request_seconds: Positive = 600.0
+    tries: Count = 4
+    requests_per_minute: NonNegative = 0.0
     context_tokens: int = 32768
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     send_sampling: bool = True
     send_seed: bool = False
-    price_in: float = 0.0
-    price_out: float = 0.0
-    max_cost: float = 0.0
+    price_in: NonNegative = 0.0
+    price_out: NonNegative = 0.0
+    max_cost: NonNegative = 0.0
     extra: dict[str, str | int | float | bool] = {}
 
 
@@ -172,7 +183,7 @@ class FrozenConfig(Table, frozen=True, kw_only=True):
     path: str = ""
     devices: tuple[int, ...] = ()
     url: str = ""
-    port: int = 0
+    port: Port = 0
     args: dict[str, str | int | float | bool] = {}
     environment: dict[str, str] = {}
 
@@ -196,7 +207,7 @@ class CorpusSource(Table, frozen=True, kw_only=True):
     """One of several sources of documents; ``weight`` is its share of the draws, relative to the others."""
 
     source: str
-    weight: float = 1.0
+    weight: Positive = 1.0
 
 
 class SkillConfig(Table, frozen=True, kw_only=True):
@@ -240,8 +251,8 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
     frozen: FrozenConfig = FrozenConfig()
     external: EndpointConfig = EndpointConfig()
     pool: PoolConfig = PoolConfig()
-    designs_per_ticket: int = 1
-    skills: tuple[str, ...] = (
+    designs_per_ticket: Count = 1
+    skills: Names = (
         "Mathematical Reasoning",
         "Logical Deduction",
         "Spatial Reasoning",
@@ -249,31 +260,31 @@ class DesignerConfig(Table, frozen=True, kw_only=True):
         "Optimization",
         "Causal Inference",
     )
-    skills_per_cohort: int = 0
-    attempts: int = 5
-    concurrency: int = 64
+    skills_per_cohort: Natural = 0
+    attempts: Count = 5
+    concurrency: Count = 64
     sampling: SamplingConfig = SamplingConfig(max_tokens=256)
     hint_sampling: SamplingConfig = SamplingConfig(temperature=0.3, max_tokens=32)
-    hint_attempts: int = 3
+    hint_attempts: Count = 3
     custom_skills: tuple[SkillConfig, ...] = ()
     corpus: tuple[CorpusSource, ...] | str = ""
-    corpus_tokens: int = 1000
+    corpus_tokens: Natural = 1000
     memory: bool = True
-    memory_records: int = 200
-    memory_positive: int = 2
-    memory_negative: int = 1
-    memory_tokens: int = 3000
-    memory_duplicate: float = 0.0
+    memory_records: Natural = 200
+    memory_positive: Natural = 2
+    memory_negative: Natural = 1
+    memory_tokens: Natural = 3000
+    memory_duplicate: Share = 0.0
     duplicates: Literal["count", "reject"] = "count"
     similarity: str = "auto"
     conformity: Literal["off", "flag", "reject"] = "flag"
     judge: Literal["off", "self", "frozen", "external"] = "off"
     judge_sampling: SamplingConfig = SamplingConfig(temperature=0.3, max_tokens=4096)
     hint_writer: Literal["self", "external"] = "self"
-    prompt: str = "full"
+    prompt: Literal["full", "tools", "nano"] = "full"
     invalid: Literal["penalise", "drop"] = "penalise"
-    target: float = 0.5
-    max_turns: int = 25
+    target: Share = 0.5
+    max_turns: Count = 25
 
     @property
     def starts_frozen(self) -> bool:
@@ -291,20 +302,23 @@ class AgentConfig(Table, frozen=True, kw_only=True):
     ``malformed`` "mask" does not train replies whose calls cannot be read.
     """
 
-    concurrency: int = 288
+    concurrency: Count = 288
     sampling: SamplingConfig = SamplingConfig(max_tokens=64)
     max_turns: int = 25
     context_tokens: int = 1024
-    play_tokens: int = 0
-    episode_seconds: float = 300.0
+    play_tokens: Natural = 0
+    episode_seconds: Positive = 300.0
     truncated: Literal["zero", "mask"] = "zero"
-    prompt: str = "full"
+    prompt: Literal["full", "nano"] = "full"
     tool_format: Literal["box", "native"] = "box"
     malformed: Literal["train", "mask"] = "train"
 
 
 class CurriculumConfig(Table, frozen=True, kw_only=True):
     """The schedule of environments. R = ``rounds_per_window``.
+
+    The ``plays_per_round`` plain episodes of an environment in a round are a group: their advantages compare
+    them.
 
     k = ``delay`` >= R is the number of rounds between the opening of a window and the batch that trains
     its designs; 0 trains them with the window's last round. ``lead`` is the number of rounds that may be
@@ -317,15 +331,15 @@ class CurriculumConfig(Table, frozen=True, kw_only=True):
 
     mode: Literal["async", "sync"] = "async"
     schedule: Literal["rolling", "epoch"] = "rolling"
-    environments: int = 24
-    rounds_per_window: int = 4
-    delay: int = 4
-    plays_per_round: int = 8
-    hinted_plays: int = 8
-    hinted_rounds: int = 1
-    lead: int = 1
-    design_ahead: int = 1
-    reissues: int = 2
+    environments: Count = 24
+    rounds_per_window: Count = 4
+    delay: Natural = 4
+    plays_per_round: Annotated[int, Meta(ge=2)] = 8
+    hinted_plays: Natural = 8
+    hinted_rounds: Count = 1
+    lead: Natural = 1
+    design_ahead: Natural = 1
+    reissues: Natural = 2
 
     @property
     def held_rounds(self) -> int:
@@ -359,23 +373,23 @@ class RewardConfig(Table, frozen=True, kw_only=True):
 
     variant: str = "blend"
     regret_estimate: Literal["mean", "shrunk", "lower"] = "mean"
-    confidence: float = 0.9
-    lowest_return: float = 0.0
+    confidence: Annotated[float, Meta(ge=0.5, lt=1)] = 0.9
+    lowest_return: Annotated[float, Meta(ge=-1, le=0)] = 0.0
     hint_leak: Literal["flag", "floor"] = "flag"
-    plateau_weight: float = 0.6
-    regret_weight: float = 0.4
-    micro_lp_weight: float = 0.0
-    frontier_weight: float = 0.0
-    regret_scale: float = 0.15
-    micro_lp_scale: float = 0.10
-    frontier_scale: float = 0.08
+    plateau_weight: NonNegative = 0.6
+    regret_weight: NonNegative = 0.4
+    micro_lp_weight: NonNegative = 0.0
+    frontier_weight: NonNegative = 0.0
+    regret_scale: Positive = 0.15
+    micro_lp_scale: Positive = 0.10
+    frontier_scale: Positive = 0.08
     low: float = 0.4
     high: float = 0.6
-    ramp: float = 0.25
+    ramp: Positive = 0.25
     invalid_reward: float = -0.2
     degenerate_reward: float = 0.0
-    fast_decay: float = 0.98
-    slow_decay: float = 0.85
+    fast_decay: Share = 0.98
+    slow_decay: Share = 0.85
     reference_parity: bool = False
 
 
@@ -398,15 +412,15 @@ class RoleTraining(Table, frozen=True, kw_only=True):
     importance weight are those of ``[learner]`` where they are 0 or empty here.
     """
 
-    quota: int = 0
-    max_staleness: int = 4
+    quota: Natural = 0
+    max_staleness: Natural = 4
     normalise: Literal["zscore", "centre"] = "zscore"
     scope: Literal["group", "skill", "global"] = "group"
     priority: Literal["oldest", "newest", "largest"] = "oldest"
-    advantage_scale: float = 1.0
-    weight: float = 1.0
-    clip_low: float = 0.0
-    clip_high: float = 0.0
+    advantage_scale: Positive = 1.0
+    weight: NonNegative = 1.0
+    clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    clip_high: NonNegative = 0.0
     importance_cap: float = 0.0
     importance_mode: ImportanceMode | Literal[""] = ""
 
@@ -417,10 +431,10 @@ class DesignerTraining(RoleTraining, frozen=True, kw_only=True):
     Designs are compared within a ticket (``designer.designs_per_ticket``), a skill, or a whole cohort.
     """
 
-    max_staleness: int = 8
+    max_staleness: Natural = 8
     normalise: Literal["zscore", "centre"] = "centre"
     scope: Literal["group", "skill", "global"] = "skill"
-    advantage_scale: float = 10.0
+    advantage_scale: Positive = 10.0
 
 
 class OptimizerConfig(Table, frozen=True, kw_only=True):
@@ -431,11 +445,11 @@ class OptimizerConfig(Table, frozen=True, kw_only=True):
     """
 
     kind: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
-    learning_rate: float = 1e-6
-    beta1: float = 0.9
-    beta2: float = 0.98
-    weight_decay: float = 0.1
-    max_grad_norm: float = 1.0
+    learning_rate: NonNegative = 1e-6
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.98
+    weight_decay: NonNegative = 0.1
+    max_grad_norm: Positive = 1.0
 
 
 class LoraConfig(Table, frozen=True, kw_only=True):
@@ -447,8 +461,8 @@ class LoraConfig(Table, frozen=True, kw_only=True):
     (``docs/weights.md``).
     """
 
-    rank: int = 0
-    alpha: float = 32.0
+    rank: Natural = 0
+    alpha: Positive = 32.0
     targets: tuple[str, ...] = ()
     publish: Literal["merged", "adapter"] = "merged"
 
@@ -479,29 +493,29 @@ class LearnerConfig(Table, frozen=True, kw_only=True):
     designer: DesignerTraining = DesignerTraining()
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig = LoraConfig()
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    importance_cap: float = 2.0
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    clip_high: Positive = 0.28
+    importance_cap: Annotated[float, Meta(ge=1)] = 2.0
     importance_mode: ImportanceMode = "token_truncate"
-    steps_per_batch: int = 1
+    steps_per_batch: Count = 1
     minibatches: bool = False
-    kl: float = 0.0
-    entropy: float = 0.0
+    kl: NonNegative = 0.0
+    entropy: NonNegative = 0.0
     train_hinted: bool = False
-    hinted_weight: float = 0.5
-    supervised_mix: float = 0.0
-    supervised_samples: int = 8
+    hinted_weight: NonNegative = 0.5
+    supervised_mix: Share = 0.0
+    supervised_samples: Count = 8
     supervised_source: Literal["warmstart", "accepted"] = "warmstart"
-    micro_batch_tokens: int = 3000
+    micro_batch_tokens: Count = 3000
     precision: Literal["fp32", "bf16"] = "fp32"
     attention: Literal["eager", "sdpa", "flash_attention_2"] = "eager"
     gradient_checkpointing: bool = False
-    threads: int = 1
-    checkpoint_every: int = 1
-    checkpoints_kept: int = 2
+    threads: Natural = 1
+    checkpoint_every: Count = 1
+    checkpoints_kept: Count = 2
     best_by: str = ""
     start_over: bool = False
-    step_seconds: float = 3600.0
+    step_seconds: Positive = 3600.0
     devices: tuple[int, ...] = ()
     launch: tuple[str, ...] = ()
     trl: dict[str, str | int | float | bool] = {}
@@ -516,15 +530,15 @@ class SuiteConfig(Table, frozen=True, kw_only=True):
 
     name: str
     source: str
-    episodes: int = 480
+    episodes: Count = 480
 
 
 class EvaluatorConfig(Table, frozen=True, kw_only=True):
     """Held-out suites, played at step 0, every ``every`` steps, and at the end."""
 
-    every: int = 10
+    every: Natural = 10
     suites: tuple[SuiteConfig, ...] = ()
-    temperature: float = 1.0
+    temperature: NonNegative = 1.0
 
 
 class UiConfig(Table, frozen=True, kw_only=True):

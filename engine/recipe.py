@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -27,6 +27,13 @@ from engine.errors import ConfigError
 
 COMMAND_LINE = "the command line"
 _ARTICLE = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_BOUNDS = {
+    "ge": "at least",
+    "gt": "greater than",
+    "le": "at most",
+    "lt": "below",
+    "min_length": "its length at least",
+}
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -163,6 +170,7 @@ def _override(source: _Source, text: str) -> None:
 
 def _parse(text: str, kind: Any) -> Any:
     """Return the value of an override: texts are taken as they stand, the rest is read as TOML."""
+    kind = _plain(kind)
     if kind is str:
         return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
     try:
@@ -178,6 +186,11 @@ def _fields(kind: Any) -> dict[str, Any] | None:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     return None
+
+
+def _plain(kind: Any) -> Any:
+    """Return a type without its bounds."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def _is_mapping(kind: Any) -> bool:
@@ -300,6 +313,7 @@ def _type_at(dotted: str) -> Any:
     """Return the declared type at a dotted key."""
     kind: Any = Config
     for step in _steps(dotted):
+        kind = _plain(kind)
         fields = _fields(kind)
         if fields is not None:
             kind = fields.get(step, Any)
@@ -310,12 +324,20 @@ def _type_at(dotted: str) -> Any:
     return kind
 
 
+def bounds(meta: msgspec.Meta) -> str:
+    """Return the bounds of a type in words."""
+    found = ((words, getattr(meta, name)) for name, words in _BOUNDS.items())
+    return " and ".join(f"{words} {bound}" for words, bound in found if bound is not None)
+
+
 def _allowed(kind: Any) -> str:
     """Say in words what a type allows."""
     if kind in _ARTICLE:
         return _ARTICLE[kind]
     arguments = get_args(kind)
     origin = get_origin(kind)
+    if origin is Annotated:
+        return f"{_allowed(arguments[0])}, {bounds(arguments[1])}"
     if origin is Literal:
         return " or ".join(json.dumps(item) for item in arguments)
     if origin is tuple:

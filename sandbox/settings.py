@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 
 class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,14 +25,14 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     allow_unsafe: bool = False
-    zygotes: int = 0
+    zygotes: Annotated[int, Meta(ge=0)] = 0
     preload: tuple[str, ...] = ("numpy",)
-    memory_mb: int = 256
-    cpu_call_seconds: float = 2.0
-    cpu_load_seconds: float = 5.0
-    wall_call_seconds: float = 10.0
-    cpu_life_seconds: int = 30
-    max_live: int = 0
+    memory_mb: Annotated[int, Meta(ge=1)] = 256
+    cpu_call_seconds: Annotated[float, Meta(gt=0)] = 2.0
+    cpu_load_seconds: Annotated[float, Meta(gt=0)] = 5.0
+    wall_call_seconds: Annotated[float, Meta(gt=0)] = 10.0
+    cpu_life_seconds: Annotated[int, Meta(ge=1)] = 30
+    max_live: Annotated[int, Meta(ge=0)] = 0
 
     wall_hard_seconds: float = 300.0
     queue: int = 4096

@@ -59,13 +59,6 @@ def _endpoint(endpoint: EndpointConfig, sampling: str, reply: int) -> Iterator[P
         yield f"{key}.base_url", 'must start with "http://" or "https://", such as https://api.openai.com/v1'
     if not endpoint.model:
         yield f"{key}.model", "must name the model that the endpoint is to use"
-    if endpoint.request_seconds <= 0:
-        yield f"{key}.request_seconds", "must be greater than 0"
-    if endpoint.tries < 1:
-        yield f"{key}.tries", "must be at least 1"
-    for name in ("requests_per_minute", "price_in", "price_out", "max_cost"):
-        if getattr(endpoint, name) < 0:
-            yield f"{key}.{name}", "must be at least 0"
     if endpoint.max_cost and not (endpoint.price_in or endpoint.price_out):
         yield f"{key}.max_cost", "needs price_in and price_out, or nothing that is bought costs anything"
     if endpoint.context_tokens < reply + _FREE:
@@ -89,8 +82,6 @@ def _frozen(config: Config) -> Iterator[Problem]:
         yield "designer.frozen.path", "is for a server started here; designer.frozen.url names a running one"
     if frozen.url and frozen.url in config.server.urls:
         yield "designer.frozen.url", "is among server.urls: the run would update it"
-    if not 0 <= frozen.port <= 65535:
-        yield "designer.frozen.port", "must lie in [0, 65535]"
     taken = range(config.server.port, config.server.port + config.server.count)
     if frozen.port and (frozen.port == config.bus.port or (config.server.port and frozen.port in taken)):
         yield "designer.frozen.port", "is a port of bus.port or server.port too; 0 picks a free one"
@@ -105,12 +96,9 @@ def _pool(designer: DesignerConfig) -> Iterator[Problem]:
 
 def _groups(config: Config) -> Iterator[Problem]:
     designer, plan, each = config.designer, config.curriculum, config.designer.designs_per_ticket
-    if each < 1:
-        yield "designer.designs_per_ticket", "must be at least 1"
-        return
     rolling = plan.schedule == "rolling"
-    size = plan.environments // max(plan.rounds_per_window, 1) if rolling else plan.environments
-    if size > 0 and size % each:
+    size = plan.environments // plan.rounds_per_window if rolling else plan.environments
+    if size % each:
         yield (
             "designer.designs_per_ticket",
             f"must divide the {size} designs of a cohort, or a group would be smaller than the others",

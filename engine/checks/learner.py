@@ -29,10 +29,6 @@ def _best(best: str, suites: Sequence[str]) -> Iterator[Problem]:
 
 
 def _lora(lora: LoraConfig) -> Iterator[Problem]:
-    if lora.rank < 0:
-        yield "learner.lora.rank", "must be at least 0 (off)"
-    if lora.alpha <= 0:
-        yield "learner.lora.alpha", "must be greater than 0"
     if lora.publish == "adapter" and not 1 <= lora.rank <= LARGEST_RANK:
         yield (
             "learner.lora.publish",

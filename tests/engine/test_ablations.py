@@ -106,7 +106,7 @@ def test_a_resolved_recipe_reads_back(path: Path) -> None:
         ('corpus = "ftp:x"', "designer.corpus.*jsonl:"),
         ('[[designer.custom_skills]]\nname = "Juggling"', r"custom_skills\[0\].name.*Juggling"),
         ('skills = ["A"]\ncustom_skills = [{name = "A"}, {name = "A"}]\nskills_per_cohort = 0', "twice"),
-        ('prompt = "huge"', "nano, full, tools"),
+        ('prompt = "huge"', '"full" or "tools" or "nano"'),
     ],
 )
 def test_what_cannot_be_is_refused(path: Path, lines: str, words: str) -> None:

@@ -40,7 +40,9 @@ learner.designer.max_staleness=3 reward.low=0.7 reward.ramp=0 reward.invalid_rew
 learner.agent.quota=9 learner.designer.quota=21 learner.optimizer.learning_rate=-1e-5
 learner.optimizer.beta2=1.0 learner.importance_cap=0.5 learner.clip_low=1.5 learner.clip_high=0
 learner.agent.clip_low=1.5 learner.agent.clip_high=-0.1 learner.designer.importance_cap=0.5
-learner.steps_per_batch=0 learner.minibatches=true
+learner.steps_per_batch=0 learner.minibatches=true designer.external.tries=0
+designer.frozen.port=70000 designer.designs_per_ticket=0 learner.lora.rank=-1 learner.lora.alpha=0
+bus.replicas=2 agent.prompt=huge
 """
 
 
