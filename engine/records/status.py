@@ -18,32 +18,23 @@ from engine.records import history
 RECENT_SECONDS = 60.0
 RECENT_ROUNDS = 10
 
-# One index step per fence; there is one fence per start of a learner.
-_FIRSTS = """WITH RECURSIVE fences (fence) AS (
-    SELECT MIN(fence) FROM policies UNION ALL
-    SELECT (SELECT MIN(fence) FROM policies WHERE fence > fences.fence) FROM fences WHERE fence IS NOT NULL)
-SELECT fence, (SELECT step FROM policies AS one WHERE one.fence = fences.fence ORDER BY sequence LIMIT 1),
-    (SELECT MIN(sequence) FROM policies AS one WHERE one.fence = fences.fence)
-FROM fences WHERE fence IS NOT NULL"""
+# Of each fence (start of a learner) the version that it published first. In SQLite a plain column beside MIN
+# or MAX is that of the row which has the minimum or the maximum.
+_FIRSTS = "SELECT fence, step, MIN(sequence) AS first FROM policies GROUP BY fence ORDER BY first"
 _LAST_POLICY = "SELECT version, step FROM policies WHERE {alive} ORDER BY version DESC LIMIT 1"
 _LAST_BATCH = (
     "SELECT mean_staleness, final FROM batches WHERE round = ? AND {alive} ORDER BY sequence DESC LIMIT 1"
 )
-# Of a batch that was announced twice the last announcement counts: MAX(sequence) picks that row.
+# Of a batch that was announced twice the last announcement counts.
 _KEPT = """(SELECT round, MAX(sequence), step, agent_samples, designer_samples, max_staleness, final, dropped
-    FROM batches WHERE round > ? AND {alive} GROUP BY round)"""
-_SUMS = f"""SELECT MAX(round) AS round, MAX(step) AS step, SUM(agent_samples) AS agent_samples,
-    SUM(designer_samples) AS designer_samples, MAX(max_staleness) AS max_staleness, SUM(final) AS finals
+    FROM batches WHERE {alive} GROUP BY round)"""
+_SUMS = f"""SELECT MAX(round) AS round, MAX(step) AS step, COALESCE(MAX(round) + 1 - SUM(final), 0) AS rounds,
+    COALESCE(SUM(agent_samples), 0) AS agent_samples, COALESCE(SUM(designer_samples), 0) AS designer_samples,
+    COALESCE(MAX(max_staleness), 0) AS max_staleness
 FROM {_KEPT}"""
 _DROPPED = f"""SELECT cause.key, SUM(cause.value) FROM {_KEPT} AS kept, json_each(kept.dropped) AS cause
-WHERE kept.dropped <> '{{{{}}}}' GROUP BY cause.key"""
-# One index step per suite, and one back per evaluation of an abandoned branch.
-_LAST_EVALUATIONS = """WITH RECURSIVE suites (suite) AS (
-    SELECT MIN(suite) FROM evaluations UNION ALL
-    SELECT (SELECT MIN(suite) FROM evaluations WHERE suite > suites.suite) FROM suites
-    WHERE suite IS NOT NULL)
-SELECT evaluations.* FROM suites JOIN evaluations ON evaluations.rowid = (SELECT rowid FROM evaluations AS one
-    WHERE one.suite = suites.suite AND {alive} ORDER BY sequence DESC LIMIT 1)"""
+GROUP BY cause.key"""
+_LAST_EVALUATIONS = "SELECT *, MAX(sequence) FROM evaluations WHERE {alive} GROUP BY suite ORDER BY suite"
 
 _TAILS = """SELECT round, MAX(at) - MAX(CASE WHEN rank <= (count * 9 + 9) / 10 THEN at END) AS tail FROM
     (SELECT round, at, ROW_NUMBER() OVER (PARTITION BY round ORDER BY at) AS rank,
@@ -132,24 +123,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     notes: dict[str, Any]
 
 
-class BatchTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the surviving batches up to ``round`` (-1: none), of the rows up to ``row``."""
-
-    forks: tuple[tuple[int, int], ...]
-    row: int = 0
-    round: int = -1
-    step: int | None = None
-    agent_samples: int = 0
-    designer_samples: int = 0
-    max_staleness: int = 0
-    finals: int = 0
-    dropped: dict[str, int] = msgspec.field(default_factory=dict)
-
-
 def lineage(connection: sqlite3.Connection) -> Lineage:
     """Return the version tree of the published versions."""
     tree = Lineage()
-    for fence, step, _ in sorted(connection.execute(_FIRSTS), key=lambda row: row[2]):
+    for fence, step, _ in connection.execute(_FIRSTS):
         if fence > tree.forks[-1][0]:
             tree = tree.fork(fence, step)
     return tree
@@ -176,114 +153,68 @@ def alive_evaluation(tree: Lineage) -> str:
     return " AND ".join(ends)
 
 
-class StatusReader:
-    """Reads the status of one run repeatedly; sums over old batches are kept between calls."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self._totals = BatchTotals(forks=())
-
-    def read(self, *, now: float | None = None) -> RunStatus:
-        """Return the status now. Raises sqlite3.Error."""
-        db = self._connection
-        now = time.time() if now is None else now
-        tree = lineage(db)
-        totals = self._totals = _sum_up(db, tree, self._totals)
-        last = _one(db, _LAST_BATCH.format(alive=alive(tree)), totals.round) if totals.round >= 0 else None
-        policy = _one(db, _LAST_POLICY.format(alive=alive(tree)))
-        values = {row["name"]: row["value"] for row in history.rows(db, "SELECT * FROM counters")}
-        counters = {name: int(value) for name, value in values.items() if name != history.LAST_AT}
-        notes = {row["name"]: json.loads(row["value"]) for row in history.rows(db, "SELECT * FROM notes")}
-        ended = _orderly_end(notes)
-        gauges, stale = _gauges(db, now)
-        accepted, rejected = counters.get("environments_accepted", 0), counters.get("designs_rejected", 0)
-        duplicates = _scalar(db, "SELECT COUNT(*) FROM rejections WHERE rung = 'duplicate'")
-        summary = _one(db, "SELECT summary FROM rounds ORDER BY round DESC LIMIT 1")
-        servers = _servers(db)
-        return RunStatus(
-            step=totals.step if totals.step is not None else policy["step"] if policy else 0,
-            round=totals.round if last else None,
-            rounds=totals.round + 1 - totals.finals,
-            final=bool(last and last["final"]),
-            paused=ended is None and any(values.get("paused") for values in gauges.values()),
-            version_published=policy["step"] if policy else None,
-            version_published_label=str(Version.unpack(policy["version"])) if policy else None,
-            packed_published=policy["version"] if policy else None,
-            lineage=tree.forks,
-            versions_serving=tuple(
-                ended["serving"] if ended else [server.step for server in servers if server.lost is None]
-            ),
-            servers=servers,
-            episodes_finished=counters.get("episodes_finished", 0),
-            episodes_failed={"infra": 0, "quarantined": 0} | _named(counters, "episodes_failed:"),
-            episodes_ended_by={"env": 0, "policy": 0} | _named(counters, "episodes_ended_by:"),
-            environments_accepted=accepted,
-            environments_scored=_scalar(db, "SELECT COUNT(*) FROM scores"),
-            designs_rejected=rejected,
-            duplicates_rejected=duplicates,
-            designs_failed=_scalar(
-                db,
-                "SELECT COUNT(*) FROM designs_failed WHERE design NOT IN (SELECT design FROM environments)",
-            ),
-            judge_refusals=_scalar(db, "SELECT COUNT(*) FROM rejections WHERE rung = 'judge'"),
-            designer_samples_trained=totals.designer_samples,
-            agent_samples_trained=totals.agent_samples,
-            samples_dropped=totals.dropped,
-            max_staleness_seen=totals.max_staleness,
-            mean_staleness=last["mean_staleness"] if last else None,
-            tokens_sampled=counters.get("tokens_sampled", 0),
-            tokens_per_second=_token_rate(db, gauges, now),
-            round_seconds=_round_seconds(db),
-            tail_seconds=next((row["tail"] for row in tails(db, newest=True)), None),
-            valid_share=(accepted + duplicates) / (accepted + rejected) if accepted + rejected else None,
-            summary=json.loads(summary["summary"]) if summary else None,
-            diversity=_diversity(db),
-            regret=_recent_regret(db),
-            evaluations=_evaluations(db, tree),
-            gauges=gauges,
-            stale_roles=() if ended else stale,
-            events=history.position(db),
-            last_event_at=values.get(history.LAST_AT),
-            notes=notes,
-        )
-
-
-def read(connection: sqlite3.Connection, *, now: float | None = None) -> RunStatus:
-    """Return the status of the run in ``connection``. Raises sqlite3.Error."""
-    return StatusReader(connection).read(now=now)
-
-
-def _sum_up(connection: sqlite3.Connection, tree: Lineage, before: BatchTotals) -> BatchTotals:
-    """Return the sums over all surviving batches, the last announcement of each round.
-
-    Continues from ``before`` unless the tree has another fork or a summed round was announced again.
-    """
-    newest = _one(
-        connection, "SELECT MAX(rowid) AS row, MIN(round) AS round FROM batches WHERE rowid > ?", before.row
-    )
-    if before.forks != tree.forks:
-        before = BatchTotals(forks=tree.forks)
-    elif newest is None or newest["row"] is None:
-        return before
-    elif newest["round"] <= before.round:
-        before = BatchTotals(forks=tree.forks)
-    query = _SUMS.format(alive=alive(tree))
-    row = _one(connection, query, before.round)
-    if row is None or row["round"] is None:
-        return msgspec.structs.replace(before, row=(newest or {}).get("row") or before.row)
-    dropped = dict(before.dropped)
-    for cause, count in connection.execute(_DROPPED.format(alive=alive(tree)), (before.round,)):
-        dropped[cause] = dropped.get(cause, 0) + count
-    return BatchTotals(
-        forks=tree.forks,
-        row=(newest or {}).get("row") or before.row,
-        round=row["round"],
-        step=row["step"] if before.step is None else max(row["step"], before.step),
-        agent_samples=before.agent_samples + row["agent_samples"],
-        designer_samples=before.designer_samples + row["designer_samples"],
-        max_staleness=max(before.max_staleness, row["max_staleness"]),
-        finals=before.finals + row["finals"],
-        dropped=dropped,
+def read(db: sqlite3.Connection, *, now: float | None = None) -> RunStatus:
+    """Return the status now of the run in a database. Raises sqlite3.Error."""
+    now = time.time() if now is None else now
+    tree = lineage(db)
+    condition = alive(tree)
+    (totals,) = history.rows(db, _SUMS.format(alive=condition))
+    last = _one(db, _LAST_BATCH.format(alive=condition), totals["round"])
+    policy = _one(db, _LAST_POLICY.format(alive=condition))
+    values = {row["name"]: row["value"] for row in history.rows(db, "SELECT * FROM counters")}
+    counters = {name: int(value) for name, value in values.items() if name != history.LAST_AT}
+    notes = {row["name"]: json.loads(row["value"]) for row in history.rows(db, "SELECT * FROM notes")}
+    ended = _orderly_end(notes)
+    gauges, stale = _gauges(db, now)
+    accepted, rejected = counters.get("environments_accepted", 0), counters.get("designs_rejected", 0)
+    duplicates = _scalar(db, "SELECT COUNT(*) FROM rejections WHERE rung = 'duplicate'")
+    summary = _one(db, "SELECT summary FROM rounds ORDER BY round DESC LIMIT 1")
+    servers = _servers(db)
+    return RunStatus(
+        step=totals["step"] if last else policy["step"] if policy else 0,
+        round=totals["round"],
+        rounds=totals["rounds"],
+        final=bool(last and last["final"]),
+        paused=ended is None and any(values.get("paused") for values in gauges.values()),
+        version_published=policy["step"] if policy else None,
+        version_published_label=str(Version.unpack(policy["version"])) if policy else None,
+        packed_published=policy["version"] if policy else None,
+        lineage=tree.forks,
+        versions_serving=tuple(
+            ended["serving"] if ended else [server.step for server in servers if server.lost is None]
+        ),
+        servers=servers,
+        episodes_finished=counters.get("episodes_finished", 0),
+        episodes_failed={"infra": 0, "quarantined": 0} | _named(counters, "episodes_failed:"),
+        episodes_ended_by={"env": 0, "policy": 0} | _named(counters, "episodes_ended_by:"),
+        environments_accepted=accepted,
+        environments_scored=_scalar(db, "SELECT COUNT(*) FROM scores"),
+        designs_rejected=rejected,
+        duplicates_rejected=duplicates,
+        designs_failed=_scalar(
+            db,
+            "SELECT COUNT(*) FROM designs_failed WHERE design NOT IN (SELECT design FROM environments)",
+        ),
+        judge_refusals=_scalar(db, "SELECT COUNT(*) FROM rejections WHERE rung = 'judge'"),
+        designer_samples_trained=totals["designer_samples"],
+        agent_samples_trained=totals["agent_samples"],
+        samples_dropped=dict(map(tuple, db.execute(_DROPPED.format(alive=condition)))),
+        max_staleness_seen=totals["max_staleness"],
+        mean_staleness=last["mean_staleness"] if last else None,
+        tokens_sampled=counters.get("tokens_sampled", 0),
+        tokens_per_second=_token_rate(db, gauges, now),
+        round_seconds=_round_seconds(db),
+        tail_seconds=next((row["tail"] for row in tails(db, newest=True)), None),
+        valid_share=(accepted + duplicates) / (accepted + rejected) if accepted + rejected else None,
+        summary=json.loads(summary["summary"]) if summary else None,
+        diversity=_diversity(db),
+        regret=_recent_regret(db),
+        evaluations=_evaluations(db, tree),
+        gauges=gauges,
+        stale_roles=() if ended else stale,
+        events=history.position(db),
+        last_event_at=values.get(history.LAST_AT),
+        notes=notes,
     )
 
 
@@ -355,11 +286,8 @@ def _orderly_end(notes: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _evaluations(connection: sqlite3.Connection, tree: Lineage) -> tuple[SuiteResult, ...]:
-    last: dict[str, SuiteResult] = {}
-    for row in history.rows(connection, _LAST_EVALUATIONS.format(alive=alive_evaluation(tree))):
-        fields = {name: row[name] for name in SuiteResult.__struct_fields__}
-        last[row["suite"]] = SuiteResult(**fields)
-    return tuple(last[suite] for suite in sorted(last))
+    rows = history.rows(connection, _LAST_EVALUATIONS.format(alive=alive_evaluation(tree)))
+    return tuple(msgspec.convert(row, SuiteResult) for row in rows)
 
 
 def _gauges(

@@ -334,10 +334,9 @@ class Supervisor:
         awaited = suites if "evaluator" in self._roles else []
         every, reported = self.config.ui.report_every if self.config.ui.report else 0, 0
         connection = history.open_for_reading(self.directory.database)
-        reader = standing.StatusReader(connection)
         try:
             while True:
-                state = await anyio.to_thread.run_sync(reader.read)
+                state = await anyio.to_thread.run_sync(standing.read, connection)
                 self.view.update(
                     state, stage(state, self._roles) if self._phase == "running" else self._phase
                 )

@@ -1,24 +1,20 @@
-"""Reading where a run stands again and again: the same as reading it afresh, without reading it all."""
+"""The status of a run whose learner died and resumed: what its surviving batches say."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scenes.small_run import batch, evaluation, events, policy, ready, scored
+from scenes.small_run import batch, events, policy, scored
 
 from bus.messages import Message
 from engine.lineage import Version
 from engine.records import history
 from engine.records import status as standing
-from engine.records.status import RunStatus, StatusReader
-
-ROWS = 10_000
-LIVES = 10
+from engine.records.status import RunStatus
 
 
 def memory() -> sqlite3.Connection:
@@ -64,19 +60,15 @@ def reference(connection: sqlite3.Connection, state: RunStatus) -> None:
 
 
 @given(stories(), st.data())
-def test_what_is_summed_up_step_by_step_is_what_the_whole_says(
-    lives: list[list[Message]], data: st.DataObject
-) -> None:
+def test_the_sums_are_those_of_the_surviving_batches(lives: list[list[Message]], data: st.DataObject) -> None:
     connection = memory()
-    reader, done = StatusReader(connection), 0
+    done = 0
     stream = events([message for life in lives for message in life])
     while done < len(stream):
         piece = data.draw(st.integers(1, len(stream)))
         history.apply(connection, stream[done : done + piece])
         done += piece
-        state = reader.read(now=5000.0)
-        assert state == standing.read(connection, now=5000.0)
-        reference(connection, state)
+        reference(connection, standing.read(connection, now=5000.0))
     connection.close()
 
 
@@ -86,64 +78,4 @@ def test_the_newest_event_is_told_whatever_it_is() -> None:
     assert standing.read(connection).last_event_at == 1001.0
     history.apply(connection, events([scored("d2")], start=3, at=900.0))
     assert standing.read(connection).last_event_at == 1001.0
-    connection.close()
-
-
-def long_run() -> sqlite3.Connection:
-    """A run of ROWS rounds and LIVES learners, written without its events."""
-    connection = memory()
-    connection.execute("BEGIN")
-    rounds = [(number, number * LIVES // ROWS) for number in range(ROWS)]
-    connection.executemany(
-        "INSERT INTO policies VALUES (?, ?, ?, ?, ?, 'uri', 'sha', 1)",
-        [(Version(fence, n + 1).pack(), 3 * n + 1, 1.0, fence, n + 1) for n, fence in rounds],
-    )
-    connection.executemany(
-        "INSERT INTO batches VALUES (?, ?, 1.0, ?, ?, ?, ?, 3, 2, 1, 1, 0.5, ?, ?, 1.0, 0)",
-        [
-            (f"b{n}", 3 * n + 2, n, fence, n + 1, Version(fence, n + 1).pack(), '{"stale": 1}', "x" * 800)
-            for n, fence in rounds
-        ],
-    )
-    connection.executemany(
-        "INSERT INTO scores VALUES (?, ?, 1.0, 0, ?, 0.5, 0.25, 0.5, 0.0, 'frontier', ?)",
-        [(f"d{n}", 3 * n + 3, n, "x" * 500) for n, _ in rounds],
-    )
-    connection.execute("INSERT INTO position VALUES (1, ?)", (3 * ROWS,))
-    connection.execute("INSERT INTO counters VALUES (?, 1.0)", (history.LAST_AT,))
-    connection.execute("COMMIT")
-    return connection
-
-
-def steps_of(connection: sqlite3.Connection, work: Callable[[], object]) -> int:
-    """Return how many thousand instructions of SQLite's machine ``work`` takes."""
-    count = 0
-
-    def tick() -> int:
-        nonlocal count
-        count += 1
-        return 0
-
-    connection.set_progress_handler(tick, 1000)
-    work()
-    connection.set_progress_handler(None, 0)
-    return count
-
-
-def test_a_long_run_is_not_read_again_every_second() -> None:
-    connection = long_run()
-    reader = StatusReader(connection)
-    first = steps_of(connection, reader.read)
-    assert first < 4_000
-    assert reader.read().agent_samples_trained == 2 * ROWS
-    fence = LIVES - 1
-    news = [policy(ROWS + 1, fence), batch(ROWS, ROWS + 1, fence), ready("new"), evaluation(ROWS + 1, fence)]
-    history.apply(connection, events(news, start=3 * ROWS + 1, at=2.0))
-    again = steps_of(connection, reader.read)
-    state = reader.read(now=5.0)
-    assert (state.step, state.agent_samples_trained) == (ROWS + 1, 2 * ROWS + 2)
-    assert state.samples_dropped == {"stale": ROWS + 1}
-    assert state == standing.read(connection, now=5.0)
-    # What is left is one count of the rows of an index; the sums themselves take a hundred times more.
-    assert again < first / 10
     connection.close()
