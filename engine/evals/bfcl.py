@@ -24,7 +24,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, ClassVar
 
-from engine import models
+from engine import model_cache
 from engine.config import Config, SamplingConfig
 from engine.evals.suite import Content, Item, Outcome, Preset, Reply, Seat, Suite, spread
 
@@ -49,7 +49,7 @@ Turns = list[list[list[str]]]
 @cache
 def package() -> Any:
     """Import the package, which writes folders where it is told to."""
-    os.environ.setdefault("BFCL_PROJECT_ROOT", str(models.cache_directory() / "bfcl"))
+    os.environ.setdefault("BFCL_PROJECT_ROOT", str(model_cache.directory() / "bfcl"))
     settings: Any = ModuleType("bfcl_eval.constants.model_config")
     # the real one imports the client of every vendor; names of functions have no dots here
     settings.MODEL_CONFIG_MAPPING = defaultdict(lambda: _Dotless)

@@ -6,17 +6,13 @@ own, so it is first shown seed environments, their hints and partly competent pl
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import json
 import math
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -24,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from engine import model_cache
 from engine.config import Config
-from engine.errors import SpadeError
 from engine.nano import seeds
 from engine.nano import tokenizer as tokenizers
 from engine.nano.seeds import corpus
@@ -43,13 +39,6 @@ _SUPERVISED_EXAMPLES = 512
 _PROBED_EXAMPLES = 512
 _TOKENIZER_EXAMPLES = 2500
 _DRILL_TOKENS = 18
-_LOCK_SECONDS = 1800.0
-_LOCK_POLL_SECONDS = 0.5
-
-
-def cache_root() -> Path:
-    """Return where built models lie: ``$SPADE_CACHE``, else ``.cache/spade`` under the current directory."""
-    return Path(os.environ.get("SPADE_CACHE") or ".cache/spade").absolute()
 
 
 def fingerprint(config: Config) -> str:
@@ -72,60 +61,16 @@ def build(
 ) -> Path:
     """Return the directory of the warm-started model, building it when the cache lacks it.
 
-    ``missing`` is told the directory before that.
+    ``missing`` is called with the directory before that. It holds weights (float32, untied), tokenizer,
+    generation config, ``supervised.jsonl`` and ``warmstart.json``.
 
-    It holds weights (float32, untied), tokenizer, generation config, ``supervised.jsonl`` and
-    ``warmstart.json``. Two callers build once: the second one waits.
-    Raises ConfigError for unknown families, SpadeError when the other builder takes too long.
+    Raises ConfigError for unknown families, SpadeError when another builder takes too long.
     """
-    root = cache_root()
     key = fingerprint(config)
-    target = root / f"nano-{key}"
-    if _complete(target):
-        return target
-    if missing is not None:
+    target = model_cache.directory() / f"nano-{key}"
+    if missing is not None and not target.is_dir():
         missing(target)
-    root.mkdir(parents=True, exist_ok=True)
-    with _locked(root / f"nano-{key}.lock"):
-        if _complete(target):
-            return target
-        for leftover in root.glob(f"nano-{key}-*"):
-            # Only a builder that was killed leaves one: the lock is ours now.
-            shutil.rmtree(leftover, ignore_errors=True)
-        work = Path(tempfile.mkdtemp(prefix=f"nano-{key}-", dir=root))
-        try:
-            _build(config, key, work, progress)
-            # An incomplete directory of the name can only be a leftover of something that was killed.
-            shutil.rmtree(target, ignore_errors=True)
-            work.chmod(0o755)
-            work.rename(target)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return target
-
-
-def _complete(target: Path) -> bool:
-    return (target / "warmstart.json").is_file()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    deadline = time.monotonic() + _LOCK_SECONDS
-    with path.open("w") as handle:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise SpadeError(
-                        f"Another process has been building the warm start for {_LOCK_SECONDS:.0f} s.",
-                        where=str(path),
-                        remedy="End that process; the lock goes with it.",
-                    ) from None
-                # File locks of other processes cannot be awaited with a deadline.
-                time.sleep(_LOCK_POLL_SECONDS)
-        yield
+    return model_cache.built_once(target, lambda work: _build(config, key, work, progress))
 
 
 def _build(config: Config, key: str, work: Path, progress: Callable[[Progress], None] | None) -> None:
@@ -167,7 +112,7 @@ def _build(config: Config, key: str, work: Path, progress: Callable[[Progress], 
             pretrain.pack(drills, schedule.drill_rows, pad=tokenizer.pad_token_id, seed=warm.seed),
             pretrain.pack(sequences, schedule.rows, pad=tokenizer.pad_token_id, seed=warm.seed),
             schedule,
-            threads=warm.threads or _usable_cores(),
+            threads=warm.threads or len(os.sched_getaffinity(0)),
             progress=progress,
         )
     finally:
@@ -296,7 +241,3 @@ def _write_supervised(path: Path, items: Iterator[SeedExample], encode: ExampleE
             sequence = encode(item)
             mask = (sequence.weights > 0).astype(int).tolist()
             handle.write(json.dumps({"tokens": sequence.tokens.tolist(), "mask": mask}) + "\n")
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from bus.subjects import STREAMS
-from engine import models, placement
+from engine import model_cache, models, placement
 from engine.config import Config
 from engine.errors import ConfigError
 from engine.inference import frozen
@@ -91,7 +91,7 @@ def shape_of(config: Config, model: Path | None = None) -> Shape | None:
             vocab_size=table.vocabulary,
         )
     if path.startswith(models.PACKAGE) and model is None:
-        model = next(models.cache_directory().glob(f"{path.removeprefix(models.PACKAGE)}-*"), None)
+        model = next(model_cache.directory().glob(f"{path.removeprefix(models.PACKAGE)}-*"), None)
     file = (model or Path(path).expanduser()) / "config.json"
     if path.startswith(models.HUB) and model is None:
         from huggingface_hub import try_to_load_from_cache

@@ -18,7 +18,7 @@ import msgspec
 from anyio.streams.text import TextReceiveStream
 
 from bus import BusError
-from engine import models, placement, registry
+from engine import model_cache, models, placement, registry
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.inference import frozen, launch
@@ -259,7 +259,7 @@ def _listing(directory: Path) -> list[tuple[str, int, int]]:
 def _stamp(kind: str, words: object) -> Path:
     """Return the file that remembers a good check of ``words``."""
     key = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:24]
-    return models.cache_directory() / kind / key
+    return model_cache.directory() / kind / key
 
 
 async def _check_flags(config: Config, model: Path) -> None:

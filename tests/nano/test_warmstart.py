@@ -78,7 +78,7 @@ def test_it_builds_tells_its_progress_and_learns(built: tuple[Path, list[Progres
 
 @pytest.mark.slow
 def test_a_second_call_finds_it_and_a_half_built_one_is_rebuilt(
-    built: tuple[Path, list[Progress]], monkeypatch: pytest.MonkeyPatch
+    built: tuple[Path, list[Progress]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path, _ = built
     monkeypatch.setenv("SPADE_CACHE", str(path.parent))
@@ -87,7 +87,7 @@ def test_a_second_call_finds_it_and_a_half_built_one_is_rebuilt(
     assert warmstart.build(config(), missing=told.append) == path
     assert not told
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
-    (path / "warmstart.json").unlink()
+    path.rename(tmp_path / "gone")
     (path.parent / f"{path.name}-killed").mkdir()
     again: list[Progress] = []
     assert warmstart.build(config(), progress=again.append, missing=told.append) == path
