@@ -14,7 +14,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -76,6 +76,29 @@ def dump(config: Config) -> str:
     return tomli_w.dumps(msgspec.to_builtins(config))
 
 
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which two recipes differ, by dotted key, each with both values."""
+    before, after = (dict(_flat(msgspec.to_builtins(config), "")) for config in (old, new))
+    return {
+        key: (before.get(key), after.get(key))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    }
+
+
+def is_within(key: str, names: Iterable[str]) -> bool:
+    """Return whether a dotted key is one of ``names``, or of a table among them."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _read(path: Path, above: tuple[Path, ...]) -> _Source:
     """Read ``path`` and what it extends; ``above`` are the files that led here."""
     if path.resolve() in above:
@@ -100,7 +123,6 @@ def _read(path: Path, above: tuple[Path, ...]) -> _Source:
     if parent is not None and not isinstance(parent, str):
         raise ConfigError(f"extends = {_show(parent)} in {path} must be the name of a recipe file.")
     source = _Source({}, {}, []) if parent is None else _read(path.parent / parent, (*above, path.resolve()))
-    _refuse_unknown(Config, raw, "", str(path))
     _merge(source.values, raw, "", str(path), source.origins)
     source.files.append(path)
     return source
@@ -145,26 +167,12 @@ def _override(source: _Source, text: str) -> None:
             where=COMMAND_LINE,
             remedy="Example: learner.optimizer.learning_rate=1e-4",
         )
-    keys = dotted.split(".")
-    kind: Any = Config
-    for index, key in enumerate(keys):
-        fields = _fields(kind)
-        if fields is None:
-            if _is_mapping(kind):
-                kind = get_args(kind)[1]
-                continue
-            raise ConfigError(
-                f"{'.'.join(keys[:index])} is not a table, so {dotted} cannot be set.", where=COMMAND_LINE
-            )
-        if key not in fields:
-            raise _unknown(key, ".".join(keys[:index]), fields, value, COMMAND_LINE)
-        kind = fields[key]
     table: dict[str, Any] = {}
     leaf = table
-    for key in keys[:-1]:
+    *tables, last = dotted.split(".")
+    for key in tables:
         leaf = leaf.setdefault(key, {})
-    leaf[keys[-1]] = _parse(value.strip(), kind)
-    _refuse_unknown(Config, table, "", COMMAND_LINE)
+    leaf[last] = _parse(value.strip(), _type_at(dotted))
     _merge(source.values, table, "", COMMAND_LINE, source.origins)
 
 
@@ -195,23 +203,6 @@ def _plain(kind: Any) -> Any:
 
 def _is_mapping(kind: Any) -> bool:
     return kind is dict or get_origin(kind) is dict
-
-
-def _refuse_unknown(kind: Any, values: Mapping[str, Any], prefix: str, origin: str) -> None:
-    """Raise ConfigError at the first key that no table has."""
-    fields = _fields(kind)
-    if fields is None:
-        return
-    for key, value in values.items():
-        if key not in fields:
-            raise _unknown(key, prefix.rstrip("."), fields, value, origin)
-        inner = fields[key]
-        if isinstance(value, dict):
-            _refuse_unknown(inner, value, f"{prefix}{key}.", origin)
-        elif isinstance(value, list) and get_origin(inner) is tuple:
-            for index, item in enumerate(value):
-                if isinstance(item, dict):
-                    _refuse_unknown(get_args(inner)[0], item, f"{prefix}{key}[{index}].", origin)
 
 
 def _unknown(key: str, table: str, fields: Mapping[str, Any], value: Any, origin: str) -> ConfigError:
@@ -251,6 +242,11 @@ def _misfit(message: str, source: _Source) -> ConfigError:
     if dotted.endswith("[...]"):
         dotted = _culprit(source, dotted.removesuffix("[...]"))
     what = message[: path.start()] if path else message
+    unknown = re.search(r"unknown field `(.*)`", what, re.DOTALL)
+    if unknown:
+        key = f"{dotted}.{unknown[1]}" if dotted else unknown[1]
+        fields, value = _fields(_type_at(dotted)) or {}, _value_at(source.values, dotted).get(unknown[1])
+        return _unknown(unknown[1], dotted, fields, value, source.origins.get(key) or _origin(source, key))
     missing = re.search(r"missing required field `(.*?)`", what)
     if missing:
         key = f"{dotted}.{missing[1]}" if dotted else missing[1]

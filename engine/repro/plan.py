@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -99,7 +98,10 @@ def load(path: Path, *, quick: bool = False) -> tuple[Plan, list[Job]]:
     jobs = [_job(plan, path, cell, seed) for seed in plan.seeds for cell in plan.cell]
     first = jobs[0].config()
     for job in jobs[: len(plan.cell)]:
-        beyond = [key for key in differences(first, job.config()) if not _within(key, job.cell.factor)]
+        allowed = (*job.cell.factor, *_PER_RUN)
+        beyond = [
+            key for key in recipe.differences(first, job.config()) if not recipe.is_within(key, allowed)
+        ]
         if beyond:
             raise ConfigError(
                 f"The cell {job.cell.name} differs from {plan.cell[0].name} in {', '.join(beyond)}, "
@@ -110,24 +112,16 @@ def load(path: Path, *, quick: bool = False) -> tuple[Plan, list[Job]]:
     return plan, jobs
 
 
-def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
-    """Return the settings in which two recipes differ, but for name, directory and seed of the run."""
-    left, right = (dict(_flat(msgspec.to_builtins(config), "")) for config in (one, other))
-    return {
-        key: (left.get(key), right.get(key))
-        for key in sorted(left.keys() | right.keys())
-        if left.get(key) != right.get(key) and key not in _PER_RUN
-    }
-
-
 def describe(jobs: Sequence[Job]) -> Iterator[str]:
     """Yield a line for each cell: its seeds and the settings in which it differs from the first."""
     first = jobs[0].config()
     for cell in dict.fromkeys(job.cell.name for job in jobs):
         own = [job for job in jobs if job.cell.name == cell]
-        changed = differences(first, own[0].config())
+        changed = recipe.differences(first, own[0].config())
         told = "; ".join(
-            f"{key}: {json.dumps(was)} -> {json.dumps(now)}" for key, (was, now) in changed.items()
+            f"{key}: {json.dumps(was)} -> {json.dumps(now)}"
+            for key, (was, now) in changed.items()
+            if key not in _PER_RUN
         )
         seeds = ", ".join(str(job.seed) for job in own)
         yield f"{cell:<20} seeds {seeds}   {told or ('the first' if own[0] is jobs[0] else 'no difference')}"
@@ -149,15 +143,3 @@ def _job(plan: Plan, path: Path, cell: Cell, seed: int) -> Job:
     )
     record = (path.parent / plan.records).resolve() / f"{cell.name}-{seed}.json"
     return Job(cell, seed, (path.parent / plan.recipe).resolve(), overrides, record)
-
-
-def _within(key: str, factor: Sequence[str]) -> bool:
-    return any(key == one or key.startswith(f"{one}.") for one in factor)
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
