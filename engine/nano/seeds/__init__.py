@@ -14,26 +14,10 @@ from functools import cache
 from random import Random
 
 from engine.errors import ConfigError
-from engine.nano.seeds.base import LEVELS, MAX_TURNS, Family, Parameters, Script
-from engine.nano.seeds.nouns import NOUNS
-
-__all__ = [
-    "BUILT_IN",
-    "LEVELS",
-    "MAX_TURNS",
-    "NOUNS",
-    "SUITES",
-    "Family",
-    "HeldOut",
-    "Parameters",
-    "Script",
-    "SeedDocument",
-    "classify",
-    "documents",
-    "families",
-    "held_out",
-    "recognise",
-]
+from engine.nano.seeds.base import LEVELS as LEVELS
+from engine.nano.seeds.base import MAX_TURNS as MAX_TURNS
+from engine.nano.seeds.base import NOUNS as NOUNS
+from engine.nano.seeds.base import Family as Family
 
 BUILT_IN: tuple[str, ...] = (
     "engine.nano.seeds.sequence:Sequence",

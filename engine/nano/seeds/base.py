@@ -20,6 +20,13 @@ Script = Generator[str, str, None]
 
 LEVELS = (1, 2, 3, 4, 5, 6)
 MAX_TURNS = 6
+NOUNS = (
+    "kites", "boats", "lamps", "wheels", "crates", "bells", "birds", "cards", "coins", "drums", "eggs",
+    "flags", "gears", "horses", "jars", "knots", "leaves", "maps", "nails", "ovens", "pears", "quilts",
+    "ropes", "sails", "tents", "urns", "vines", "wagons", "yarns", "bricks", "candles", "doors",
+    "engines", "flutes", "goats", "hats", "islands", "jewels",
+)  # fmt: skip
+"""What the seed documents are about."""
 
 # The least share of the places that as many tries cover, for levels 1-5: what naive trying can win.
 _COVERED = (0.99, 0.57, 0.42, 0.26, 0.20)
@@ -30,6 +37,10 @@ _STUBBORN = 0.7
 # A number, or an expression in its place.
 _NUMBER = re.compile(r"\{[^{}]*\}|\b[A-Z]\b|\d+")
 _SLOT = re.compile(r"\$([a-z]+)")
+
+# In a program: the expression for its number of tries, and the names of slots that it uses.
+_TRIES = re.compile(r"\bT=([^;\n]+)")
+_NAMED_SLOT = re.compile(r"\b([A-Z])=\$([a-z]+)")
 
 
 def boxed(thought: str, action: object) -> str:
@@ -136,8 +147,11 @@ class Family(ABC):
             yield (str(values[piece]), True) if index % 2 else (piece, False)
 
     def tries(self, parameters: Parameters) -> int:
-        """Return after how many actions the program ends."""
-        return int(parameters["tries"])
+        """Return after how many actions the program ends: the value of its own expression for ``T``."""
+        found = _TRIES.search(self.template)
+        assert found is not None, f"the template of {self.name} defines no T"
+        slots = {name: parameters[slot] for name, slot in _NAMED_SLOT.findall(self.template)}
+        return int(eval(found[1], dict(slots)))
 
     def parse(self, source: str) -> tuple[Parameters, str] | None:
         """Return (parameters, noun) of a member of this family, else None.
@@ -199,8 +213,12 @@ class SizedFamily(Family):
         return {"base": base, "end": base + width, "top": top}
 
     def level(self, parameters: Parameters) -> int:
-        share = self.tries(parameters) / (int(parameters["top"]) + 1)
+        share = self.tries(parameters) / self.places(parameters)
         return next((level for level, bound in enumerate(_COVERED, start=1) if share >= bound), LEVELS[-1])
+
+    def places(self, parameters: Parameters) -> int:
+        """Return the number of places of the range."""
+        return int(parameters["top"]) + 1
 
     def withheld(self, parameters: Parameters) -> bool:
         return int(parameters["top"]) in self.reserved
@@ -210,3 +228,7 @@ class SizedFamily(Family):
 
     def hint(self, parameters: Parameters) -> str:
         return f"{parameters['base']}..{parameters['end']}"
+
+    def blurt(self, observation: str, rng: Random) -> Script:
+        top = numbers(observation)[1]
+        return stubborn(lambda: rng.randint(0, top), rng)

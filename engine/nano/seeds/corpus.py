@@ -14,9 +14,8 @@ from random import Random
 from typing import Any, Literal
 
 from engine.nano import tokenizer
-from engine.nano.seeds.base import Family, Parameters, Script
+from engine.nano.seeds.base import NOUNS, Family, Parameters, Script
 from engine.nano.seeds.cycle import PALETTE
-from engine.nano.seeds.nouns import NOUNS
 from engine.prompts import render
 from sandbox.tools import ToolEnv, ToolError
 

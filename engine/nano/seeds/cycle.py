@@ -52,9 +52,6 @@ T=2;A=$least;B=$most;C="$words"
             raise ValueError("a run has at least one colour and at most twelve")
         return parameters
 
-    def tries(self, parameters: Parameters) -> int:
-        return 2
-
     def level(self, parameters: Parameters) -> int:
         return min(LEVELS[-1], len(str(parameters["words"]).split()) - 1)
 

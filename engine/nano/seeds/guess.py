@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Parameters, Script, SizedFamily, boxed, numbers, stubborn
+from engine.nano.seeds.base import Script, SizedFamily, boxed, numbers
 
 
 class Guess(SizedFamily):
@@ -40,16 +40,9 @@ class Env:
 N=$top;T=N.bit_length()+1;A=$base;B=$end
 """
 
-    def tries(self, parameters: Parameters) -> int:
-        return int(parameters["top"]).bit_length() + 1
-
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         low, high = numbers(hint or observation)[:2]
         while True:
             middle = (low + high) // 2
             observation = yield boxed(f"{low}..{high}", middle)
             low, high = (middle + 1, high) if observation.startswith("over") else (low, middle - 1)
-
-    def blurt(self, observation: str, rng: Random) -> Script:
-        top = numbers(observation)[1]
-        return stubborn(lambda: rng.randint(0, top), rng)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Parameters, Script, SizedFamily, boxed, numbers, stubborn
+from engine.nano.seeds.base import Script, SizedFamily, boxed, numbers
 
 
 class Levers(SizedFamily):
@@ -42,9 +42,6 @@ class Env:
 N=$top;T=N//3+2;A=$base;B=$end
 """
 
-    def tries(self, parameters: Parameters) -> int:
-        return int(parameters["top"]) // 3 + 2
-
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         top = numbers(observation)[1]
         pulled = numbers(hint)[0] + 1 if hint else 1
@@ -57,7 +54,3 @@ N=$top;T=N//3+2;A=$base;B=$end
                 thought, pulled = f"before {pulled}", pulled - 1
             else:
                 thought, pulled = "dead, on", min(pulled + 3, top)
-
-    def blurt(self, observation: str, rng: Random) -> Script:
-        top = numbers(observation)[1]
-        return stubborn(lambda: rng.randint(0, top), rng)

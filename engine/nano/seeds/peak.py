@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
-from engine.nano.seeds.base import Parameters, Script, SizedFamily, boxed, count, numbers, stubborn
+from engine.nano.seeds.base import Script, SizedFamily, boxed, count, numbers
 
 
 class Peak(SizedFamily):
@@ -39,9 +39,6 @@ class Env:
 N=$top;T=3;A=$base;B=$end
 """
 
-    def tries(self, parameters: Parameters) -> int:
-        return 3
-
     def think(self, observation: str, hint: str | None, rng: Random) -> Script:
         top = numbers(observation)[1]
         base = numbers(hint)[0] if hint else 0
@@ -55,7 +52,3 @@ N=$top;T=3;A=$base;B=$end
         down = count([(i, top + 1 - i) for i in range(1, off + 1)])
         while True:
             observation = yield boxed(down, (top + 1 - off) % (top + 1))
-
-    def blurt(self, observation: str, rng: Random) -> Script:
-        top = numbers(observation)[1]
-        return stubborn(lambda: rng.randint(0, top), rng)

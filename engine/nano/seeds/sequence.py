@@ -56,9 +56,6 @@ K=$step;T=2;S=$start
             raise ValueError("a sequence grows")
         return parameters
 
-    def tries(self, parameters: Parameters) -> int:
-        return 2
-
     def level(self, parameters: Parameters) -> int:
         step = int(parameters["step"])
         return next((level for level, steps in self.steps.items() if step <= max(steps)), LEVELS[-1])

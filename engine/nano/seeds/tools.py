@@ -57,6 +57,9 @@ class ToolFamily(Family):
             raise ValueError(f"{self.name} has no {'withheld' if withheld else 'seed'} size at level {level}")
         return rng.choice(fitting)
 
+    def tries(self, parameters: Parameters) -> int:
+        return int(parameters["tries"])
+
     def level(self, parameters: Parameters) -> int:
         return min(6, max(1, self.band(int(parameters[self.size])) + self.usual - self.tries(parameters)))
 

@@ -24,14 +24,8 @@ class Shelf(Guess):
         drawn = super().draw(level, rng, withheld=withheld)
         return {"low": low, **{at: int(drawn[at]) + low for at in ("base", "end", "top")}}
 
-    def tries(self, parameters: Parameters) -> int:
-        return super().tries(self._from_zero(parameters))
-
-    def level(self, parameters: Parameters) -> int:
-        return Guess().level(self._from_zero(parameters))
-
-    def _from_zero(self, parameters: Parameters) -> Parameters:
-        return {**parameters, "top": int(parameters["top"]) - int(parameters["low"])}
+    def places(self, parameters: Parameters) -> int:
+        return super().places(parameters) - int(parameters["low"])
 
     def withheld(self, parameters: Parameters) -> bool:
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from random import Random
 
-from engine.nano.seeds.base import LEVELS, MAX_TURNS, Family, Parameters, Script, boxed, stubborn
+from engine.nano.seeds.base import LEVELS, Family, Parameters, Script, boxed, stubborn
 
 _COMPASS = "nesw"
 _TURNS = ("ahead", "right", "back", "left")
@@ -44,9 +44,6 @@ N=$steps;T=min(N+3,6);D="$way"
         steps = max(1, level - 1)
         kept = _kept(steps)
         return {"steps": steps, "way": kept if withheld else rng.choice(_COMPASS.replace(kept, ""))}
-
-    def tries(self, parameters: Parameters) -> int:
-        return min(int(parameters["steps"]) + 3, MAX_TURNS)
 
     def level(self, parameters: Parameters) -> int:
         steps = int(parameters["steps"])
