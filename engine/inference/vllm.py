@@ -76,7 +76,7 @@ class VllmClient:
             prompt, sampling, stop_token_ids=stop_token_ids, salt=salt, adapter=adapter
         )
         try:
-            payload = await self._post(_GENERATE, body, deadline, "generate")
+            payload = await self._post(_GENERATE, deadline, body)
         except ServerRefused as error:
             if adapter and _UNKNOWN in error.what:
                 # The adapter was unloaded meanwhile, or the server restarted: not the request's own fault.
@@ -102,7 +102,7 @@ class VllmClient:
         if self.adapter:
             return await self._token_by_token(tokens, whole=count == -1, deadline=deadline)
         body = vllm_schema.prompt_logprobs_body(tokens, count)
-        payload = await self._post(_GENERATE, body, deadline, "prompt log-probs")
+        payload = await self._post(_GENERATE, deadline, body)
         if count:  # whole vocabularies are tens of megabytes
             return await anyio.to_thread.run_sync(vllm_schema.prompt_logprobs, payload, self.url)
         return vllm_schema.prompt_logprobs(payload, self.url)
@@ -126,7 +126,7 @@ class VllmClient:
             )
             try:
                 async with places:
-                    payload = await self._post(_GENERATE, body, deadline, "log-probs")
+                    payload = await self._post(_GENERATE, deadline, body)
                 rows[place] = vllm_schema.next_logprobs(payload, self.url)
             except InferenceError as error:
                 faults.append(error)
@@ -154,7 +154,7 @@ class VllmClient:
 
     async def health(self, *, deadline: float) -> None:
         """Ask for health. Raises ServerGone, ServerStuck, or ServerRefused where no vLLM server answers."""
-        await self._request("GET", "/health", b"", deadline, "health")
+        await self._get("/health", deadline)
 
     async def until_healthy(self, *, seconds: float, alive: Callable[[], bool] = lambda: True) -> bool:
         """Poll the health; return False when ``seconds`` have passed or ``alive`` returns False."""
@@ -173,7 +173,7 @@ class VllmClient:
         if self.adapter:
             known = self.adapter in await self.adapters(deadline=deadline)
             return version_of(self.adapter) if known else vllm_schema.UNLABELLED
-        answer = await self._get("/weight_info", deadline, "weight_info")
+        answer = await self._table("/weight_info", deadline)
         return vllm_schema.version(str(answer.get("weight_version", "")))
 
     async def checksums(self, *, deadline: float) -> dict[str, str]:
@@ -181,21 +181,19 @@ class VllmClient:
 
         Raises ServerRefused where the server has no such route.
         """
-        body = vllm_schema.encode({"action": "checksum"})
-        answer = vllm_schema.table(
-            await self._post("/weight_checker", body, deadline, "weight_checker"), self.url
-        )
+        payload = await self._post("/weight_checker", deadline, {"action": "checksum"})
+        answer = vllm_schema.table(payload, self.url)
         found = answer.get("checksums")
         return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
     async def paused(self, *, deadline: float = CONTROL_SECONDS) -> bool:
         """Return whether generation is paused."""
-        return bool((await self._get("/is_paused", deadline, "is_paused")).get("is_paused"))
+        return bool((await self._table("/is_paused", deadline)).get("is_paused"))
 
     async def model(self, *, deadline: float = CONTROL_SECONDS) -> tuple[str, int]:
         """Return the model's directory and its context length in tokens, "" and 0 where unknown."""
         try:
-            models = (await self._get("/v1/models", deadline, "models")).get("data")
+            models = (await self._table("/v1/models", deadline)).get("data")
         except ServerRefused:
             return "", 0
         for one in models if isinstance(models, list) else ():
@@ -210,57 +208,57 @@ class VllmClient:
         are there when they resume.
         """
         flag = "true" if clear_cache else "false"
-        await self._post(f"/pause?mode=keep&clear_cache={flag}", b"", deadline, "pause")
+        await self._post(f"/pause?mode=keep&clear_cache={flag}", deadline)
 
     async def resume(self, *, deadline: float = CONTROL_SECONDS) -> None:
         """Schedule again."""
-        await self._post("/resume", b"", deadline, "resume")
+        await self._post("/resume", deadline)
 
     async def start_update(self, *, deadline: float = CONTROL_SECONDS) -> None:
         """Open a weight-update session."""
-        await self._post("/start_weight_update", b"", deadline, "start_weight_update")
+        await self._post("/start_weight_update", deadline)
 
     async def update_weights(self, info: dict[str, object], *, deadline: float) -> None:
         """Hand the transfer engine its description of the new weights and wait until they are loaded."""
-        await self._post(
-            "/update_weights", vllm_schema.encode({"update_info": info}), deadline, "update_weights"
-        )
+        await self._post("/update_weights", deadline, {"update_info": info})
 
     async def finish_update(self, version: int | None, *, deadline: float = CONTROL_SECONDS) -> None:
         """Close the session; ``version`` becomes the label of every token sampled from now on."""
         label = None if version is None else str(version)
-        body = vllm_schema.encode({"weight_version": label})
-        await self._post("/finish_weight_update", body, deadline, "finish_weight_update")
+        await self._post("/finish_weight_update", deadline, {"weight_version": label})
 
     async def adapters(self, *, deadline: float = CONTROL_SECONDS) -> dict[str, str]:
         """Return the loaded adapters of spade and their directories, in the order of their loads."""
-        models = (await self._get("/v1/models", deadline, "models")).get("data")
+        models = (await self._table("/v1/models", deadline)).get("data")
         found = [one for one in models if isinstance(one, dict)] if isinstance(models, list) else []
         return {str(one["id"]): str(one.get("root")) for one in found if run_of(str(one.get("id")))}
 
     async def load_adapter(self, name: str, directory: str, *, deadline: float) -> None:
         """Load an adapter in PEFT's format from a directory that the server can read."""
-        body = vllm_schema.encode({"lora_name": name, "lora_path": directory})
-        await self._post("/v1/load_lora_adapter", body, deadline, "load_lora_adapter")
+        body = {"lora_name": name, "lora_path": directory}
+        await self._post("/v1/load_lora_adapter", deadline, body)
 
     async def unload_adapter(self, name: str, *, deadline: float = CONTROL_SECONDS) -> None:
         """Unload an adapter; requests in flight that named it continue with it."""
-        body = vllm_schema.encode({"lora_name": name})
-        await self._post("/v1/unload_lora_adapter", body, deadline, "unload_lora_adapter")
+        await self._post("/v1/unload_lora_adapter", deadline, {"lora_name": name})
 
     async def metrics(self, *, deadline: float) -> str:
         """Return the Prometheus text (without engine series when its statistics are disabled)."""
-        payload = await self._request("GET", "/metrics", b"", deadline, "metrics")
-        return payload.decode(errors="replace")
+        return (await self._get("/metrics", deadline)).decode(errors="replace")
 
-    async def _get(self, path: str, deadline: float, what: str) -> dict[str, Any]:
-        return vllm_schema.table(await self._request("GET", path, b"", deadline, what), self.url)
+    async def _table(self, path: str, deadline: float) -> dict[str, Any]:
+        return vllm_schema.table(await self._get(path, deadline), self.url)
 
-    async def _post(self, path: str, body: bytes, deadline: float, what: str) -> bytes:
-        return await self._request("POST", path, body, deadline, what)
+    async def _get(self, path: str, deadline: float) -> bytes:
+        return await self._request("GET", path, b"", deadline)
 
-    async def _request(self, method: str, path: str, body: bytes, deadline: float, what: str) -> bytes:
+    async def _post(self, path: str, deadline: float, body: object = None) -> bytes:
+        encoded = body if isinstance(body, bytes) else vllm_schema.encode(body) if body else b""
+        return await self._request("POST", path, encoded, deadline)
+
+    async def _request(self, method: str, path: str, body: bytes, deadline: float) -> bytes:
         end = anyio.current_time() + deadline
+        what = path.partition("?")[0].rpartition("/")[2]
         for attempt in range(1, _ATTEMPTS + 1):
             left = max(0.001, end - anyio.current_time())
             timeout = aiohttp.ClientTimeout(total=left, sock_connect=min(left, _CONNECT_SECONDS))
