@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from bus.messages import Span
 from engine.config import SamplingConfig
-from engine.inference.completion import Completion, Finish
-from engine.inference.endpoint import Endpoint
+from engine.inference.completion import Completion
+from engine.inference.endpoint import Endpoint, EndpointReply
 from engine.inference.tokens import Content, ToolStyle
 from engine.native_calls import TAGGED, Tools, listing
 
@@ -23,15 +22,7 @@ _SYSTEM, _USER, _MODEL = range(0x110000, 0x110003)
 NULL_REPLY = "\\boxed{}"
 
 
-class Written(NamedTuple):
-    """A text, why it ended, and its tokens (0: unknown)."""
-
-    text: str
-    finish: Finish = "stop"
-    tokens: int = 0
-
-
-Write = Callable[[list[str], "str | None", SamplingConfig, str], Awaitable[Written]]
+Write = Callable[[list[str], "str | None", SamplingConfig, str], Awaitable[EndpointReply]]
 """Continues a conversation: texts of user and model in turn, the system message, sampling, the key."""
 
 
@@ -93,7 +84,7 @@ class TextPool:
             else:
                 messages.append(text)
         written = await self._write(messages[:-1], system, sampling, key)
-        self.counted[key] += written.tokens
+        self.counted[key] += written.tokens_out
         tokens = [ord(letter) for letter in written.text]
         return Completion(tokens, [0.0] * len(tokens), (Span(0, 0, len(tokens)),), written.finish)
 
@@ -101,9 +92,10 @@ class TextPool:
 def endpoint_pool(endpoint: Endpoint) -> TextPool:
     """Return an endpoint as a pool."""
 
-    async def write(messages: list[str], system: str | None, sampling: SamplingConfig, key: str) -> Written:
-        reply = await endpoint.write(messages, sampling=sampling, system=system)
-        return Written(reply.text, reply.finish, reply.tokens_out)
+    async def write(
+        messages: list[str], system: str | None, sampling: SamplingConfig, key: str
+    ) -> EndpointReply:
+        return await endpoint.write(messages, sampling=sampling, system=system)
 
     return TextPool(write)
 
@@ -111,7 +103,9 @@ def endpoint_pool(endpoint: Endpoint) -> TextPool:
 def scripted_pool(reply: Callable[[str, list[str]], str]) -> TextPool:
     """Return a baseline as a pool: ``reply`` gets the key of the sample and the messages."""
 
-    async def write(messages: list[str], system: str | None, sampling: SamplingConfig, key: str) -> Written:
-        return Written(reply(key, messages))
+    async def write(
+        messages: list[str], system: str | None, sampling: SamplingConfig, key: str
+    ) -> EndpointReply:
+        return EndpointReply(reply(key, messages), "stop")
 
     return TextPool(write)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 import msgspec
 import structlog
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
 from engine.config import EndpointConfig, SamplingConfig
 from engine.errors import ConfigError, SpadeError
@@ -189,25 +188,26 @@ class Endpoint:
         this request, EndpointMisused when it refuses all, EndpointSpent when the budget is spent.
         """
         body = self._body(turns, sampling, system, seed)
-        retrying = AsyncRetrying(
-            sleep=anyio.sleep,
-            stop=stop_after_attempt(self._settings.tries),
-            wait=_delay,
-            retry=retry_if_exception_type(_Busy),
-            before_sleep=self._note_retry,
-            reraise=True,
-        )
-        try:
-            reply: EndpointReply = await retrying(self._ask, body, sampling.max_tokens)
-        except EndpointRefused as error:
-            self._note_refusal(error)
-            raise
-        except _Busy as error:
-            self._counts["failed"] += 1
-            tries = f"{self._settings.tries} requests failed, the last one: {error.what}"
-            raise InferenceUnavailable(tries, where=self._url) from error
-        self._counts["answers"] += 1
-        return reply
+        tries = self._settings.tries
+        for attempt in range(1, tries + 1):
+            try:
+                reply = await self._ask(body, sampling.max_tokens)
+            except EndpointRefused as error:
+                self._note_refusal(error)
+                raise
+            except _Busy as error:
+                if attempt == tries:
+                    self._counts["failed"] += 1
+                    what = f"{tries} requests failed, the last one: {error.what}"
+                    raise InferenceUnavailable(what, where=self._url) from error
+                self._counts["retries"] += 1
+                log.info("endpoint_asked_again", url=self._url, attempt=attempt, why=error.what)
+                grown = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (attempt - 1))
+                await anyio.sleep(max(error.after, grown * random.uniform(0.5, 1.0)))
+            else:
+                self._counts["answers"] += 1
+                return reply
+        raise AssertionError("unreachable")
 
     def statistics(self) -> dict[str, float]:
         """Return counts of requests, retries, refusals, failures, tokens, and money."""
@@ -224,11 +224,6 @@ class Endpoint:
                 where=self._url,
                 remedy="Check `model`, `tokens_field`, `send_sampling`, `extra` and `context_tokens`.",
             ) from error
-
-    def _note_retry(self, state: RetryCallState) -> None:
-        self._counts["retries"] += 1
-        why = state.outcome.exception() if state.outcome else None
-        log.info("endpoint_asked_again", url=self._url, attempt=state.attempt_number, why=str(why))
 
     def _body(
         self, turns: Sequence[str], sampling: SamplingConfig, system: str | None, seed: int | None
@@ -400,11 +395,3 @@ def _asked_delay(header: str | None, now: float) -> float:
         except ValueError:
             return 0.0
     return min(asked, _LONGEST_ASKED) if asked > 0 else 0.0
-
-
-def _delay(state: RetryCallState) -> float:
-    """Return the seconds before the next try: exponential with jitter, at least the delay asked for."""
-    error = state.outcome.exception() if state.outcome else None
-    asked = error.after if isinstance(error, _Busy) else 0.0
-    grown = float(min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (state.attempt_number - 1)))
-    return max(asked, grown * random.uniform(0.5, 1.0))
