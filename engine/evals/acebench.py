@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from engine.config import Config, SamplingConfig
 from engine.evals.bfcl import tool
-from engine.evals.suite import Content, Item, Outcome, Preset, Seat, Suite, spread
+from engine.evals.suite import Content, Item, Outcome, Seat, Suite, paper_and_smoke, spread
 
 KINDS = ("multi_step", "multi_turn")
 STEPS = 40
@@ -132,10 +132,7 @@ class AceBench(Suite):
 
     version = "ACEBench agent (en), calls in the model's own format"
     baselines: ClassVar = ("null",)
-    presets: ClassVar = {
-        "paper": Preset(sampling=SamplingConfig(temperature=0.7, max_tokens=16384)),
-        "smoke": Preset(sampling=SamplingConfig(temperature=0.7, max_tokens=256), items=4),
-    }
+    presets: ClassVar = paper_and_smoke(SamplingConfig(temperature=0.7, max_tokens=16384))
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -143,16 +140,11 @@ class AceBench(Suite):
     def available(self) -> str:
         if not self.folder:
             return "it has no data: name a checkout of ACEBench, acebench-agent:FOLDER"
-        missing = [
-            name
-            for name, answers in [
-                (f"data_agent_{kind}.json", answers) for kind in KINDS for answers in (False, True)
-            ]
-            if find(Path(self.folder), name, answers=answers) is None
-        ]
-        return (
-            f"there is no {missing[0]}, or no possible answers to it, below {self.folder}" if missing else ""
-        )
+        for kind in KINDS:
+            name = f"data_agent_{kind}.json"
+            if None in (find(Path(self.folder), name, answers=answers) for answers in (False, True)):
+                return f"there is no {name}, or no possible answers to it, below {self.folder}"
+        return ""
 
     def items(self, count: int, seed: int) -> Sequence[Item]:
         return spread(list(self._read()), count)

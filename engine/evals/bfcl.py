@@ -9,7 +9,6 @@ arguments, by ``repr``, and only for a tool of the entry.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import keyword
 import os
@@ -20,13 +19,12 @@ import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import metadata
 from types import ModuleType
 from typing import Any, ClassVar
 
 from engine import model_cache
 from engine.config import Config, SamplingConfig
-from engine.evals.suite import Content, Item, Outcome, Preset, Reply, Seat, Suite, spread
+from engine.evals.suite import Content, Item, Outcome, Reply, Seat, Suite, paper_and_smoke, spread, version_of
 
 MULTI_TURN = tuple(f"multi_turn_{kind}" for kind in ("base", "miss_func", "miss_param", "long_context"))
 NON_LIVE = ("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple")
@@ -177,23 +175,10 @@ def _schema(found: Any) -> Any:
 class Bfcl(Suite):
     """The categories of one suite as its groups."""
 
-    presets: ClassVar = {
-        "paper": Preset(sampling=SamplingConfig(temperature=0.0, max_tokens=4096)),
-        "smoke": Preset(sampling=SamplingConfig(temperature=0.0, max_tokens=256), items=8),
-    }
+    version = version_of("bfcl-eval")
+    presets: ClassVar = paper_and_smoke(SamplingConfig(temperature=0.0, max_tokens=4096), smoke_items=8)
+    needs = ("bfcl_eval", "filelock", "mpmath")
     categories: ClassVar[tuple[str, ...]]
-
-    def __init__(self) -> None:
-        if not self.available():
-            self.version = f"bfcl-eval {metadata.version('bfcl-eval')}"
-
-    def available(self) -> str:
-        missing = [
-            name for name in ("bfcl_eval", "filelock", "mpmath") if importlib.util.find_spec(name) is None
-        ]
-        if not missing:
-            return ""
-        return f"the package {missing[0]} is not installed: pip install --no-deps -r requirements/evals.lock"
 
     def items(self, count: int, seed: int) -> Sequence[Item]:
         found = [

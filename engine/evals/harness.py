@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
 
 import anyio
 import structlog
@@ -26,33 +25,14 @@ BackOff = Callable[[int], float]
 log = structlog.get_logger("spade.eval")
 
 
-class RecordingSeat(Seat, Protocol):
-    """A seat that knows what happened at it."""
-
-    asked: list[tuple[str, str]]
-
-    @property
-    def tokens(self) -> int:
-        """The number of sampled tokens."""
-
-    @property
-    def versions(self) -> tuple[int, int] | None:
-        """The lowest and highest version that answered."""
-
-
-class Table(Protocol):
-    """The seats at one model."""
-
-    def seat(self, key: str, sampling: SamplingConfig) -> RecordingSeat:
-        """Return a fresh seat; ``key`` names the sample."""
-
-
 def _delay(attempt: int) -> float:
     return float(min(_LONGEST_DELAY, 0.5 * 2 ** (attempt - 1)))
 
 
 class Harness:
-    """Plays suites at one table. ``keep`` is called with each finished sample.
+    """Plays suites at one model: ``seat`` returns a fresh seat at it for the key of a sample.
+
+    ``keep`` is called with each finished sample.
 
     A sample that met ``ATTEMPTS`` faults of servers or sandbox is lost: it has no outcome, and the evaluation
     is partial. So is one whose suite raises something else; an error that concerns all samples is raised.
@@ -60,14 +40,14 @@ class Harness:
 
     def __init__(
         self,
-        table: Table,
+        seat: Callable[[str, SamplingConfig], Seat],
         *,
         policy: Policy = "model",
         concurrency: int,
         keep: Callable[[Sample], None],
         delay: BackOff = _delay,
     ) -> None:
-        self._table, self._policy, self._places = table, policy, max(1, concurrency)
+        self._seat, self._policy, self._places = seat, policy, max(1, concurrency)
         self._keep, self._delay = keep, delay
 
     async def play(
@@ -107,7 +87,7 @@ class Harness:
         key = f"{self._policy}/{name}/{item.name}/{index}"
         for attempt in range(1, ATTEMPTS + 1):
             started = time.monotonic()
-            seat = self._table.seat(key, sampling)
+            seat = self._seat(key, sampling)
             try:
                 outcome = await (suite.null if self._policy == "null" else suite.play)(item, seat)
             except EnvQuarantined as error:

@@ -20,7 +20,7 @@ import msgspec
 
 from engine.config import Config, SamplingConfig
 from engine.evals.questions import Questions
-from engine.evals.suite import Item, Outcome, Preset, Seat
+from engine.evals.suite import Item, Outcome, Seat, paper_and_smoke
 from sandbox import EnvFailure, SandboxSettings
 
 CPU_SECONDS = 6.0
@@ -135,10 +135,9 @@ class LiveCode(Questions):
 
     hub = ("livecodebench/code_generation_lite",)
     version = "LiveCodeBench v6"
-    presets: ClassVar = {
-        "paper": Preset(sampling=SamplingConfig(temperature=0.2, top_p=0.95, max_tokens=16384)),
-        "smoke": Preset(sampling=SamplingConfig(temperature=0.2, top_p=0.95, max_tokens=512), items=4),
-    }
+    presets: ClassVar = paper_and_smoke(
+        SamplingConfig(temperature=0.2, top_p=0.95, max_tokens=16384), smoke_tokens=512
+    )
 
     def records(self) -> Iterator[Mapping[str, Any]]:
         if self.source != "hub":

@@ -6,7 +6,6 @@ The data is not ours to ship: each suite reads a file of yours, or the Hub.
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import random
 import re
@@ -17,7 +16,7 @@ from typing import Any, ClassVar
 
 from engine.config import Config, SamplingConfig
 from engine.errors import ConfigError
-from engine.evals.suite import Item, Outcome, Preset, Reply, Seat, Suite, spread
+from engine.evals.suite import Item, Outcome, Reply, Seat, Suite, paper_and_smoke, spread
 
 LETTERS = "ABCD"
 _JUDGE_SECONDS = 300.0  # a slow host is no wrong answer; math-verify has limits of its own
@@ -45,15 +44,13 @@ class Questions(Suite):
     """Items from the records of a file or of a data set of the Hub."""
 
     hub: ClassVar[tuple[str, ...]]
-    needs: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, argument: str) -> None:
         self.source = argument
 
     def available(self) -> str:
-        for module, install in self.needs.items():
-            if importlib.util.find_spec(module) is None:
-                return f"the package {module} is not installed: {install}"
+        if missing := super().available():
+            return missing
         if not self.source:
             return f"it has no data: name a file, NAME:PATH, or take {self.hub[0]} of the hub, NAME:hub"
         if self.source != "hub" and not Path(self.source).exists():
@@ -94,13 +91,10 @@ class Questions(Suite):
 class Aime(Questions):
     """``aime-25`` and ``aime-26``: whole numbers."""
 
-    needs: ClassVar = {"math_verify": "pip install --no-deps -r requirements/evals.lock"}
-    presets: ClassVar = {
-        "paper": Preset(
-            sampling=SamplingConfig(temperature=1.0, top_p=0.95, top_k=20, max_tokens=32768), samples=64
-        ),
-        "smoke": Preset(sampling=SamplingConfig(temperature=1.0, top_p=0.95, max_tokens=256), items=4),
-    }
+    needs = ("math_verify",)
+    presets: ClassVar = paper_and_smoke(
+        SamplingConfig(temperature=1.0, top_p=0.95, top_k=20, max_tokens=32768), samples=64
+    )
 
     def __init__(self, argument: str, year: int) -> None:
         super().__init__(argument)
@@ -134,10 +128,9 @@ class Gpqa(Questions):
 
     hub = ("Idavidrein/gpqa", "gpqa_diamond", "train")
     version = "GPQA-Diamond, options shuffled by seed 42"
-    presets: ClassVar = {
-        "paper": Preset(sampling=SamplingConfig(temperature=0.7, top_p=0.95, max_tokens=32768), samples=8),
-        "smoke": Preset(sampling=SamplingConfig(temperature=0.7, top_p=0.95, max_tokens=256), items=8),
-    }
+    presets: ClassVar = paper_and_smoke(
+        SamplingConfig(temperature=0.7, top_p=0.95, max_tokens=32768), samples=8, smoke_items=8
+    )
 
     def read(self, records: Iterator[Mapping[str, Any]]) -> Iterator[Item]:
         rng = random.Random(42)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import random
 import tomllib
 from collections.abc import Sequence
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from engine.config import Config, SamplingConfig
 from engine.errors import ConfigError
 from engine.evals import external_benchmarks
 from engine.evals.statistics import RIGHT
-from engine.evals.suite import Item, Outcome, Preset, Program, Seat, Split, Suite, spread
+from engine.evals.suite import Item, Outcome, Program, Seat, Split, Suite, paper_and_smoke, spread, version_of
 from sandbox import SandboxSettings
 
 PER_DATASET = 8
@@ -60,26 +59,18 @@ def table() -> dict[str, dict[str, Any]]:
 class HardSplit(Suite):
     """``reasoning-gym-hard``: eight entries of each data set; an answer that scores 1 wins."""
 
-    presets: ClassVar = {
-        "paper": Preset(
-            sampling=SamplingConfig(temperature=0.6, top_p=0.8, top_k=20, max_tokens=8192), items=800
-        ),
-        "smoke": Preset(sampling=SamplingConfig(temperature=0.6, top_p=0.8, max_tokens=128), items=8),
-    }
+    version = version_of("reasoning-gym")
+    needs = ("reasoning_gym", "pycosat")
+    install = "pip install --no-deps -r requirements/evals.lock pycosat==0.6.6"
+    presets: ClassVar = paper_and_smoke(
+        SamplingConfig(temperature=0.6, top_p=0.8, top_k=20, max_tokens=8192),
+        items=800,
+        smoke_items=8,
+        smoke_tokens=128,
+    )
 
     def __init__(self, split: Split) -> None:
         self.split = split
-        if not self.available():
-            self.version = f"reasoning-gym {metadata.version('reasoning-gym')}"
-
-    def available(self) -> str:
-        missing = [name for name in ("reasoning_gym", "pycosat") if importlib.util.find_spec(name) is None]
-        if not missing:
-            return ""
-        return (
-            f"the package {' and '.join(missing)} is not installed: "
-            "pip install --no-deps -r requirements/evals.lock pycosat==0.6.6"
-        )
 
     def items(self, count: int, seed: int) -> Sequence[Item]:
         external_benchmarks.reasoning_gym()

@@ -10,6 +10,8 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -72,10 +74,19 @@ class Reply(NamedTuple):
 
 
 class Seat(Protocol):
-    """The model's place at one sample of one item. It writes down what it is asked and what it answers."""
+    """The model's place at one sample of one item. ``asked`` has what it was asked and what it answered."""
 
     sandbox: SandboxPool
     key: str
+    asked: list[tuple[str, str]]
+
+    @property
+    def tokens(self) -> int:
+        """The number of sampled tokens."""
+
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        """The lowest and highest version that answered."""
 
     async def ask(
         self, messages: Sequence[Content], *, system: str | None = None, tools: Tools = ()
@@ -104,21 +115,44 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     items: int = 0
 
 
+def paper_and_smoke(
+    paper: SamplingConfig, *, samples: int = 1, items: int = 0, smoke_items: int = 4, smoke_tokens: int = 256
+) -> dict[str, Preset]:
+    """Return the preset "paper", and "smoke": short replies to few items, to see that the suite works."""
+    short = msgspec.structs.replace(paper, max_tokens=smoke_tokens)
+    return {
+        "paper": Preset(sampling=paper, samples=samples, items=items),
+        "smoke": Preset(sampling=short, items=smoke_items),
+    }
+
+
+def version_of(package: str) -> str:
+    """Return name and version of an installed distribution, for :attr:`Suite.version`."""
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return f"{package}, not installed"
+
+
 class Suite(ABC):
     """A held-out suite. ``version`` names its data and what judges it: scores of two versions never mix.
 
-    ``presets`` are its sampling settings by name, "paper" among them where the paper gives them. A suite with
-    the split "validation" may choose a checkpoint; one with "test" may only be reported.
+    ``presets`` are its sampling settings by name, "paper" among them where the paper gives them. ``needs``
+    are modules that it imports, and ``install`` is the command that installs them. A suite with the split
+    "validation" may choose a checkpoint; one with "test" may only be reported.
     """
 
     version: str = "1"
     split: Split = "test"
     presets: ClassVar[Mapping[str, Preset]] = {}
     baselines: ClassVar[tuple[str, ...]] = ("null", "random")
+    needs: ClassVar[tuple[str, ...]] = ()
+    install: ClassVar[str] = "pip install --no-deps -r requirements/evals.lock"
 
     def available(self) -> str:
         """Return "" when the suite can be played here, else what is missing and how to get it."""
-        return ""
+        missing = [name for name in self.needs if find_spec(name) is None]
+        return f"the package {missing[0]} is not installed: {self.install}" if missing else ""
 
     @abstractmethod
     def items(self, count: int, seed: int) -> Sequence[Item]:

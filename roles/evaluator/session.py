@@ -109,7 +109,7 @@ async def _play(
         if say is not None and finished * _STEPS // whole > (finished - 1) * _STEPS // whole:
             say(f"{part.name}: {finished} of {whole}")
 
-    harness = Harness(table, policy=policy, concurrency=places, keep=keep)
+    harness = Harness(table.seat, policy=policy, concurrency=places, keep=keep)
     return await harness.play(
         part.name,
         part.suite,

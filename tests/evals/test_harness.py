@@ -44,7 +44,7 @@ def right(key: str, messages: list[str]) -> str:
 
 async def play(suite: Suite, samples: int = 2, done: Any = ()) -> tuple[list[Sample], int]:
     found: list[Sample] = []
-    harness = Harness(table(right), concurrency=3, keep=found.append, delay=lambda _: 0.0)
+    harness = Harness(table(right).seat, concurrency=3, keep=found.append, delay=lambda _: 0.0)
     lost = await harness.play("echo", suite, ITEMS, sampling=SAMPLING, samples=samples, done=done)
     return found, lost
 
