@@ -22,7 +22,7 @@ import msgspec
 
 from bus import Bus, Envelope, codec, connect, provision, serve
 from bus.messages import EpisodeRequest, EpisodeSample, Message, Segment, Span
-from engine.bench.harness import Load, LoadMeter, Spread, quantile, spread
+from engine.bench.harness import Load, LoadMeter, Progress, Spread, quantile, spread
 from engine.errors import SpadeError
 from engine.machine import Machine, describe
 from engine.running.role_host import die_with_parent
@@ -36,7 +36,6 @@ _SLACK_SECONDS = 60.0
 _CALL, _CALL_BYTES = 4096, 64 << 20  # messages and bytes of one publication, and of one purge
 _HELD = 512
 _TOKEN_BYTES = 8  # int32 token, float32 log-probability
-Progress = Callable[[str], None]
 Side = Literal["produce", "consume", "ack"]
 Ready = Callable[[], Awaitable[float]]
 """Waits until all sides are ready and returns the time of the start."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import resource
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 import msgspec
 import psutil
+
+Progress = Callable[[str], None]
+"""Tells how far a measurement is."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

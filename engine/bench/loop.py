@@ -11,19 +11,18 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from engine import recipe
-from engine.bench.harness import Load, LoadMeter
+from engine.bench.harness import Load, LoadMeter, Progress
 from engine.config import Config
 from engine.errors import SpadeError
 from engine.machine import Machine, describe
 from engine.run import RunDirectory
 
-Progress = Callable[[str], None]
 _MODE_SETTINGS = {
     "async": ("curriculum.mode=async",),
     "sync": ("curriculum.mode=sync", "curriculum.lead=0", "curriculum.design_ahead=0"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import msgspec
 
 import bus
 from bus.messages import ServerServing
-from engine.bench.harness import Load, LoadMeter, Spread, spread
+from engine.bench.harness import Load, LoadMeter, Progress, Spread, spread
 from engine.bench.policy import build_nano, publish
 from engine.bench.rollout_sides import (
     BareClient,
@@ -40,8 +40,6 @@ from engine.machine import Machine, describe
 from engine.weights.loaders import FileLoader
 from engine.weights.update import update
 from sandbox import SandboxPool, SandboxSettings
-
-Progress = Callable[[str], None]
 
 TARGET_SINGLE, TARGET_MULTI = 0.95, 0.90
 _RUN = "bench-rollout"

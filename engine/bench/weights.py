@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 
 import bus
 from bus.messages import PolicyPublished
-from engine.bench.harness import Load, LoadMeter
+from engine.bench.harness import Load, LoadMeter, Progress
 from engine.bench.policy import BenchPolicy, smol, vocabulary
 from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference import vllm_schema
@@ -35,7 +35,6 @@ from engine.weights.loaders import BusLoader, Cache, FileLoader, WeightLoader
 from engine.weights.publisher import FilePublisher, Release
 from engine.weights.update import Updated, update
 
-Progress = Callable[[str], None]
 CACHES: tuple[Cache, ...] = ("recompute", "keep")
 _RUN = "bench-weights"
 _TOLERANCE = 1.0  # a bfloat16 server beside a float32 learner

@@ -152,6 +152,15 @@ def last_trained(path: Path) -> int:
     return -1 if found is None else int(found)
 
 
+def valid_shares(db: sqlite3.Connection) -> dict[int, float]:
+    """Return, by cohort, the share of designs that are valid; one that repeats a known program is, too."""
+    found = db.execute(
+        "SELECT cohort, AVG(valid) FROM (SELECT cohort, 1.0 AS valid FROM environments"
+        " UNION ALL SELECT cohort, rung = 'duplicate' FROM rejections) GROUP BY cohort"
+    )
+    return dict(found)
+
+
 def apply(connection: sqlite3.Connection, events: Sequence[Event]) -> int:
     """Write ``events`` and the new position in one transaction; return the number of new events.
 
@@ -198,8 +207,8 @@ def put_note(connection: sqlite3.Connection, name: str, value: Any) -> None:
     connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, json.dumps(value)))
 
 
-def _insert(db: sqlite3.Connection, table: str, event: Event, **given: Any) -> bool:
-    """Insert a row unless its id exists; return True if it was new.
+def _insert(db: sqlite3.Connection, table: str, event: Event, counter: str = "", **given: Any) -> bool:
+    """Insert a row unless its id exists; return True if it was new, and count it in ``counter``.
 
     A column is ``given``, else it is the field of that name of the event or of its message.
     """
@@ -210,7 +219,14 @@ def _insert(db: sqlite3.Connection, table: str, event: Event, **given: Any) -> b
     } | given
     columns, marks = ", ".join(values), ", ".join("?" * len(values))
     query = f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({marks})"
-    return db.execute(query, tuple(values.values())).rowcount > 0
+    new = db.execute(query, tuple(values.values())).rowcount > 0
+    if new and counter:
+        _count(db, counter)
+    return new
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 @cache
@@ -227,11 +243,6 @@ def _count(connection: sqlite3.Connection, name: str, by: float = 1) -> None:
     )
 
 
-def _policy(db: sqlite3.Connection, event: Event, x: m.PolicyPublished) -> bool:
-    fence, step = Version.unpack(x.version)
-    return _insert(db, "policies", event, fence=fence, step=step)
-
-
 def _batch(db: sqlite3.Connection, event: Event, x: m.BatchTrained) -> bool:
     return _insert(
         db,
@@ -240,7 +251,7 @@ def _batch(db: sqlite3.Connection, event: Event, x: m.BatchTrained) -> bool:
         id=x.key,
         fence=Version.unpack(x.version).fence,
         trained=len(x.trained),
-        dropped=json.dumps(Counter(cause for _, cause in x.dropped)),
+        dropped=_json(Counter(cause for _, cause in x.dropped)),
         metrics=json.dumps(x.metrics),
     )
 
@@ -263,51 +274,22 @@ def _lost(db: sqlite3.Connection, event: Event, x: m.ServerLost) -> bool:
 
 def _round(db: sqlite3.Connection, event: Event, x: m.RoundSummary) -> bool:
     # Standings serve the designer's memory; scores of closed windows have their own table.
-    summary = msgspec.json.encode(msgspec.structs.replace(x, standings=())).decode()
-    return _insert(db, "rounds", event, summary=summary)
+    return _insert(db, "rounds", event, summary=_json(msgspec.structs.replace(x, standings=())))
 
 
 def _ready(db: sqlite3.Connection, event: Event, x: m.EnvironmentReady) -> bool:
     found = x.finding
     own = {name: getattr(found, name) for name in ("title", "trivial_win_rate", "degenerate")}
-    new = _insert(db, "environments", event, **own)
+    new = _insert(db, "environments", event, "environments_accepted", **own)
     if new:
         labels = {name: getattr(found, name) for name in _LABELS} | {"prompt": x.prompt}
-        db.execute(
-            "INSERT OR REPLACE INTO labels VALUES (?, ?, ?)", (x.design, found.flag, json.dumps(labels))
-        )
-        _count(db, "environments_accepted")
+        db.execute("INSERT OR REPLACE INTO labels VALUES (?, ?, ?)", (x.design, found.flag, _json(labels)))
     return new
-
-
-def _scored(db: sqlite3.Connection, event: Event, x: m.EnvironmentScored) -> bool:
-    return _insert(db, "scores", event, fields=msgspec.json.encode(x).decode())
-
-
-def valid_shares(db: sqlite3.Connection) -> dict[int, float]:
-    """Return, by cohort, the share of designs that are valid; one that repeats a known program is, too."""
-    found = db.execute(
-        "SELECT cohort, AVG(valid) FROM (SELECT cohort, 1.0 AS valid FROM environments"
-        " UNION ALL SELECT cohort, rung = 'duplicate' FROM rejections) GROUP BY cohort"
-    )
-    return dict(found)
-
-
-def _rejected(db: sqlite3.Connection, event: Event, x: m.DesignRejected) -> bool:
-    new = _insert(db, "rejections", event, id=x.key)
-    if new:
-        _count(db, "designs_rejected")
-    return new
-
-
-def _design_failed(db: sqlite3.Connection, event: Event, x: m.DesignFailed) -> bool:
-    return _insert(db, "designs_failed", event)
 
 
 def _finished(db: sqlite3.Connection, event: Event, x: m.EpisodeFinished) -> bool:
-    if not _insert(db, "episodes", event):
+    if not _insert(db, "episodes", event, "episodes_finished"):
         return False
-    _count(db, "episodes_finished")
     _count(db, "tokens_sampled", x.tokens)
     if x.failure is not None:
         _count(db, f"episodes_ended_by:{x.failure}")
@@ -315,34 +297,29 @@ def _finished(db: sqlite3.Connection, event: Event, x: m.EpisodeFinished) -> boo
         used = {name: getattr(x.tool_use, name) for name in ("calls", "malformed", "done")}
         _insert(db, "tool_use", event, instructions=x.tool_use.of, **used)
     if x.transcript:
-        turns = msgspec.json.encode(x.transcript).decode()
-        _insert(db, "transcripts", event, won=x.returned > 0, turns=turns)
+        _insert(db, "transcripts", event, won=x.returned > 0, turns=_json(x.transcript))
     return True
 
 
-def _episode_failed(db: sqlite3.Connection, event: Event, x: m.EpisodeFailed) -> bool:
-    new = _insert(db, "failures", event)
-    if new:
-        _count(db, f"episodes_failed:{x.failure}")
-    return new
-
-
-def _evaluated(db: sqlite3.Connection, event: Event, x: m.EvaluationFinished) -> bool:
-    id_ = f"evaluation:{x.suite}:{x.step}:{x.version}"
-    return _insert(db, "evaluations", event, id=id_, by_family=json.dumps(x.by_family))
-
-
 _HANDLERS: dict[str, Callable[[sqlite3.Connection, Event, Any], bool]] = {
-    "PolicyPublished": _policy,
+    "PolicyPublished": lambda db, event, x: _insert(
+        db, "policies", event, **Version.unpack(x.version)._asdict()
+    ),
     "BatchTrained": _batch,
     "ServerServing": _serving,
     "ServerLost": _lost,
     "RoundSummary": _round,
     "EnvironmentReady": _ready,
-    "EnvironmentScored": _scored,
-    "DesignRejected": _rejected,
-    "DesignFailed": _design_failed,
+    "EnvironmentScored": lambda db, event, x: _insert(db, "scores", event, fields=_json(x)),
+    "DesignRejected": lambda db, event, x: _insert(db, "rejections", event, "designs_rejected", id=x.key),
+    "DesignFailed": lambda db, event, x: _insert(db, "designs_failed", event),
     "EpisodeFinished": _finished,
-    "EpisodeFailed": _episode_failed,
-    "EvaluationFinished": _evaluated,
+    "EpisodeFailed": lambda db, event, x: _insert(db, "failures", event, f"episodes_failed:{x.failure}"),
+    "EvaluationFinished": lambda db, event, x: _insert(
+        db,
+        "evaluations",
+        event,
+        id=f"evaluation:{x.suite}:{x.step}:{x.version}",
+        by_family=_json(x.by_family),
+    ),
 }
