@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,12 +16,14 @@ import msgspec
 
 from engine import placement, registry
 from engine.checks.designers import designers
-from engine.checks.learner import learners, longest_reply
-from engine.config import Config, DesignerConfig, SamplingConfig
+from engine.config import Config, DesignerConfig, LearnerConfig, LoraConfig, SamplingConfig
+from engine.errors import ConfigError
 from engine.weights import ways
 
 Problem = tuple[str, str]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
+LARGEST_RANK = 512
+_SECONDS_A_TOKEN = 0.2  # slower than that a server is of no use
 _TEMPERATURES = (0.05, 2.0)  # of trained tokens; vLLM raises any below 0.01 to it, and 0 is greedy
 
 
@@ -28,6 +31,16 @@ def check(config: Config) -> list[Problem]:
     """Return every problem of a decoded recipe, in the order of its tables; [] when it can run."""
     unusable = list(_numbers("", msgspec.to_builtins(config)))
     return unusable or [problem for rule in _RULES for problem in rule(config)]
+
+
+def require_packages(learner: LearnerConfig) -> None:
+    """Check that the packages that ``learner`` needs are installed. Raises ConfigError."""
+    kind = learner.optimizer.kind
+    if kind != "adamw" and find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f'learner.optimizer.kind = "{kind}" needs the package bitsandbytes, which is not installed',
+            remedy="Install it (pip install bitsandbytes), or take the setting back.",
+        )
 
 
 def is_bus_url(url: str) -> bool:
@@ -149,10 +162,22 @@ def _corpus(designer: DesignerConfig) -> Iterator[Problem]:
             yield f"designer.custom_skills[{index}].name", "is described twice"
 
 
+def _longest_reply(config: Config) -> float:
+    """Return the seconds that the longest reply which is trained may take.
+
+    A reply that misses its deadline is sampled again. If long replies missed it, only short ones would be
+    trained.
+    """
+    replies = [config.agent.sampling]
+    if config.designer.kind == "policy":
+        replies += [config.designer.sampling, config.designer.hint_sampling]
+    return max(sampling.max_tokens for sampling in replies) * _SECONDS_A_TOKEN
+
+
 def _agent(config: Config) -> Iterator[Problem]:
     agent = config.agent
     yield from _trained_sampling("agent.sampling", agent.sampling)
-    longest, each = longest_reply(config), config.server.request_seconds
+    longest, each = _longest_reply(config), config.server.request_seconds
     if each < longest:
         yield "server.request_seconds", f"must be at least {longest}, the time of the longest reply"
     if agent.episode_seconds < each:
@@ -246,6 +271,8 @@ def _quotas(config: Config) -> Iterator[Problem]:
 
 def _learner(config: Config) -> Iterator[Problem]:
     learner = config.learner
+    yield from _best(learner.best_by, [suite.name for suite in config.evaluator.suites])
+    yield from _lora(learner.lora)
     if learner.minibatches and learner.steps_per_batch == 1:
         yield "learner.minibatches", "needs learner.steps_per_batch of at least 2, one step for each part"
     own = learner.supervised_mix > 0 and learner.supervised_source == "accepted"
@@ -266,6 +293,23 @@ def _learner(config: Config) -> Iterator[Problem]:
             "learner.supervised_mix",
             "needs the supervised examples of a warm start; a packaged model has none. "
             'Set learner.supervised_source = "accepted"',
+        )
+
+
+def _best(best: str, suites: Sequence[str]) -> Iterator[Problem]:
+    if best.startswith("metric:"):
+        if not best.removeprefix("metric:").lstrip("-"):
+            yield "learner.best_by", "must name a metric of a batch, like metric:entropy or metric:-loss"
+    elif best and best not in suites:
+        known = ", ".join(suites) or "there is none"
+        yield "learner.best_by", f'must name a suite of the evaluator ({known}), or be "metric:NAME"'
+
+
+def _lora(lora: LoraConfig) -> Iterator[Problem]:
+    if lora.publish == "adapter" and not 1 <= lora.rank <= LARGEST_RANK:
+        yield (
+            "learner.lora.publish",
+            f'"adapter" needs a learner.lora.rank of 1 to {LARGEST_RANK}, which is what vLLM takes',
         )
 
 
@@ -305,7 +349,6 @@ _RULES: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _reward,
     _quotas,
     _learner,
-    learners,
     _evaluator,
     _warmstart,
 )

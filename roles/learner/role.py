@@ -15,7 +15,7 @@ from bus import Lease, Record
 from bus.concurrency import flat_task_group
 from bus.messages import BatchTrained, DesignSample, EpisodeSample, PolicyPublished, RoundClosed
 from bus.messages import Role as Part
-from engine.checks.learner import require_packages
+from engine.checks.settings import require_packages
 from engine.config import Config, RoleTraining
 from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
