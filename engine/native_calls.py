@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sandbox import tool_calls
 from sandbox.tool_calls import Unreadable, load
 
 Tools = Sequence[Mapping[str, Any]]
@@ -160,7 +161,8 @@ def _spelled(block: str, tools: Tools) -> Call:
         (one["function"]["parameters"] for one in tools if one["function"]["name"] == name), {}
     )
     schemas = known.get("properties", {})
-    return _call(name, _once([(key, _value(value, schemas.get(key, {}))) for key, value in found]))
+    arguments = _once([(key, _value(value, schemas.get(key, {}))) for key, value in found])
+    return {"name": name, "arguments": arguments}
 
 
 def _parameters(text: str) -> Iterator[tuple[str, str]]:
@@ -238,7 +240,7 @@ def _headed(text: str, form: _Heads) -> list[Call]:
             return calls
         if head[1]:
             arguments, at = _decoded(text, head.end())
-            calls.append(_call(head[1], arguments))
+            calls.append(tool_calls.call({"name": head[1], "arguments": arguments})._asdict())
         else:
             made, at = _json(text, head.end())
             calls += made
@@ -258,9 +260,10 @@ def _pythonic(text: str, tools: Tools) -> list[Call]:
         if not isinstance(tree, ast.List) or not all(_is_call(one) for one in tree.elts):
             raise Unreadable("This is not a list of calls.")
         return [
-            _call(
-                ast.unparse(one.func), _once([(str(word.arg), _literal(word.value)) for word in one.keywords])
-            )
+            {
+                "name": ast.unparse(one.func),
+                "arguments": _once([(str(word.arg), _literal(word.value)) for word in one.keywords]),
+            }
             for one in tree.elts
             if isinstance(one, ast.Call)
         ]
@@ -296,7 +299,7 @@ def _json(text: str, at: int) -> tuple[list[Call], int]:
     items = found if isinstance(found, list) else [found]
     if not items:
         raise Unreadable("The list of calls is empty.")
-    return [_object(item) for item in items], end
+    return [tool_calls.call(item)._asdict() for item in items], end
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int]:
@@ -308,23 +311,6 @@ def _decoded(text: str, at: int) -> tuple[Any, int]:
     except ValueError as error:
         raise Unreadable(f"This is not valid JSON: {error}.") from None
     return load(text[at:end]), end
-
-
-def _object(item: Any) -> Call:
-    if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-        raise Unreadable('A call has a "name".')
-    given = [key for key in ("arguments", "parameters") if key in item]
-    unknown = sorted(set(item) - {"name", "id", "type", *given})
-    if len(given) != 1 or unknown:
-        raise Unreadable(f'A call has "name" and "arguments"{f", not {unknown[0]!r}" if unknown else ""}.')
-    arguments = item[given[0]]
-    return _call(item["name"], load(arguments) if isinstance(arguments, str) else arguments)
-
-
-def _call(name: str, arguments: Any) -> Call:
-    if not isinstance(arguments, dict):
-        raise Unreadable("The arguments must be an object.")
-    return {"name": name, "arguments": arguments}
 
 
 _READERS: dict[str, Callable[[str, Tools], list[Call]]] = {

@@ -23,7 +23,7 @@ _CALL_KEYS = frozenset(("name", "arguments", "parameters", "id", "type"))
 
 
 class Unreadable(ValueError):
-    """An action that is neither a tool call nor a final answer; the message shows the right form."""
+    """Neither a tool call nor a final answer."""
 
 
 class ToolCall(NamedTuple):
@@ -43,22 +43,34 @@ class ToolAction(NamedTuple):
     answer: str | None
 
 
+class _Told(Unreadable):
+    """Calls that somebody else could not read; the message has their right form."""
+
+
 def parse(action: str) -> ToolAction:
     """Read ``action``. Raises Unreadable; then no part of it is to be carried out."""
-    text = action.strip()
+    try:
+        return _parse(action.strip())
+    except _Told:
+        raise
+    except Unreadable as error:
+        raise Unreadable(f"{error} {HOW}") from None
+
+
+def _parse(text: str) -> ToolAction:
     if _is_json(text):
         return _made([text], [])
     # searched only where an end follows: thousands of openings must not use up the program's time
     if text.rfind("<tool_call>") > text.rfind("</tool_call>"):
-        raise Unreadable("A <tool_call> is not closed by </tool_call>. " + HOW)
+        raise Unreadable("A <tool_call> is not closed by </tool_call>.")
     blocks, rest = _BLOCK.findall(text), _BLOCK.sub("", text)
     if "<tool_call>" in rest:
-        raise Unreadable("A <tool_call> is not closed by </tool_call>. " + HOW)
+        raise Unreadable("A <tool_call> is not closed by </tool_call>.")
     answers = _ANSWER.findall(rest, 0, rest.rfind("</answer>") + len("</answer>"))
     if not blocks and not answers:
         blocks = [_unfenced(text)]
         if not blocks[0].startswith(("{", "[")):
-            raise Unreadable("This is neither a tool call nor a final answer. " + HOW)
+            raise Unreadable("This is neither a tool call nor a final answer.")
     return _made(blocks, answers)
 
 
@@ -78,13 +90,13 @@ def _made(blocks: list[str], answers: list[str]) -> ToolAction:
     for block in blocks:
         for item in _items(block):
             if isinstance(item, dict) and set(item) == {"unreadable"}:
-                raise Unreadable(str(item["unreadable"]))
+                raise _Told(str(item["unreadable"]))
             if isinstance(item, dict) and set(item) == {"answer"}:
                 answer = _answer(item["answer"])
             elif isinstance(item, dict) and set(item) == {"reply"}:
                 _answer(item["reply"])
             else:
-                calls.append(_call(item))
+                calls.append(call(item))
     if len(calls) > MAX_CALLS:
         raise Unreadable(f"{len(calls)} calls in one turn, at most {MAX_CALLS} are carried out.")
     return ToolAction(tuple(calls), answer)
@@ -106,36 +118,37 @@ def load(text: str) -> Any:
     except Unreadable:
         raise
     except ValueError as error:
-        raise Unreadable(f"This is not valid JSON: {error}. " + HOW) from None
+        raise Unreadable(f"This is not valid JSON: {error}.") from None
 
 
 def _items(block: str) -> list[Any]:
     value = load(block.strip())
     items = value if isinstance(value, list) else [value]
     if not items:
-        raise Unreadable("The list of calls is empty. " + HOW)
+        raise Unreadable("The list of calls is empty.")
     return items
 
 
-def _call(item: Any) -> ToolCall:
+def call(item: Any) -> ToolCall:
+    """Return a call that was decoded from JSON. Raises Unreadable when its fields are not those of one."""
     if isinstance(item, dict) and isinstance(item.get("function"), dict):
         item = item["function"]
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-        raise Unreadable('A call is an object with "name" and "arguments". ' + HOW)
+        raise Unreadable('A call is an object with "name" and "arguments".')
     unknown = sorted(set(item) - _CALL_KEYS)
     if unknown:
-        raise Unreadable(f'A call has "name" and "arguments", not {unknown[0]!r}. ' + HOW)
+        raise Unreadable(f'A call has "name" and "arguments", not {unknown[0]!r}.')
     arguments = item.get("arguments", item.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = load(arguments)
     if not isinstance(arguments, dict):
-        raise Unreadable('"arguments" must be an object. ' + HOW)
+        raise Unreadable('"arguments" must be an object.')
     return ToolCall(item["name"], arguments)
 
 
 def _answer(value: Any) -> str:
     if isinstance(value, dict | list) or value is None:
-        raise Unreadable("A final answer is a text or a number. " + HOW)
+        raise Unreadable("A final answer is a text or a number.")
     return value if isinstance(value, str) else json.dumps(value)
 
 

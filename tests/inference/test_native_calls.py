@@ -210,7 +210,7 @@ def test_a_torn_call_gets_an_answer_and_never_runs_with_other_arguments(name: st
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("tagged", '<tool_call>{"name": "x"}</tool_call>', '"name" and "arguments"'),
+        ("tagged", '<tool_call>{"arguments": {}}</tool_call>', '"name" and "arguments"'),
         ("tagged", '<tool_call>{"name": "x", "arguments": [1]}</tool_call>', "must be an object"),
         ("tagged", '<tool_call>{"name": "x", "arguments": {"a": {"b": 1}}</tool_call>', "not valid JSON"),
         ("tagged", '<tool_call>{"name": "x", "arguments": {}}', "not closed"),
