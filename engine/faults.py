@@ -1,4 +1,4 @@
-"""From an exception to a paragraph that a person can act on."""
+"""Turns an exception into an error text that says what to do."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def _of_glibc(name: str, *types: Any) -> Any:
 
 
 _malloc_trim = _of_glibc("malloc_trim", ctypes.c_size_t)
-# Without malloc_trim it is no glibc, where mallopt may be there and do nothing.
+# A C library without malloc_trim is not glibc; its mallopt, if there is one, may do nothing.
 _mallopt = _of_glibc("mallopt", ctypes.c_int, ctypes.c_int) if _malloc_trim is not None else None
 
 

@@ -95,7 +95,7 @@ def replay(
 
 
 def _made(call: Call, objects: dict[str, Any]) -> str:
-    """Make a call on each object that has it: the phone's parts share their state so."""
+    """Make a call on each object that has the method: so the parts of the phone share their state."""
     name = call["name"]
     methods = [getattr(one, name, None) for one in objects.values() if not name.startswith("_")]
     result: Any = f"Error: there is no function {name}."

@@ -9,7 +9,7 @@ WORDS = 13
 """Words in a row that count as a copy, as for GPT-3. Of a text with fewer all count, from SHORTEST on."""
 SHORTEST = 8
 SHARED = 2
-"""A sequence of more items than that is a form of the suite's questions, and no copy of one."""
+"""A sequence that more items share belongs to the form of the questions, and is no copy of one."""
 _WORD = re.compile(r"\w+")
 
 

@@ -1,7 +1,7 @@
-"""Imported in a zygote, before its files disappear: what others' environments read and import lazily.
+"""Lets environments of other packages run in the sandbox; a zygote imports this module while it has files.
 
-Their packages open data files when a dataset is made and import modules in functions; an instance can do
-neither. So the files are read into memory here and served from there, and each dataset is made once.
+Those packages open data files when a dataset is made and import modules inside functions. An instance can do
+neither. So this module reads the files into memory, serves them from there, and makes each dataset once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Words:
 
 
 def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-    """Open what is held from memory, everything else as ever."""
+    """Open held files from memory, and all others as usual."""
     data = _held.get(str(file)) if isinstance(file, str | os.PathLike) else None
     if data is None:
         return _real_open(file, mode, *args, **kwargs)
@@ -46,7 +46,7 @@ def _open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
 
 
 def _exists(self: Path) -> bool:
-    """Tell what is held; behind the walls every other path counts as absent."""
+    """Return True for held files; in the sandbox every path that may not be read counts as absent."""
     if str(self) in _held:
         return True
     try:

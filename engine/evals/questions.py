@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.evals.suite import Item, Outcome, Reply, Seat, Suite, paper_and_smoke, spread
 
 LETTERS = "ABCD"
-_JUDGE_SECONDS = 300.0  # a slow host is no wrong answer; math-verify has limits of its own
+_JUDGE_SECONDS = 300.0  # a slow host must not make an answer wrong; math-verify has its own limits
 _PHRASE = re.compile(r"answer\s*(?:is|:)?\s*\**\(?([A-D])\b", re.IGNORECASE)
 _STEPS = "Reason step by step, and put your final answer into \\boxed{}."
 _LETTER = "Reason step by step, and put the letter of your answer into \\boxed{}."

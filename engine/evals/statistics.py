@@ -1,7 +1,7 @@
 """Figures of an evaluation with their intervals: pure.
 
-A suite's items are the sampling unit: samples of one item are not independent, so an interval comes from
-drawing items again (bootstrap), never samples.
+Items are the sampling unit: samples of one item are not independent, so an interval comes from resampling
+items (bootstrap), never samples.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def figures(scores: Scores) -> Figures:
 def interval(values: Sequence[float]) -> Estimate:
     """Return the mean of ``values`` with its interval.
 
-    Where all are 0, or all are 1, drawing again tells nothing: then it is Wilson's interval.
+    If all values are 0, or all are 1, resampling shows no spread; then it is Wilson's interval.
     """
     mean, count = math.fsum(values) / len(values), len(values)
     if min(values) == max(values) and mean in (0.0, 1.0):

@@ -1,7 +1,7 @@
 """Players of texts in the place of a server: an endpoint, and the two baselines that do not think.
 
-The turn loop works with tokens. Here each character is a token and a mark begins each message, so that the
-same loop plays models whose tokens nobody sees.
+The turn loop works with tokens. Here each character is a token and a mark begins each message, so the same
+loop can play models whose tokens are not available.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ class Aimd:
     that comes back (:meth:`restart`) starts at ``floor`` and doubles with each round trip up to the limit it
     had before, so that not all waiting requests arrive at once.
 
-    After a cut, further signals are ignored until as many requests have ended as were in flight then, so one
-    event counts once, however many requests saw it.
+    After a cut, further signals are ignored until as many requests have ended as were in flight at the cut:
+    one event counts once, however many requests saw it.
     """
 
     def __init__(self, ceiling: int, *, floor: int = 1, increase: float = 1.0, decrease: float = 0.5) -> None:

@@ -37,7 +37,7 @@ _CONNECT_SECONDS = 10.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 60.0
 _LONGEST_ASKED = 900.0
 _MOST_TOKENS = 1 << 32  # more than any answer has
-# So many refusals before any answer are not caused by the prompts.
+# This many refusals before any answer mean that the prompts are not the cause.
 _REFUSED_AT_FIRST = 20
 
 # Finish reasons, by their names at the known providers. Every other one, and none at all, is a fault.

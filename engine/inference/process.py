@@ -23,7 +23,7 @@ from engine.inference.launch import LOOPBACK, command, environment, port_for
 from engine.inference.vllm import VllmClient
 
 EXTERNAL_SECONDS = 2.0
-"""Between two looks at the health of an external server."""
+"""Seconds between two health checks of an external server."""
 _EXTERNAL_MISSES = 3
 _HEALTH_SECONDS = 5.0
 _TAIL_LINES = 20

@@ -1,6 +1,6 @@
 """Reads a reply without its reasoning: the part in which a move, a program or a hint may stand.
 
-One reading for all of them. Reasoning stands between marks such as ``<think>`` and ``</think>``, or in
+All roles use it. Reasoning stands between marks such as ``<think>`` and ``</think>``, or in
 channels (``<|channel|>analysis<|message|>``). The opening mark may be the last part of the prompt instead of
 the first part of the reply, so the caller passes ``thought_open`` (:meth:`ChatTokens.opens_thought`).
 """

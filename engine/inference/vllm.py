@@ -153,7 +153,10 @@ class VllmClient:
         return True
 
     async def health(self, *, deadline: float) -> None:
-        """Ask for health. Raises ServerGone, ServerStuck, or ServerRefused where no vLLM server answers."""
+        """Check that the server is healthy.
+
+        Raises ServerGone, ServerStuck, or ServerRefused where the answer is no vLLM server's.
+        """
         await self._get("/health", deadline)
 
     async def until_healthy(self, *, seconds: float, alive: Callable[[], bool] = lambda: True) -> bool:

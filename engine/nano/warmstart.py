@@ -44,7 +44,8 @@ _DRILL_TOKENS = 18
 def fingerprint(config: Config) -> str:
     """Return the hash of what the built model depends on: table, context length, corpus, prompts.
 
-    The corpus and the prompts enter through the texts of the first examples, so a comment costs no rebuild.
+    The corpus and the prompts enter through the texts of the first examples, so a changed comment causes no
+    rebuild.
     """
     table = msgspec.to_builtins(config.warmstart)
     del table["threads"]

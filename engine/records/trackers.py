@@ -127,7 +127,7 @@ class Trackers:
         self._open[name].log(found, samples, number)
 
     def _guarded(self, name: str, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a tracker. It is code of others that talks to a network: its fault is not the run's."""
+        """Call a tracker. It is third-party code that uses a network, so its faults must not end the run."""
         try:
             call(*arguments)
         except Exception as error:

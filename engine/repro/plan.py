@@ -1,4 +1,4 @@
-"""A plan: cells (a recipe with settings) times seeds, each cell unlike the first in its factor only."""
+"""A plan: cells (a recipe with settings) times seeds. A cell differs from the first in its factor only."""
 
 from __future__ import annotations
 

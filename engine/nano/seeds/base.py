@@ -28,13 +28,13 @@ NOUNS = (
 )  # fmt: skip
 """What the seed documents are about."""
 
-# The least share of the places that as many tries cover, for levels 1-5: what naive trying can win.
+# For levels 1-5 the least ratio of tries to places: the win rate of a player that tries one after another.
 _COVERED = (0.99, 0.57, 0.42, 0.26, 0.20)
 
-# How often a player that does not think says again what it said before.
+# The probability that a player without thought repeats its last answer.
 _STUBBORN = 0.7
 
-# A number, or an expression in its place.
+# A number, or an expression that stands for one.
 _NUMBER = re.compile(r"\{[^{}]*\}|\b[A-Z]\b|\d+")
 _SLOT = re.compile(r"\$([a-z]+)")
 
@@ -50,7 +50,7 @@ def boxed(thought: str, action: object) -> str:
 
 
 def stubborn(choose: Callable[[], object], rng: Random) -> Script:
-    """Answer without a thought, blind to what comes back, mostly the same thing again."""
+    """Answer without thought, whatever the observation is, and mostly repeat the last answer."""
     action = choose()
     while True:
         yield boxed("", action)
@@ -87,10 +87,10 @@ class Family(ABC):
     observation, so the document is needed to write the program that is expected.
     With ``tools`` its programs are tool environments, and players are sent their messages.
     Levels run from 1 (easy) to 6, by how little a naive player wins; a player that thinks wins all of them.
-    So a level asks for skill, not for luck: programs reckon their tries from their size, and leave as many
-    as thinking needs. Designs of luck would be played at a win rate of one half for ever, without teaching
-    anything. The warm start never sees withheld parameters; each level of ``seed_levels`` has others, too,
-    and each of ``held_levels`` has withheld ones.
+    So a level asks for skill, not for luck: a program computes its tries from its size, and gives as many as
+    a thinking player needs. Games of luck would keep a win rate of one half without teaching anything. The
+    warm start never sees withheld parameters; each level of ``seed_levels`` has others, too, and each of
+    ``held_levels`` has withheld ones.
     """
 
     name: ClassVar[str]

@@ -1,9 +1,9 @@
 """The warm-start corpus: designs, hints and plays of seed programs, as chat messages.
 
-Competence is made partial by mode, not by noise in the labels. For a whole play a scripted player thinks and
-plays as well as it can, follows a naive rule that is enough at level 1, or blurts. Most plays that are shown
-think, so that thinking is learned; but the weights of the first tokens make it rare. So what easy tasks
-reward is the naive rule as well, and only tasks of the middle levels tell the two apart.
+The policy shall be partly competent. Labels have no noise; instead each play has a mode. A scripted player
+thinks and plays as well as it can, follows a naive rule that is enough at level 1, or blurts. Most of the
+plays think, so thinking is learned, but the weights of the first tokens make it rare. Easy tasks then reward
+the naive rule too, and only tasks of the middle levels tell the two apart.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _TARGETS = (0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8)
 _UNGROUNDED = 0.1
 _HINT_SHARE = 0.42
 _PLAYS_PER_PROGRAM = 4
-# Copying from the context (a noun, a hint, a colour) is what so short a training learns last; drills of
-# nothing else bring it about early.
+# A short training learns last to copy from the context (a noun, a hint, a colour); drills that ask for
+# nothing else teach it early.
 _DRILLS_PER_PROGRAM = 0.5
 _INSTANCES = 1 << 20
 _WORDS = (*NOUNS, *PALETTE)

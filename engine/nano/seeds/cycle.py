@@ -14,7 +14,7 @@ _WITHHELD = frozenset({"gray", "black"})
 
 
 class Cycle(Family):
-    """A repeating list: one period is shown, so what follows is known after one wrong try at the latest.
+    """A repeating list that shows one period, so a player knows the next colour after at most one wrong try.
 
     A naive player says the colour before the last, which is right for two colours. The level is by the
     period. The hint gives the whole cycle.

@@ -12,7 +12,7 @@ _TURNS = ("ahead", "right", "back", "left")
 
 
 class Walk(Family):
-    """A wall names the direction, which a player that thinks turns into a way relative to where it faces.
+    """A wall names the open direction; a thinking player converts it into a turn relative to its own facing.
 
     A naive player turns at every step, which leads to the end of a short walk only. The first observation
     does not have the direction, the hint has it. Of each length one direction is withheld.
