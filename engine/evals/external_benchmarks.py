@@ -161,7 +161,7 @@ def reasoning_gym_programs() -> Iterator[Foreign]:
             if number is not None and number > most:
                 continue
             level = "as it comes" if number is None else f"level {number}"
-            source = _REASONING_GYM.format(title=_title(name), name=name, number=number, level=level)
+            source = _REASONING_GYM.format(title=class_name(name), name=name, number=number, level=level)
             source += "" if name in UNANSWERED else _SOLUTION
             yield Foreign("reasoning_gym", name, level, source)
 
@@ -177,8 +177,9 @@ def gem_programs() -> Iterator[Foreign]:
         kind, _, name = identifier.partition(":")
         if kind == "game" and not name.startswith(THREADED):
             name, _, level = name.partition("-v0-")
-            yield Foreign("gem", name, level, _GEM.format(title=_title(name), name=identifier))
+            yield Foreign("gem", name, level, _GEM.format(title=class_name(name), name=identifier))
 
 
-def _title(name: str) -> str:
+def class_name(name: str) -> str:
+    """Return the name of a data set or game as a class is named."""
     return "".join(part.capitalize() if part.islower() else part for part in name.split("_"))

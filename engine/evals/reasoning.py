@@ -85,8 +85,7 @@ class HardSplit(Suite):
 
     def program(self, name: str) -> str:
         """Return the program that plays the data set ``name``."""
-        title = "".join(part.capitalize() for part in name.split("_"))
-        seed = SEEDS[self.split]
+        title, seed = external_benchmarks.class_name(name), SEEDS[self.split]
         return _PROGRAM.format(title=title, name=name, seed=seed, size=SIZE, settings=table()[name])
 
     async def play(self, item: Item, seat: Seat) -> Outcome:

@@ -37,7 +37,7 @@ from engine.inference.endpoint import open_endpoint
 Thinking = Literal["off", "on", "unset"]
 START = "start"
 _PROBE_TOKENS = 16
-_CPU_CONCURRENCY, _GPU_CONCURRENCY = 16, 256
+_CPU_CONCURRENCY, _GPU_CONCURRENCY, _ENDPOINT_CONCURRENCY = 16, 256, 32
 _CPU_SERVER = ServerConfig(
     environment={"VLLM_CPU_KVCACHE_SPACE": "2"}, request_seconds=3600.0, start_seconds=600.0
 )
@@ -62,10 +62,9 @@ class Target:
     @property
     def places(self) -> int:
         """The number of samples that are played at a time."""
-        slow = self.endpoint is None and launch.on_cpu()
-        return self.concurrency or (
-            _CPU_CONCURRENCY if slow else _GPU_CONCURRENCY if not self.endpoint else 32
-        )
+        if self.endpoint is not None:
+            return self.concurrency or _ENDPOINT_CONCURRENCY
+        return self.concurrency or (_CPU_CONCURRENCY if launch.on_cpu() else _GPU_CONCURRENCY)
 
 
 def of_model(path: str, *, thinking: Thinking, context: int, concurrency: int) -> Target:

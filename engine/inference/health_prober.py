@@ -63,7 +63,6 @@ class HealthProber:
             elif server.breaker.trip(anyio.current_time()):
                 log.warning("server_stuck", server=server.name, reason=str(error))
                 self._roster.suspend(server)
-                server.evict()
             return
         self._forgiven = 0
         if server.breaker.retry_at is not None:

@@ -327,7 +327,6 @@ class InferencePool:
         if breaker.trip(now) if hopeless else breaker.failure(now):
             log.warning("server_breaker_open", server=server.name, reason=str(error))
             self._roster.suspend(server)
-            server.evict()
 
     # Places
 

@@ -158,8 +158,9 @@ class Roster:
         return self._servers.pop(name, None)
 
     def suspend(self, server: PooledServer) -> None:
-        """Stop sending to a failed server until it serves the current version again."""
+        """Stop sending to a failed server until it serves the current version again; move its requests."""
         server.admitted = False
+        server.evict()
 
     def choose(self, key: str, avoid: Collection[PooledServer] = ()) -> PooledServer | None:
         """Return the server for the next request of ``key``, one place on it taken; None when none is free.

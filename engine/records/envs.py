@@ -174,10 +174,8 @@ class Catalogue:
         rows.sort(key=lambda row: (row["arm"] != "plain", -row["returned"]))
         return [row | {"turns": json.loads(row["turns"])} for row in rows]
 
-    def neighbours(
-        self, entry: EnvironmentRecord, *, count: int = NEIGHBOURS
-    ) -> list[tuple[float, EnvironmentRecord]]:
-        """Return the most similar other programs with their cosines, the nearest first.
+    def neighbours(self, entry: EnvironmentRecord) -> list[tuple[float, EnvironmentRecord]]:
+        """Return the ``NEIGHBOURS`` most similar other programs with their cosines, the nearest first.
 
         They are taken from an even sample of at most ``COMPARED`` programs.
         """
@@ -188,7 +186,7 @@ class Catalogue:
         if not chosen:
             return []
         vectors = HashedTfidf().embed([self.program(one).source for one in (entry, *chosen)])
-        rows, cosines = nearest(vectors[:1], vectors[1:], count)
+        rows, cosines = nearest(vectors[:1], vectors[1:], NEIGHBOURS)
         return [(float(cosine), chosen[row]) for row, cosine in zip(rows[0], cosines[0], strict=True)]
 
 

@@ -9,8 +9,6 @@ from statistics import fmean, stdev
 from engine.repro.plan import Plan
 from engine.repro.record import Evaluation, Record
 
-# Student's t at 97.5 % by degrees of freedom.
-_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 NORMAL = 1.96
 _LAST = 20
 
@@ -19,8 +17,9 @@ def interval(values: Sequence[float]) -> float | None:
     """Return half of the 95 % interval of a mean over seeds; None for less than two."""
     if len(values) < 2:
         return None
-    t = _T[min(len(values) - 1, len(_T)) - 1]
-    return t * stdev(values) / math.sqrt(len(values))
+    from scipy.stats import t  # takes a second
+
+    return float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
 
 
 def shown(values: Sequence[float | None], *, signed: bool = False, digits: int = 3) -> str:

@@ -151,7 +151,7 @@ def test_neighbours_are_other_programs_nearest_first(tmp_path: Path) -> None:
     facts = [written(f"d{at}", source(game)) for at, game in enumerate(GAMES)]
     facts += [written("like", source(GAMES[2], 7)), written("same", source(GAMES[2]))]
     with catalogue_of(tmp_path, facts) as catalogue:
-        near = catalogue.neighbours(catalogue.find("d2"), count=3)
+        near = catalogue.neighbours(catalogue.find("d2"))
         assert catalogue.find("d2").environment not in {entry.environment for _, entry in near}
     assert near[0][1].design == "like"
     assert [cosine for cosine, _ in near] == sorted((cosine for cosine, _ in near), reverse=True)
