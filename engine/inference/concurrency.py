@@ -67,47 +67,43 @@ class Breaker:
         self._cooldown = cooldown
         self._failures = 0
         self._trial = False
-        self._retry_at: float | None = None
+        self.retry_at: float | None = None
+        """The time of the next probe, None unless open."""
         self.opened = 0
 
     @property
     def closed(self) -> bool:
         """True while requests may be sent."""
-        return self._retry_at is None
-
-    @property
-    def retry_at(self) -> float | None:
-        """The time of the next probe, None unless open."""
-        return self._retry_at
+        return self.retry_at is None
 
     def probed(self) -> None:
         """Note that a probe of an open server succeeded."""
-        if self._retry_at is not None:
-            self._retry_at, self._trial = None, True
+        if self.retry_at is not None:
+            self.retry_at, self._trial = None, True
 
     def success(self) -> None:
         """Note an answer; a late one of an open server changes nothing."""
-        if self._retry_at is None:
+        if self.retry_at is None:
             self.reset()
 
     def reset(self) -> None:
         """Close: the server was proved by other means."""
         self._failures, self._cooldown = 0, self._first
-        self._retry_at, self._trial = None, False
+        self.retry_at, self._trial = None, False
 
     def failure(self, now: float) -> bool:
         """Count a failed request. Returns whether this opened the breaker."""
         self._failures += 1
-        if self._retry_at is not None or (not self._trial and self._failures < self._threshold):
+        if self.retry_at is not None or (not self._trial and self._failures < self._threshold):
             return False
         return self.trip(now)
 
     def trip(self, now: float) -> bool:
         """Open at once, or prolong the cool-down. Returns whether requests could be sent until now."""
-        was_closed = self._retry_at is None
+        was_closed = self.retry_at is None
         if self._trial or not was_closed:
             self._cooldown = min(self._longest, 2 * self._cooldown)
-        self._retry_at, self._trial = now + self._cooldown, False
+        self.retry_at, self._trial = now + self._cooldown, False
         self.opened += was_closed
         return was_closed
 

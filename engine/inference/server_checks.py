@@ -24,7 +24,7 @@ from engine.config import Config, SamplingConfig
 from engine.errors import ConfigError
 from engine.inference.completion import InferenceError, ServerGone, ServerRefused, ServerStuck
 from engine.inference.tokens import tokenizer_digest
-from engine.inference.vllm import CONTROL_SECONDS, VllmClient, open_session
+from engine.inference.vllm import VllmClient, open_session
 
 _EXTERNAL_SECONDS = 5.0  # deadline of a question to an external server
 _TOKENS = 16
@@ -98,15 +98,13 @@ async def _check_external(client: VllmClient, config: Config) -> None:
         ) from error
 
 
-async def examine(
-    client: VllmClient, policy: PolicyPublished, *, context: int, deadline: float = CONTROL_SECONDS
-) -> None:
+async def examine(client: VllmClient, policy: PolicyPublished, *, context: int) -> None:
     """Compare the length of the context and, where the server's model lies on this host, the tokenizer.
 
     Needs no weights. ``context`` is the length that the recipe promises its roles. Raises HandshakeRefused
     with both sides' figures; the client's errors.
     """
-    root, length = await client.model(deadline=deadline)
+    root, length = await client.model()
     if length and length < context:
         raise HandshakeRefused(
             f"the server takes {length} tokens of prompt and completion together, [model] max_model_len = "

@@ -213,13 +213,13 @@ class VllmClient:
         flag = "true" if clear_cache else "false"
         await self._post(f"/pause?mode=keep&clear_cache={flag}", deadline)
 
-    async def resume(self, *, deadline: float = CONTROL_SECONDS) -> None:
+    async def resume(self) -> None:
         """Schedule again."""
-        await self._post("/resume", deadline)
+        await self._post("/resume", CONTROL_SECONDS)
 
-    async def start_update(self, *, deadline: float = CONTROL_SECONDS) -> None:
+    async def start_update(self) -> None:
         """Open a weight-update session."""
-        await self._post("/start_weight_update", deadline)
+        await self._post("/start_weight_update", CONTROL_SECONDS)
 
     async def update_weights(self, info: dict[str, object], *, deadline: float) -> None:
         """Hand the transfer engine its description of the new weights and wait until they are loaded."""

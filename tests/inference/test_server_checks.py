@@ -104,7 +104,7 @@ async def test_a_server_that_scores_other_tokens_is_no_use(spoil, monkeypatch: p
 
 async def look(fake, announced, context: int) -> None:
     async with open_session() as session:
-        await examine(VllmClient(fake.url, session), announced, context=context, deadline=5.0)
+        await examine(VllmClient(fake.url, session), announced, context=context)
 
 
 async def test_a_shorter_context_is_refused_with_both_figures() -> None:
