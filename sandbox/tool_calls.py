@@ -88,7 +88,10 @@ def _made(blocks: list[str], answers: list[str]) -> ToolAction:
     calls: list[ToolCall] = []
     answer = answers[-1].strip() if answers else None
     for block in blocks:
-        for item in _items(block):
+        value = load(block.strip())
+        if value == []:
+            raise Unreadable("The list of calls is empty.")
+        for item in value if isinstance(value, list) else [value]:
             if isinstance(item, dict) and set(item) == {"unreadable"}:
                 raise _Told(str(item["unreadable"]))
             if isinstance(item, dict) and set(item) == {"answer"}:
@@ -119,14 +122,6 @@ def load(text: str) -> Any:
         raise
     except ValueError as error:
         raise Unreadable(f"This is not valid JSON: {error}.") from None
-
-
-def _items(block: str) -> list[Any]:
-    value = load(block.strip())
-    items = value if isinstance(value, list) else [value]
-    if not items:
-        raise Unreadable("The list of calls is empty.")
-    return items
 
 
 def call(item: Any) -> ToolCall:
