@@ -31,6 +31,11 @@ def test_the_page_of_settings_is_up_to_date() -> None:
     assert (DOCS / "settings.md").read_text() == script["page"](), "run python docs/write_settings.py"
 
 
+def test_the_results_page_shows_the_table_of_its_records() -> None:
+    said, table, *_ = (DOCS / "results" / "nano" / "table.md").read_text().split("\n\n")
+    assert f"{said}\n\n{table}\n" in (DOCS / "results.md").read_text()
+
+
 def test_the_picture_is_up_to_date() -> None:
     script = runpy.run_path(str(DOCS / "draw_architecture.py"))
     assert (DOCS / "architecture.svg").read_text() == script["draw"](), "run python docs/draw_architecture.py"
