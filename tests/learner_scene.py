@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,26 @@ from scenes.memory_bus import MemoryBus
 
 from bus.concurrency import flat_task_group
 from bus.messages import BatchTrained, Message, PolicyPublished
+from engine.training.checkpoint import CheckpointTensors, places
+from engine.weights import tensor_file
 from roles.learner.role import LearnerRole
+
+
+def written(path: Path, tensors: dict[str, Any]) -> Future[None]:
+    """Write a file of tensors, as a trainer does behind its training."""
+    tensor_file.write(path, tensors)
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
+def write_tensors(directory: Path, tensors: CheckpointTensors) -> Future[None]:
+    """Write the tensors of a checkpoint; the optimiser's all lie in ``extra``."""
+    import torch
+
+    torch.save(tensors.extra, directory / "extra.pt")
+    written(directory / "optimizer.safetensors", {})
+    return written(directory / "model.safetensors", tensors.model)
 
 
 class Killed(Exception):
@@ -57,6 +77,12 @@ class Scene:
                 if isinstance(record.message, kind) and done(record.message):
                     return record.message
         raise AssertionError
+
+    async def kept(self, step: int) -> None:
+        """Wait for the checkpoint of ``step``, which is written beside the training."""
+        home = self.directory / "learner" / "checkpoints"
+        while not any(int(path.name.split("-")[1]) == step for path in places(home)):  # noqa: ASYNC110 (files have no event)
+            await anyio.sleep(0.01)
 
     async def newest(self) -> PolicyPublished:
         policy: PolicyPublished = (await self.events(PolicyPublished))[-1]

@@ -1,9 +1,10 @@
 """Checkpoints of the learner: one directory each, complete or absent.
 
-Layout: ``<fence>-<step>-<cursor>/`` with ``model.safetensors``, ``extra.pt`` (optimiser, random number
-generators), ``state.msgpack`` (:class:`LearnerState`: buffer, cursor, ledger, lineage), the scorer's newest
-``curriculum.snapshot``, and ``manifest.json`` (size and CRC-32 of each). A checkpoint is written beside its
-place, flushed to the disk, and renamed; only then older ones go.
+Layout: ``<fence>-<step>-<cursor>/`` with ``model.safetensors``, ``optimizer.safetensors``, ``extra.pt``
+(settings of the optimiser, random number generators), ``state.msgpack`` (:class:`LearnerState`: buffer,
+cursor, ledger, lineage), the scorer's newest ``curriculum.snapshot``, and ``manifest.json`` (size and CRC-32
+of each). A checkpoint is written beside its place, behind the training, flushed to the disk, and renamed;
+only then older ones go.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from bus.messages import BatchTrained
 from engine.errors import SpadeError
@@ -30,7 +33,8 @@ from engine.training.buffer import BufferState
 from engine.training.sample_age import AgesState
 from engine.training.supervised import Accepted
 
-_MANIFEST, _STATE, _MODEL, _EXTRA = "manifest.json", "state.msgpack", "model.safetensors", "extra.pt"
+_MANIFEST, _STATE = "manifest.json", "state.msgpack"
+MODEL, OPTIMIZER, EXTRA = "model.safetensors", "optimizer.safetensors", "extra.pt"
 CURRICULUM = "curriculum.snapshot"
 _CHUNK = 1 << 22
 _log = structlog.get_logger()
@@ -84,9 +88,12 @@ class Checkpoint(NamedTuple):
 
 
 def read_tensors(path: Path) -> CheckpointTensors:
-    """Read the tensors of the checkpoint in ``path``; those of the optimiser stay in the file until used."""
-    extra = torch.load(path / _EXTRA, map_location="cpu", weights_only=True, mmap=True)
-    return CheckpointTensors(load_file(path / _MODEL), extra)
+    """Read the tensors of the checkpoint in ``path``; they stay in the files until used."""
+    extra = torch.load(path / EXTRA, map_location="cpu", weights_only=True, mmap=True)
+    for name, tensor in load_file(path / OPTIMIZER).items():
+        parameter, _, key = name.rpartition("/")
+        extra["optimizer"]["state"][parameter][key] = tensor
+    return CheckpointTensors(load_file(path / MODEL), extra)
 
 
 def name_of(state: LearnerState) -> str:
@@ -94,40 +101,63 @@ def name_of(state: LearnerState) -> str:
     return f"{state.version.fence:06d}-{state.version.step:010d}-{state.cursor:012d}"
 
 
-def save(
+def begin(
     directory: Path,
     state: LearnerState,
-    tensors: CheckpointTensors,
+    write: Callable[[Path], Future[None]],
     *,
     keep: int,
     spared: Collection[str] = (),
     curriculum: bytes = b"",
-) -> Path:
-    """Write a checkpoint under ``directory`` and return its path.
+) -> Callable[[], Path]:
+    """Begin to write a checkpoint under ``directory``; call what is returned, in any thread, to complete it.
 
-    All but the newest ``keep`` and those ``spared`` by name are deleted. ``curriculum`` is the scorer's
-    snapshot, if available. Saving the same version and cursor again writes nothing. Raises SpadeError when
-    the disk is full or refuses it; older checkpoints stay.
+    ``write`` gets a directory and begins to write the tensors there (:data:`MODEL`, :data:`OPTIMIZER`,
+    :data:`EXTRA`). The call waits for their end and returns the checkpoint's path; all but the newest
+    ``keep`` and those ``spared`` by name are deleted. ``curriculum`` is the scorer's snapshot, if available.
+    Saving the same version and cursor again writes nothing. Both raise SpadeError when the disk is full or
+    refuses it; older checkpoints stay.
     """
     place = directory / name_of(state)
     if place.exists():
         try:
             _verify(place)
             _prune(directory, keep, spared)
-            return place
+            return lambda: place
         except (OSError, ValueError):
             shutil.rmtree(place, ignore_errors=True)
     for remains in directory.glob(".*.tmp"):
         shutil.rmtree(remains, ignore_errors=True)
     temporary = directory / f".{place.name}.{os.getpid()}.tmp"
-    try:
+    with _removed_on_failure(temporary, place):
         temporary.mkdir(parents=True)
-        _write(temporary, state, tensors, curriculum)
-        temporary.rename(place)
-        _flush(directory)
-    except (OSError, RuntimeError) as error:  # torch and safetensors wrap a full disk in their own errors
+        writing = write(temporary)
+
+    def complete() -> Path:
+        with _removed_on_failure(temporary, place):
+            writing.result()
+            (temporary / _STATE).write_bytes(msgspec.msgpack.encode(state))
+            if curriculum:
+                (temporary / CURRICULUM).write_bytes(curriculum)
+            _seal(temporary)
+            temporary.rename(place)
+            _flush(directory)
+        _prune(directory, keep, spared)
+        return place
+
+    return complete
+
+
+@contextmanager
+def _removed_on_failure(temporary: Path, place: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not isinstance(error, OSError | RuntimeError):  # torch wraps a full disk in an error of its own
+            raise
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        free = shutil.disk_usage(directory if directory.exists() else directory.parent).free >> 20
+        free = shutil.disk_usage(place.parent if place.parent.exists() else place.parent.parent).free >> 20
         raise SpadeError(
             "The disk is full: the checkpoint was not written"
             if full or free < 16
@@ -135,10 +165,6 @@ def save(
             where=f"{place}, {free} MB free",
             remedy="Free some space and start the run again; it goes on from the checkpoint before.",
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    _prune(directory, keep, spared)
-    return place
 
 
 def newest(directory: Path) -> Checkpoint | None:
@@ -196,10 +222,10 @@ def restart(source: Path, directory: Path) -> Path:
     temporary = directory / f".{place.name}.{os.getpid()}.tmp"
     try:
         temporary.mkdir(parents=True)
-        for name in (_MODEL, _EXTRA):
+        for name in (MODEL, OPTIMIZER, EXTRA):
             shutil.copyfile(source / name, temporary / name)
         (temporary / _STATE).write_bytes(msgspec.msgpack.encode(state))
-        _seal(temporary, (_MODEL, _EXTRA, _STATE))
+        _seal(temporary)
         shutil.rmtree(place, ignore_errors=True)  # of an earlier attempt
         temporary.rename(place)
         _flush(directory)
@@ -215,27 +241,12 @@ def _state(place: Path) -> LearnerState:
         raise ValueError(f"{_STATE} is of another form: {error}") from error
 
 
-def _write(directory: Path, state: LearnerState, tensors: CheckpointTensors, curriculum: bytes) -> None:
-    writers: dict[str, Callable[[Path], object]] = {
-        _MODEL: lambda path: save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.model.items()}, path
-        ),
-        _EXTRA: lambda path: torch.save(tensors.extra, path),
-        _STATE: lambda path: path.write_bytes(msgspec.msgpack.encode(state)),
-    }
-    if curriculum:
-        writers[CURRICULUM] = lambda path: path.write_bytes(curriculum)
-    for name, write in writers.items():
-        write(directory / name)
-    _seal(directory, writers)
-
-
-def _seal(directory: Path, names: Collection[str]) -> None:
+def _seal(directory: Path) -> None:
     """Flush the files and write the manifest."""
     manifest = {}
-    for name in names:
-        _flush(directory / name)
-        manifest[name] = _fingerprint(directory / name)
+    for path in sorted(directory.iterdir()):
+        _flush(path)
+        manifest[path.name] = _fingerprint(path)
     (directory / _MANIFEST).write_text(json.dumps(manifest))
     _flush(directory / _MANIFEST)
     _flush(directory)
@@ -253,7 +264,7 @@ def _verify(place: Path) -> None:
         manifest = msgspec.json.decode((place / _MANIFEST).read_bytes(), type=dict[str, tuple[int, int]])
     except msgspec.DecodeError as error:
         raise ValueError(f"{_MANIFEST} is damaged: {error}") from error
-    if absent := {_MODEL, _EXTRA, _STATE} - manifest.keys():
+    if absent := {MODEL, OPTIMIZER, EXTRA, _STATE} - manifest.keys():
         raise ValueError(f"{_MANIFEST} does not name {sorted(absent)}")
     for name, fingerprint in manifest.items():
         if fingerprint != _fingerprint(place / Path(name).name):

@@ -6,7 +6,7 @@ Checkpoints of the learner keep the names in memory; published weights have thos
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
 from engine.errors import SpadeError
+from engine.training.ranks import Ranks
+from engine.weights.store import as_type
 
+Named = tuple[str, torch.Tensor]
 _PEFT = "base_model.model."
 ADAPTER = "default"
 
@@ -47,18 +50,55 @@ def kept(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found.items() if name in trained}
 
 
-def published(model: Any, *, keep: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+def published(model: Any, *, keep: bool = True) -> Iterator[Named]:
     """Yield the tensors that servers load: whole, under the names of the model's files, layer by layer.
 
     With adapters the weight of each adapted layer is ``W + scale * B A``; the model stays unchanged. Memory:
     one layer beside what the caller keeps. Collective when sharded; a rank that does not ``keep`` the
     tensors yields nothing.
     """
-    plain = model.get_base_model() if has_adapters(model) else model
-    for _, layer in groupby(_merged(model), key=lambda named: layer_of(named[0])):
+    for layer in _layers(merged(model)):
         whole_layer = {name: whole(tensor, keep=keep) for name, tensor in layer}
         if keep:
-            yield from revert_weight_conversion(plain, whole_layer).items()
+            yield from in_files(model, whole_layer).items()
+
+
+def in_files(model: Any, layer: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the whole tensors of a layer of :func:`merged` as the model's files have them."""
+    plain = model.get_base_model() if has_adapters(model) else model
+    return dict(revert_weight_conversion(plain, layer))
+
+
+def copied(
+    named: Iterable[Named], ranks: Ranks, dtype: torch.dtype | None = None
+) -> list[dict[str, torch.Tensor]]:
+    """Return the layers as whole tensors: copies on the CPU of this rank's, the others without data.
+
+    Each layer goes to the rank with the fewest bytes so far. Floating-point tensors become ``dtype`` before
+    they are gathered. Memory: one tensor beside the copies. Collective when sharded.
+    """
+    loads = [0] * ranks.size
+    layers = []
+    for layer in _layers(named):
+        writer = loads.index(min(loads))
+        mine, copies = writer == ranks.rank, {}
+        for name, tensor in layer:
+            copy = as_type(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), dtype)
+            loads[writer] += copy.nbytes
+            if mine or isinstance(tensor, DTensor):
+                found = whole(as_type(tensor, dtype), keep=mine)
+                copy = found.to("cpu", copy=_same_memory(found, local(tensor))) if mine else copy
+            copies[name] = copy
+        layers.append(copies)
+    return layers
+
+
+def _layers(named: Iterable[Named]) -> Iterator[Iterator[Named]]:
+    return (layer for _, layer in groupby(named, key=lambda one: layer_of(one[0])))
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def published_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -78,7 +118,7 @@ def layer_of(name: str) -> str:
     return next((".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdigit()), "")
 
 
-def _merged(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def merged(model: torch.nn.Module) -> Iterator[Named]:
     """Yield the tensors under the names of the model without adapters, those added to the weights."""
     if not has_adapters(model):
         yield from tensors(model).items()
@@ -136,28 +176,28 @@ def placed_like(value: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(local, example.device_mesh, example.placements, src_data_rank=None)
 
 
-def optimizer_state(model: torch.nn.Module, optimizer: Any, *, keep: bool = True) -> dict[str, Any]:
-    """Return the state of ``optimizer`` by the names of the parameters, as whole tensors.
+def optimizer_state(model: torch.nn.Module, optimizer: Any) -> tuple[list[Named], dict[str, Any]]:
+    """Return the state of ``optimizer`` by the names of the parameters: tensors as they lie, and the rest.
 
-    It fits any number of ranks. Collective when sharded.
+    Names of the tensors are ``PARAMETER/KEY``.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = [
         {**settings_of(group), "params": [names[parameter] for parameter in group["params"]]}
         for group in optimizer.param_groups
     ]
-    state = {
-        names[parameter]: {
-            key: whole(value, keep=keep) if isinstance(value, torch.Tensor) else value
-            for key, value in values.items()
-        }
-        for parameter, values in optimizer.state.items()
-    }
-    return {"kind": _kind(optimizer), "groups": groups, "state": state}
+    moments: list[Named] = []
+    state: dict[str, dict[str, Any]] = {}
+    for parameter, values in optimizer.state.items():
+        name = names[parameter]
+        found = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
+        moments += [(f"{name}/{key}", value) for key, value in found.items()]
+        state[name] = {key: value for key, value in values.items() if key not in found}
+    return moments, {"kind": _kind(optimizer), "groups": groups, "state": state}
 
 
 def restore_optimizer(model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any]) -> None:
-    """Put back the moments that :func:`optimizer_state` returned.
+    """Put back what :func:`optimizer_state` returned, with all tensors in ``saved["state"]``.
 
     Learning rate, betas and weight decay stay those of the recipe. Raises SpadeError for the state of another
     optimiser.

@@ -8,7 +8,7 @@ one at least every ``IDLE_SECONDS``, so that silence means that it is gone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -109,6 +109,20 @@ class Ranks:
             with _named("the statistics of a step"):
                 dist.all_reduce(summed, group=self._control)
         return summed
+
+    def meeting(self, what: str) -> Callable[[str], list[str]]:
+        """Return a call that gives one word of each rank to all, over a group of its own: in any thread."""
+        if self.alone:
+            return lambda word: [word]
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=MEETING_SECONDS))
+
+        def meet(word: str) -> list[str]:
+            words: list[str] = [""] * self.size
+            with _named(what):
+                dist.all_gather_object(words, word, group=group)
+            return words
+
+        return meet
 
     def leave(self) -> None:
         """End the groups, as the last call of a rank."""

@@ -13,6 +13,7 @@ import anyio
 import torch
 
 from engine.errors import SpadeError
+from engine.training import background
 from engine.training.batch import Batch
 from engine.training.command_queue import Call, CommandQueue, Step
 from engine.training.ranks import Ranks
@@ -66,6 +67,10 @@ class Session:
         self._feed.submit(errand)
         return await self._wait(errand.result, seconds, what)
 
+    async def beside(self, function: Callable[[], T], *, seconds: float, what: str) -> T:
+        """Run ``function`` in another thread, while the trainer goes on. Raises as :meth:`call`."""
+        return await self._wait(background.start(function, what), seconds, what)
+
     async def step(self, build: Callable[[], Batch], *, seconds: float) -> dict[str, float]:
         """Take the optimiser steps on the batch that ``build`` makes. Returns its metrics."""
         step = Step(build)
@@ -79,7 +84,8 @@ class Session:
         except TimeoutError as error:
             raise SpadeError(
                 f"The {what} took more than {seconds:g} s",
-                remedy="Raise learner.step_seconds, or lower learner.micro_batch_tokens.",
+                remedy="Raise learner.step_seconds. Lower learner.micro_batch_tokens where a step is slow; "
+                "writing needs a faster disk.",
             ) from error
 
     def _main(self) -> None:

@@ -21,7 +21,8 @@ import random
 import re
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,18 @@ from engine import malloc
 from engine.config import LearnerConfig
 from engine.errors import ConfigError, SpadeError
 from engine.training import checkpoint, lora
+from engine.training.background import Background
 from engine.training.batch import Batch, MicroBatch
 from engine.training.checkpoint import CheckpointTensors
 from engine.training.command_queue import Closed, CommandQueue, RankCommands
 from engine.training.loss import SUMS, Objective, metrics, objective_loss
 from engine.training.parameters import (
+    copied,
+    in_files,
     is_sharded,
     kept,
     local,
+    merged,
     optimizer_state,
     published,
     put,
@@ -54,6 +59,7 @@ from engine.training.parameters import (
     whole,
 )
 from engine.training.ranks import Ranks
+from engine.weights import tensor_file
 
 # Parts that stay unused would import scikit-learn, scipy (half a second) and vLLM (seconds, 180 MB).
 transformers_utils.is_sklearn_available = transformers_utils.is_scipy_available = lambda: False
@@ -148,6 +154,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             if model is not None:
                 model = model.get_base_model() if is_peft_model(model) else model
                 _take_temperature(model, in_fp32=self.args.cast_lm_head_to_fp32)
+        self._writers: list[Background] = []
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -155,10 +162,13 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def run(self) -> None:
         """Serve the feed until it is closed. Raises what a step raised."""
+        self._writers = [Background(self._ranks, name) for name in ("weights", "checkpoint")]
         try:
             self.train()
         except Closed:
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            for writer in self._writers:
+                writer.close()
 
     def get_train_dataloader(self) -> CommandQueue | RankCommands:
         return self._feed
@@ -242,8 +252,20 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         Each shared tensor comes once (a tied head is left out), adapters are added. Empty on other ranks.
         """
         self._together("weights")
-        keep = self._ranks.leads
-        return dict(published(self.model, keep=keep))
+        return dict(published(self.model, keep=self._ranks.leads))
+
+    def write_weights(self, path: Path, dtype: torch.dtype | None = None) -> Future[None]:
+        """Copy this rank's part of what servers load as ``dtype``; write it to ``path`` behind the training.
+
+        All ranks write their parts of one file. The future ends when all of it is on the disk.
+        """
+        self._together("write_weights", path, dtype)
+        layers = copied(merged(self.model), self._ranks, dtype)
+
+        def write() -> None:
+            tensor_file.write(path, _joined(in_files(self.model, layer) for layer in layers))
+
+        return self._writers[0].submit(write)
 
     def adapters(self) -> dict[str, torch.Tensor]:
         """Return the adapters alone, whole, under PEFT's names. On rank 0; empty tensors on others."""
@@ -274,19 +296,28 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.model.train(training)
         return logps.cpu().numpy().astype(np.float32)
 
-    def capture(self) -> CheckpointTensors:
-        """Return the tensors of a checkpoint (views, valid until the next step), on rank 0."""
-        self._together("capture")
-        keep = self._ranks.leads
-        model = {name: whole(tensor, keep=keep) for name, tensor in kept(self.model).items()}
-        optimizer = optimizer_state(self.model, self.optimizer, keep=keep)
-        generators: dict[str, Any] = {
-            "torch": torch.get_rng_state(),
-            "python": random.getstate(),
-        }
+    def write_checkpoint(self, directory: Path) -> Future[None]:
+        """Copy this rank's part of a checkpoint; write it into ``directory`` behind the training.
+
+        The files do not tell how many ranks wrote them. The future ends when all of it is on the disk.
+        """
+        self._together("write_checkpoint", directory)
+        weights = kept(self.model)  # first: FSDP2 puts back the shards that a canary has left gathered
+        moments, optimizer = optimizer_state(self.model, self.optimizer)
+        files = {checkpoint.MODEL: weights.items(), checkpoint.OPTIMIZER: moments}
+        copies = {name: copied(named, self._ranks) for name, named in files.items()}
+        generators: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
         if torch.cuda.is_available():
             generators["cuda"] = torch.cuda.get_rng_state_all()
-        return CheckpointTensors(model, {"optimizer": optimizer, "generators": generators})
+        extra = {"optimizer": optimizer, "generators": generators}
+
+        def write() -> None:
+            for name, layers in copies.items():
+                tensor_file.write(directory / name, _joined(layers))
+            if self._ranks.leads:
+                torch.save(extra, directory / checkpoint.EXTRA)
+
+        return self._writers[1].submit(write)
 
     def load(self, path: str, step: int) -> None:
         """Resume from the checkpoint in ``path``, which every rank reads. Raises SpadeError, OSError."""
@@ -294,7 +325,7 @@ class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.restore(checkpoint.read_tensors(Path(path)), step)
 
     def restore(self, saved: CheckpointTensors, step: int) -> None:
-        """Put back what :meth:`capture` returned at ``step``. Raises SpadeError when it does not fit."""
+        """Put back what was written at ``step``. Raises SpadeError when it does not fit."""
         put(kept(self.model), saved.model)
         restore_optimizer(self.model, self.optimizer, saved.extra["optimizer"])
         self.state.global_step = self._globalstep_last_logged = step
@@ -465,6 +496,10 @@ def build(
     _require_launch(trainer, ranks)
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _joined(layers: Iterable[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: tensor for layer in layers for name, tensor in layer.items()}
 
 
 def _take_temperature(model: Any, *, in_fp32: bool) -> None:

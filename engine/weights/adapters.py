@@ -28,7 +28,7 @@ from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.lineage import Version
 from engine.weights import store
 from engine.weights.loaders import BUS_SCHEME, Cache, FetchFailed, Turn, UpdateRefused, WeightLoader
-from engine.weights.publisher import FilePublisher, Release
+from engine.weights.publisher import FilePublisher, Policy, Release
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +63,13 @@ class AdapterPublisher(FilePublisher):
             file_name=FILE_NAME,
             metadata={_METADATA: self._settings},
         )
+
+    def begin(
+        self, version: Version, policy: Policy, *, dtype: torch.dtype | None = None
+    ) -> Callable[[], Release]:
+        """Write the adapters of ``policy`` at once: they are small."""
+        release = self.release(version, policy.adapters(), dtype=dtype)
+        return lambda: release
 
     def release(
         self, version: Version, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None

@@ -152,20 +152,18 @@ class BusLoader(FileLoader):
             return path
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            info = await self._blobs.save(parts.path, path)
+            await self._blobs.save(parts.path, path)
         except NotFound as error:
             raise UpdateRefused(
                 f"the weights are not on the bus any more: {error}", where=policy.uri
             ) from error
         except (BusError, OSError) as error:
             raise FetchFailed(f"the weights could not be fetched: {error}", where=policy.uri) from error
-        if (info.sha256, info.size) != (policy.sha256, policy.size):
+        try:
+            await anyio.to_thread.run_sync(store.fetch, path.as_uri(), policy.sha256, policy.size)
+        except store.WeightFault as fault:
             path.unlink(missing_ok=True)
-            raise UpdateRefused(
-                f"the bus holds SHA-256 {info.sha256} ({info.size} bytes), "
-                f"{policy.sha256} ({policy.size} bytes) was published",
-                where=policy.uri,
-            )
+            raise UpdateRefused(f"the bus holds other weights: {fault.what}", where=policy.uri) from fault
         return path
 
     def _make_room(self, name: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,11 +47,26 @@ class Policy(Protocol):
 
     def weights(self) -> Mapping[str, torch.Tensor]: ...
 
+    def write_weights(self, path: Path, dtype: torch.dtype | None = None) -> Future[None]: ...
+
+    def adapters(self) -> Mapping[str, torch.Tensor]: ...
+
     def adapter_settings(self) -> dict[str, Any]: ...
 
 
 class Publisher(ABC):
     """Hands out the learner's versions."""
+
+    def begin(
+        self, version: Version, policy: Policy, *, dtype: torch.dtype | None = None
+    ) -> Callable[[], Release]:
+        """Begin to write or send ``version``; call what is returned, in any thread, for its announcement.
+
+        The weights of ``policy`` may change as soon as this returns. Call it in the trainer's thread. Both
+        raise SpadeError, OSError.
+        """
+        release = self.release(version, policy.weights(), dtype=dtype)
+        return lambda: release
 
     @abstractmethod
     def release(
@@ -57,7 +74,7 @@ class Publisher(ABC):
     ) -> Release:
         """Write or send ``version`` and return its announcement; floating-point tensors go as ``dtype``.
 
-        Blocks: call it in the trainer's thread. Raises SpadeError, OSError.
+        Raises SpadeError, OSError.
         """
 
     async def upload(self, blobs: Blobs, release: Release) -> None:  # noqa: B027 - most need none
@@ -92,6 +109,14 @@ class FilePublisher(Publisher):
         self._file_name, self._metadata, self._seconds = file_name, metadata, seconds
         self._index: _Index | None = None
 
+    def begin(
+        self, version: Version, policy: Policy, *, dtype: torch.dtype | None = None
+    ) -> Callable[[], Release]:
+        """Copy the weights of ``policy``; they are written behind the training, by each rank its part."""
+        write = partial(policy.write_weights, dtype=dtype)
+        finish = store.begin(self._directory, version, write, keep=self._keep, name=self._file_name)
+        return lambda: self._described(version, finish())
+
     def release(
         self, version: Version, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None
     ) -> Release:
@@ -105,6 +130,9 @@ class FilePublisher(Publisher):
             name=self._file_name,
             metadata=self._metadata,
         )
+        return self._described(version, published)
+
+    def _described(self, version: Version, published: store.Published) -> Release:
         if not self._bus:
             return Release(published.uri, published.sha256, published.size)
         name = f"weights.whole.{version.fence}-{version.step}"

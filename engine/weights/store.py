@@ -1,7 +1,7 @@
 """Published weights as files: one safetensors file per version, written atomically, named by a digest.
 
 Layout: ``<directory>/<fence>-<step>/model.safetensors``. The learner writes, the server role checks; they
-share nothing but the path, the size and the SHA-256 that travel in ``PolicyPublished``.
+share nothing but the path, the size and the digest that travel in ``PolicyPublished``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from engine.errors import SpadeError
 from engine.lineage import Version
+from engine.weights import tensor_file
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 FILE_NAME = "model.safetensors"
 _DIRECTORY = re.compile(r"(\d+)-(\d+)")
 _CHUNK = 1 << 20
+_PIECE = 1 << 26
+_HASHERS = min(8, os.cpu_count() or 1)
 _LARGEST_HEADER = 100 << 20
 _TIED_HEAD = "lm_head.weight"
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
@@ -44,7 +49,7 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """The place of a version: ``uri`` (file://), hex ``sha256`` and ``size`` in bytes of the file."""
+    """The place of a version: ``uri`` (file://), its :func:`file_digest` and its ``size`` in bytes."""
 
     uri: str
     sha256: str
@@ -61,32 +66,57 @@ def publish(
     name: str = FILE_NAME,
     metadata: dict[str, str] | None = None,
 ) -> Published:
-    """Write ``tensors`` as ``version`` and prune old versions down to the newest ``keep``.
+    """Write ``tensors`` as ``version`` and prune old versions: see :func:`begin`.
 
     A tensor that shares its storage with an earlier one (tied embeddings) is written once, under the
-    first name. ``dtype`` converts floating-point tensors. The file appears under its final name only
-    when its bytes are on disk. Publishing the same bytes again is harmless.
-
-    Raises WeightFault when other bytes were already published under this version.
+    first name. ``dtype`` converts floating-point tensors.
     """
-    from safetensors.torch import save_file
+    found = _distinct(tensors, dtype)
+    write = partial(tensor_file.write, tensors=found, metadata=metadata)
+    return begin(directory, version, write, keep=keep, name=name)()
 
+
+def begin(
+    directory: Path,
+    version: Version,
+    write: Callable[[Path], Future[None] | None],
+    *,
+    keep: int = 3,
+    name: str = FILE_NAME,
+) -> Callable[[], Published]:
+    """Begin to write ``version``. Call what is returned, in any thread, to wait for the end.
+
+    ``write`` gets a path and writes there, or begins to and returns the future of its end. The file appears
+    under its final name only when its bytes are on disk; then all but the newest ``keep`` versions are
+    deleted. Publishing the same bytes again is harmless.
+
+    Raises OSError, and WeightFault when other bytes were already published under this version.
+    """
     home = directory / f"{version.fence}-{version.step}"
     home.mkdir(parents=True, exist_ok=True)
     temporary = home / f".{name}.{os.getpid()}.tmp"
+    temporary.unlink(missing_ok=True)  # of a killed process with this number
     try:
-        save_file(_distinct(tensors, dtype), temporary, metadata=metadata)
-        with temporary.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        digest, size = file_digest(temporary), temporary.stat().st_size
-        _refuse_other_bytes(home / name, digest, version)
-        temporary.replace(home / name)
-    finally:
+        writing = write(temporary)
+    except BaseException:
         temporary.unlink(missing_ok=True)
-    for path in (home, directory):
-        _sync_directory(path)
-    prune(directory, keep=keep)
-    return Published((home / name).resolve().as_uri(), digest, size)
+        raise
+
+    def finish() -> Published:
+        try:
+            if writing is not None:
+                writing.result()
+            digest, size = file_digest(temporary), temporary.stat().st_size
+            _refuse_other_bytes(home / name, digest, version)
+            temporary.replace(home / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+        for path in (home, directory):
+            _sync_directory(path)
+        prune(directory, keep=keep)
+        return Published((home / name).resolve().as_uri(), digest, size)
+
+    return finish
 
 
 def prune(directory: Path, *, keep: int) -> list[Version]:
@@ -218,12 +248,30 @@ def local_path(uri: str) -> Path:
 
 
 def file_digest(path: Path) -> str:
-    """Return the hex SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    """Return the digest of a file, in hex: its SHA-256, above 64 MiB the SHA-256 of those of its pieces.
+
+    The pieces of 64 MiB are hashed side by side: one thread would need 20 s for 60 GB.
+    """
+    starts = range(0, path.stat().st_size or 1, _PIECE)
+
+    def piece(start: int) -> bytes:
+        digest, left = hashlib.sha256(), _PIECE
+        with path.open("rb") as stream:
+            stream.seek(start)
+            while chunk := stream.read(min(_CHUNK, left)):
+                digest.update(chunk)
+                left -= len(chunk)
+        return digest.digest()
+
+    if len(starts) == 1:
+        return piece(0).hex()
+    with ThreadPoolExecutor(max_workers=_HASHERS) as pool:
+        return hashlib.sha256(b"".join(pool.map(piece, starts))).hexdigest()
+
+
+def as_type(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return a floating-point tensor as ``dtype``, others (and all for None) unchanged."""
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def _distinct(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
@@ -234,10 +282,7 @@ def _distinct(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) ->
         if tensor.numel() and identity in seen:
             continue
         seen.add(identity)
-        converted = tensor.detach().to("cpu")
-        if dtype is not None and converted.is_floating_point():
-            converted = converted.to(dtype)
-        result[name] = converted.contiguous()
+        result[name] = as_type(tensor.detach(), dtype)
     return result
 
 

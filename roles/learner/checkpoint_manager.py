@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,12 @@ from bus import Bus
 from bus.messages import EvaluationFinished
 from engine.config import Config
 from engine.lineage import Lineage, Version
-from engine.training.checkpoint import CheckpointTensors, LearnerState, name_of, places, save
+from engine.training.checkpoint import LearnerState, begin, name_of, places
 from engine.training.retention import Retention, read_best, write_best
 from engine.weights.bus_capacity import FULL_SHARE
 from roles.scorer.snapshot import Snapshots
 
+InThread = Callable[[Callable[[], Any], str], Awaitable[Any]]
 _FINISHED = "event.evaluator.finished"
 
 
@@ -38,17 +40,20 @@ class CheckpointManager:
         self._seen = 0
         self._log = structlog.get_logger("spade.learner")
 
-    async def save(
+    async def begin(
         self,
         state: LearnerState,
-        capture: Callable[[], CheckpointTensors],
+        write: Callable[[Path], Future[None]],
         metrics: Mapping[str, float],
         *,
-        in_thread: Callable[[Callable[[], Path], str], Awaitable[Any]],
-    ) -> None:
-        """Write a checkpoint of the tensors that ``capture`` returns in the trainer's thread.
+        in_thread: InThread,
+        beside: InThread,
+    ) -> Callable[[], Awaitable[None]]:
+        """Begin a checkpoint; await what is returned to complete it, with the training going on.
 
-        ``metrics`` are those of the last batch. Raises SpadeError when it cannot be written.
+        ``write`` is called in the trainer's thread (``engine.training.checkpoint.begin``), by ``in_thread``;
+        the checkpoint is completed in another, by ``beside``. ``metrics`` are those of the last batch. Both
+        raise SpadeError when it cannot be written.
         """
         await self.update_best(state.lineage)
         position, snapshot = await self._curriculum()
@@ -57,14 +62,17 @@ class CheckpointManager:
         best = self._retention.saved(name_of(state), dict(metrics))
         self._warn_of_unknown_metric(metrics)
         spared = before | self._retention.spared()
+        settings: dict[str, Any] = {"keep": self._keep, "spared": spared, "curriculum": snapshot}
+        complete = await in_thread(
+            lambda: begin(self._directory, state, write, **settings), "copy for a checkpoint"
+        )
 
-        def write() -> Path:
-            place = self._directory
-            return save(place, state, capture(), keep=self._keep, spared=spared, curriculum=snapshot)
+        async def finish() -> None:
+            await beside(complete, "checkpoint")
+            if best:
+                await self._note_best()
 
-        await in_thread(write, "checkpoint")
-        if best:
-            await self._note_best()
+        return finish
 
     def _warn_of_unknown_metric(self, metrics: Mapping[str, float]) -> None:
         """Warn of a ``best_by`` metric that no batch has: no checkpoint would ever be the best."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +22,7 @@ from engine.lineage import Lineage, Version
 from engine.training.time_shares import TimeShares
 from engine.weights import ways
 from roles.base import Role, RoleContext
+from roles.learner.tail import Tail
 from roles.learner.version_claim import CheckpointsMissing, VersionClaim, missing
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ _ARCHIVED = 8  # accepted designs kept for each one that the supervised mix draw
 class LearnerRole(Role):
     """Follows the sample stream from its checkpoint on; a closed round is one batch.
 
-    Order of effects: optimiser steps, checkpoint (when due), the new version's number in the state of the
-    bus, weights on the disk, ``PolicyPublished``, ``BatchTrained``, purge of samples that no checkpoint
-    needs. A resume forks the lineage when a number beyond its checkpoint's may have been seen.
+    Order of effects: optimiser steps, copies for the checkpoint (when due) and for the servers, the new
+    version's number in the state of the bus. Then, while the next batch may be trained: weights on the disk,
+    ``PolicyPublished``, ``BatchTrained``; and beside them the checkpoint, and the purge of samples that no
+    checkpoint needs. A resume forks the lineage when a number beyond its checkpoint's may have been seen.
 
     State keys: ``lineage`` holds the forks (JSON of ``engine.lineage.Lineage``); ``learner`` the holder and
     its number (``version_claim.ClaimNote``), renewed by compare-and-set before weights are written and before
@@ -70,6 +72,8 @@ class LearnerRole(Role):
     _ages: SampleAges
     _publisher: Publisher
     _checkpoints: CheckpointManager
+    _publishing: Tail
+    _saving: Tail
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
@@ -157,13 +161,15 @@ class LearnerRole(Role):
         )
         async with session:
             self._session = session
-            await self._start()
-            self._time = TimeShares(time.perf_counter())
             async with flat_task_group() as tasks:
+                self._publishing, self._saving = Tail(tasks), Tail(tasks)
+                await self._start()
+                self._time = TimeShares(time.perf_counter())
                 tasks.start_soon(self._attend)
                 await self._follow()
+                await self._publishing.wait()
+                await self._keep(await self._checkpoint())
                 tasks.cancel_scope.cancel()
-            await self._checkpoint()
 
     def _build(self, model: Path, feed: CommandQueue) -> PolicyTrainer:
         from engine.training.rank_worker import TrainerPlan, lead
@@ -221,6 +227,7 @@ class LearnerRole(Role):
         self._ages = await self._sample_ages(state)
         self._publisher = ways.publisher(self.config, self.context.directory, self._trainer)
         await self._release()
+        await self._publishing.wait()
         if self._announced is not None:
             self._announced = msgspec.structs.replace(self._announced, version=self._version.pack())
             await self.bus.publish(self._announced)
@@ -277,13 +284,20 @@ class LearnerRole(Role):
 
     async def _follow(self) -> None:
         """Consume the stream until the drain; a batch in hand is finished first."""
-        async with flat_task_group() as reading:
-            reading.start_soon(_cancel_on, self.context.draining, reading.cancel_scope)
-            async with self.bus.follow("SAMPLE", start=self._cursor + 1) as records:
-                async for record in records:
-                    with anyio.CancelScope(shield=True):
-                        await self._take(record)
-            reading.cancel_scope.cancel()
+        async with self.bus.follow("SAMPLE", start=self._cursor + 1) as records:
+            while (record := await self._next(records)) is not None:
+                await self._take(record)
+
+    async def _next(self, records: AsyncIterator[Record]) -> Record | None:
+        """Return the next record, None at the drain."""
+        record = None
+        if self.context.draining.is_set():  # what was read ahead is no wait to cancel
+            return None
+        async with flat_task_group() as waiting:
+            waiting.start_soon(_cancel_on, self.context.draining, waiting.cancel_scope)
+            record = await anext(records, None)
+            waiting.cancel_scope.cancel()
+        return record
 
     async def _take(self, record: Record) -> None:
         if isinstance(record.message, EpisodeSample | DesignSample):
@@ -297,6 +311,7 @@ class LearnerRole(Role):
     async def _close(self, sequence: int, message: RoundClosed) -> None:
         """Form and train the batch of a round; a repeated announcement gets the same answer."""
         if self._buffer.closed(message.round):
+            await self._publishing.wait()  # its own announcement comes first
             if self._announced is not None and self._announced.round == message.round:
                 await self.bus.publish(self._announced)
             return
@@ -313,19 +328,21 @@ class LearnerRole(Role):
         from roles.learner.checkpoint_manager import full_stream
 
         full = await full_stream(self.bus)
+        if full is not None:  # a checkpoint that is being written may make room
+            await self._saving.wait()
+            full = await full_stream(self.bus)
         if full is not None and not due:
             self.log.warning("learner.checkpoint_early", **full._asdict(), remedy="Raise bus.store_gb.")
             due = True
-        if due:
-            await self._checkpoint()
+        finish = await self._checkpoint() if due else None
         if trained:
             await self._release()
         shares = self._time.end_round(time.perf_counter())
         if trained:
             self._announced = msgspec.structs.replace(self._announced, metrics=metrics | shares)
-        await self.bus.publish(self._announced)
-        if due:
-            await self._purge(_CHECKPOINTS_WHEN_FULL if full else None)
+        self._publishing.begin(partial(self.bus.publish, self._announced))
+        if finish is not None:
+            self._saving.begin(partial(self._keep, finish, _CHECKPOINTS_WHEN_FULL if full else None))
         round_ = {"round": float(message.round), "round_seconds": self._announced.seconds}
         self._gauges = metrics | round_ | shares
 
@@ -393,11 +410,13 @@ class LearnerRole(Role):
             final=message.final,
         )
 
-    async def _checkpoint(self) -> None:
+    async def _checkpoint(self) -> Callable[[], Awaitable[None]]:
+        """Begin a checkpoint; :meth:`_keep` takes what is returned."""
         from engine.training.checkpoint import LearnerState
 
         self._require_lease()
         self._time.begin("checkpoints", time.perf_counter())
+        await self._saving.wait()
         state = LearnerState(
             version=self._version,
             lineage=self._lineage,
@@ -408,21 +427,35 @@ class LearnerRole(Role):
             ages=self._ages.state(),
         )
         metrics = self._announced.metrics if self._announced is not None else {}
-        await self._checkpoints.save(state, self._trainer.capture, metrics, in_thread=self._in_thread)
+        return await self._checkpoints.begin(
+            state, self._trainer.write_checkpoint, metrics, in_thread=self._in_thread, beside=self._beside
+        )
+
+    async def _keep(self, finish: Callable[[], Awaitable[None]], at_most: int | None = None) -> None:
+        """Complete a checkpoint; purge the samples that none of the newest (``at_most``) needs."""
+        await finish()
+        await self._publishing.wait()  # samples go when their batch is announced
         self._claim.checkpoint = True
-        await self._claim.renew(self._version)
+        await self._claim.renew()
+        await self._purge(at_most)
 
     async def _release(self) -> None:
-        """Publish the current version. Its number is stored first: a successor may not use it."""
+        """Begin to publish the current version. Its number is stored first: a successor may not use it."""
         self._require_lease()
         self._time.begin("publishing", time.perf_counter())
+        await self._publishing.wait()
         await self._claim.renew(self._version)
-        await self._publish_policy(*await self._in_thread(self._export, "export of the weights"))
+        policy, finish = await self._in_thread(self._export, "copy of the weights")
+        self._publishing.begin(partial(self._publish, policy, finish))
+        if not ways.WAYS[self.config.server.weights].files:
+            await self._publishing.wait()  # sent by the trainer's thread
 
-    async def _publish_policy(self, policy: PolicyPublished, release: Release) -> None:
+    async def _publish(self, policy: PolicyPublished, finish: Callable[[], Release]) -> None:
+        release = await self._beside(finish, "publication of weights")
         await self._publisher.upload(self.bus.blobs, release)
         self._require_lease()
-        await self._claim.renew(self._version)
+        await self._claim.renew()
+        policy = msgspec.structs.replace(policy, uri=release.uri, sha256=release.sha256, size=release.size)
         await self.bus.publish(policy)
         self._settled = True
         await self._publisher.tidy(self.bus.blobs)
@@ -432,14 +465,15 @@ class LearnerRole(Role):
         from engine.training.checkpoint import needed
 
         keep = min(self._settings.checkpoints_kept, at_most or self._settings.checkpoints_kept)
-        below = await self._in_thread(
-            lambda: needed(self._home / "checkpoints", keep=keep), "reading of the checkpoints"
-        )
+        below = await anyio.to_thread.run_sync(lambda: needed(self._home / "checkpoints", keep=keep))
         if below is not None:
             await self.bus.purge("SAMPLE", below=below)
 
     async def _in_thread(self, function: Callable[[], T], what: str) -> T:
         return await self._session.call(function, seconds=self._settings.step_seconds, what=what)
+
+    async def _beside(self, function: Callable[[], T], what: str) -> T:
+        return await self._session.beside(function, seconds=self._settings.step_seconds, what=what)
 
     def _vocabulary(self) -> tuple[tuple[int, ...], int]:
         from engine.training.trainer import canary_tokens
@@ -461,24 +495,23 @@ class LearnerRole(Role):
             if found := await self._in_thread(attend, "check of the servers"):
                 self.log.info("learner.servers_joined", servers=found)
 
-    def _export(self) -> tuple[PolicyPublished, Release]:
-        """Write the weights of the current version and compute its canary (in the trainer's thread)."""
+    def _export(self) -> tuple[PolicyPublished, Callable[[], Release]]:
+        """Copy the weights of the current version and compute its canary (in the trainer's thread)."""
         import numpy as np
 
-        weights = self._trainer.adapters() if self.config.adapters else self._trainer.weights()
-        release = self._publisher.release(self._version, weights, dtype=self._dtype())
+        finish = self._publisher.begin(self._version, self._trainer, dtype=self._dtype())
         policy = PolicyPublished(
             version=self._version.pack(),
             step=self._version.step,
-            uri=release.uri,
-            sha256=release.sha256,
-            size=release.size,
+            uri="",
+            sha256="",
+            size=0,
             canary_tokens=np.asarray(self._canary, dtype="<i4").tobytes(),
             canary_logprobs=self._trainer.canary(self._canary).astype("<f4").tobytes(),
             vocabulary=self._vocabulary_size,
             tokenizer=self._tokenizer,
         )
-        return policy, release
+        return policy, finish
 
 
 def _import_trainer() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import anyio
 import msgspec
 
 from bus import Bus, Conflict
@@ -85,7 +86,8 @@ class VersionClaim:
 
     def __init__(self, bus: Bus, *, lease: int) -> None:
         self._bus, self._lease = bus, lease
-        self._revision = 0
+        self._revision, self._noted = 0, Version(0, 0)
+        self._writing = anyio.Lock()
         self.checkpoint = False
 
     async def read(self) -> ClaimNote | None:
@@ -110,22 +112,28 @@ class VersionClaim:
             noted = Version.unpack(note.version) if note else None
             version, forked = resume(own, published, known, noted)
             await self._bus.state_put(LINEAGE, msgspec.json.encode(forked))
+            self._noted = version
             try:
-                await self._write(version)
+                await self._write()
             except Conflict:
                 continue
             return version, forked
 
-    async def renew(self, version: Version) -> None:
-        """Store ``version`` before it is shown. Raises SpadeError when another learner has taken over."""
+    async def renew(self, version: Version | None = None) -> None:
+        """Store ``version`` before it is shown, None for the last one again.
+
+        Raises SpadeError when another learner has taken over.
+        """
+        self._noted = version or self._noted
         try:
-            await self._write(version)
+            async with self._writing:
+                await self._write()
         except Conflict as error:
             raise SpadeError(
-                f"Another learner has taken over; version {version} was not published",
+                f"Another learner has taken over; version {self._noted} was not published",
                 remedy="Run one learner per bus.",
             ) from error
 
-    async def _write(self, version: Version) -> None:
-        note = ClaimNote(lease=self._lease, version=version.pack(), checkpoint=self.checkpoint)
+    async def _write(self) -> None:
+        note = ClaimNote(lease=self._lease, version=self._noted.pack(), checkpoint=self.checkpoint)
         self._revision = await self._bus.state_update(CLAIM, msgspec.json.encode(note), self._revision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import structlog
 import torch
-from learner_scene import Scene
+from learner_scene import Scene, write_tensors, written
 
 from engine.config import Config, LearnerConfig, ModelConfig, RunConfig
 from engine.context import RoleContext
@@ -37,8 +38,8 @@ class StubTrainer:
         except Closed:
             return
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        return {"w": self.weight}
+    def write_weights(self, path: Path, dtype: torch.dtype | None = None) -> Future[None]:
+        return written(path, {"w": self.weight})
 
     def canary(self, tokens: tuple[int, ...]) -> Any:
         return np.zeros(len(tokens) - 1)
@@ -46,8 +47,8 @@ class StubTrainer:
     def load(self, path: str, step: int) -> None:
         self.weight = checkpoint.read_tensors(Path(path)).model["w"].clone()
 
-    def capture(self) -> CheckpointTensors:
-        return CheckpointTensors({"w": self.weight}, {})
+    def write_checkpoint(self, directory: Path) -> Future[None]:
+        return write_tensors(directory, CheckpointTensors({"w": self.weight}, {"optimizer": {"state": {}}}))
 
 
 class StubLearner(LearnerRole):

@@ -42,6 +42,11 @@ from roles.learner.version_claim import resume
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"), pytest.mark.timeout(120)]
 
 
+@pytest.fixture(autouse=True)
+def no_thread_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.training.session._JOIN_SECONDS", 60.0)
+
+
 class World(Scene):
     """One bus and one run directory, and learners that come and go on them."""
 
@@ -253,7 +258,7 @@ async def test_a_repeated_round_gets_the_same_answer(world: World):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["_checkpoint", "_publish_policy", "_purge"])
+@pytest.mark.parametrize("moment", ["_checkpoint", "_publish", "_purge"])
 async def test_killed_around_the_checkpoint_trains_exactly_once(
     world: World, policy: Path, tmp_path: Path, moment: str
 ):
@@ -276,7 +281,7 @@ async def test_killed_around_the_checkpoint_trains_exactly_once(
     newest, expected = await world.newest(), await calm.newest()
     assert newest.step == 2
     assert newest.sha256 == expected.sha256
-    assert Version.unpack(newest.version).fence == (1 if moment == "_publish_policy" else 0)
+    assert Version.unpack(newest.version).fence == (1 if moment == "_publish" else 0)
 
 
 async def test_between_checkpoints_a_restart_forks_the_lineage(world: World):
@@ -285,7 +290,12 @@ async def test_between_checkpoints_a_restart_forks_the_lineage(world: World):
     await world.round(1)
     await world.round(2)
     role = world.role(config)
-    await world.interrupted(role, lambda: world.until(lambda batch: batch.round == 2))
+
+    async def trained_and_kept() -> None:
+        await world.until(lambda batch: batch.round == 2)
+        await world.kept(2)
+
+    await world.interrupted(role, trained_and_kept)
     await world.round(3, final=True)
     async with world.running(world.role(config)):
         await world.until(lambda batch: batch.final)

@@ -40,7 +40,8 @@ async def refused(world: StubWorld, **learner: object) -> CheckpointsMissing:
 
 async def test_it_refuses_to_begin_anew(world: StubWorld):
     await trained(world, 0, 4)
-    shutil.rmtree(world.directory / "learner")
+    await world.kept(5)
+    (world.directory / "learner").rename(world.directory / "elsewhere")
     before = await world.bus.stream_info("SAMPLE")
     for _ in range(2):
         error = await refused(world)
@@ -75,7 +76,8 @@ async def test_a_crash_before_the_first_checkpoint_begins_anew(world: StubWorld)
 
 async def test_starting_over_has_to_be_asked_for(world: StubWorld):
     await trained(world, 0, 4)
-    shutil.rmtree(world.directory / "learner")
+    await world.kept(5)
+    (world.directory / "learner").rename(world.directory / "elsewhere")
     await world.send(*round_of(5, random_samples(2, seed=5, round_=5), final=True))
     with capture_logs() as logs:
         async with world.running(world.role(start_over=True)):

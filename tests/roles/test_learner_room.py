@@ -75,7 +75,7 @@ async def test_the_learner_makes_room_before_its_checkpoint_is_due(
         early = [entry for entry in logs if entry["event"] == "learner.checkpoint_early"]
         assert last.step == rounds
         assert stream in {entry["stream"] for entry in early}
-        assert 2 <= len(early) < rounds
+        assert 2 <= len(early) < 2 * rounds, "two lives"
         assert places(tmp_path / "learner" / "checkpoints")
 
 

@@ -12,6 +12,7 @@ import pytest
 from learner_fakes import make_policy
 
 from engine.config import LearnerConfig
+from engine.training import checkpoint
 from engine.training.batch import Batch
 from engine.training.command_queue import Call, CommandQueue, Step
 
@@ -31,6 +32,12 @@ class Running:
         command = Call(function)
         self._feed.submit(command)
         return command.result.result(timeout=110)
+
+    def capture(self, place: Path) -> checkpoint.CheckpointTensors:
+        """What a checkpoint would have, written into the new directory ``place`` and read again."""
+        place.mkdir()
+        self.call(lambda: self.trainer.write_checkpoint(place)).result(timeout=110)
+        return checkpoint.read_tensors(place)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,20 @@ import msgspec
 import torch
 from learner_fakes import VOCABULARY, random_samples
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine.config import LearnerConfig, RoleTraining
 from engine.lineage import Version
 from engine.training import checkpoint
+from engine.training.background import start
 from engine.training.batch import Batch, build, policy_rows
 from engine.training.checkpoint import LearnerState
 from engine.training.command_queue import Call, CommandQueue, RankCommands, Step
 from engine.training.rank_worker import TrainerPlan, follow, lead
 from engine.training.ranks import Ranks
+from engine.weights import tensor_file
+from engine.weights.store import file_digest
 
 ROLES: dict[Any, RoleTraining] = {"agent": RoleTraining(), "designer": RoleTraining(weight=0.7)}
 TOKENS = tuple(range(3, 40, 3))
@@ -60,6 +67,28 @@ def shard_on_cpu() -> None:
     state.AcceleratorState.__init__ = patched
 
 
+class Held:
+    """The bytes of gathered tensors that live at once, at their peak, while it is entered."""
+
+    def __enter__(self) -> Held:
+        self.peak, self._real = 0, DTensor.full_tensor
+        live: list[tuple[StorageWeakRef, int]] = []
+
+        def counted(tensor: Any, **settings: Any) -> torch.Tensor:
+            made = self._real(tensor, **settings)
+            storage = made.untyped_storage()
+            live.append((StorageWeakRef(storage), storage.nbytes()))
+            live[:] = [one for one in live if not one[0].expired()]
+            self.peak = max(self.peak, sum(size for _, size in live))
+            return made
+
+        DTensor.full_tensor = counted  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        DTensor.full_tensor = self._real  # type: ignore[method-assign]
+
+
 def main(job: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     ranks = Ranks.launched()
@@ -80,7 +109,10 @@ def main(job: dict[str, Any]) -> None:
 
     feed = CommandQueue(ranks)
     trainer = build_trainer(learner, Path(job["policy"]), home, feed, seed=3, ranks=ranks)
-    errands, steps = [], []
+    errands, steps, completing = [], [], []
+
+    def complete(begun: Call) -> None:
+        begun.result.result()()
 
     def errand(function: Any) -> None:
         errands.append(Call(function))
@@ -98,6 +130,32 @@ def main(job: dict[str, Any]) -> None:
         found = {"weights": weights, "canary": canary, "sharded": trainer.sharded, "how": how}
         return found | {"units": units, "dtypes": kept}
 
+    def publish() -> dict[str, Any]:
+        part, real = [], tensor_file.write
+
+        def noted(path: Path, found: Any) -> None:
+            part.append(sum(one.nbytes for one in found.values() if not one.is_meta))
+            real(path, found)
+
+        tensor_file.write = noted
+        with Held() as held:
+            written = trainer.write_weights(home / "published", torch.bfloat16)
+        written.result()
+        tensor_file.write = real
+        return {"digest": file_digest(home / "published"), "peak": held.peak, "kept": part[0]}
+
+    if job.get("dies") == "writing":  # its second checkpoint, with the weights written and the moments not
+        real = tensor_file.write
+
+        def killed(path: Path, *arguments: Any, **named: Any) -> None:
+            if path.name == checkpoint.OPTIMIZER and checkpoint.places(home / "kept"):
+                path.write_bytes(b"some")
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(path, *arguments, **named)
+
+        tensor_file.write = killed
+    if job.get("publishes"):
+        errand(publish)
     if "resume" in job:
         errand(lambda: trainer.load(job["resume"], 1))
     errand(look)
@@ -107,12 +165,15 @@ def main(job: dict[str, Any]) -> None:
         errand(look)
         if number in job["saves"]:
             state = LearnerState(version=Version(0, number))
-            errand(lambda state=state: checkpoint.save(home / "kept", state, trainer.capture(), keep=9))
+            errand(partial(checkpoint.begin, home / "kept", state, trainer.write_checkpoint, keep=9))
+            completing.append(start(partial(complete, errands[-1]), "checkpoint"))
     if job.get("dies") == "leader":
         errand(lambda: os._exit(7))
     feed.submit(None)
     trainer.run()
     ranks.leave()
+    for one in completing:
+        one.result()
     looks = [one for one in (each.result.result() for each in errands) if isinstance(one, dict)]
     torch.save({"looks": looks, "metrics": [step.result.result() for step in steps]}, job["out"])
 

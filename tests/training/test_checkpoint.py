@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from learner_scene import write_tensors
 from structlog.testing import capture_logs
 
 from bus.messages import BatchTrained, Credit
@@ -15,7 +16,7 @@ from engine.errors import SpadeError
 from engine.lineage import Lineage, Version
 from engine.training import checkpoint
 from engine.training.buffer import BufferState, KeptSample
-from engine.training.checkpoint import CheckpointTensors, LearnerState, needed, newest, places, restart, save
+from engine.training.checkpoint import CheckpointTensors, LearnerState, needed, newest, places, restart
 
 
 def made(value: float) -> CheckpointTensors:
@@ -27,6 +28,10 @@ def made(value: float) -> CheckpointTensors:
     return CheckpointTensors(
         {"head": head}, {"optimizer": optimizer, "generators": {"torch": torch.get_rng_state()}}
     )
+
+
+def save(directory: Path, state: LearnerState, tensors: CheckpointTensors, **settings: Any) -> Path:
+    return checkpoint.begin(directory, state, lambda place: write_tensors(place, tensors), **settings)()
 
 
 def state(step: int, cursor: int = 0, fence: int = 0) -> LearnerState:
@@ -75,7 +80,9 @@ def test_the_newest_ones_are_kept(tmp_path: Path):
     ]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "extra.pt", "state.msgpack", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "extra.pt", "state.msgpack", "manifest.json"]
+)
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damaged_checkpoints_are_skipped_with_a_warning(name: str, damage: str, tmp_path: Path):
     save(tmp_path, state(1), made(1.0), keep=5)
@@ -117,7 +124,8 @@ def test_a_file_of_another_form_costs_only_its_checkpoint(name: str, content: by
     victim = save(tmp_path, state(2), made(2.0), keep=5)
     (victim / name).write_bytes(content)
     if name == "state.msgpack":  # with a manifest that fits it
-        checkpoint._seal(victim, ("model.safetensors", "extra.pt", name))
+        (victim / "manifest.json").unlink()
+        checkpoint._seal(victim)
     found = newest(tmp_path)
     assert found is not None
     assert found.state.version == Version(0, 1)
@@ -158,7 +166,7 @@ def test_remains_of_a_killed_writer_are_ignored_and_cleared(tmp_path: Path, monk
     def killed(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(checkpoint, "_write", killed)
+    monkeypatch.setattr(checkpoint, "_seal", killed)
     monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *_, **__: None)
     with pytest.raises(Killed):
         save(tmp_path, state(1), made(1.0), keep=2)

@@ -25,7 +25,7 @@ from engine.config import (
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
 from engine.training.batch import Batch, build, policy_rows
-from engine.training.checkpoint import LearnerState, newest, save
+from engine.training.checkpoint import LearnerState, begin, newest
 from engine.training.retention import Best, write_best
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -76,7 +76,8 @@ def trained(start: Callable[..., Any], base: Path, tmp_path: Path) -> Callable[[
             for step in (1, 2):
                 running.step(batch(step))
                 state = LearnerState(version=Version(0, step), cursor=step)
-                running.call(lambda state=state: save(checkpoints, state, running.trainer.capture(), keep=3))
+                write = running.trainer.write_checkpoint
+                running.call(lambda state=state, write=write: begin(checkpoints, state, write, keep=3))()
             with torch.no_grad():
                 logits: torch.Tensor = running.trainer.model.eval()(input_ids=IDS).logits
         config = Config(run=RunConfig(name="mine"), model=ModelConfig(path=str(base)), learner=settings)

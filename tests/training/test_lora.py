@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,10 +59,10 @@ def test_the_published_weights_are_the_start_with_the_adapters_added(start: Call
 
 
 @pytest.mark.slow
-def test_a_resume_brings_the_adapters_back(start: Callable[..., Any]):
+def test_a_resume_brings_the_adapters_back(start: Callable[..., Any], tmp_path: Path):
     with start(learner()) as running:
         running.step(batch(1))
-        capsule = copy.deepcopy(running.call(running.trainer.capture))
+        capsule = running.capture(tmp_path / "kept")
         running.step(batch(2))
         expected = {name: t.clone() for name, t in running.call(running.trainer.weights).items()}
     assert all(".lora_" in name for name in capsule.model), "a checkpoint has the adapters alone"
@@ -76,10 +75,10 @@ def test_a_resume_brings_the_adapters_back(start: Callable[..., Any]):
         running.call(lambda: running.trainer.restore(capsule, 1))
 
 
-def test_only_the_named_modules_get_adapters(start: Callable[..., Any]):
+def test_only_the_named_modules_get_adapters(start: Callable[..., Any], tmp_path: Path):
     with start(learner(lora=LoraConfig(rank=2, targets=("q_proj",)))) as running:
         running.step(batch(1))
-        names = running.call(running.trainer.capture).model
+        names = running.capture(tmp_path / "kept").model
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in names} == {"q_proj"}
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
+from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,10 @@ from scenes.network import network
 from engine import placement
 from engine.config import Config, LaunchConfig, ModelConfig, RunConfig
 from engine.placement import Meeting
+from engine.training.checkpoint import newest
+from engine.training.checkpoint import read_tensors as tensors
+from engine.training.parameters import layer_of
+from engine.weights.store import header
 
 HERE = Path(__file__).parent
 LEARNER = {
@@ -90,8 +96,6 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def compare_kept(ours: Path, theirs: Path) -> None:
     """Hold two checkpoints against each other: the weights, and all of the optimiser."""
-    from engine.training.checkpoint import read_tensors as tensors
-
     mine, other = tensors(ours), tensors(theirs)
     assert mine.model.keys() == other.model.keys()
     for name, tensor in other.model.items():
@@ -163,16 +167,30 @@ def test_two_ranks_equal_one(alone: tuple[dict[str, Any], dict[str, Any]], tmp_p
     assert found["metrics"][1]["micro_batches"] == 1.0
 
 
+@pytest.fixture(scope="module")
+def of_two(alone: tuple[dict[str, Any], dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint that two sharded ranks write after the first batch, each its part."""
+    home = tmp_path_factory.mktemp("two")
+    run(
+        {**alone[0], "sharded": True, "batches": BATCHES[:1], "saves": [1], "home": str(home)},
+        home / "two",
+        2,
+    )
+    return kept(home, 1)
+
+
 @pytest.mark.long
-@pytest.mark.timeout(300)
-def test_sharded_ranks_go_on_from_the_checkpoint_of_one(
-    alone: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_checkpoint_of_two_ranks_is_resumed_by(
+    ranks: int, alone: tuple[dict[str, Any], dict[str, Any]], of_two: Path, tmp_path: Path
 ):
     """And what they keep at the end is what one process keeps."""
     job, expected = alone
-    resumed = {"sharded": True, "resume": str(kept(job["home"], 1)), "batches": BATCHES[1:], "saves": [2]}
-    found = run({**job, **resumed, "home": str(tmp_path)}, tmp_path / "sharded", 2)
-    assert found["looks"][0]["sharded"]
+    compare_kept(of_two, kept(job["home"], 1))
+    resumed = {"sharded": ranks > 1, "resume": str(of_two), "batches": BATCHES[1:], "saves": [2]}
+    found = run({**job, **resumed, "home": str(tmp_path)}, tmp_path / "resumed", ranks)
+    assert found["looks"][0]["sharded"] == (ranks > 1)
     compare(found, {"looks": expected["looks"][1:], "metrics": expected["metrics"][1:]})
     compare_kept(kept(tmp_path, 2), kept(job["home"], 3))
 
@@ -202,6 +220,45 @@ def test_sharded_ranks_keep_log_probs_and_gradients_in_float32(policy: Path, tmp
     for name, tensor in expected["looks"][1]["weights"].items():
         apart = (last["weights"][name] - tensor).abs()
         assert apart.mean() < 2e-5, "Adam moves each weight by 1e-3"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sharded_ranks_publish_the_file_of_one(policy: Path, tmp_path: Path):
+    """Rank 0 holds its part and at most one layer of what is gathered."""
+    job = {"learner": LEARNER, "policy": str(policy), "publishes": True, "batches": []}
+    (one,), (two,) = (
+        run({**job, "sharded": ranks > 1, "home": str(tmp_path / name)}, tmp_path / name, ranks)["looks"][:1]
+        for name, ranks in (("one", 1), ("two", 2))
+    )
+    assert two["digest"] == one["digest"]
+    sizes: dict[str, int] = defaultdict(int)
+    for name, found in header(tmp_path / "two" / "published").items():
+        sizes[layer_of(name)] += 2 * math.prod(found.shape)
+    part = two["kept"]
+    assert 0 < part <= (sum(sizes.values()) + max(sizes.values())) / 2
+    assert part <= two["peak"] <= part + max(sizes.values()) < sum(sizes.values())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_ranks_killed_in_a_checkpoint_go_on_from_the_one_before(
+    alone: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
+):
+    job, expected = alone
+    here = {**job, "sharded": True, "home": str(tmp_path)}
+    killed = attempt({**here, "saves": [1, 2], "dies": "writing"}, tmp_path / "killed", 2)
+    assert "Signal 9 (SIGKILL)" in killed.stderr, killed.stderr[-4000:]
+    assert list((tmp_path / "kept").glob(".*.tmp/optimizer.safetensors"))
+    found = newest(tmp_path / "kept")
+    assert found is not None
+    assert found.path == kept(tmp_path, 1)
+    resumed = {"resume": str(found.path), "batches": BATCHES[1:], "saves": [2]}
+    compare(run({**here, **resumed}, tmp_path / "on", 2), {
+        "looks": expected["looks"][1:], "metrics": expected["metrics"][1:]
+    })  # fmt: skip
+    compare_kept(kept(tmp_path, 2), kept(job["home"], 3))
+    assert not list((tmp_path / "kept").glob(".*.tmp"))
 
 
 @pytest.mark.long

@@ -286,12 +286,12 @@ def test_the_canary_is_the_log_prob_in_full_precision(start: Callable[..., Any],
     np.testing.assert_allclose(found, row_logps(model, tokens).detach().numpy(), atol=2e-6)
 
 
-def test_a_restored_trainer_goes_on_to_the_same_bits(start: Callable[..., Any]):
+def test_a_restored_trainer_goes_on_to_the_same_bits(start: Callable[..., Any], tmp_path: Path):
     learner = LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-3))
     batches = [batch_of(random_samples(4, seed=seed)) for seed in range(3)]
     with start(learner) as running:
         running.step(batches[0])
-        capsule = copy.deepcopy(running.call(running.trainer.capture))
+        capsule = running.capture(tmp_path / "kept")
         running.step(batches[1])
         last = running.step(batches[2])
         expected = copy.deepcopy(running.call(running.trainer.weights))
@@ -307,17 +307,17 @@ def test_a_restored_trainer_goes_on_to_the_same_bits(start: Callable[..., Any]):
 
 
 def test_a_resume_takes_the_moments_from_the_checkpoint_and_the_settings_from_the_recipe(
-    start: Callable[..., Any],
+    start: Callable[..., Any], tmp_path: Path
 ):
     first, second = batch_of(random_samples(4, seed=1)), batch_of(random_samples(4, seed=2))
     with start(LearnerConfig(optimizer=OptimizerConfig(learning_rate=1e-3))) as running:
         running.step(first)
-        capsule = copy.deepcopy(running.call(running.trainer.capture))
+        capsule = running.capture(tmp_path / "kept")
     other = OptimizerConfig(learning_rate=5e-4, beta1=0.8, beta2=0.95, weight_decay=0.0)
     with start(LearnerConfig(optimizer=other)) as running:
         running.call(lambda: running.trainer.restore(capsule, 1))
         groups = running.trainer.optimizer.param_groups
-        kept = running.call(running.trainer.capture).extra["optimizer"]["state"]
+        kept = running.capture(tmp_path / "again").extra["optimizer"]["state"]
         saved = capsule.extra["optimizer"]["state"]
         assert all(torch.equal(kept[name]["exp_avg"], saved[name]["exp_avg"]) for name in saved)
         for _ in range(2):
@@ -327,11 +327,11 @@ def test_a_resume_takes_the_moments_from_the_checkpoint_and_the_settings_from_th
             assert running.step(second)["learning_rate"] == 5e-4
 
 
-def test_a_checkpoint_of_another_model_is_refused(start: Callable[..., Any]):
+def test_a_checkpoint_of_another_model_is_refused(start: Callable[..., Any], tmp_path: Path):
     from engine.training.checkpoint import CheckpointTensors
 
     with start(LearnerConfig()) as running:
-        capsule = running.call(running.trainer.capture)
+        capsule = running.capture(tmp_path / "kept")
         other = {name: tensor[:1] for name, tensor in capsule.model.items()}
         with pytest.raises(SpadeError, match="another model"):
             running.call(lambda: running.trainer.restore(CheckpointTensors(other, capsule.extra), 1))

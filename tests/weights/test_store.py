@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.lineage import Version
-from engine.weights import store
+from engine.weights import store, tensor_file
 from engine.weights.store import WeightFault, fetch, local_path, prune, publish, versions
 
 torch = pytest.importorskip("torch")
@@ -47,6 +48,32 @@ def test_tied_tensors_are_written_once_and_dtype_is_converted(tmp_path: Path) ->
     found = load(local_path(published.uri))
     assert set(found) == {"embed", "norm", "view"}
     assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+
+
+def test_two_writers_make_one_file(tmp_path: Path) -> None:
+    """Of tensors of several widths, each aligned; a reader sees no difference."""
+    state = {"a": torch.randn(3, 4), "odd": torch.ones(3, dtype=torch.uint8), "b": torch.randn(5).bfloat16()}
+    state["none"] = torch.zeros(0, 2)
+    path = tmp_path / "file"
+    for names in (("odd", "none"), ("b", "a")):
+        mine = {name: state[name] if name in names else state[name].to("meta") for name in state}
+        tensor_file.write(path, mine)
+    found = load(path)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    assert {name: info.shape for name, info in store.header(path).items()} == {
+        name: tuple(tensor.shape) for name, tensor in state.items()
+    }
+
+
+def test_a_large_file_is_hashed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(250)))
+    assert store.file_digest(path) == hashlib.sha256(bytes(range(250))).hexdigest()
+    monkeypatch.setattr(store, "_PIECE", 100)
+    pieces = [bytes(range(100)), bytes(range(100, 200)), bytes(range(200, 250))]
+    known = b"".join(hashlib.sha256(piece).digest() for piece in pieces)
+    assert store.file_digest(path) == hashlib.sha256(known).hexdigest()
 
 
 def test_same_bytes_again_are_harmless_other_bytes_are_refused(tmp_path: Path) -> None:
