@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bus.access import ADMIN
 from engine.errors import ConfigError
 from engine.shipped import recipe_path
 
@@ -64,6 +63,7 @@ def launch(
 def _write(place: Path, files: dict[str, str], config: Config) -> None:
     """Write the files and the keys. Raises ConfigError where that is not possible."""
     from bus import BusError
+    from bus.access import ADMIN
     from bus.credentials import SUFFIX, read_seed, seed_file, write_account, write_private
     from engine.deployment import hosts
 

@@ -50,7 +50,7 @@ def recipes(draw: st.DrawFn) -> Config:
             "environments": draw(st.integers(1, 4)),
             "rounds_per_window": window,
             "delay": delay,
-            "plays_per_round": draw(st.integers(1, 3)),
+            "plays_per_round": draw(st.integers(2, 3)),
             "hinted_plays": draw(st.integers(0, 3)),
             "hinted_rounds": 1 if reward.get("reference_parity") else draw(st.integers(1, window)),
             "lead": lead,

@@ -42,7 +42,7 @@ def drawn(chance: random.Random) -> Config:
             "environments": chance.randint(1, 4),
             "rounds_per_window": window,
             "delay": chance.choice([0, window, window + 1]),
-            "plays_per_round": chance.randint(1, 4),
+            "plays_per_round": chance.randint(2, 4),
             "hinted_plays": chance.randint(0, 4),
             "hinted_rounds": chance.randint(1, window),
             "lead": chance.randint(0, 2),
