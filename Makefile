@@ -1,6 +1,7 @@
 # make run        the main job: self-play with the nano recipe on two CPU cores, with a live view and a report
 # make test       formatting, lint, types, architecture, fast and slow tests, the main job killed and resumed
-# make test-long  the other end-to-end tests with vLLM, other frameworks, processes killed at random, fuzz
+# make test-long  the other end-to-end tests with vLLM, processes killed at random, fuzz
+# make test-frameworks  pools of other frameworks and exports to them, in an environment of their own
 # make docs       the documentation as a site in site/
 # Each of the first three sets up .venv first when it is missing or its lock has changed.
 
@@ -85,7 +86,7 @@ test-exhaustive: setup
 
 test: ahead lint test-fast test-slow test-run
 
-test-long: test-e2e test-frameworks test-chaos test-fuzz
+test-long: test-e2e test-chaos test-fuzz
 
 # The stack of a GPU machine, with the CPU lock's versions where vLLM's GPU build does not pin another. Needs uv.
 gpu-lock:
