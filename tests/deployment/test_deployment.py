@@ -73,7 +73,7 @@ def test_the_files_are_the_golden_ones(target: str, recipe: str, recipes: Path, 
     """SPADE_GOLDEN=1 writes them anew."""
     shown = done(spade("launch", target, f"{recipe}.toml", "--out", OUT, "--dry-run"))
     assert sorted(path.name for path in recipes.iterdir()) == [f"{name}.toml" for name in sorted(RECIPES)]
-    text = shown.replace(str(recipes), "/home/work")
+    text = shown.replace(str(recipes), "/home/ann")
     golden = HERE / "golden" / f"{target}-{recipe}.txt"
     if os.environ.get("SPADE_GOLDEN"):
         golden.write_text(text)
