@@ -1,4 +1,4 @@
-"""What a dry run says of devices, disks and rounds, and what it refuses before anything starts."""
+"""A dry run's figures of devices, disks and rounds, and its refusals before anything starts."""
 
 from __future__ import annotations
 

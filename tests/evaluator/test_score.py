@@ -1,4 +1,4 @@
-"""What an evaluation says."""
+"""The figures of an evaluation."""
 
 import statistics
 

@@ -1,4 +1,4 @@
-"""What must not happen to a pool: leaks, waiters that sleep on, herds, servers out of their mind."""
+"""Faults of a pool: leaks, waiters that nobody wakes, herds, servers that answer nonsense."""
 
 from __future__ import annotations
 

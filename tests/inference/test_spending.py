@@ -21,7 +21,7 @@ from engine.inference.spending import EndpointSpent, run_total
 
 SAMPLING = SamplingConfig(max_tokens=200)
 ANSWER = (100 * 1000 + 20 * 10_000) / 1e6
-"""What an answer of the fake costs: 100 tokens in, 20 out."""
+"""The price of an answer of the fake: 100 tokens in, 20 out."""
 MOST = 2.2
 """More than a request of this file reserves, less than two of them."""
 

@@ -34,7 +34,7 @@ class Running:
         return command.result.result(timeout=110)
 
     def capture(self, place: Path) -> checkpoint.CheckpointTensors:
-        """What a checkpoint would have, written into the new directory ``place`` and read again."""
+        """Write into the new directory ``place`` as a checkpoint does, and read it again."""
         place.mkdir()
         self.call(lambda: self.trainer.write_checkpoint(place)).result(timeout=110)
         return checkpoint.read_tensors(place)

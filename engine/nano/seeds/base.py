@@ -26,7 +26,7 @@ NOUNS = (
     "ropes", "sails", "tents", "urns", "vines", "wagons", "yarns", "bricks", "candles", "doors",
     "engines", "flutes", "goats", "hats", "islands", "jewels",
 )  # fmt: skip
-"""What the seed documents are about."""
+"""The things that the seed documents are about."""
 
 # For levels 1-5 the least ratio of tries to places: the win rate of a player that tries one after another.
 _COVERED = (0.99, 0.57, 0.42, 0.26, 0.20)
