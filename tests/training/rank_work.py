@@ -125,8 +125,8 @@ def main(job: dict[str, Any]) -> None:
         canary = trainer.canary(TOKENS).tolist()
         models = (trainer.model, trainer.ref_model) if trainer.ref_model is not None else (trainer.model,)
         units = [sum(isinstance(one, FSDPModule) for one in model.modules()) for model in models]
-        layers = [model.model.layers if hasattr(model, "model") else model for model in models]
-        kept = [str(next(each.parameters()).dtype) for each in layers]
+        named = [model.named_parameters() for model in models]
+        kept = [str(next(one.dtype for name, one in each if ".layers." in name)) for each in named]
         found = {"weights": weights, "canary": canary, "sharded": trainer.sharded, "how": how}
         return found | {"units": units, "dtypes": kept}
 
