@@ -315,7 +315,7 @@ async def test_a_damaged_checkpoint_costs_steps_and_no_samples(world: World):
     """The older checkpoint is there to go back to: the stream still holds what came after it."""
     for number in range(3):
         await world.round(number)
-    await world.interrupted(world.role(), lambda: world.until(lambda batch: batch.round == 2))
+    await world.interrupted(world.role(), lambda: world.kept(3))
     damaged = max((world.directory / "learner" / "checkpoints").iterdir())
     (damaged / "model.safetensors").write_bytes(b"torn")
     await world.round(3, final=True)
