@@ -48,7 +48,7 @@ test-run: setup
 	$(BIN)/python -m pytest $(MAIN_JOB) $(PYTEST_ARGS)
 
 test-e2e: setup
-	$(BIN)/python -m pytest -m "e2e and not long and not chaos and not fuzz" $(filter-out $(MAIN_JOB),$(call marked,e2e)) $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "e2e and not long" $(filter-out $(MAIN_JOB),$(call marked,e2e)) $(PYTEST_ARGS)
 
 test-chaos: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos $(call marked,chaos) $(PYTEST_ARGS)
@@ -86,7 +86,9 @@ test-exhaustive: setup
 
 test: ahead lint test-fast test-slow test-run
 
-test-long: test-e2e test-chaos test-fuzz
+# Two at a time: a run or a server waits for most of its start.
+test-long: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "(e2e or chaos or fuzz) and not long" $(filter-out $(MAIN_JOB),$(call marked,e2e|chaos|fuzz)) $(PYTEST_ARGS)
 
 # The stack of a GPU machine, with the CPU lock's versions where vLLM's GPU build does not pin another. Needs uv.
 gpu-lock:

@@ -15,14 +15,16 @@ import msgspec
 from bus import messages
 from bus.errors import BusError, Undecodable, UnknownKind
 from bus.messages import base
+from bus.nats_client import read_headers
 
 VERSION = 1
+_ORIGIN = "Nats-Stream"
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Sender and time of a message.
 
-    ``ts`` is the wall clock in ns at creation, ``attempt`` the producer's attempt (0 when it does not count).
+    ``ts`` is the wall clock in ns at creation, ``attempt`` the producer's attempt (0: it does not count).
     """
 
     v: int
@@ -54,29 +56,33 @@ def _body_decoder(kind: type[messages.Message]) -> msgspec.msgpack.Decoder[messa
     return msgspec.msgpack.Decoder(kind)
 
 
-def encode(
-    message: messages.Message, *, run: str, role: str, instance: str, ts: int | None = None, attempt: int = 0
-) -> bytes:
-    """Return the frame of ``message``. ``ts`` (ns) defaults to the wall clock.
+def encode(message: messages.Message, *, run: str, role: str, instance: str) -> bytes:
+    """Return the frame of ``message``.
 
     Raises BusError when its class is not registered: no reader could decode it.
     """
-    stamp, kind = time.time_ns() if ts is None else ts, type(message)
+    kind = type(message)
     tag = base.kind_of(kind)
     if base.class_of(tag) is not kind:
         raise BusError(
             f"message class {kind.__module__}.{kind.__qualname__} is not registered",
             remedy="Decorate it with bus.messages.register_message.",
         )
-    return _encoder.encode((VERSION, tag, run, role, instance, stamp, attempt, message))
+    return _encoder.encode((VERSION, tag, run, role, instance, time.time_ns(), 0, message))
 
 
-def decode(data: bytes) -> tuple[Envelope, messages.Message]:
+def decode(data: bytes, head: bytes = b"") -> tuple[Envelope, messages.Message]:
     """Return the envelope and the message.
 
+    ``head`` are the headers under which a stream delivered it. The server sends an answer to any subject that
+    the asker names, and a stream stores it, though the asker may not write into that stream; an answer still
+    names the stream that it was read from.
+
     Raises UnknownKind for a whole frame of a kind that is not registered, else Undecodable, and nothing else,
-    on any bytes.
+    on any bytes; also Undecodable for a message that was copied into its stream.
     """
+    if head and (origin := read_headers(head).get(_ORIGIN)) is not None:
+        raise Undecodable(f"copied from stream {origin}, not published")
     try:
         frame = _frames.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -17,12 +17,13 @@ from typing import Any
 
 import anyio
 
+from bus import codec
 from bus.concurrency import ArrivalQueue, flat_task_group
 from bus.connection import Connection
 from bus.errors import BusError, BusUnavailable, Undecodable, UnknownKind
 from bus.messages import DeadLetter
 from bus.nats_client import Arrival
-from bus.pull import Delivered, Pull, read
+from bus.pull import Delivered, Pull
 from bus.reads import Record
 from bus.subjects import SECOND, STREAMS, Names
 from bus.work import Bury
@@ -180,7 +181,7 @@ class Follower:
         self._expected += 1
         self._next = sequence + 1
         try:
-            envelope, content = read(message)
+            envelope, content = codec.decode(message.data, message.head)
         except Undecodable as error:
             self._skip(message, sequence, error)
             return

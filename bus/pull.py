@@ -16,16 +16,12 @@ import anyio
 import msgspec
 from nats.aio.subscription import Subscription
 
-from bus import codec
-from bus.codec import Envelope
 from bus.connection import Connection, status_of
-from bus.errors import BusError, Denied, Undecodable
-from bus.messages import Message
+from bus.errors import BusError, Denied
 from bus.nats_client import Arrival
 from bus.subjects import SECOND
 
 log = logging.getLogger("spade.bus")
-_ORIGIN = "Nats-Stream"
 # The broker serves open requests of a vanished host until they expire, and those messages wait until their
 # lease ends. So a request is short beside a lease.
 _EXPIRES_SECONDS = 5.0
@@ -62,17 +58,6 @@ def parse_reply(reply: str) -> Delivered:
             f"the server delivered a message whose acknowledgement subject cannot be read: {reply!r}",
             remedy="Use a nats-server of version 2.14 or 2.15.",
         ) from None
-
-
-def read(message: Arrival) -> tuple[Envelope, Message]:
-    """Decode a message that a stream delivered. Raises Undecodable, also for one that was copied there.
-
-    The server sends an answer to any subject that the asker names, and a stream stores it, though the
-    asker may not write into that stream. An answer still names the stream it was read from.
-    """
-    if message.head and _ORIGIN in message.headers:
-        raise Undecodable(f"copied from stream {message.headers[_ORIGIN]}, not published")
-    return codec.decode(message.data)
 
 
 class Pull:

@@ -14,13 +14,14 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+from bus import codec
 from bus.codec import Envelope
 from bus.concurrency import ArrivalQueue, flat_task_group
 from bus.connection import Connection, status_of
 from bus.errors import BusError, NotFound, Undecodable
 from bus.messages import DeadLetter, Message
 from bus.nats_client import Arrival
-from bus.pull import Delivered, Pull, read
+from bus.pull import Delivered, Pull
 from bus.subjects import SECOND, Consumer, Names
 
 log = logging.getLogger("spade.bus")
@@ -190,7 +191,7 @@ class Work:
             return
         held = self._in_hand[place] = _InHand(place, message.data, delivered.attempt, message.reply)
         try:
-            envelope, content = read(message)
+            envelope, content = codec.decode(message.data, message.head)
         except Undecodable as error:
             self._set_aside(held, error.reason)
             return

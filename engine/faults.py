@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bus import BusError
 from engine.errors import SpadeError
-from engine.run import free_mb
+from engine.files import free_mb
 from sandbox import SandboxError
 
 FULL_MB = 16

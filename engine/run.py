@@ -24,6 +24,7 @@ from typing import Any
 from engine import recipe
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
+from engine.files import free_mb, replace
 
 LEAST_FREE_MB = 512
 """Free space a run asks for before it starts: streams, checkpoints and weights of a small model."""
@@ -146,9 +147,7 @@ class RunDirectory:
         Raises ConfigError when the run was started with settings that a resume may not change.
         """
         resumed = self.require_same(config)
-        temporary = self.config_file.with_suffix(".tmp")
-        temporary.write_text(recipe.dump(config), encoding="utf-8")
-        temporary.replace(self.config_file)
+        replace(self.config_file, recipe.dump(config).encode())
         return resumed
 
     def require_same(self, config: Config) -> bool:
@@ -194,9 +193,7 @@ class RunDirectory:
 
     def keep_starting_model(self, path: Path) -> None:
         """Write down where the starting model is."""
-        temporary = self.model_file.with_suffix(".tmp")
-        temporary.write_text(str(path.resolve()), encoding="utf-8")
-        temporary.replace(self.model_file)
+        replace(self.model_file, str(path.resolve()).encode())
 
     def config(self) -> Config:
         """Return the resolved recipe of this run. Raises ConfigError for one that this build cannot read."""
@@ -246,13 +243,6 @@ class RunDirectory:
             f"The run {self.root.name} is already running: {who} holds {self.lock_file}.",
             remedy="Watch it with `spade status`, stop it with Ctrl-C or `kill PID`, or use run.name=OTHER.",
         )
-
-
-def free_mb(path: Path) -> int:
-    """Return the free megabytes of the disk that holds ``path`` (or its nearest existing parent)."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free >> 20
 
 
 def find(name: str | None, directory: Path) -> RunDirectory:

@@ -19,7 +19,7 @@ from engine.nano.seeds.corpus import examples
 if TYPE_CHECKING:
     import torch
 
-    from engine.weights.publisher import Release
+    from engine.weights.store import Release
 
 NANO = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6}
 SMOL = {

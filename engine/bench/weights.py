@@ -32,7 +32,8 @@ from engine.inference.vllm import CONTROL_SECONDS, VllmClient, open_session
 from engine.lineage import Version
 from engine.machine import Machine, describe
 from engine.weights.loaders import BusLoader, Cache, FileLoader, WeightLoader
-from engine.weights.publisher import FilePublisher, Release
+from engine.weights.publisher import FilePublisher
+from engine.weights.store import Release
 from engine.weights.update import Updated, update
 
 CACHES: tuple[Cache, ...] = ("recompute", "keep")

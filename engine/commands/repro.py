@@ -133,7 +133,7 @@ def _child(command: Sequence[str]) -> int:
 
 def _publish(plan: Plan, jobs: Sequence[Job]) -> str:
     """Write the table and the figures of the records that exist; return the table."""
-    from engine.records.archive import replace
+    from engine.files import replace
     from engine.repro import figure, record
     from engine.repro import table as tables
 

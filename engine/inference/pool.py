@@ -41,8 +41,7 @@ from engine.inference.vllm_schema import UNLABELLED
 if TYPE_CHECKING:
     from bus import Bus
 
-PUBLISHED = "event.learner.published"
-_TAILS = ("event.server.serving", "event.server.lost", PUBLISHED)
+_TAILS = (ServerServing.tail_form, ServerLost.tail_form, PolicyPublished.tail_form)
 _ATTEMPTS = 6
 _STUCK_SECONDS = (10.0, 60.0)
 
@@ -120,7 +119,7 @@ class InferencePool:
         """Follow the servers' facts on the bus and watch each server, until cancelled."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.close)
-            newest = await bus.last(PUBLISHED)
+            newest = await bus.last(PolicyPublished.tail_form)
             records = await stack.enter_async_context(bus.follow("EVENT", tails=_TAILS))
             if newest is not None:
                 self.apply(newest.message)

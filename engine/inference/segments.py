@@ -18,7 +18,7 @@ class SegmentBuilder:
     """
 
     def __init__(self) -> None:
-        self._closed: list[Segment] = []
+        self._closed: tuple[Segment, ...] = ()
         self._spans: list[Span] = []
         self._sampled_to = 0
         self._before: tuple[int, list[Span], int] = (0, [], 0)
@@ -46,7 +46,11 @@ class SegmentBuilder:
         self._before = (len(self._logprobs), list(self._spans), self._sampled_to)
         offset = len(self._tokens)
         for span in completion.spans:
-            self._extend_span(span.version, offset + span.start, offset + span.stop)
+            start, stop = offset + span.start, offset + span.stop
+            if self._spans and self._spans[-1].version == span.version and self._spans[-1].stop == start:
+                start = self._spans.pop().start
+            if start < stop:
+                self._spans.append(Span(span.version, start, stop))
         self._tokens += completion.tokens
         self._logprobs += completion.logprobs
         if completion.tokens:
@@ -59,37 +63,20 @@ class SegmentBuilder:
 
     def rewrite(self, ids: Iterable[int]) -> None:
         """Replace the context: the tokens sampled so far become a closed segment."""
-        self._close()
+        self._closed = self.segments()
         self._reset(list(ids))
 
     def segments(self) -> tuple[Segment, ...]:
         """Return all segments that hold sampled tokens, each cut after its last sampled token."""
-        current = self._current()
-        return (*self._closed, current) if current else tuple(self._closed)
+        if not self._sampled_to:
+            return self._closed
+        return (*self._closed, make_segment(self._tokens[: self._sampled_to], self._logprobs, self._spans))
 
     def _reset(self, ids: list[int]) -> None:
         self._tokens: list[int] = ids
         self._logprobs: list[float] = []
         self._spans = []
         self._sampled_to = 0
-
-    def _extend_span(self, version: int, start: int, stop: int) -> None:
-        if start == stop:
-            return
-        if self._spans and self._spans[-1].version == version and self._spans[-1].stop == start:
-            start = self._spans.pop().start
-        self._spans.append(Span(version, start, stop))
-
-    def _close(self) -> None:
-        current = self._current()
-        if current:
-            self._closed.append(current)
-
-    def _current(self) -> Segment | None:
-        if not self._sampled_to:
-            return None
-        end = self._sampled_to
-        return make_segment(self._tokens[:end], self._logprobs, self._spans)
 
 
 def make_segment(tokens: Sequence[int], logprobs: Sequence[float], spans: Iterable[Span]) -> Segment:

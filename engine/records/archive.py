@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from engine.files import replace
 
 FOLDER = "archive"
 
@@ -42,22 +42,3 @@ class ProgramArchive:
     def __iter__(self) -> Iterator[str]:
         """Yield the digests of all programs, sorted."""
         yield from sorted(path.stem for path in self._folder.glob("*.py"))
-
-
-def replace(target: Path, data: bytes, *, durable: bool = False) -> None:
-    """Replace ``target`` by ``data`` atomically.
-
-    Readers see the old bytes or the new ones, also after a crash. ``durable`` waits until the disk has them.
-    Raises OSError.
-    """
-    handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        Path(partial).replace(target)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from engine.files import replace
 from engine.lineage import Version
 from engine.records import diversity, history, status
-from engine.records.archive import replace
 
 _VALUES = {
     "level": "difficulty",

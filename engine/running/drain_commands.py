@@ -17,8 +17,6 @@ import structlog
 from bus import Bus
 from bus.messages import Message, RunOrdered
 
-TAIL = "event.supervisor.ordered"
-
 Command = Literal["drain", "resume", "pause"]
 
 
@@ -52,7 +50,7 @@ async def standing(bus: Bus) -> Standing:
     Raises BusError.
     """
     held = Standing(drains=False, start=1)
-    async for record in bus.replay("EVENT", tails=(TAIL,)):
+    async for record in bus.replay("EVENT", tails=(RunOrdered.tail_form,)):
         order, start = record.message, record.sequence + 1
         if isinstance(order, RunOrdered) and order.closing:
             held = Standing(order.command == "drain", start)
@@ -75,7 +73,7 @@ async def heed(
 
     Runs until it is cancelled. Raises BusError.
     """
-    async with bus.follow("EVENT", start=start, tails=(TAIL,)) as records:
+    async with bus.follow("EVENT", start=start, tails=(RunOrdered.tail_form,)) as records:
         async for record in records:
             if drains(record.message, role) and not draining.is_set():
                 log.info("drain.ordered", sequence=record.sequence)

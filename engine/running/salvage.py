@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigError
+from engine.files import replace
 from engine.records import history
-from engine.records.archive import FOLDER, replace
+from engine.records.archive import FOLDER
 from engine.run import RunDirectory, find
 
 MEMORY = "designer.memory"

@@ -30,13 +30,14 @@ from engine.config import Config
 from engine.context import RoleContext
 from engine.errors import SpadeError
 from engine.faults import RoleFailed, explain
+from engine.files import free_mb
 from engine.inference.guarded import guarded
 from engine.machine import commit, describe
 from engine.records import history
 from engine.records import status as standing
 from engine.records.recorder import Recorder
 from engine.records.trackers import Trackers
-from engine.run import RunDirectory, free_mb
+from engine.run import RunDirectory
 from engine.running import drain_commands, role_host
 from engine.running.child import keep_running
 from engine.running.role_host import CA, CREDENTIALS, RUN, TOKEN, Host, Origin, RoleLike

@@ -106,7 +106,11 @@ class Buffer:
         self._lengths = Lengths(self._counts)
 
     def admit(self, sequence: int, sample: Sampled) -> str | None:
-        """Take one sample of the stream. Return None when it waits for its credit, else the cause why not."""
+        """Take one sample of the stream; return None when it can be trained as soon as it is credited.
+
+        Else return the cause: it is passed over (``duplicate``, ``late``, ``empty``), or waits for its credit
+        in order to be dropped then (``malformed``).
+        """
         name = sample.sample
         known = name in self._uncredited or name in self._held[sample.role] or name in self._dropped
         cause: str | None = None

@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 
 from bus.messages import BatchTrained
 from engine.errors import SpadeError
+from engine.files import sync
 from engine.lineage import Lineage, Version
 from engine.training.buffer import BufferState
 from engine.training.sample_age import AgesState
@@ -141,7 +142,7 @@ def begin(
                 (temporary / CURRICULUM).write_bytes(curriculum)
             _seal(temporary)
             temporary.rename(place)
-            _flush(directory)
+            sync(directory)
         _prune(directory, keep, spared)
         return place
 
@@ -228,7 +229,7 @@ def restart(source: Path, directory: Path) -> Path:
         _seal(temporary)
         shutil.rmtree(place, ignore_errors=True)  # of an earlier attempt
         temporary.rename(place)
-        _flush(directory)
+        sync(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return place
@@ -245,11 +246,11 @@ def _seal(directory: Path) -> None:
     """Flush the files and write the manifest."""
     manifest = {}
     for path in sorted(directory.iterdir()):
-        _flush(path)
+        sync(path)
         manifest[path.name] = _fingerprint(path)
     (directory / _MANIFEST).write_text(json.dumps(manifest))
-    _flush(directory / _MANIFEST)
-    _flush(directory)
+    sync(directory / _MANIFEST)
+    sync(directory)
 
 
 def _prune(directory: Path, keep: int, spared: Collection[str]) -> None:
@@ -290,11 +291,3 @@ def places(directory: Path) -> list[Path]:
         return []
     names = [path for path in directory.iterdir() if path.name.replace("-", "").isdigit()]
     return sorted(names, key=lambda path: path.name, reverse=True)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

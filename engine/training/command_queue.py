@@ -100,13 +100,13 @@ class CommandQueue:
                 continue
             try:
                 if isinstance(command, Step):
-                    shares = deal(command.build(), self._ranks.size)
+                    batch = command.build()
                     self._running = command
-                    self._ranks.send("step")
-                    batch = self._ranks.scatter(shares)
-                    self._parts = iter(
-                        [{"batch": batch, "part": part} for part in range(len(batch.schedule))]
-                    )
+                    if not self._ranks.alone:
+                        shares = deal(batch, self._ranks.size)
+                        self._ranks.send("step")
+                        batch = self._ranks.scatter(shares)
+                    self._parts = _parts(batch)
                     return next(self._parts)
                 command.result.set_result(command.function())
             except Exception as error:
@@ -154,9 +154,12 @@ class RankCommands:
             case ("close",):
                 raise Closed
             case ("step",):
-                batch: Batch = self._ranks.scatter(None)
-                self._parts = iter([{"batch": batch, "part": part} for part in range(len(batch.schedule))])
+                self._parts = _parts(self._ranks.scatter(None))
             case ("call", str(name), tuple(arguments)):
                 getattr(self.trainer, name)(*arguments)
             case _:
                 raise RuntimeError(f"unknown command {command!r}")
+
+
+def _parts(batch: Batch) -> Iterator[dict[str, Any]]:
+    return ({"batch": batch, "part": part} for part in range(len(batch.schedule)))

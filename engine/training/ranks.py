@@ -34,7 +34,7 @@ class RankLost(SpadeError):
 
 
 class Ranks:
-    """``rank`` of ``size`` processes. Alone (``size`` 1) every method does nothing or returns its input.
+    """``rank`` of ``size`` processes. Alone (``size`` 1) a method does nothing or returns its input.
 
     Every method but the constructor is collective: all ranks call it in the same order. Each raises
     RankLost when another rank is gone, or silent for longer than the bound.
@@ -93,9 +93,6 @@ class Ranks:
 
     def scatter(self, shares: Sequence[T] | None) -> T:
         """Return this rank's share; rank 0 gives ``shares``, one per rank."""
-        if self.alone:
-            assert shares is not None
-            return shares[0]
         got: list[Any] = [None]
         with _named("a batch"):
             dist.scatter_object_list(got, list(shares) if shares else None, src=0, group=self._control)
@@ -146,8 +143,6 @@ def deal(batch: Batch, ranks: int) -> list[Batch]:
 
     Counts (rows, tokens) stay those of the whole batch; ``padded`` also counts filling rows.
     """
-    if ranks == 1:
-        return [batch]
     hands: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     places: dict[tuple[int, ...], tuple[int, ...]] = {}
     filling = 0

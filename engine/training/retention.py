@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from engine.files import replace
 from engine.lineage import Lineage, Version
 
 BEST = "best.json"
@@ -139,9 +138,7 @@ def write_best(directory: Path, best: Best | None) -> None:
     if best is None:
         (directory / BEST).unlink(missing_ok=True)
         return
-    temporary = directory / f".{BEST}.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps(msgspec.to_builtins(best)))
-    temporary.replace(directory / BEST)
+    replace(directory / BEST, msgspec.json.encode(best))
 
 
 def _place(name: str) -> Place:

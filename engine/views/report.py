@@ -15,6 +15,7 @@ import jinja2
 import markupsafe
 
 from engine.errors import SpadeError
+from engine.files import replace
 from engine.lineage import Lineage
 from engine.records import diversity, history, status
 from engine.records.envs import Catalogue
@@ -49,9 +50,7 @@ def write(run: RunDirectory, beside: RunDirectory | None = None) -> Path:
                 over = figures(connection)
         with closing(history.open_for_reading(run.database)) as connection:
             page = render(run, connection, over, beside.root.name if beside else "")
-        temporary = run.report.with_suffix(".tmp")
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(run.report)
+        replace(run.report, page.encode())
     except (sqlite3.Error, OSError) as error:
         raise SpadeError(
             f"The report of run {run.root.name} cannot be written: {error}.",

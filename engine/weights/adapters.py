@@ -28,7 +28,8 @@ from engine.inference.vllm import CONTROL_SECONDS, VllmClient
 from engine.lineage import Version
 from engine.weights import store
 from engine.weights.loaders import BUS_SCHEME, Cache, FetchFailed, Turn, UpdateRefused, WeightLoader
-from engine.weights.publisher import FilePublisher, Policy, Release
+from engine.weights.publisher import FilePublisher, Policy
+from engine.weights.store import Release
 
 if TYPE_CHECKING:
     import torch
@@ -306,7 +307,7 @@ class AdapterLoader(WeightLoader):
 def _is_copy(place: Path, policy: PolicyPublished) -> bool:
     """Return whether ``place`` holds the adapter of ``policy``."""
     try:
-        store.fetch((place.absolute() / FILE_NAME).as_uri(), policy.sha256, policy.size)
+        store.check(place / FILE_NAME, policy.sha256, policy.size)
     except (store.WeightFault, OSError):
         return False
     return True
@@ -317,7 +318,7 @@ def _prove(policy: PolicyPublished, place: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     path = place / FILE_NAME
-    store.fetch(path.as_uri(), policy.sha256, policy.size)
+    store.check(path, policy.sha256, policy.size)
     try:
         with safe_open(path, framework="numpy") as file:
             settings = (file.metadata() or {}).get(_METADATA, "")

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -95,7 +96,7 @@ class FileLoader(WeightLoader):
 
     def __init__(self) -> None:
         self._fetching = anyio.Lock()
-        self._checked: tuple[str, Path, int] | None = None
+        self._checked: tuple[Path, int, str, Path | None] | None = None
 
     async def bring(
         self,
@@ -107,28 +108,36 @@ class FileLoader(WeightLoader):
         turn: Turn | None = None,
     ) -> float:
         """Check the file, wait for the turn, load."""
+        root, _ = await client.model()
         async with self._fetching:
-            path = await self._fetch(policy)
-        await _require_fitting(client, path)
+            path = await self._fetch(policy, Path(root) if root else None)
         if turn is not None:
             await turn()
             if not path.is_file():
                 raise UpdateRefused("the published weights are gone", where=str(path))
         return await _load(client, policy, path, cache, load_seconds)
 
-    async def _fetch(self, policy: PolicyPublished) -> Path:
-        """Return the local file of ``policy`` after a check of its digest, once for all servers of a role."""
+    async def _fetch(self, policy: PolicyPublished, model: Path | None) -> Path:
+        """Return the local file of ``policy`` after its check, once for all servers of the same ``model``.
+
+        Names and shapes are compared where the directory ``model`` is visible here.
+        """
         try:
-            path = store.local_path(policy.uri)
-            if self._checked != (policy.sha256, path, _modified(path)):
-                modified = _modified(path)
-                await anyio.to_thread.run_sync(store.fetch, policy.uri, policy.sha256, policy.size)
-                self._checked = (policy.sha256, path, modified)
+            path = await self._local(policy)
+            seen = (path, path.stat().st_mtime_ns if path.is_file() else 0, policy.sha256, model)
+            if self._checked != seen:
+                check = partial(store.check, model=model)
+                await anyio.to_thread.run_sync(check, path, policy.sha256, policy.size)
+                self._checked = seen
         except store.WeightFault as fault:
             raise UpdateRefused(fault.what, where=fault.where) from fault
         except OSError as error:
             raise FetchFailed(f"the weights cannot be read: {error}", where=policy.uri) from error
         return path
+
+    async def _local(self, policy: PolicyPublished) -> Path:
+        """Return the path of the file of ``policy`` on this host."""
+        return store.local_path(policy.uri)
 
 
 class BusLoader(FileLoader):
@@ -142,11 +151,20 @@ class BusLoader(FileLoader):
         self._blobs, self._directory = blobs, directory.resolve()
         self._used: deque[str] = deque(maxlen=_CACHED)
 
-    async def _fetch(self, policy: PolicyPublished) -> Path:
-        parts = urlsplit(policy.uri)
+    async def _fetch(self, policy: PolicyPublished, model: Path | None) -> Path:
+        try:
+            return await super()._fetch(policy, model)
+        except UpdateRefused:
+            self._cached(policy).unlink(missing_ok=True)
+            raise
+
+    def _cached(self, policy: PolicyPublished) -> Path:
+        return self._directory / f"{policy.sha256}.safetensors"
+
+    async def _local(self, policy: PolicyPublished) -> Path:
+        parts, path = urlsplit(policy.uri), self._cached(policy)
         if parts.scheme != BUS_SCHEME:
-            return await super()._fetch(policy)
-        path = self._directory / f"{policy.sha256}.safetensors"
+            return await super()._local(policy)
         self._make_room(path.name)
         if path.is_file() and path.stat().st_size == policy.size:
             return path
@@ -157,13 +175,8 @@ class BusLoader(FileLoader):
             raise UpdateRefused(
                 f"the weights are not on the bus any more: {error}", where=policy.uri
             ) from error
-        except (BusError, OSError) as error:
+        except BusError as error:
             raise FetchFailed(f"the weights could not be fetched: {error}", where=policy.uri) from error
-        try:
-            await anyio.to_thread.run_sync(store.fetch, path.as_uri(), policy.sha256, policy.size)
-        except store.WeightFault as fault:
-            path.unlink(missing_ok=True)
-            raise UpdateRefused(f"the bus holds other weights: {fault.what}", where=policy.uri) from fault
         return path
 
     def _make_room(self, name: str) -> None:
@@ -205,23 +218,10 @@ class NcclLoader(WeightLoader):
         return await client.version() > policy.version
 
 
-async def _require_fitting(client: VllmClient, path: Path) -> None:
-    """Compare names and shapes with those of the served model, where its directory is visible here.
-
-    Raises UpdateRefused.
-    """
-    root, _ = await client.model()
-    try:
-        await anyio.to_thread.run_sync(store.require_fitting, path, Path(root))
-    except store.WeightFault as fault:
-        raise UpdateRefused(fault.what, where=client.url) from fault
-
-
 async def _load(
     client: VllmClient, policy: PolicyPublished, path: Path, cache: Cache, seconds: float
 ) -> float:
     """Pause, load, label and resume. Return the seconds of the pause."""
-    started = time.perf_counter()
     with anyio.CancelScope(shield=True):
         # Bounded by its deadlines. A cancellation waits, so that no half-loaded server stays behind.
         await _open(client)
@@ -267,7 +267,3 @@ async def _close(client: VllmClient) -> None:
         await client.finish_update(None, deadline=CONTROL_SECONDS)
     except InferenceError as error:
         log.debug("session_not_closed", server=client.url, reason=error.what)
-
-
-def _modified(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.is_file() else 0

@@ -27,7 +27,8 @@ from engine import placement
 from engine.config import Config
 from engine.errors import ConfigError, SpadeError
 from engine.lineage import Version
-from engine.weights.publisher import Policy, Publisher, Release
+from engine.weights.publisher import Policy, Publisher
+from engine.weights.store import Release
 
 if TYPE_CHECKING:
     import torch

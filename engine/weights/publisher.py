@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,25 +18,12 @@ from engine.errors import SpadeError
 from engine.lineage import Version
 from engine.weights import bus_capacity, store
 from engine.weights.loaders import BUS_SCHEME
+from engine.weights.store import Release
 
 if TYPE_CHECKING:
     import torch
 
 INDEX = "weights.index"
-
-
-@dataclass(frozen=True)
-class Release:
-    """A version as it is announced (the fields of ``PolicyPublished``).
-
-    ``name`` and ``file`` are those of the object that must lie on the bus first, empty where none must.
-    """
-
-    uri: str
-    sha256: str
-    size: int
-    name: str = ""
-    file: Path = Path()
 
 
 class Policy(Protocol):
@@ -78,7 +65,7 @@ class Publisher(ABC):
         """
 
     async def upload(self, blobs: Blobs, release: Release) -> None:  # noqa: B027 - most need none
-        """Put on the bus what ``release`` needs, before it is announced. Raises BusError, OSError."""
+        """Put ``release`` on the bus, if it has a name there, before it is announced. Raises BusError."""
 
     async def tidy(self, blobs: Blobs) -> None:  # noqa: B027
         """Remove versions from the bus that are no longer kept, after an announcement."""
@@ -115,13 +102,13 @@ class FilePublisher(Publisher):
         """Copy the weights of ``policy``; they are written behind the training, by each rank its part."""
         write = partial(policy.write_weights, dtype=dtype)
         finish = store.begin(self._directory, version, write, keep=self._keep, name=self._file_name)
-        return lambda: self._described(version, finish())
+        return lambda: self._named(version, finish())
 
     def release(
         self, version: Version, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None
     ) -> Release:
         """Write ``version``. Raises WeightFault when other weights were published under it, OSError."""
-        published = store.publish(
+        release = store.publish(
             self._directory,
             version,
             tensors,
@@ -130,17 +117,17 @@ class FilePublisher(Publisher):
             name=self._file_name,
             metadata=self._metadata,
         )
-        return self._described(version, published)
+        return self._named(version, release)
 
-    def _described(self, version: Version, published: store.Published) -> Release:
+    def _named(self, version: Version, release: Release) -> Release:
+        """Return ``release``, with ``bus`` as an object on the bus."""
         if not self._bus:
-            return Release(published.uri, published.sha256, published.size)
+            return release
         name = f"weights.whole.{version.fence}-{version.step}"
-        file = store.local_path(published.uri)
-        return Release(f"{BUS_SCHEME}:{name}", published.sha256, published.size, name, file)
+        return replace(release, uri=f"{BUS_SCHEME}:{name}", name=name, file=store.local_path(release.uri))
 
     async def upload(self, blobs: Blobs, release: Release) -> None:
-        """Put on the bus what ``release`` needs.
+        """Put the file of ``release`` on the bus, if it has a name there.
 
         Raises ConfigError when versions of its size do not fit there, SpadeError when it takes too long.
         """

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from engine.errors import SpadeError
+from engine.files import sync
 from engine.lineage import Version
 from engine.weights import tensor_file
 
@@ -48,12 +49,17 @@ class TensorInfo(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Published:
-    """The place of a version: ``uri`` (file://), its :func:`file_digest` and its ``size`` in bytes."""
+class Release:
+    """A version as it is announced (the fields of ``PolicyPublished``); ``sha256`` is a :func:`file_digest`.
+
+    ``name`` and ``file`` are those of the object that must lie on the bus first, empty where none must.
+    """
 
     uri: str
     sha256: str
     size: int
+    name: str = ""
+    file: Path = Path()
 
 
 def publish(
@@ -65,7 +71,7 @@ def publish(
     dtype: torch.dtype | None = None,
     name: str = FILE_NAME,
     metadata: dict[str, str] | None = None,
-) -> Published:
+) -> Release:
     """Write ``tensors`` as ``version`` and prune old versions: see :func:`begin`.
 
     A tensor that shares its storage with an earlier one (tied embeddings) is written once, under the
@@ -83,7 +89,7 @@ def begin(
     *,
     keep: int = 3,
     name: str = FILE_NAME,
-) -> Callable[[], Published]:
+) -> Callable[[], Release]:
     """Begin to write ``version``. Call what is returned, in any thread, to wait for the end.
 
     ``write`` gets a path and writes there, or begins to and returns the future of its end. The file appears
@@ -102,7 +108,7 @@ def begin(
         temporary.unlink(missing_ok=True)
         raise
 
-    def finish() -> Published:
+    def finish() -> Release:
         try:
             if writing is not None:
                 writing.result()
@@ -112,9 +118,9 @@ def begin(
         finally:
             temporary.unlink(missing_ok=True)
         for path in (home, directory):
-            _sync_directory(path)
+            sync(path)
         prune(directory, keep=keep)
-        return Published((home / name).resolve().as_uri(), digest, size)
+        return Release((home / name).resolve().as_uri(), digest, size)
 
     return finish
 
@@ -135,12 +141,11 @@ def versions(directory: Path) -> list[Version]:
     return sorted(Version(int(match[1]), int(match[2])) for match in matches if match)
 
 
-def fetch(uri: str, sha256: str, size: int) -> Path:
-    """Return the local path of published weights after checking their size and digest.
+def check(path: Path, sha256: str, size: int, *, model: Path | None = None) -> None:
+    """Check the bytes of published weights, and their names and shapes against the directory ``model``.
 
-    Raises WeightFault when the file is missing or its bytes are not those that were published.
+    A directory without safetensors files is not compared. Raises WeightFault, OSError.
     """
-    path = local_path(uri)
     if not path.is_file():
         raise WeightFault("published weights are gone", where=str(path))
     found = path.stat().st_size
@@ -149,7 +154,8 @@ def fetch(uri: str, sha256: str, size: int) -> Path:
     digest = file_digest(path)
     if digest != sha256:
         raise WeightFault(f"weights have SHA-256 {digest}, {sha256} was published", where=str(path))
-    return path
+    if model is not None and (expected := checkpoint(model)):
+        compare(expected, header(path), tied=tied(model), where=str(path))
 
 
 def header(path: Path) -> dict[str, TensorInfo]:
@@ -193,16 +199,6 @@ def checkpoint(directory: Path) -> dict[str, TensorInfo]:
         for name, info in found.items()
         if not (isinstance(layers, int) and (match := _LAYER.search(name)) and int(match[1]) >= layers)
     }
-
-
-def require_fitting(path: Path, model: Path) -> None:
-    """Check that the file ``path`` has the names and shapes of the model directory ``model``.
-
-    A directory without safetensors files is not compared. Raises WeightFault.
-    """
-    expected = checkpoint(model)
-    if expected:
-        compare(expected, header(path), tied=tied(model), where=str(path))
 
 
 def compare(
@@ -293,11 +289,3 @@ def _refuse_other_bytes(path: Path, digest: str, version: Version) -> None:
             where=str(path),
             remedy="A learner must take a new fence when it starts.",
         )
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -22,7 +22,6 @@ from engine.lineage import Version
 from engine.weights.loaders import (
     Cache,
     FetchFailed,
-    FileLoader,
     ServerBroken,
     Turn,
     UpdateRefused,
@@ -56,28 +55,28 @@ async def update(
     cache: Cache,
     tolerance: float,
     load_seconds: float,
-    loader: WeightLoader | None = None,
+    loader: WeightLoader,
     turn: Turn | None = None,
     proof: Proof | None = None,
+    fresh: bool = True,
 ) -> Updated:
-    """Bring ``policy`` into the server behind ``client`` by ``loader`` (files, if None) and prove it.
+    """Bring ``policy`` into the server behind ``client`` by ``loader`` and prove it.
 
     ``cache`` "recompute" drops all KV, so that running requests are prefilled again under the new weights;
     "keep" leaves their old KV in place and relies on ``cache_salt`` for new requests. ``load_seconds``
     bounds the load itself. ``turn`` is awaited before the pause: other servers may have to load first.
-    ``proof`` compares the checksums of every engine. A failed canary or proof is answered by one more full
+    ``proof`` compares the checksums of every engine. A ``fresh`` client may find a server that carries
+    ``policy`` already, loaded by a role that died. A failed canary or proof is answered by one more full
     load (``attempts`` 2): tokens that were sampled in between carry a wrong label, and the caller must
     discard them.
 
     Raises UpdateRefused and FetchFailed (the old version serves on), ServerBroken (restart it), or ServerGone
     and ServerStuck before anything was changed.
     """
-    started, loader = time.perf_counter(), loader or FileLoader()
+    started = time.perf_counter()
     paused, fault, why = 0.0, "", f"after {_ATTEMPTS} loads"
-    if proof is not None:
-        await proof.note(client)
     for attempt in range(1, _ATTEMPTS + 1):
-        if attempt > 1 or not await loader.carries(client, policy):
+        if attempt > 1 or not (fresh and await loader.carries(client, policy)):
             try:
                 paused += await loader.bring(
                     client, policy, cache=cache, load_seconds=load_seconds, turn=turn

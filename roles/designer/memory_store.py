@@ -23,7 +23,8 @@ import structlog
 from bus import NotFound, Undecodable
 from bus.messages import DesignRejected, EnvironmentReady, EnvironmentScored, Message, RoundSummary
 from engine.errors import SpadeError
-from engine.records.archive import ProgramArchive, replace
+from engine.files import replace
+from engine.records.archive import ProgramArchive
 from roles.designer.memory import Memory, MemoryState
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from bus import Delivery
 from bus.concurrency import flat_task_group
 from bus.messages import DesignRejected, DesignSample, DesignTicket, EnvironmentReady, FailureKind
 from engine import similarity
-from engine.records.archive import replace
+from engine.files import replace
 from roles.base import Role, RoleContext
 from roles.designer.attempt import Asked, Judged, Workshop
 from roles.designer.authors import author_of, check_designer, open_designer, open_external, prompts_for

@@ -10,7 +10,15 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 
-from bus.messages import EnvironmentReady, EvaluationFinished, Message
+from bus.messages import (
+    BatchTrained,
+    EnvironmentReady,
+    EvaluationFinished,
+    Message,
+    PolicyPublished,
+    ServerLost,
+    ServerServing,
+)
 from engine.config import Config
 from engine.errors import ConfigError
 from engine.evals.harness import Harness
@@ -27,10 +35,10 @@ from roles.evaluator.suites import load_suite
 from roles.work_loop import back_off, chat_tokens
 from sandbox import SandboxPool
 
-_SERVERS = ("event.server.serving", "event.server.lost")
-_PUBLISHED = "event.learner.published"
-_TRAINED = "event.learner.trained"
-_FINISHED = "event.evaluator.finished"
+_SERVERS = (ServerServing.tail_form, ServerLost.tail_form)
+_PUBLISHED = PolicyPublished.tail_form
+_TRAINED = BatchTrained.tail_form
+_FINISHED = EvaluationFinished.tail_form
 _READY = "event.designer.ready.*"
 _FACTS = (*_SERVERS, _PUBLISHED, _TRAINED, _FINISHED, _READY)
 _LINEAGE = "lineage"  # the key under which the learner stores the forks

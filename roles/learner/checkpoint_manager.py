@@ -22,7 +22,6 @@ from engine.weights.bus_capacity import FULL_SHARE
 from roles.scorer.snapshot import Snapshots
 
 InThread = Callable[[Callable[[], Any], str], Awaitable[Any]]
-_FINISHED = "event.evaluator.finished"
 
 
 class CheckpointManager:
@@ -92,7 +91,9 @@ class CheckpointManager:
         """Return whether one of the new scores is that of the best checkpoint."""
         there = [path.name for path in places(self._directory)]
         best = False
-        async for record in self._bus.replay("EVENT", start=self._seen + 1, tails=(_FINISHED,)):
+        async for record in self._bus.replay(
+            "EVENT", start=self._seen + 1, tails=(EvaluationFinished.tail_form,)
+        ):
             self._seen, found = record.sequence, record.message
             if isinstance(found, EvaluationFinished) and found.suite == self._retention.suite:
                 low, high = Version.unpack(found.version), Version.unpack(found.version_high)

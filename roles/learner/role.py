@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from engine.training.session import Session
     from engine.training.supervised import DesignArchive
     from engine.training.trainer import PolicyTrainer
-    from engine.weights.publisher import Publisher, Release
+    from engine.weights.publisher import Publisher
+    from engine.weights.store import Release
     from roles.learner.checkpoint_manager import CheckpointManager
 
 T = TypeVar("T")
 _ATTEND_SECONDS = 5.0
 _CHECKPOINTS_WHEN_FULL = 2  # so many may hold on to samples in a stream that gets full
-_TRAINED = "event.learner.trained"
 _ARCHIVED = 8  # accepted designs kept for each one that the supervised mix draws
 
 
@@ -166,7 +166,9 @@ class LearnerRole(Role):
                 await self._start()
                 self._time = TimeShares(time.perf_counter())
                 tasks.start_soon(self._attend)
-                await self._follow()
+                async with self.bus.follow("SAMPLE", start=self._cursor + 1) as records:
+                    while (record := await self._next(records)) is not None:
+                        await self._take(record)
                 await self._publishing.wait()
                 await self._keep(await self._checkpoint())
                 tasks.cancel_scope.cancel()
@@ -257,14 +259,14 @@ class LearnerRole(Role):
 
         facts: list[BatchTrained] = []
         if len(self._lineage.forks) > 1:  # the first life has nothing to repeat
-            records = self.bus.replay("EVENT", start=1, tails=(_TRAINED,))
+            records = self.bus.replay("EVENT", start=1, tails=(BatchTrained.tail_form,))
             messages = [record.message async for record in records]
             facts = [one for one in messages if isinstance(one, BatchTrained)]
         digest = settings_digest(self._settings)
         return SampleAges(self._version, self._lineage, state.ages, facts, settings=digest)
 
     async def _published(self) -> Version | None:
-        last = await self.bus.last("event.learner.published")
+        last = await self.bus.last(PolicyPublished.tail_form)
         if last is None or not isinstance(last.message, PolicyPublished):
             return None
         return Version.unpack(last.message.version)
@@ -281,12 +283,6 @@ class LearnerRole(Role):
         if not self._settings.start_over:
             raise CheckpointsMissing(self._home / "checkpoints", published)
         self.log.warning("learner.starts_over", published=str(published))
-
-    async def _follow(self) -> None:
-        """Consume the stream until the drain; a batch in hand is finished first."""
-        async with self.bus.follow("SAMPLE", start=self._cursor + 1) as records:
-            while (record := await self._next(records)) is not None:
-                await self._take(record)
 
     async def _next(self, records: AsyncIterator[Record]) -> Record | None:
         """Return the next record, None at the drain."""
@@ -446,19 +442,20 @@ class LearnerRole(Role):
         await self._publishing.wait()
         await self._claim.renew(self._version)
         policy, finish = await self._in_thread(self._export, "copy of the weights")
-        self._publishing.begin(partial(self._publish, policy, finish))
+
+        async def publish() -> None:
+            release = await self._beside(finish, "publication of weights")
+            await self._publisher.upload(self.bus.blobs, release)
+            self._require_lease()
+            await self._claim.renew()
+            where = {"uri": release.uri, "sha256": release.sha256, "size": release.size}
+            await self.bus.publish(msgspec.structs.replace(policy, **where))
+            self._settled = True
+            await self._publisher.tidy(self.bus.blobs)
+
+        self._publishing.begin(publish)
         if not ways.WAYS[self.config.server.weights].files:
             await self._publishing.wait()  # sent by the trainer's thread
-
-    async def _publish(self, policy: PolicyPublished, finish: Callable[[], Release]) -> None:
-        release = await self._beside(finish, "publication of weights")
-        await self._publisher.upload(self.bus.blobs, release)
-        self._require_lease()
-        await self._claim.renew()
-        policy = msgspec.structs.replace(policy, uri=release.uri, sha256=release.sha256, size=release.size)
-        await self.bus.publish(policy)
-        self._settled = True
-        await self._publisher.tidy(self.bus.blobs)
 
     async def _purge(self, at_most: int | None = None) -> None:
         """Purge the samples that none of the newest checkpoints needs (of ``at_most`` of them)."""

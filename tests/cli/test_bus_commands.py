@@ -119,7 +119,7 @@ def rested(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 def letter(number: int, reason: str = "delivered too often", **given: Any) -> DeadLetter:
     work = request(number)
-    frame = codec.encode(work, run="toy", role="scorer", instance="scorer-0", ts=1)
+    frame = codec.encode(work, run="toy", role="scorer", instance="scorer-0")
     values = {"source": "TASK", "sequence": number, "subject": work.tail, "attempts": 9, "frame": frame}
     return DeadLetter(**(values | {"reason": reason} | given))
 

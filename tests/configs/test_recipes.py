@@ -161,12 +161,18 @@ def test_vllm_accepts_the_servers_command_lines(monkeypatch: pytest.MonkeyPatch)
     """And refuses a flag that it does not know."""
     from engine.inference import launch
 
+    absent = Path("a-model-that-is-not-here")
+    spread = {"nnodes": 2, "node-rank": 1, "master-addr": "10.0.0.1", "tensor-parallel-size": 16}
+    settings = [f"server.args.{flag}={json.dumps(value)}" for flag, value in spread.items()]
+    on_cpus = {"cpu": load("nano"), "hosts": recipe.load(CONFIGS / "nano.toml", settings).config}
+    cpu_lines = {name: launch.flags(one, absent, 1) for name, one in on_cpus.items()}
     monkeypatch.setattr(launch, "on_cpu", lambda: False)
     configs = {name: load(name) for name in [*GAMES, *TOOLS]}
     settings = ["server.args.max-num-sequences=3"]
     configs["wrong"] = recipe.load(CONFIGS / f"{GAMES[0]}.toml", settings).config
-    lines = {name: launch.flags(one, Path("a-model-that-is-not-here"), 1) for name, one in configs.items()}
+    lines = {name: launch.flags(one, absent, 1) for name, one in configs.items()}
     assert not any("--enforce-eager" in words for words in lines.values())
+    lines |= cpu_lines
     done = subprocess.run(
         [sys.executable, "-c", JUDGE],
         input=json.dumps(lines),
@@ -177,9 +183,7 @@ def test_vllm_accepts_the_servers_command_lines(monkeypatch: pytest.MonkeyPatch)
         check=True,
     )
     (found,) = [line for line in done.stdout.splitlines() if line.startswith("JUDGED")]
-    assert json.loads(found.removeprefix("JUDGED")) == {**dict.fromkeys([*GAMES, *TOOLS], 0), "wrong": 2}, (
-        done.stderr
-    )
+    assert json.loads(found.removeprefix("JUDGED")) == {**dict.fromkeys(lines, 0), "wrong": 2}, done.stderr
     assert "max-num-sequences" in done.stderr
 
 

@@ -14,6 +14,7 @@ from engine.config import Config, DesignerConfig, FrozenConfig, ModelConfig, Run
 from engine.inference.completion import InferenceError
 from engine.inference.frozen import open_frozen
 from engine.inference.vllm import VllmClient, open_session
+from engine.weights.loaders import FileLoader
 from engine.weights.update import update
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -34,7 +35,9 @@ async def test_no_update_gets_into_a_frozen_server(tmp_path: Path) -> None:
         before = await server.generate(PROMPT, sampling=sampling, key="d", stop_token_ids=(2,))
         client = VllmClient(server.url, session)
         with pytest.raises(InferenceError):
-            await update(client, policy(5), cache="recompute", tolerance=1.0, load_seconds=20.0)
+            await update(
+                client, policy(5), cache="recompute", tolerance=1.0, load_seconds=20.0, loader=FileLoader()
+            )
         for path in ("/start_weight_update", "/update_weights", "/finish_weight_update"):
             async with session.post(server.url + path, data=b"{}") as response:
                 assert response.status == 404, path

@@ -11,7 +11,7 @@ from nano_runs import ended, facts, nothing_left, output, start, surviving
 from bus.messages import PolicyPublished
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-STEPS = 30
+STEPS = 20
 
 
 async def test_without_a_learning_rate_nothing_moves(tmp_path: Path) -> None:

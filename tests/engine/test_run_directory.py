@@ -16,7 +16,8 @@ from scenes.small_run import config
 from engine import recipe
 from engine.config import Config, LoraConfig, RunConfig
 from engine.errors import ConfigError, SpadeError
-from engine.run import FIXED, RunDirectory, find, free_mb, newest_first
+from engine.files import free_mb
+from engine.run import FIXED, RunDirectory, find, newest_first
 from engine.running.run_command import _start
 
 HOLD = "import sys; from pathlib import Path; from engine.run import RunDirectory\n" + (

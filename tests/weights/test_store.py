@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.lineage import Version
 from engine.weights import store, tensor_file
-from engine.weights.store import WeightFault, fetch, local_path, prune, publish, versions
+from engine.weights.store import WeightFault, check, local_path, prune, publish, versions
 
 torch = pytest.importorskip("torch")
 
@@ -26,9 +26,10 @@ def load(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def test_what_is_published_is_what_is_fetched(tmp_path: Path) -> None:
+def test_what_is_published_passes_the_check(tmp_path: Path) -> None:
     published = publish(tmp_path, Version(3, 7), tensors(2.5))
-    path = fetch(published.uri, published.sha256, published.size)
+    path = local_path(published.uri)
+    check(path, published.sha256, published.size)
     assert path == tmp_path / "3-7" / "model.safetensors"
     found = load(path)
     assert torch.equal(found["a"], tensors(2.5)["a"])
@@ -38,7 +39,7 @@ def test_what_is_published_is_what_is_fetched(tmp_path: Path) -> None:
 
 def test_a_path_with_odd_characters_survives_the_uri(tmp_path: Path) -> None:
     published = publish(tmp_path / "a b%20#?ü", Version(0, 0), tensors())
-    assert fetch(published.uri, published.sha256, published.size).is_file()
+    assert local_path(published.uri).is_file()
 
 
 def test_tied_tensors_are_written_once_and_dtype_is_converted(tmp_path: Path) -> None:
@@ -81,12 +82,12 @@ def test_same_bytes_again_are_harmless_other_bytes_are_refused(tmp_path: Path) -
     assert publish(tmp_path, Version(1, 1), tensors()) == first
     with pytest.raises(WeightFault, match="already published"):
         publish(tmp_path, Version(1, 1), tensors(9.0))
-    assert fetch(first.uri, first.sha256, first.size)
+    check(local_path(first.uri), first.sha256, first.size)
     assert [file.name for file in (tmp_path / "1-1").iterdir()] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("fault", ["missing", "size", "digest", "scheme"])
-def test_fetch_refuses(tmp_path: Path, fault: str) -> None:
+def test_a_check_refuses(tmp_path: Path, fault: str) -> None:
     published = publish(tmp_path, Version(0, 0), tensors())
     path = local_path(published.uri)
     content = path.read_bytes()
@@ -99,7 +100,7 @@ def test_fetch_refuses(tmp_path: Path, fault: str) -> None:
     uri = published.uri.replace("file", "http") if fault == "scheme" else published.uri
     messages = {"missing": "gone", "size": "bytes", "digest": "SHA-256", "scheme": "http"}
     with pytest.raises(WeightFault, match=messages[fault]):
-        fetch(uri, published.sha256, published.size)
+        check(local_path(uri), published.sha256, published.size)
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

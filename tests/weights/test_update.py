@@ -17,7 +17,7 @@ from engine.inference.completion import Completion, ServerGone, ServerStuck
 from engine.inference.server_checks import HandshakeRefused, canary_error
 from engine.inference.vllm import VllmClient, open_session
 from engine.weights import store
-from engine.weights.loaders import NcclLoader
+from engine.weights.loaders import FileLoader, NcclLoader
 from engine.weights.proof import Proof, unchanged_workers, unequal_engines
 from engine.weights.update import (
     FetchFailed,
@@ -35,9 +35,11 @@ async def push(
 ) -> Updated:
     async with open_session() as session:
         client = VllmClient(fake.url, session)
+        if proof is not None:
+            await proof.note(client)
         return await update(
-            client, announced, cache=cache, tolerance=tolerance, load_seconds=seconds, loader=loader,
-            proof=proof,
+            client, announced, cache=cache, tolerance=tolerance, load_seconds=seconds,
+            loader=loader or FileLoader(), proof=proof,
         )  # fmt: skip
 
 
@@ -187,7 +189,9 @@ async def test_cancellation_waits_for_a_load_in_progress_and_resumes() -> None:
                 await original(info, deadline=deadline)
 
             client.update_weights = cancelling
-            await update(client, policy(2), cache="recompute", tolerance=1e-3, load_seconds=5.0)
+            await update(
+                client, policy(2), cache="recompute", tolerance=1e-3, load_seconds=5.0, loader=FileLoader()
+            )
         assert scope.cancelled_caught
         assert fake.version == "2"
         assert not fake.paused
@@ -237,6 +241,7 @@ async def test_a_file_that_is_pruned_while_the_server_waits_for_its_turn_is_refu
                 cache="keep",
                 tolerance=1e-3,
                 load_seconds=5.0,
+                loader=FileLoader(),
                 turn=turn,
             )
     assert "pause" not in fake.order
@@ -339,6 +344,8 @@ async def test_canary_faults() -> None:
         with pytest.raises(HandshakeRefused, match="4 tokens and 2 log-probs"):
             await canary_error(client, short, deadline=5.0)
         with pytest.raises(UpdateRefused, match="4 tokens and 2 log-probs"):
-            await update(client, short, cache="recompute", tolerance=1.0, load_seconds=5.0)
+            await update(
+                client, short, cache="recompute", tolerance=1.0, load_seconds=5.0, loader=FileLoader()
+            )
         none = msgspec.structs.replace(good, canary_tokens=b"", canary_logprobs=b"")
         assert await canary_error(client, none, deadline=5.0) == 0.0

@@ -16,7 +16,7 @@ import msgspec
 from engine import registry
 from engine.config import Config, CorpusSource
 from engine.errors import ConfigError, SpadeError
-from engine.records.archive import replace
+from engine.files import replace
 from roles.designer.corpus.document import WHERE, Document, Reading, Scheme, listed
 
 REVISIONS = "corpus.json"
