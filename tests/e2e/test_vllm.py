@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+from scenes.memory_bus import MemoryBus
 from tiny_llama import VOCABULARY, announcement, logprobs, tiny, torch, transformers
 
 from bus.messages import PolicyPublished
@@ -22,8 +23,10 @@ from engine.inference.server_checks import HandshakeRefused, canary_error, exami
 from engine.inference.vllm import VllmClient, open_session
 from engine.lineage import Version
 from engine.weights import store
-from engine.weights.loaders import FileLoader
-from engine.weights.update import UpdateRefused, update
+from engine.weights.loaders import BusLoader, FileLoader, WeightLoader
+from engine.weights.proof import Proof
+from engine.weights.publisher import FilePublisher
+from engine.weights.update import ServerBroken, Updated, UpdateRefused, update
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -52,22 +55,29 @@ class World:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         return self.publish()
 
-    def publish(self) -> PolicyPublished:
+    def publish(self, dtype: torch.dtype | None = None) -> PolicyPublished:
         self.step += 1
         version = Version(0, self.step)
-        published = store.publish(self.directory / "weights", version, self.model.state_dict())
+        published = store.publish(self.directory / "weights", version, self.model.state_dict(), dtype=dtype)
         self.history[version.pack()] = {k: v.clone() for k, v in self.model.state_dict().items()}
         return announcement(self.model, version, published, CANARY)
 
-    async def push(self, policy: PolicyPublished, cache: str = "recompute"):
+    async def push(
+        self,
+        policy: PolicyPublished,
+        cache: str = "recompute",
+        loader: WeightLoader | None = None,
+        proof: Proof | None = None,
+        tolerance: float = TOLERANCE,
+    ) -> Updated:
         return await update(
-            self.client, policy, cache=cache, tolerance=TOLERANCE, load_seconds=60.0, loader=FileLoader()
-        )
+            self.client, policy, cache=cache, tolerance=tolerance, load_seconds=60.0,
+            loader=loader or FileLoader(), proof=proof,
+        )  # fmt: skip
 
 
-# A tied head takes updates in tests/weights/test_streaming.py.
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["untied", pytest.param("tied", marks=pytest.mark.long)]
+    scope="module", loop_scope="module", params=["tied", pytest.param("untied", marks=pytest.mark.long)]
 )
 async def world(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -213,6 +223,41 @@ async def test_bad_push_is_refused_and_the_old_version_serves_on(world: World, f
     completion = await world.client.generate(PROMPT, SamplingConfig(max_tokens=4), deadline=60.0)
     assert [span.version for span in completion.spans] == [good.version]
     await world.push(world.change(seed=78))
+
+
+async def test_versions_arrive_by_the_bus(world: World) -> None:
+    bus = MemoryBus(run="t", role="learner", instance="learner-0")
+    publisher = FilePublisher(world.directory / "bus", bus=True)
+    loader = BusLoader(bus.peer("server", "s").blobs, world.directory / "cache")
+    for _ in range(2):
+        policy = world.change(seed=2000 + world.step)
+        release = publisher.release(Version(0, world.step), world.model.state_dict())
+        await publisher.upload(bus.blobs, release)
+        fields = {"uri": release.uri, "sha256": release.sha256, "size": release.size}
+        await world.push(msgspec.structs.replace(policy, **fields), loader=loader)
+        assert await canary_error(world.client, policy, deadline=60.0) < 1e-4
+
+
+async def test_a_push_that_does_nothing_at_a_small_learning_rate_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, where the canary has to allow for more than a step of 1e-6 moves it."""
+    proof = Proof(seconds=60.0)
+    await proof.note(world.client)
+    await world.push(world.publish(torch.bfloat16), proof=proof, tolerance=0.1)
+    with torch.no_grad():
+        for parameter in world.model.parameters():
+            parameter -= 1e-6 * torch.sign(torch.randn(parameter.shape))
+    policy = world.publish(torch.bfloat16)
+    with monkeypatch.context() as lost:
+
+        async def load_nothing(*_: object, **__: object) -> None: ...
+
+        lost.setattr(VllmClient, "update_weights", load_nothing)
+        with pytest.raises(ServerBroken, match="no tensor changed in dp0:pp0:pcp0:tp0"):
+            await world.push(policy, proof=proof, tolerance=0.1)
+    await world.push(policy, proof=proof, tolerance=0.1)
+    await world.push(world.publish())
 
 
 async def test_handshake_names_another_context_and_vocabulary(world: World) -> None:

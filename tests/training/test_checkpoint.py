@@ -141,14 +141,14 @@ def test_nothing_usable_is_an_error_and_not_a_fresh_start(tmp_path: Path):
 
 def test_a_write_that_dies_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save(tmp_path, state(1), made(1.0), keep=1)
-    real = checkpoint._flush
+    real = checkpoint.sync
 
     def full(path: Path) -> None:
         if path.name == "extra.pt":
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path)
 
-    monkeypatch.setattr(checkpoint, "_flush", full)
+    monkeypatch.setattr(checkpoint, "sync", full)
     with pytest.raises(SpadeError, match="disk is full") as caught:
         save(tmp_path, state(2), made(2.0), keep=1)
     assert "Free some space" in caught.value.remedy

@@ -84,36 +84,6 @@ def test_on_policy_gradient_is_minus_the_advantage():
     assert values["ratio_deviation"] == 0.0
 
 
-def test_the_importance_weight_is_capped_at_two():
-    _, values, gradient = run(micro([[-3.0, -1.5]], [1.0]), [[-1.0, -1.0]])
-    assert gradient[0].tolist() == pytest.approx([-2.0, -math.exp(0.5)])
-    assert values["capped_fraction"] == 0.5
-
-
-def test_token_mask_drops_what_exceeds_the_cap():
-    gradient = run(micro([[-3.0, -1.5]], [1.0]), [[-1.0, -1.0]], change("token_mask"))[2]
-    assert gradient[0].tolist() == pytest.approx([0.0, -math.exp(0.5)])
-
-
-def test_sequence_modes_weigh_a_row_by_its_product():
-    batch = micro([[-1.2, -1.2, -9.0], [-3.0, -1.0, -9.0]], [1.0, 1.0], [[1, 1, 0], [1, 1, 0]])
-    logps = [[-1.0, -1.0, -1.0]] * 2
-    truncated = run(batch, logps, change("sequence_truncate"))
-    assert truncated[2].flatten().tolist() == pytest.approx([-math.exp(0.4)] * 2 + [0.0] + [-2.0] * 2 + [0.0])
-    assert truncated[1]["capped_fraction"] == 0.5
-    masked = run(batch, logps, change("sequence_mask"))[2]
-    assert masked.flatten().tolist() == pytest.approx([-math.exp(0.4)] * 2 + [0.0] * 4)
-
-
-def test_geometric_modes_weigh_a_row_by_its_mean():
-    batch = micro([[-1.2, -1.4, -9.0], [-3.0, -1.2, -9.0]], [1.0, 1.0], [[1, 1, 0], [1, 1, 0]])
-    logps = [[-1.0, -1.0, -1.0]] * 2
-    truncated = run(batch, logps, change("geometric_truncate"))
-    assert truncated[2].flatten().tolist() == pytest.approx([-math.exp(0.3)] * 2 + [0.0] + [-2.0] * 2 + [0.0])
-    masked = run(batch, logps, change("geometric_mask"))[2]
-    assert masked.flatten().tolist() == pytest.approx([-math.exp(0.3)] * 2 + [0.0] * 4)
-
-
 def test_each_role_has_its_own_terms():
     """The designer's cap and clip range are wider, its weight is that of whole segments."""
     learner = LearnerConfig(
@@ -171,12 +141,6 @@ def test_kl_is_k3_towards_the_reference():
     k3 = math.exp(-0.5) + 0.5 - 1
     assert values["kl"] == pytest.approx(k3)
     assert loss == pytest.approx(0.2 * k3) == values["loss_kl"]
-
-
-def test_entropy_is_a_bonus():
-    loss, values, _ = run(micro([[-1.0, -1.0]], [0.0], weight=0.5), [[-1.0, -1.0]], change(entropy=0.1))
-    assert loss == pytest.approx(-0.1 * 0.5)
-    assert values["loss_entropy"] == pytest.approx(loss)
 
 
 def test_supervised_rows_are_nll_and_nothing_else():

@@ -61,13 +61,6 @@ def test_what_is_repeated_is_not_abandoned():
     assert branches.lineage().age(Version(1, 34), Version(0, 33)) == 1 + 2, "nobody told of batch 33"
 
 
-def test_from_the_first_other_batch_on_it_is_another_branch():
-    branches = SampleAges(Version(1, 16), Lineage().fork(1, 16), facts=branch(0, 1, 32))
-    repeat(branches, 17, 24, other=20)
-    assert branches.lineage().age(Version(1, 24), Version(0, 20)) == 5 + 1
-    assert branches.lineage().age(Version(1, 24), Version(0, 30)) == 5 + 11
-
-
 def test_under_other_settings_no_batch_is_the_same():
     slow, fast = (
         settings_digest(LearnerConfig(optimizer=OptimizerConfig(learning_rate=rate))) for rate in (1e-6, 1e-5)
@@ -95,34 +88,6 @@ def test_the_order_of_a_batch_does_not_matter():
     branches = SampleAges(Version(1, 0), Lineage().fork(1, 0), facts=[fact(Version(0, 1), 0, ["a", "b"])])
     branches.trained(1, 0, ["b", "a"])
     assert branches.lineage().shared == {0: 1}
-
-
-def test_a_crash_while_it_repeats_loses_neither_branch():
-    """The second life got to 24, the third goes on along the first one's path beyond it."""
-    lineage = Lineage().fork(1, 16).fork(2, 16)
-    branches = SampleAges(Version(2, 16), lineage, facts=branch(0, 1, 32) + branch(1, 17, 24))
-    repeat(branches, 17, 30)
-    assert branches.lineage().shared == {0: 30, 1: 24}
-    assert branches.lineage().age(Version(2, 30), Version(0, 31)) == 1
-    assert branches.lineage().age(Version(2, 30), Version(1, 24)) == 6
-
-
-def test_the_second_life_may_have_gone_another_way():
-    lineage = Lineage().fork(1, 16).fork(2, 16)
-    facts = branch(0, 1, 32) + branch(1, 17, 24, other=22)
-    branches = SampleAges(Version(2, 16), lineage, facts=facts)
-    repeat(branches, 17, 30)
-    assert branches.lineage().shared == {0: 30, 1: 21}
-
-
-def test_a_path_goes_through_those_that_it_left():
-    """The second life began at a checkpoint, 24, that the third cannot read any more."""
-    lineage = Lineage().fork(1, 24).fork(2, 16)
-    branches = SampleAges(Version(2, 16), lineage, facts=branch(0, 1, 32) + branch(1, 25, 28))
-    repeat(branches, 17, 20)
-    assert branches.lineage().shared == {0: 20, 1: 20}
-    repeat(branches, 21, 30)
-    assert branches.lineage().shared == {0: 30, 1: 28}
 
 
 def test_a_number_with_two_batches_is_that_of_neither():
@@ -258,16 +223,6 @@ def test_nothing_since_the_checkpoint_is_lost(ends: int):
             facts.append(fact(Version(fence, step), round_, names))
             ages += chosen.ages
     assert max(ages) <= 4
-
-
-def test_without_it_most_rounds_since_the_checkpoint_are_lost():
-    limits = {"agent": RoleTraining(max_staleness=4), "designer": RoleTraining()}
-    buffer, lost = Buffer(limits, vocabulary=64), 0
-    lineage = Lineage().fork(1, 16)
-    for round_ in range(16, 32):
-        made = [Version(0, round_ - 1)]
-        lost += len(closed(buffer, round_, Version(1, round_), lineage, made).dropped)
-    assert lost == 13, "all from round 19 on"
 
 
 def test_ages_travel_nowhere():
