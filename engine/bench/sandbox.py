@@ -73,7 +73,8 @@ async def measure(work: SandboxOptions | None = None) -> SandboxFigures:
         rate, cpu = await _spawn_rate(pool, programs, work.seconds)
         steps, steps_rate = await _step_times(pool, work)
         before = host.memory_available()
-        crowd = await _crowd(pool, programs, min(work.live, pool.max_live))
+        live = range(min(work.live, pool.max_live))
+        crowd = await asyncio.gather(*(pool.spawn(programs[k % len(programs)], seed=k) for k in live))
         fallen = (before - host.memory_available()) / len(crowd)
         async with anyio.create_task_group() as group:
             for one in crowd:
@@ -161,7 +162,3 @@ async def _step_times(pool: SandboxPool, work: SandboxOptions) -> tuple[list[flo
     for instance in crowd:
         await instance.close()
     return times, rate
-
-
-async def _crowd(pool: SandboxPool, programs: Sequence[str], live: int) -> list[Instance]:
-    return await asyncio.gather(*(pool.spawn(programs[k % len(programs)], seed=k) for k in range(live)))

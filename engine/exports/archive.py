@@ -113,14 +113,13 @@ class Player:
 class BlockingPool:
     """A sandbox pool with an event loop in a thread, for code that does not await."""
 
-    def __init__(self, settings: SandboxSettings | None = None) -> None:
-        self._settings = settings or SandboxSettings(zygotes=1)
+    def __init__(self) -> None:
         self._stack = ExitStack()
 
     def __enter__(self) -> BlockingPool:
         self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal())
         self._pool: SandboxPool = self._stack.enter_context(
-            self._portal.wrap_async_context_manager(SandboxPool(self._settings))
+            self._portal.wrap_async_context_manager(SandboxPool(SandboxSettings(zygotes=1)))
         )
         return self
 

@@ -1,6 +1,6 @@
 """The memory of a learner's device in closed form, from the sizes of the model alone. No torch.
 
-:mod:`engine.training.memory` follows the allocations of a step; the tests compare the two.
+``tests/scenes/device_memory.py`` follows the allocations of a step; the tests compare the two.
 """
 
 from __future__ import annotations

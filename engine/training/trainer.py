@@ -88,42 +88,17 @@ _HISTORY = 1000
 _OPTIMIZERS = {"adamw_8bit": "adamw_bnb_8bit", "paged_adamw_8bit": "paged_adamw_8bit"}
 _LOSS_SETTINGS = frozenset(
     {
-        "loss_type",
-        "epsilon",
-        "epsilon_high",
-        "delta",
-        "importance_sampling_level",
-        "scale_rewards",
-        "entropy_coef",
-        "entropy_coef_delta",
-        "entropy_coef_max",
-        "entropy_coef_min",
-        "entropy_target",
-        "mask_truncated_completions",
-        "multi_objective_aggregation",
-        "reward_weights",
-        "router_aux_loss_coef",
-        "sapo_temperature_neg",
-        "sapo_temperature_pos",
-        "top_entropy_quantile",
-        "use_adaptive_entropy",
-        "off_policy_mask_threshold",
-        "num_iterations",
-        "steps_per_generation",
-        "generation_batch_size",
-        "gradient_accumulation_steps",
-        "use_vllm",
-        "vespo_k_neg",
-        "vespo_k_pos",
-        "vespo_lambda_neg",
-        "vespo_lambda_pos",
-        "vllm_importance_sampling_cap",
-        "vllm_importance_sampling_clip_max",
-        "vllm_importance_sampling_clip_min",
-        "vllm_importance_sampling_correction",
+        "loss_type", "epsilon", "epsilon_high", "delta", "importance_sampling_level", "scale_rewards",
+        "entropy_coef", "entropy_coef_delta", "entropy_coef_max", "entropy_coef_min", "entropy_target",
+        "mask_truncated_completions", "multi_objective_aggregation", "reward_weights", "router_aux_loss_coef",
+        "sapo_temperature_neg", "sapo_temperature_pos", "top_entropy_quantile", "use_adaptive_entropy",
+        "off_policy_mask_threshold", "num_iterations", "steps_per_generation", "generation_batch_size",
+        "gradient_accumulation_steps", "use_vllm", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg",
+        "vespo_lambda_pos", "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max",
+        "vllm_importance_sampling_clip_min", "vllm_importance_sampling_correction",
         "vllm_importance_sampling_mode",
     }
-)
+)  # fmt: skip
 
 
 class PolicyTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types

@@ -6,7 +6,6 @@ an unknown state; the server must then be restarted (``engine.weights.update``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +59,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # t
             initialize_layerwise_reload(self.model)
             self._loading = True
             with disable_mtp_completeness_check():
-                self.model.load_weights(_tensors(file))
+                self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
     def finish_weight_update(self) -> None:
         """Finish layerwise processing, and what vLLM leaves out of it on CPUs (``repack_*``)."""
@@ -76,11 +75,6 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):  # t
 
     def shutdown(self) -> None:
         """Do nothing: there is no channel to close."""
-
-
-def _tensors(file: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in file.keys():  # noqa: SIM118
-        yield name, file.get_tensor(name)
 
 
 def repack_tied(model: torch.nn.Module) -> int:

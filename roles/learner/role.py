@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
 from bus import Lease, Record
 from bus.concurrency import flat_task_group
@@ -22,7 +23,6 @@ from engine.lineage import Lineage, Version
 from engine.training.time_shares import TimeShares
 from engine.weights import ways
 from roles.base import Role, RoleContext
-from roles.learner.tail import Tail
 from roles.learner.version_claim import CheckpointsMissing, VersionClaim, missing
 
 if TYPE_CHECKING:
@@ -509,6 +509,31 @@ class LearnerRole(Role):
             tokenizer=self._tokenizer,
         )
         return policy, finish
+
+
+class Tail:
+    """One piece of work after the other, in ``tasks``: what it raises ends them, and those who wait."""
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self._done = anyio.Event()
+        self._done.set()
+
+    async def wait(self) -> None:
+        """Wait until nothing is under way."""
+        await self._done.wait()
+
+    def begin(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do ``work`` after what was begun before."""
+        before, self._done = self._done, anyio.Event()
+        self._tasks.start_soon(self._do, before, work, self._done)
+
+    async def _do(
+        self, before: anyio.Event, work: Callable[[], Awaitable[object]], done: anyio.Event
+    ) -> None:
+        await before.wait()
+        await work()
+        done.set()
 
 
 def _import_trainer() -> None:

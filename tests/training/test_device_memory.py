@@ -30,7 +30,7 @@ def settings_of(name: str) -> Any:
 
 @cache
 def measured(name: str) -> float:
-    from engine.training.memory import learner_gib
+    from scenes.device_memory import learner_gib
 
     config = recipe.load(ROOT / "configs" / f"{name}.toml").config
     model = next(size for size in capacity.SHAPES if size in config.model.path)
@@ -88,9 +88,8 @@ def test_the_closed_form_agrees_for_other_sizes(
 @pytest.mark.filterwarnings("ignore")
 def test_a_reference_that_is_sharded_adds_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """By layers: TRL's own way gathers all of it at once."""
+    from scenes import device_memory as memory
     from torch.distributed.fsdp import fully_shard
-
-    from engine.training import memory
 
     shape = settings_of("Qwen3-4B")
     shape.vocab_size = 4096

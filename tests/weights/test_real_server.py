@@ -24,7 +24,7 @@ from tiny_llama import announcement  # noqa: E402
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral", "olmoe"])
 async def test_a_mixture_of_experts_takes_two_updates(architecture: str, tmp_path: Path) -> None:
-    """vLLM on CPUs packs experts after the first load only."""
+    """On CPUs vLLM packs experts after the first load only."""
     from transformers import AutoModelForCausalLM
 
     from engine.training.parameters import published
