@@ -17,3 +17,7 @@ class ConfigError(SpadeError):
     """The recipe, an override or the command line is wrong."""
 
     exit_code = 2
+
+
+Problem = tuple[str, str]
+"""A key of the recipe, and the complaint about its value."""

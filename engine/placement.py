@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.config import Config, ServerConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, Problem
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PROGRAMS = ("python", "accelerate", "torchrun")
@@ -22,7 +22,6 @@ _MEETING = {
     "torchrun": ("--nnodes", "--node-rank", "--master-addr", "--master-port"),
     "accelerate": ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port"),
 }
-Problem = tuple[str, str]
 _SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # A refused request counts too: asked again, another server or a newer one may take it.
 INFRASTRUCTURE = (InferenceError, InfraFailure)
 ATTEMPTS = 5
-REASON_CHARACTERS = 400
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 30.0
 _HAND_BACK_SECONDS = 5.0

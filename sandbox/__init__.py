@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from sandbox.source import extract as extract
     from sandbox.trial import Rejected as Rejected
     from sandbox.validate import Check as Check
-    from sandbox.validate import Program as Program
     from sandbox.validate import Validator as Validator
+    from sandbox.verdict import REASON_CHARACTERS as REASON_CHARACTERS
     from sandbox.verdict import RUNGS as RUNGS
     from sandbox.verdict import ValidatorSettings as ValidatorSettings
     from sandbox.verdict import Verdict as Verdict
@@ -51,8 +51,8 @@ _HOMES = {
     "extract": "source",
     "read_tools": "criteria",
     "Rejected": "trial",
-    **dict.fromkeys(("Check", "Program", "Validator"), "validate"),
-    **dict.fromkeys(("RUNGS", "ValidatorSettings", "Verdict"), "verdict"),
+    **dict.fromkeys(("Check", "Validator"), "validate"),
+    **dict.fromkeys(("REASON_CHARACTERS", "RUNGS", "ValidatorSettings", "Verdict"), "verdict"),
 }
 
 

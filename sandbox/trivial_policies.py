@@ -61,8 +61,11 @@ def interval(won: float, played: int, z: float = 1.959964) -> tuple[float, float
 
 
 async def play_policies(trial: Trial) -> None:
-    """Play the blind policies and set ``trial.hack`` when one of them is paid."""
+    """Play nonsense, then the blind policies, and set ``trial.hack`` when one of them is paid."""
     turns = trial.turns
+    for action in actions.GARBAGE_CALLS if trial.instance.tools else actions.GARBAGE:
+        choose = partial(actions.constant, turns=1, action=action)
+        await trial.rollout(f"garbage {action}", trial.seeds()[0], choose)
     # the choices of each policy by the seed of an instance
     policies: dict[str, Callable[[int], Choose]] = {
         "random": lambda seed: partial(actions.guess, turns=turns, seed=seed),

@@ -7,37 +7,27 @@ of the rungs (the best rate of a policy that does not look) are part of the verd
 
 from __future__ import annotations
 
-import ast
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
 
-from sandbox import actions, answer_leak, criteria, luck, metadata, seed_variation, trivial_policies
+from sandbox import answer_leak, criteria, luck, metadata, seed_variation, trivial_policies
 from sandbox.errors import EnvError, EnvFailure
 from sandbox.probes import Transcript, tell
-from sandbox.source import parse
 from sandbox.trial import Rejected, Trial
-from sandbox.verdict import Episode, ValidatorSettings, Verdict
+from sandbox.verdict import REASON_CHARACTERS, Episode, ValidatorSettings, Verdict
 
 if TYPE_CHECKING:
     from sandbox.frames import StepResult
     from sandbox.pool import SandboxPool
 
 
-class Program(NamedTuple):
-    """A source that passed the ladder, its syntax tree, and the caller's ``ticket``, whatever that is."""
-
-    source: str
-    tree: ast.Module
-    ticket: Any = None
-
-
-# A rung of the caller's: returns the verdict with its findings filled in, or raises Rejected.
-Check = Callable[[Program, Verdict], Awaitable[Verdict]]
+# A rung of the caller's. It is given the program, its ticket (whatever the caller passed) and the verdict so
+# far, and returns the verdict with its findings filled in, or raises Rejected.
+Check = Callable[[str, Any, Verdict], Awaitable[Verdict]]
 
 # The rungs of errors by phase; all others are of loading.
 _LOADING = {"parse": "parse", "lint": "lint", "reset": "reset", "contract": "reset"}
@@ -76,15 +66,13 @@ class Validator:
                 limit = self.settings.seconds
                 raise Rejected("step", f"its episodes could not be played within {limit:g} s")
             verdict = _verdict(trial, "accepted", "")
-            program = Program(source, parse(source) or ast.Module([], []), ticket)
             for check in self.checks:
-                verdict = await check(program, verdict)
+                verdict = await check(source, ticket, verdict)
         except Rejected as rejected:
             if verdict is None:
                 return _verdict(trial, rejected.rung, rejected.reason)
-            return msgspec.structs.replace(
-                verdict, ok=False, rung=rejected.rung, reason=rejected.reason[:600]
-            )
+            reason = rejected.reason[:REASON_CHARACTERS]
+            return msgspec.structs.replace(verdict, ok=False, rung=rejected.rung, reason=reason)
         finally:
             if trial.opened is not None:
                 await trial.opened.close()
@@ -94,12 +82,9 @@ class Validator:
         if not trial.source.strip():
             raise Rejected("extract", "the completion holds no program")
         await _load(trial)
-        _metadata(trial)
-        await _reset(trial)
         try:
             if trial.instance.tools:
                 await criteria.examine(trial)
-            await _garbage(trial)
             await trivial_policies.play_policies(trial)
             _usable(trial)
             if not await seed_variation.varies(trial):
@@ -109,12 +94,12 @@ class Validator:
             raise Rejected("step", f"{trial.instance.class_name}: {tell(error)}") from None
         await _replay(trial)
         await _leak(trial)
-        await _shortest_wins(trial)
         if trial.hack and self.settings.degenerate == "reject":
             raise Rejected("trivial", trial.hack)
 
 
 async def _load(trial: Trial) -> None:
+    """Start the program; check its declaration and its first observations."""
     try:
         await trial.pool.lint(trial.source)
         await trial.start(trial.seeds()[0])
@@ -122,15 +107,18 @@ async def _load(trial: Trial) -> None:
         raise Rejected(_LOADING.get(error.phase, "load"), tell(error) + _advice(trial, error)) from None
     except EnvFailure as error:
         raise Rejected("load", tell(error)) from None
-
-
-def _metadata(trial: Trial) -> None:
-    """Check that the declaration is well-formed and true."""
     instance = trial.instance
     try:
         trial.metadata = metadata.read(instance.declared, offered=trial.turns, observed=instance.max_turns)
     except metadata.MetadataError as error:
         raise Rejected("metadata", str(error)) from None
+    for seed in trial.seeds()[1:3]:
+        await trial.open(seed)
+    for observation in trial.first.values():
+        if not observation.strip():
+            raise Rejected("reset", "reset returned an empty observation")
+        if len(observation) > _LONGEST_FIRST:
+            raise Rejected("reset", f"the first observation has {len(observation)} characters")
 
 
 def _usable(trial: Trial) -> None:
@@ -176,23 +164,6 @@ def _advice(trial: Trial, error: EnvError) -> str:
     return ""
 
 
-async def _reset(trial: Trial) -> None:
-    for seed in trial.seeds()[1:3]:
-        await trial.open(seed)
-    for observation in trial.first.values():
-        if not observation.strip():
-            raise Rejected("reset", "reset returned an empty observation")
-        if len(observation) > _LONGEST_FIRST:
-            raise Rejected("reset", f"the first observation has {len(observation)} characters")
-
-
-async def _garbage(trial: Trial) -> None:
-    seed = trial.seeds()[0]
-    for action in actions.GARBAGE_CALLS if trial.instance.tools else actions.GARBAGE:
-        choose = partial(actions.constant, turns=1, action=action)
-        await trial.rollout(f"garbage {action}", seed, choose)
-
-
 async def _replay(trial: Trial) -> None:
     """Play an episode of each policy again, each in a process of its own: it must come out the same.
 
@@ -215,23 +186,21 @@ async def _replay(trial: Trial) -> None:
 
 
 async def _leak(trial: Trial) -> None:
-    """The first observation must not give the winning action away."""
+    """Reject a program whose first observation gives the winning action away.
+
+    The last action of a few won episodes is then played alone: a hint must not say what wins at once.
+    """
     solved = trial.played.get("solution", {}).values()
     if solved and all(answer_leak.said(played.first, played.actions[-1]) for played in solved):
         raise Rejected("leak", "the first observation gives the answer away")
-    if trial.hack:
-        # what is paid without looking is paid for a copied word as well
-        return
-    try:
-        place = await answer_leak.copy_wins(trial)
-    except EnvFailure as error:
-        raise Rejected("step", tell(error)) from None
-    if place:
-        raise Rejected("leak", place)
-
-
-async def _shortest_wins(trial: Trial) -> None:
-    """Play the last action of a few won episodes alone: what wins at once must not be said in a hint."""
+    # what is paid without looking is paid for a copied word as well
+    if not trial.hack:
+        try:
+            place = await answer_leak.copy_wins(trial)
+        except EnvFailure as error:
+            raise Rejected("step", tell(error)) from None
+        if place:
+            raise Rejected("leak", place)
     won: dict[int, Transcript] = {}
     for by_seed in trial.played.values():
         for seed, played in by_seed.items():
@@ -252,7 +221,7 @@ def _verdict(trial: Trial, rung: str, reason: str) -> Verdict:
     return Verdict(
         ok=rung == "accepted",
         rung=rung,
-        reason=reason[:600],
+        reason=reason[:REASON_CHARACTERS],
         trivial_win_rate=won / played if played else 0.0,
         trivial_interval=trivial_policies.interval(won, played),
         degenerate=rung in ("accepted", "trivial") and bool(trial.hack),

@@ -17,6 +17,9 @@ RUNGS = tuple(
     """)
 )
 
+REASON_CHARACTERS = 400
+"""Characters of a reason that are kept."""
+
 
 class ValidatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the ladder.

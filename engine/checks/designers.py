@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from engine import registry
 from engine.ablations import GAMES, TOOLS
 from engine.config import Config, DesignerConfig, EndpointConfig
+from engine.errors import Problem
 
-Problem = tuple[str, str]
 _FREE = 64
 """Tokens that a prompt needs at least."""
 _MISSPELT = 0.85

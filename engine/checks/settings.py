@@ -17,10 +17,9 @@ import msgspec
 from engine import placement, registry
 from engine.checks.designers import designers
 from engine.config import Config, DesignerConfig, LearnerConfig, LoraConfig, SamplingConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, Problem
 from engine.weights import ways
 
-Problem = tuple[str, str]
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 LARGEST_RANK = 512
 _SECONDS_A_TOKEN = 0.2  # slower than that a server is of no use

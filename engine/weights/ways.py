@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from engine import placement
 from engine.config import Config
+from engine.errors import Problem
 from engine.inference.adapters import kept
 
 if TYPE_CHECKING:
     from bus import Blobs
     from engine.weights.loaders import WeightLoader
     from engine.weights.publisher import Policy, Publisher
-
-Problem = tuple[str, str]
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ from engine.inference.replies import visible_reply
 from engine.inference.tokens import SegmentBuilder
 from roles.agent.actions import find_action, find_call
 from roles.text_normalise import hint_names_action
-from sandbox import EnvFailure, EnvProtocolError, EnvQuarantined, read_tools
+from sandbox import REASON_CHARACTERS, EnvFailure, EnvProtocolError, EnvQuarantined, read_tools
 from sandbox.tool_calls import Unreadable, parse
 
 if TYPE_CHECKING:
@@ -62,17 +62,12 @@ if TYPE_CHECKING:
     from engine.inference.tokens import ChatTokens, Content
     from sandbox import Instance, SandboxPool, StepResult
 
-_REASON_CHARACTERS = 400
 _LONG_TEXT = 8192  # characters: from about five milliseconds on
 _LONG_REPLY = 4096  # tokens: from about two milliseconds on
 
 _Text = TypeVar("_Text")
 _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
-
-
-def _nothing() -> None:
-    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -218,47 +213,29 @@ class Player:
         self.playing: set[str] = set()
         self.stepping = self.replies = 0
 
-    async def play_on(self, request: EpisodeRequest, seconds: float) -> Played | None:
-        """Play ``request`` for as long as it goes on; None when nothing happened for ``seconds``.
+    async def play(self, request: EpisodeRequest, seconds: float = math.inf) -> Played:
+        """Play ``request`` to its end.
 
-        Raises the errors of :meth:`play`.
+        Raises TimeoutError when there is no reply and no step for ``seconds``, the infrastructure errors of
+        the pool and of the sandbox (``InferenceError``, ``InfraFailure``), and ``EnvQuarantined``. Every
+        other fault is an outcome.
         """
+        started = time.monotonic()
+        context: _Context | None = None
+        instance: Instance | None = None
+        self.playing.add(request.episode)
         with anyio.move_on_after(seconds) as patience:
 
             def progress() -> None:
                 patience.deadline = anyio.current_time() + seconds
 
-            return await self.play(request, progress)
-        return None
-
-    async def play(self, request: EpisodeRequest, progress: Callable[[], None] = _nothing) -> Played:
-        """Play ``request`` to its end; ``progress`` is called after each reply and step.
-
-        Raises the infrastructure errors of the pool and of the sandbox (``InferenceError``,
-        ``InfraFailure``) and ``EnvQuarantined``; every other fault is an outcome.
-        """
-        self.playing.add(request.episode)
-        try:
-            return await self._play(request, progress)
-        finally:
-            self.playing.discard(request.episode)
-
-    async def _play(self, request: EpisodeRequest, progress: Callable[[], None]) -> Played:
-        started = time.monotonic()
-        context: _Context | None = None
-        try:
-            instance = await self._sandbox.spawn(
-                request.source,
-                seed=request.seed,
-                kwargs={"max_turns": self._turn_budget(request)},
-            )
-        except EnvQuarantined:
-            raise
-        except EnvFailure as error:
-            ending = _env_failure(error)
-        else:
-            progress()
             try:
+                instance = await self._sandbox.spawn(
+                    request.source,
+                    seed=request.seed,
+                    kwargs={"max_turns": self._turn_budget(request)},
+                )
+                progress()
                 context = await self._open(request, instance)
                 ending = await self._turns(request, instance, context, progress)
             except EnvQuarantined:
@@ -266,15 +243,18 @@ class Player:
             except EnvFailure as error:
                 ending = _env_failure(error)
             finally:
-                await instance.close()
-        return Played(
-            ending=ending,
-            segments=tuple(context.segments.segments()) if context else (),
-            transcript=tuple(context.transcript) if context else (),
-            seconds=time.monotonic() - started,
-            tokens=context.sampled if context else 0,
-            tool_use=context.used if context else None,
-        )
+                self.playing.discard(request.episode)
+                if instance is not None:
+                    await instance.close()
+            return Played(
+                ending=ending,
+                segments=tuple(context.segments.segments()) if context else (),
+                transcript=tuple(context.transcript) if context else (),
+                seconds=time.monotonic() - started,
+                tokens=context.sampled if context else 0,
+                tool_use=context.used if context else None,
+            )
+        raise TimeoutError(f"no reply and no step for {seconds:g} s")
 
     def _turn_budget(self, request: EpisodeRequest) -> int:
         return min(request.max_turns, self.rules.max_turns)
@@ -429,4 +409,4 @@ def _counted(used: ToolUse, action: str, result: StepResult) -> ToolUse:
 
 
 def _env_failure(error: EnvFailure) -> Ending:
-    return Ending("failed", "env", f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS])
+    return Ending("failed", "env", f"{type(error).__name__}: {error}"[:REASON_CHARACTERS])

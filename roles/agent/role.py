@@ -7,25 +7,18 @@ from collections import Counter, OrderedDict
 import anyio
 import msgspec
 
-from bus import Delivery
-from bus.messages import Arm, EpisodeRequest, FailureKind
+from bus import Bus, Delivery
+from bus.messages import Arm, EnvironmentReady, EpisodeRequest, FailureKind, program_subject
 from engine.inference.completion import InferenceUnavailable
 from roles.agent.concurrency import EpisodeLimit, LoadSnapshot
 from roles.agent.episode import Player, Rules
-from roles.agent.programs import Programs
 from roles.base import Role, RoleContext
-from roles.work_loop import (
-    INFRASTRUCTURE,
-    REASON_CHARACTERS,
-    answer_work,
-    chat_tokens,
-    drain_grace,
-    hand_back,
-)
-from sandbox import EnvQuarantined
+from roles.work_loop import INFRASTRUCTURE, answer_work, chat_tokens, drain_grace, hand_back
+from sandbox import REASON_CHARACTERS, EnvQuarantined, InfraFailure
 
 _LOOK_SECONDS = 0.25
 _TOLD = 4096
+_PROGRAMS = 1024
 
 
 class AgentRole(Role):
@@ -47,7 +40,7 @@ class AgentRole(Role):
         super().__init__(context)
         self._counts: Counter[str] = Counter()
         self._in_hand = self._turns = self._missed = 0
-        self._programs = Programs(self.bus)
+        self._programs = ProgramCache(self.bus)
         self._told: OrderedDict[tuple[str, str, bool], None] = OrderedDict()
         self._limit = EpisodeLimit(self.config.agent.concurrency)
 
@@ -115,24 +108,23 @@ class AgentRole(Role):
             self._in_hand -= 1
 
     async def _play(self, request: EpisodeRequest, delivery: Delivery) -> None:
-        seconds = self.config.agent.episode_seconds
         try:
             if not request.source:
                 source = await self._programs.source(request.environment)
                 request = msgspec.structs.replace(request, source=source)
-            played = await self._player.play_on(request, seconds)
+            played = await self._player.play(request, self.config.agent.episode_seconds)
         except EnvQuarantined as error:
             await self._fail(request, delivery, "quarantined", str(error))
+            return
+        except TimeoutError as error:
+            self._missed += 1
+            await self._fail(request, delivery, "infra", str(error))
             return
         except INFRASTRUCTURE as error:
             self._missed += isinstance(error, InferenceUnavailable)
             episode = request.episode
             if not await hand_back(delivery, error, counts=self._counts, log=self.log, episode=episode):
                 await self._fail(request, delivery, "infra", str(error))
-            return
-        if played is None:
-            self._missed += 1
-            await self._fail(request, delivery, "infra", f"no reply and no step for {seconds:.0f} s")
             return
         sample = played.sample(request, self._player.rules)
         if sample is not None:
@@ -158,3 +150,29 @@ class AgentRole(Role):
         await self.bus.publish(request.failed(failure, reason[:REASON_CHARACTERS]))
         await delivery.ack()
         self._counts[f"failed_{failure}"] += 1
+
+
+class ProgramCache:
+    """Programs by digest, each read once from the fact that published it; the ones used last are kept."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._sources: OrderedDict[str, str] = OrderedDict()
+        self._lock = anyio.Lock()
+
+    async def source(self, environment: str) -> str:
+        """Return the program with this digest. Raises InfraFailure when no fact holds it."""
+        async with self._lock:
+            if environment not in self._sources:
+                record = await self._bus.last(program_subject(environment))
+                fact = record.message if record else None
+                if not isinstance(fact, EnvironmentReady) or fact.environment != environment:
+                    raise InfraFailure(
+                        f"the stream EVENT has no program {environment[:12]}: its bound has dropped it; "
+                        "raise bus.store_gb"
+                    )
+                self._sources[environment] = fact.source
+            self._sources.move_to_end(environment)
+            while len(self._sources) > _PROGRAMS:
+                self._sources.popitem(last=False)
+            return self._sources[environment]

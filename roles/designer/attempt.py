@@ -17,10 +17,10 @@ from roles.designer.environment_pool import Programs
 from roles.designer.prompt import VARIANTS, Brief, PromptWriter
 from roles.designer.review import Commission, Review, published, ways_to_win
 from roles.work_loop import sampling_seed
-from sandbox import extract
+from sandbox import REASON_CHARACTERS, extract
 
 if TYPE_CHECKING:
-    from engine.config import DesignerConfig as DesignerConfig
+    from engine.config import DesignerConfig
     from engine.inference.tokens import ChatTokens
     from roles.designer.memory import DrawnExamples, Memory
     from sandbox import Validator
@@ -42,25 +42,12 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Draft:
-    """The reply of an author with its prompt. ``source`` is a program that comes from a pool instead."""
+class Attempt:
+    """One answer to a ticket: the author's reply, the program in it, and the published verdict on it."""
 
     document: str
     reply: DesignReply
-    prompt: str = ""
-    source: str = ""
-
-    @property
-    def program(self) -> str:
-        """The program in the reply, "" where there is none."""
-        return self.source or extract(self.reply.visible)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A draft, its program, and the published verdict on it."""
-
-    draft: Draft
+    prompt: str
     source: str
     finding: Finding
     wins: WaysToWin = WaysToWin()  # noqa: RUF009 - frozen
@@ -71,7 +58,10 @@ class Judged:
 
 
 class Workshop:
-    """Gets drafts and judges them. The same ticket, attempt, memory and weights give the same draft."""
+    """Has programs written and judged.
+
+    The same ticket, attempt, memory and weights give the same program.
+    """
 
     def __init__(
         self,
@@ -107,63 +97,43 @@ class Workshop:
         document, drawn = self._corpus.draw(ticket, attempt), self._draw(ticket, rng)
         return await anyio.to_thread.run_sync(self._prompt, ticket, document, drawn)
 
-    def asked(self, ticket: DesignTicket, held: DesignSample) -> Asked:
-        """Return the prompt that published tokens of ``ticket`` were an answer to."""
-        return Asked(held.document, prompt_and_reply(held.segments)[0], ticket.design)
+    async def attempt(self, ticket: DesignTicket, number: int, shared: Asked | None = None) -> Attempt:
+        """Have a program written and run it up the validator's ladder.
 
-    async def write(self, ticket: DesignTicket, attempt: int, shared: Asked | None = None) -> Draft:
-        """Return an answer to ``shared``, the prompt of a group, or to a prompt of its own.
-
-        Raises InferenceError.
+        ``shared`` is the prompt of a group, else the attempt has a prompt of its own. Raises InferenceError
+        and the sandbox's infra errors.
         """
         if isinstance(self._designer, Programs):
-            name, source = self._designer.draw(ticket.number, attempt, self._memory.programs())
-            return Draft(name, DesignReply(source, "stop"), source=source)
-        seed = sampling_seed(ticket.seed, ticket.design, attempt)
-        asked = shared or await self.ask(ticket, attempt)
-        reply = await self._designer.write(asked.ids, seed=seed, key=asked.key)
-        return Draft(asked.document, reply, self._prompts.version)
+            document, source = self._designer.draw(ticket.number, number, self._memory.programs())
+            reply, prompt = DesignReply(source, "stop"), ""
+        else:
+            asked = shared or await self.ask(ticket, number)
+            seed = sampling_seed(ticket.seed, ticket.design, number)
+            reply = await self._designer.write(asked.ids, seed=seed, key=asked.key)
+            document, source, prompt = asked.document, _program(reply), self._prompts.version
+        found, wins = _unusable(reply, source), WaysToWin()
+        if found is None:
+            found = await self._review.repeats(ticket.design, source)
+        if found is None:
+            commission, turns = Commission(ticket, document), self._config.max_turns
+            verdict = await self._validator.validate(source, commission, max_turns=turns)
+            found, wins = published(verdict), ways_to_win(verdict)
+        return Attempt(document, reply, prompt, source, found, wins)
 
-    def recall(self, held: DesignSample) -> Judged:
+    def recall(self, held: DesignSample) -> Attempt:
         """Return the attempt that an earlier life of the ticket has already published, with its verdict."""
-        draft = self._recalled(held)
-        # Of a reply that was cut, all of it is told.
-        source = draft.reply.text if draft.reply.finish == "length" else draft.program
-        return Judged(draft, source, held.finding, held.wins)
-
-    def _recalled(self, held: DesignSample) -> Draft:
-        if isinstance(self._designer, Programs):
-            return Draft(held.document, DesignReply(held.text, "stop"), source=held.text)
-        if not held.segments:
-            return Draft(held.document, DesignReply(held.text, "stop"), held.prompt)
-        prompt, tokens = prompt_and_reply(held.segments)
-        ended = bool(tokens) and tokens[-1] in set(self._chat.stop_token_ids)
-        reply = DesignReply(
-            self._chat.decode(tokens),
-            "stop" if ended else "length",
-            held.segments,
-            thought_open=self._chat.opens_thought(prompt),
-        )
-        return Draft(held.document, reply, held.prompt)
-
-    async def judge(self, ticket: DesignTicket, draft: Draft) -> Judged:
-        """Extract the program and run it up the validator's ladder. Raises the sandbox's infra errors."""
-        if draft.reply.refusal:
-            return Judged(draft, "", Finding(rung=REFUSED, reason=draft.reply.refusal))
-        if draft.reply.finish == "length":
-            reason = "the reply was cut at its length limit"
-            return Judged(draft, draft.reply.text, Finding(rung="extract", reason=reason))
-        source = draft.program
-        if not source.strip():
-            thinks = draft.reply.text.strip() and not draft.reply.visible.strip()
-            reason = "no program in the reply" + (", only reasoning" if thinks else "")
-            return Judged(draft, source, Finding(rung="extract", reason=reason))
-        if (repeated := await self._review.repeats(ticket.design, source)) is not None:
-            return Judged(draft, source, repeated)
-        verdict = await self._validator.validate(
-            source, ticket=Commission(ticket, draft.document), max_turns=self._config.max_turns
-        )
-        return Judged(draft, source, published(verdict), ways_to_win(verdict))
+        reply = DesignReply(held.text, "stop")
+        if held.segments:
+            prompt, tokens = prompt_and_reply(held.segments)
+            ended = bool(tokens) and tokens[-1] in set(self._chat.stop_token_ids)
+            reply = DesignReply(
+                self._chat.decode(tokens),
+                "stop" if ended else "length",
+                held.segments,
+                thought_open=self._chat.opens_thought(prompt),
+            )
+        source = held.text if isinstance(self._designer, Programs) else _program(reply)
+        return Attempt(held.document, reply, held.prompt, source, held.finding, held.wins)
 
     def _tokens(self, text: str) -> int:
         return len(self._chat.encode(text))
@@ -187,3 +157,20 @@ class Workshop:
             variant=random.Random(f"{ticket.seed}/{ticket.design}/variant").choice(VARIANTS),
         )
         return Asked(document.id, self._prompts.design(brief), ticket.design)
+
+
+def _program(reply: DesignReply) -> str:
+    """Return the program in a reply, "" where there is none; of a reply that was cut, all of it."""
+    return reply.text if reply.finish == "length" else extract(reply.visible)
+
+
+def _unusable(reply: DesignReply, source: str) -> Finding | None:
+    """Return the verdict on a reply that cannot be played, None when it can."""
+    if reply.refusal:
+        return Finding(rung=REFUSED, reason=reply.refusal[:REASON_CHARACTERS])
+    if reply.finish == "length":
+        return Finding(rung="extract", reason="the reply was cut at its length limit")
+    if source.strip():
+        return None
+    thinks = reply.text.strip() and not reply.visible.strip()
+    return Finding(rung="extract", reason="no program in the reply" + (", only reasoning" if thinks else ""))

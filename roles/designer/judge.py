@@ -19,15 +19,15 @@ from roles.agent.actions import find_action
 from roles.designer.authors import open_author
 from roles.designer.prompt import PlainText
 from roles.designer.review import digest
-from roles.work_loop import REASON_CHARACTERS, sampling_seed
-from sandbox import InfraFailure, Rejected
+from roles.work_loop import sampling_seed
+from sandbox import REASON_CHARACTERS, InfraFailure, Rejected
 
 if TYPE_CHECKING:
     from engine.inference.endpoint import Endpoint
     from engine.inference.tokens import ChatTokens
     from roles.base import RoleContext
     from roles.designer.authors import Author
-    from sandbox import Program, Verdict
+    from sandbox import Verdict
 
 log = structlog.get_logger("spade.designer")
 
@@ -39,11 +39,10 @@ class ModelJudge:
         self._author, self._chat = author, chat
         self._counts = Counter(judge_asked=0, judge_refused=0, judge_silent=0)
 
-    async def check(self, program: Program, verdict: Verdict) -> Verdict:
+    async def check(self, source: str, _: object, verdict: Verdict) -> Verdict:
         """Return the verdict of a program that is accepted. Raises Rejected, or InfraFailure."""
         if not verdict.tools:
             return verdict
-        source = program.source
         prompt = self._chat.first(prompts.render("judge_tools", source=source))
         name = digest(source)
         try:

@@ -20,15 +20,15 @@ import numpy as np
 from bus.messages import Finding, Flag, WaysToWin
 from engine.similarity import Embedder, Vectors, embedder, nearest
 from roles.designer.dead_code import dead_share
-from roles.work_loop import REASON_CHARACTERS
-from sandbox import Rejected
+from sandbox import REASON_CHARACTERS, Rejected
+from sandbox.source import parse
 
 if TYPE_CHECKING:
     from bus.messages import DesignTicket
     from engine.config import DesignerConfig
     from roles.designer.corpus import Corpus
     from roles.designer.memory import Memory
-    from sandbox import Check, Program, Verdict
+    from sandbox import Check, Verdict
 
 _TITLE_CHARACTERS, _SUMMARY_CHARACTERS = 120, 300
 # The part of the episodes that the checks of a hint need.
@@ -65,13 +65,13 @@ class Review:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """The rungs, in order. Each is given a program whose ``ticket`` is a Commission."""
+        """The rungs, in order. The ticket of each program is a Commission."""
         conforms = self._settings.conformity != "off" and self._settings.kind != "pool"
         return (*((self.conforms,) if conforms else ()), self.is_new)
 
-    async def conforms(self, program: Program, verdict: Verdict) -> Verdict:
+    async def conforms(self, source: str, commission: Commission, verdict: Verdict) -> Verdict:
         """Flag or reject a program that does not belong to its ticket, or whose text and code disagree."""
-        flag, reason = await self._finding(program, verdict)
+        flag, reason = await self._finding(source, commission, verdict)
         if not flag:
             return verdict
         self._counts[f"conformity_{flag}"] += 1
@@ -79,16 +79,13 @@ class Review:
             raise Rejected(flag, reason)
         return msgspec.structs.replace(verdict, flag=flag, flag_reason=reason)
 
-    async def is_new(self, program: Program, verdict: Verdict) -> Verdict:
+    async def is_new(self, source: str, commission: Commission, verdict: Verdict) -> Verdict:
         """Note the most similar known program; reject a near-duplicate where the recipe says so.
 
         An accepted program is known from now on, so its twin in flight finds it.
         """
         near = await self._neighbours.claim(
-            program.source,
-            digest(program.source),
-            design=program.ticket.ticket.design,
-            unless_close=self._strict,
+            source, digest(source), design=commission.ticket.design, unless_close=self._strict
         )
         close = self._neighbours.close(near)
         self._counts["near_duplicates"] += close
@@ -117,18 +114,19 @@ class Review:
         """Return counts of near-duplicates and of flags."""
         return {name: count for name, count in self._counts.items() if count}
 
-    async def _finding(self, program: Program, verdict: Verdict) -> tuple[Flag, str]:
-        ticket: DesignTicket = program.ticket.ticket
+    async def _finding(self, source: str, commission: Commission, verdict: Verdict) -> tuple[Flag, str]:
+        ticket = commission.ticket
         declared = verdict.metadata.skill if verdict.metadata else None
         others = {_plain(name) for name in self._settings.skills} - {_plain(ticket.skill)}
         if declared and _plain(declared) in others:
             reason = f"it declares the skill {declared!r}, the ticket asks for {ticket.skill!r}"
             return "off_ticket", reason
         if self._families is not None:
-            found = await anyio.to_thread.run_sync(self._nano, program.source, program.ticket, self._families)
+            found = await anyio.to_thread.run_sync(self._nano, source, commission, self._families)
             if found[0]:
                 return found
-        share, names = dead_share(program.tree)
+        tree = parse(source)
+        share, names = dead_share(tree) if tree else (0.0, [])
         if share > _MOSTLY_DEAD:
             return "incoherent", f"{share:.0%} of its lines are of no use, such as {', '.join(names[:3])}"
         return "", ""
@@ -155,7 +153,7 @@ def published(verdict: Verdict) -> Finding:
     It is made once: a ticket that is delivered again repeats it, though memory may have grown since.
     """
     if not verdict.ok:
-        return Finding(rung=verdict.rung, reason=verdict.reason[:REASON_CHARACTERS])
+        return Finding(rung=verdict.rung, reason=verdict.reason)
     return Finding(
         title=title(next(iter(verdict.first_observations), "")),
         summary=summary(verdict),

@@ -13,8 +13,9 @@ from bus.concurrency import flat_task_group
 from bus.messages import DesignRejected, DesignSample, DesignTicket, EnvironmentReady, FailureKind
 from engine import similarity
 from engine.files import replace
+from engine.inference.segments import prompt_and_reply
 from roles.base import Role, RoleContext
-from roles.designer.attempt import Asked, Judged, Workshop
+from roles.designer.attempt import Asked, Attempt, Workshop
 from roles.designer.authors import author_of, check_designer, open_designer, open_external, prompts_for
 from roles.designer.corpus import Corpus, probe, read_revisions, write_revisions
 from roles.designer.hint import HintWriter
@@ -22,15 +23,8 @@ from roles.designer.judge import ModelJudge, open_judge
 from roles.designer.memory import Memory
 from roles.designer.memory_store import MemoryStore
 from roles.designer.review import Review, digest
-from roles.work_loop import (
-    INFRASTRUCTURE,
-    REASON_CHARACTERS,
-    answer_work,
-    chat_tokens,
-    drain_grace,
-    hand_back,
-)
-from sandbox import Validator, ValidatorSettings
+from roles.work_loop import INFRASTRUCTURE, answer_work, chat_tokens, drain_grace, hand_back
+from sandbox import REASON_CHARACTERS, Validator, ValidatorSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,89 +202,86 @@ class DesignerRole(Role):
             for attempt in range(part.attempts):
                 held = await self._held(part, attempt)
                 if held is not None and held.segments:
-                    return self._workshop.asked(ticket, held)
+                    return Asked(held.document, prompt_and_reply(held.segments)[0], ticket.design)
         return await self._workshop.ask(ticket, 0)
 
     async def _fill(self, ticket: DesignTicket, shared: Asked | None) -> None:
-        """Answer one design, in up to ``attempts`` attempts."""
-        for attempt in range(ticket.attempts):
-            held = await self._held(ticket, attempt)
-            if held is None:
-                judged = await self._attempt(ticket, attempt, shared)
+        """Answer one design, in up to ``attempts`` attempts.
+
+        Each publishes its tokens with its verdict. One that is published already is taken as it is.
+        """
+        for number in range(ticket.attempts):
+            sample = await self._held(ticket, number)
+            again = sample is not None
+            if sample is not None:
+                attempt = self._workshop.recall(sample)
+                if attempt.valid:
+                    self._review.note(ticket.design, attempt.source)
             else:
-                judged = self._take_up(ticket, held)
-            if judged.valid:
-                await self._accept(ticket, attempt, judged)
+                attempt = await self._workshop.attempt(ticket, number, shared)
+                self._counts["attempts"] += 1
+                sample = self._sample(ticket, number, attempt)
+                if sample is not None:
+                    await self.bus.publish(sample)
+            if attempt.valid:
+                await self._accept(ticket, number, attempt, sample)
                 return
-            await self._reject(ticket, attempt, judged, again=held is not None)
+            await self._reject(ticket, number, attempt, sample, again=again)
         await self._fail(ticket, "policy", f"no valid program in {ticket.attempts} attempts")
 
-    async def _attempt(self, ticket: DesignTicket, attempt: int, shared: Asked | None) -> Judged:
-        """Write a draft, judge it, and publish its tokens with the verdict."""
-        draft = await self._workshop.write(ticket, attempt, shared)
-        judged = await self._workshop.judge(ticket, draft)
-        self._counts["attempts"] += 1
-        mine = self._keepsake(ticket, attempt, judged)
-        if mine is not None:
-            await self.bus.publish(mine)
-        return judged
-
-    def _take_up(self, ticket: DesignTicket, held: DesignSample) -> Judged:
-        """Return an attempt that is published already, with the verdict that was published with it."""
-        judged = self._workshop.recall(held)
-        if judged.valid:
-            self._review.note(ticket.design, judged.source)
-        return judged
-
     async def _held(
-        self, ticket: DesignTicket, attempt: int, part: Literal["", "hint"] = ""
+        self, ticket: DesignTicket, number: int, part: Literal["", "hint"] = ""
     ) -> DesignSample | None:
-        wanted = DesignSample(**_attempt_of(ticket, attempt), valid=False, segments=(), part=part)
+        wanted = DesignSample(**_attempt_of(ticket, number), valid=False, segments=(), part=part)
         record = await self.bus.last(wanted.tail)
         return record.message if record and isinstance(record.message, DesignSample) else None
 
-    def _keepsake(self, ticket: DesignTicket, attempt: int, judged: Judged) -> DesignSample | None:
-        """Return what is published of an attempt that will be trained or must not be written twice."""
+    def _sample(self, ticket: DesignTicket, number: int, attempt: Attempt) -> DesignSample | None:
+        """Return the message about an attempt that is trained or must not be written twice, else None."""
         trained = self._workshop.trained
-        if not judged.valid and not (trained and self.config.designer.invalid == "penalise"):
+        if not attempt.valid and not (trained and self.config.designer.invalid == "penalise"):
             return None
         return DesignSample(
-            **_attempt_of(ticket, attempt),
-            valid=judged.valid,
-            segments=judged.draft.reply.segments if trained else (),
-            text="" if trained else judged.draft.reply.text,
-            document=judged.draft.document,
-            prompt=judged.draft.prompt,
-            finding=judged.finding,
-            wins=judged.wins,
+            **_attempt_of(ticket, number),
+            valid=attempt.valid,
+            segments=attempt.reply.segments if trained else (),
+            text="" if trained else attempt.reply.text,
+            document=attempt.document,
+            prompt=attempt.prompt,
+            finding=attempt.finding,
+            wins=attempt.wins,
         )
 
-    async def _hint(self, ticket: DesignTicket, attempt: int, judged: Judged) -> str | None:
+    async def _hint(self, ticket: DesignTicket, number: int, attempt: Attempt) -> str | None:
         """Return a hint. One that is paid for is published, and not bought again after a restart."""
         paid = self.config.designer.hint_writer == "external"
-        held = await self._held(ticket, attempt, "hint") if paid else None
+        held = await self._held(ticket, number, "hint") if paid else None
         if held is not None:
             return held.text
-        hint = await self._hints.write(judged.source, design=ticket.design, attempt=attempt, wins=judged.wins)
+        hint = await self._hints.write(
+            attempt.source, design=ticket.design, attempt=number, wins=attempt.wins
+        )
         if paid and hint is not None:
-            named = _attempt_of(ticket, attempt)
+            named = _attempt_of(ticket, number)
             await self.bus.publish(DesignSample(**named, valid=True, segments=(), text=hint, part="hint"))
         return hint
 
-    async def _accept(self, ticket: DesignTicket, attempt: int, judged: Judged) -> None:
-        hint = await self._hint(ticket, attempt, judged)
-        family, difficulty = self._classify(judged.source)
+    async def _accept(
+        self, ticket: DesignTicket, number: int, attempt: Attempt, sample: DesignSample | None
+    ) -> None:
+        hint = await self._hint(ticket, number, attempt)
+        family, difficulty = self._classify(attempt.source)
         await self.bus.publish(
             EnvironmentReady(
-                **_attempt_of(ticket, attempt),
+                **_attempt_of(ticket, number),
                 slot=ticket.slot,
-                environment=digest(judged.source),
-                source=judged.source,
+                environment=digest(attempt.source),
+                source=attempt.source,
                 hint=hint,
-                sample=_sample(self._keepsake(ticket, attempt, judged)),
-                document=judged.draft.document,
-                prompt=judged.draft.prompt,
-                finding=judged.finding,
+                sample=_tokens_of(sample),
+                document=attempt.document,
+                prompt=attempt.prompt,
+                finding=attempt.finding,
                 difficulty=difficulty,
                 family=family,
             )
@@ -300,22 +291,23 @@ class DesignerRole(Role):
         self._counts["without_hint"] += hint is None
 
     async def _reject(
-        self, ticket: DesignTicket, attempt: int, judged: Judged, *, again: bool = False
+        self, ticket: DesignTicket, number: int, attempt: Attempt, sample: DesignSample | None, *, again: bool
     ) -> None:
-        """Tell of a refused attempt; one that was told of ``again`` is not counted twice."""
+        """Publish the refusal of an attempt; one that was refused ``again`` is not counted twice."""
+        rung, reason = attempt.finding.rung, attempt.finding.reason
         await self.bus.publish(
             DesignRejected(
-                **_attempt_of(ticket, attempt),
-                rung=judged.finding.rung,
-                reason=judged.finding.reason[:REASON_CHARACTERS],
-                source=judged.source,
-                document=judged.draft.document,
-                prompt=judged.draft.prompt,
-                sample=_sample(self._keepsake(ticket, attempt, judged)),
+                **_attempt_of(ticket, number),
+                rung=rung,
+                reason=reason,
+                source=attempt.source,
+                document=attempt.document,
+                prompt=attempt.prompt,
+                sample=_tokens_of(sample),
             )
         )
         if not again:
-            self._counts[f"rejected_{judged.finding.rung}"] += 1
+            self._counts[f"rejected_{rung}"] += 1
             self._coverage.note(ticket.skill, accepted=False)
 
     async def _fail(self, ticket: DesignTicket, failure: FailureKind, reason: str) -> None:
@@ -371,9 +363,9 @@ def _salt(directory: Path) -> str:
         return salt
 
 
-def _sample(held: DesignSample | None) -> str:
+def _tokens_of(sample: DesignSample | None) -> str:
     """Return the id of the tokens of an attempt, "" without any."""
-    return held.sample if held is not None and any(part.sampled for part in held.segments) else ""
+    return sample.sample if sample is not None and any(part.sampled for part in sample.segments) else ""
 
 
 class Coverage:

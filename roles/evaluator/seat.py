@@ -127,9 +127,7 @@ class Seat:
             max_turns=program.max_turns,
         )
         player = Player(table.pool, table.sandbox, table.chat, rules)
-        played = await player.play_on(request, table.seconds)
-        if played is None:
-            raise TimeoutError(f"nothing happened for {table.seconds:g} s")
+        played = await player.play(request, table.seconds)
         self.asked += [(turn.observation, turn.reply) for turn in played.transcript]
         self._tokens += played.tokens
         self._seen += played.versions or ()

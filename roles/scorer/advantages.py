@@ -43,19 +43,12 @@ def normalise(rewards: Sequence[float], labels: Sequence[str], settings: RoleTra
     return result
 
 
-def designer_labels(skills: Sequence[str], settings: RoleTraining, groups: Sequence[str] = ()) -> list[str]:
-    """Return what the designs of a cohort are centred by: their ticket (GRPO), their skill, or the cohort."""
-    match settings.scope:
-        case "group":
-            return list(groups)
-        case "skill":
-            return list(skills)
-        case _:
-            return [""] * len(skills)
+def label_of(settings: RoleTraining, group: str, skill: str, arm: str = "") -> str:
+    """Return the label by which a sample is centred: its group (GRPO), its skill, or all.
 
-
-def agent_label(group: str, skill: str, arm: str, settings: RoleTraining) -> str:
-    """Return what plays are centred by: their group (GRPO), or skill or round, each arm on its own."""
+    The group of a play is that of its design and round, the group of a design is its ticket. Each arm is
+    centred on its own.
+    """
     match settings.scope:
         case "group":
             return group

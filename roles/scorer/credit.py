@@ -10,11 +10,11 @@ from typing import NamedTuple
 from bus.messages import Arm, Credit, stable_id
 from engine.config import Config, DesignerConfig
 from roles.scorer import cohort_plan
-from roles.scorer.advantages import agent_label, designer_labels, idle, normalise
+from roles.scorer.advantages import idle, label_of, normalise
 from roles.scorer.parity import reference_rewards
 from roles.scorer.rewards import Evidence, Reward, Tracker, raw_rewards
 from roles.scorer.state import Cohort, Design, HeldCredit, Play, PlayStatus
-from roles.scorer.window import Statistics, evidence, hint_leaks, measured
+from roles.scorer.window import Statistics, evidence, hint_leaks, measure
 
 FEWEST_COMPARED = 4
 """Below this mean number of designs in a centring group, much of the reward is lost in the mean."""
@@ -69,7 +69,8 @@ def settle(
     have a reward and no credit. Moves the averages of ``tracker``.
     """
     settings = config.reward
-    found = [measured(settings, config.run.seed, design) for design in designs]
+    seeds = [cohort_plan.seed(config.run.seed, design.design, "bootstrap") for design in designs]
+    found = [measure(settings, design, seed) for design, seed in zip(designs, seeds, strict=True)]
     proofs = evidence(settings, designs, found)
     rewards = (
         reference_rewards(proofs, settings, tracker)
@@ -108,9 +109,7 @@ def _compare(
     settings, trained = learner.designer, config.designer.kind == "policy"
     archived = learner.supervised_mix > 0 and learner.supervised_source == "accepted"
     ticket = {name: f"cohort-{cohort.number}-{slot // each}" for slot, name in enumerate(cohort.designs)}
-    labels = designer_labels(
-        [one.skill for one in attempts], settings, [ticket[one.design] for one in attempts]
-    )
+    labels = [label_of(settings, ticket[one.design], one.skill) for one in attempts]
     advantages = normalise([one.reward for one in attempts], labels, settings) if trained else repeat(0.0)
     compared: dict[str, list[float]] = {}
     credits: list[Credit] = []
@@ -158,7 +157,7 @@ def grade(config: Config, round_: int, groups: Sequence[PlayGroup]) -> RoundCred
     names = [stable_id("group", run, g.design.design, round_, g.arm) for g in groups]
     finished = [[play for play in group.plays if play.status is PlayStatus.DONE] for group in groups]
     labels = [
-        agent_label(name, group.design.skill, group.arm, settings)
+        label_of(settings, name, group.design.skill, group.arm)
         for name, group, plays in zip(names, groups, finished, strict=True)
         for _ in plays
     ]
@@ -192,7 +191,7 @@ def mean_group_size(config: Config) -> float | None:
     sizes: list[int] = []
     for index in range(config.curriculum.rounds_per_window * len(config.designer.skills)):
         size = cohort_plan.rounds_of(config.curriculum, index).size
-        tickets = [f"{slot // each}" for slot in range(size)]
         skills = cohort_plan.skills(config.designer, index, size)
-        sizes += Counter(designer_labels(skills, training, tickets)).values()
+        labels = [label_of(training, f"{slot // each}", skill) for slot, skill in enumerate(skills)]
+        sizes += Counter(labels).values()
     return sum(size * size for size in sizes) / sum(sizes)

@@ -28,7 +28,7 @@ from roles.scorer.state import (
     PlayStatus,
     Publish,
 )
-from roles.scorer.window import Statistics, broken, hint_leaks, measured, plays_of, turns
+from roles.scorer.window import Statistics, broken, hint_leaks, measure, plays_of, turns
 
 
 def close_round(
@@ -39,10 +39,10 @@ def close_round(
     opening = [cohort for cohort in state.cohorts.values() if cohort.opens == round_]
     played = list(state.designs.values())
     ending = [cohort for cohort in state.cohorts.values() if cohort.last <= round_ or last]
-    scores = _settle(config, state, ending, round_, reward)
+    scores = _close_windows(config, state, ending, round_, reward)
     due = [item for item in state.held if item.due <= round_]
     going_on = [
-        standing(config.reward, config.run.seed, design)
+        EnvironmentStanding(**_standing(config.reward, design, measure(config.reward, design)))
         for design in state.designs.values()
         if round_ in design.rounds
     ]
@@ -57,7 +57,7 @@ def flush(config: Config, state: CurriculumState, *, reward: Reward) -> list[Com
     """Cut the last batch of a segment from everything held, due or not, and begin the next segment."""
     round_ = state.closed + 1
     total = (state.flushed[-1] if state.flushed else 0) + round_ - state.first
-    scores = _settle(config, state, list(state.cohorts.values()), state.closed, reward)
+    scores = _close_windows(config, state, list(state.cohorts.values()), state.closed, reward)
     state.flushed.append(total)
     closed = _close(state, round_, RoundCredit(), list(state.held), final=True)
     state.admitted = state.closed = round_
@@ -74,7 +74,7 @@ def _groups(state: CurriculumState, round_: int) -> list[PlayGroup]:
     ]
 
 
-def _settle(
+def _close_windows(
     config: Config, state: CurriculumState, cohorts: Iterable[Cohort], round_: int, reward: Reward
 ) -> list[EnvironmentScored]:
     """Close windows: their designs have their credit, the plays are forgotten."""
@@ -120,13 +120,13 @@ def scored(settings: RewardConfig, settled: SettledDesign, round_: int) -> Envir
     design, found, proof, credit = settled
     versions = versions_of(design)
     return EnvironmentScored(
-        **_standing(settings, design, found, proof.broken),
+        **_standing(settings, design, found),
         cohort=design.cohort,
         skill=design.skill,
         document=design.document,
         round=round_,
-        regret_low=found.regret_low,
-        regret_high=found.regret_high,
+        regret_low=found.doubt.low if found.doubt else None,
+        regret_high=found.doubt.high if found.doubt else None,
         plateau=plateau(found.win, settings.low, settings.high, settings.ramp) if found.plays else 0.0,
         reward=credit.reward if credit else 0.0,
         advantage=credit.advantage if credit else 0.0,
@@ -141,18 +141,12 @@ def scored(settings: RewardConfig, settled: SettledDesign, round_: int) -> Envir
     )
 
 
-def standing(settings: RewardConfig, run_seed: int, design: Design) -> EnvironmentStanding:
-    """Return how a design of an open window has done so far."""
-    found = measured(settings, run_seed, design)
-    return EnvironmentStanding(**_standing(settings, design, found, broken(settings, design, found)))
-
-
-def _standing(settings: RewardConfig, design: Design, found: Statistics, broken: bool) -> dict[str, Any]:
+def _standing(settings: RewardConfig, design: Design, found: Statistics) -> dict[str, Any]:
     """Return the results of a design that a standing and a score have in common."""
     return {
         "design": design.design,
         "environment": design.environment,
-        "state": _state(settings, found, broken),
+        "state": _state(settings, found, broken(settings, design, found)),
         "plays": found.plays,
         "win": found.win,
         "win_low": found.win_low,

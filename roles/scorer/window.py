@@ -14,7 +14,7 @@ resampling the pairs themselves gives [1, 1].
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -23,7 +23,6 @@ import numpy as np
 
 from bus.messages import Arm
 from engine.config import RewardConfig
-from roles.scorer import cohort_plan
 from roles.scorer.rewards import BROKEN_SHARE, Evidence
 from roles.scorer.state import Design, Play, PlayStatus
 
@@ -33,38 +32,25 @@ _ENDS = 0.5
 _LEAK_SHARE = 0.9
 _FEWEST = 2
 
-Returns = Mapping[int, Mapping[int, float]]
 
+class Doubt(NamedTuple):
+    """The doubt about a mean: its 95 % interval, its one-sided ``lower`` bound, and its ``variance``."""
 
-class WindowReturns(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcomes of one design. ``plain`` and ``hinted`` map round -> play index -> return in [-1, 1].
-
-    Hinted plays exist in the first rounds only.
-    """
-
-    plain: Returns
-    hinted: Returns
-
-    @property
-    def returns(self) -> list[float]:
-        """All plain returns, in order of round and index."""
-        return list(_values(self.plain))
-
-    @property
-    def by_round(self) -> dict[int, list[float]]:
-        """Plain returns of the rounds that have any."""
-        rounds = sorted(self.plain.items())
-        return {number: [v for _, v in sorted(plays.items())] for number, plays in rounds if plays}
+    low: float
+    high: float
+    lower: float
+    variance: float
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """``win`` is the mean plain return, ``regret`` the mean hinted minus plain return over ``pairs``.
+    """The results of a design's window so far. ``rounds`` maps round -> plain returns, rounds with any only.
 
-    ``regret_lower`` is its one-sided bound, ``regret_variance`` the variance of its error. ``noise_floor`` is
-    the standard error that the regret would have if the hint did nothing: a smaller regret cannot be told
-    from none. None where there was nothing to measure.
+    ``win`` is the mean plain return, ``regret`` the mean hinted minus plain return over ``pairs``.
+    ``noise_floor`` is the standard error that the regret would have if the hint did nothing: a smaller regret
+    cannot be told from none. None where there was nothing to measure; no ``doubt`` where none was asked for.
     """
 
+    rounds: dict[int, list[float]]
     plays: int
     hinted_plays: int
     pairs: int
@@ -73,51 +59,55 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     win_high: float
     hinted: float | None
     regret: float | None
-    regret_low: float | None
-    regret_high: float | None
-    regret_lower: float | None
-    regret_variance: float | None
     noise_floor: float | None
+    doubt: Doubt | None
 
 
-def measure(window: WindowReturns, seed: int, *, lowest: float = 0.0, confidence: float = 0.9) -> Statistics:
-    """Return the statistics of ``window``; ``seed`` makes the bootstrap the same on every host.
+def measure(settings: RewardConfig, design: Design, seed: int | None = None) -> Statistics:
+    """Return the statistics of a design's window so far.
 
-    ``lowest`` is the least return that is declared for the environments, ``confidence`` that of the one-sided
-    bound. Without a pair there is no regret: a difference of arms that met other instances is none.
+    A pair is a hinted and a plain play of one round and index. Without a pair there is no regret: a
+    difference of arms that met other instances is none. ``seed`` draws the doubt about the regret, which is
+    the same on every host.
     """
-    returns, hinted = window.returns, list(_values(window.hinted))
+    plain, hinted = _outcomes(design, "plain"), _outcomes(design, "hinted")
+    returns = [value for plays in plain.values() for value in plays.values()]
+    told = [value for plays in hinted.values() for value in plays.values()]
+    differences = [
+        hinted[number][index] - value
+        for number, plays in plain.items()
+        for index, value in plays.items()
+        if index in hinted[number]
+    ]
+    lowest = settings.lowest_return
     low, high = wilson(returns, lowest)
-    differences = paired(window)
-    left = doubt(differences, 1.0 - lowest, seed, confidence=confidence)
+    floor = math.sqrt(2 * spread(returns, lowest, 1.0) / len(differences)) if differences else None
+    drawn = None if seed is None else doubt(differences, 1.0 - lowest, seed, confidence=settings.confidence)
     return Statistics(
+        rounds={number: list(plays.values()) for number, plays in plain.items() if plays},
         plays=len(returns),
-        hinted_plays=len(hinted),
+        hinted_plays=len(told),
         pairs=len(differences),
         win=fmean(returns) if returns else 0.0,
         win_low=low,
         win_high=high,
-        hinted=fmean(hinted) if hinted else None,
+        hinted=fmean(told) if told else None,
         regret=fmean(differences) if differences else None,
-        regret_low=left.low if left else None,
-        regret_high=left.high if left else None,
-        regret_lower=left.lower if left else None,
-        regret_variance=left.variance if left else None,
-        noise_floor=_noise_floor(returns, lowest, len(differences)),
+        noise_floor=floor,
+        doubt=drawn,
     )
 
 
-def paired(window: WindowReturns) -> list[float]:
-    """Return hinted - plain for every round and index that both arms have an outcome of."""
-    result = []
-    for number, hinted in sorted(window.hinted.items()):
-        plain = window.plain.get(number, {})
-        result += [hinted[i] - plain[i] for i in sorted(hinted.keys() & plain.keys())]
-    return result
-
-
-def _values(rounds: Returns) -> Iterator[float]:
-    return (value for _, plays in sorted(rounds.items()) for _, value in sorted(plays.items()))
+def _outcomes(design: Design, arm: Arm) -> dict[int, dict[int, float]]:
+    """Return the returns of the finished plays of an arm, by round and index, in order."""
+    return {
+        number: {
+            index: play.returned
+            for index, play in enumerate(plays.arm(arm))
+            if play.status is PlayStatus.DONE
+        }
+        for number, plays in sorted(design.rounds.items())
+    }
 
 
 def wilson(returns: Sequence[float], lowest: float = 0.0, z: float = _Z) -> tuple[float, float]:
@@ -137,22 +127,6 @@ def wilson(returns: Sequence[float], lowest: float = 0.0, z: float = _Z) -> tupl
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     low, high = lowest + width * max(0.0, centre - half), lowest + width * min(1.0, centre + half)
     return min(mean, low), max(mean, high)
-
-
-def _noise_floor(returns: Sequence[float], lowest: float, pairs: int) -> float | None:
-    """Two independent arms with the spread of the plain plays; plays that are all equal leave some."""
-    if pairs == 0 or not returns:
-        return None
-    return math.sqrt(2 * spread(returns, lowest, 1.0) / pairs)
-
-
-class Doubt(NamedTuple):
-    """Of a mean difference: its 95 % interval, its one-sided ``lower`` bound, its ``variance``."""
-
-    low: float
-    high: float
-    lower: float
-    variance: float
 
 
 def doubt(differences: Sequence[float], width: float, seed: int, *, confidence: float = 0.9) -> Doubt | None:
@@ -204,63 +178,41 @@ def shrink(means: Sequence[float], variances: Sequence[float]) -> list[float]:
 # --- of one design ------------------------------------------------------------------------------------
 
 
-def window_of(design: Design) -> WindowReturns:
-    """Return the outcomes of a design so far."""
-
-    def returns(plays: Sequence[Play]) -> dict[int, float]:
-        return {i: play.returned for i, play in enumerate(plays) if play.status is PlayStatus.DONE}
-
-    return WindowReturns(
-        plain={number: returns(plays.plain) for number, plays in design.rounds.items()},
-        hinted={number: returns(plays.hinted) for number, plays in design.rounds.items() if plays.hinted},
-    )
-
-
 def plays_of(design: Design, arm: Arm) -> list[Play]:
     """Return the plays of one arm, of all rounds so far."""
     return [play for plays in design.rounds.values() for play in plays.arm(arm)]
 
 
-def measured(settings: RewardConfig, run_seed: int, design: Design) -> Statistics:
-    """Return the statistics of its window so far, the same on every host."""
-    return measure(
-        window_of(design),
-        cohort_plan.seed(run_seed, design.design, "bootstrap"),
-        lowest=settings.lowest_return,
-        confidence=settings.confidence,
-    )
-
-
 def evidence(
     settings: RewardConfig, designs: Sequence[Design], found: Sequence[Statistics]
 ) -> list[Evidence]:
-    """Return the evidence that the rewards of designs are computed from."""
+    """Return the evidence that the rewards of designs are computed from.
+
+    ``reward.regret_estimate`` selects the part of each measured regret that is paid.
+    """
+    known = [(one.regret, one.doubt) for one in found if one.regret is not None and one.doubt is not None]
+    match settings.regret_estimate:
+        case "mean":
+            paid = [regret for regret, _ in known]
+        case "lower":
+            paid = [doubt.lower for _, doubt in known]
+        case _:
+            paid = shrink([regret for regret, _ in known], [doubt.variance for _, doubt in known])
+    estimates = iter(paid)
     return [
         Evidence(
             skill=design.skill,
-            rounds=window_of(design).by_round,
+            rounds=one.rounds,
             hinted=one.hinted,
-            regret=estimate,
+            regret=None if one.regret is None else next(estimates),
             broken=broken(settings, design, one),
             measured=one.regret,
             pairs=one.pairs,
             noise_floor=one.noise_floor,
             turns=turns(design),
         )
-        for design, one, estimate in zip(designs, found, paid(settings, found), strict=True)
+        for design, one in zip(designs, found, strict=True)
     ]
-
-
-def paid(settings: RewardConfig, found: Sequence[Statistics]) -> list[float | None]:
-    """Return the part of each measured regret that is paid (``reward.regret_estimate``)."""
-    if settings.regret_estimate == "mean":
-        return [one.regret for one in found]
-    if settings.regret_estimate == "lower":
-        return [one.regret_lower for one in found]
-    known = [one for one in found if one.regret is not None]
-    means, variances = ([getattr(one, name) for one in known] for name in ("regret", "regret_variance"))
-    shrunk = iter(shrink(means, variances))
-    return [None if one.regret is None else next(shrunk) for one in found]
 
 
 def turns(design: Design) -> float | None:

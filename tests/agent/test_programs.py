@@ -11,7 +11,7 @@ from scenes.small_run import ready, request
 
 from bus.messages import Turn
 from roles.agent.episode import Ending, Played
-from roles.agent.programs import Programs
+from roles.agent.role import ProgramCache
 from sandbox import InfraFailure
 
 
@@ -28,7 +28,7 @@ class CountingBus(MemoryBus):
 async def test_a_program_is_looked_up_once() -> None:
     bus = CountingBus(run="test", role="agent", instance="a")
     await bus.publish_all([ready("d1", environment="e1", source="one"), ready("d2", environment="e2")])
-    programs, found = Programs(bus), list[str]()
+    programs, found = ProgramCache(bus), list[str]()
 
     async def ask() -> None:
         found.append(await programs.source("e1"))
@@ -43,7 +43,7 @@ async def test_a_program_is_looked_up_once() -> None:
 async def test_a_program_that_no_fact_holds_is_a_fault_of_the_infrastructure() -> None:
     """The episode is handed back; it may come later, after an outage of the bus."""
     bus = MemoryBus(run="test", role="agent", instance="a")
-    programs = Programs(bus)
+    programs = ProgramCache(bus)
     with pytest.raises(InfraFailure, match="no program e1"):
         await programs.source("e1")
     await bus.publish(ready("d1", environment="e1", source="one"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from engine.inference.completion import InferenceUnavailable
 from engine.inference.endpoint import EndpointMisused
 from roles.designer.authors import DesignReply
 from roles.designer.judge import ModelJudge
-from sandbox import InfraFailure, Program, Rejected, SandboxPool, SandboxSettings, Validator, Verdict
+from sandbox import InfraFailure, Rejected, SandboxPool, SandboxSettings, Validator, Verdict
 
 TOOLS = Verdict(ok=True, rung="accepted", tools=True)
 SOURCE = """
@@ -32,8 +31,6 @@ class BellEnv(ToolEnv):
     def plan(self):
         return [("ring", {"times": self.state["n"]})]
 """
-
-PROGRAM = Program(SOURCE, ast.parse(SOURCE))
 
 
 class Author:
@@ -81,9 +78,9 @@ async def test_only_a_clear_yes_accepts(reply: str, finish: str, why: str) -> No
     one, author = judge(reply, finish)
     if why:
         with pytest.raises(Rejected, match=why):
-            await one.check(PROGRAM, TOOLS)
+            await one.check(SOURCE, None, TOOLS)
     else:
-        assert await one.check(PROGRAM, TOOLS) is TOOLS
+        assert await one.check(SOURCE, None, TOOLS) is TOOLS
     assert "class BellEnv" in author.asked[0]
     found = one.statistics()
     assert found["judge_asked"] == 1
@@ -95,14 +92,14 @@ async def test_only_a_clear_yes_accepts(reply: str, finish: str, why: str) -> No
 async def test_a_fault_of_its_server_is_no_verdict(error: Exception) -> None:
     one, _ = judge(error)
     with pytest.raises(InfraFailure, match="cannot be asked"):
-        await one.check(PROGRAM, TOOLS)
+        await one.check(SOURCE, None, TOOLS)
     assert one.statistics()["judge_asked"] == 0
 
 
 async def test_games_are_not_judged() -> None:
     one, author = judge("")
     game = Verdict(ok=True, rung="accepted")
-    assert await one.check(PROGRAM, game) is game
+    assert await one.check(SOURCE, None, game) is game
     assert author.asked == []
 
 

@@ -88,13 +88,6 @@ async def test_what_the_policy_may_say_in_a_play_is_bounded(arm: Any) -> None:
     assert len(pool.calls) == 2
 
 
-async def test_progress_is_told_at_the_start_and_after_each_reply_and_step() -> None:
-    told = []
-    player, pool = make_player()
-    played = await player.play(make_request(), lambda: told.append(len(pool.calls)))
-    assert told == [0, *(turn for turn in range(1, len(played.transcript) + 1) for _ in range(2))]
-
-
 async def test_a_box_in_a_thought_that_the_template_opened_is_not_played() -> None:
     class Thinking(FakeChat):
         def opens_thought(self, prompt: Any) -> bool:

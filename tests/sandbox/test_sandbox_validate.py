@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,6 @@ from scenes.programs import ECHO, LEVERS, PEAK
 
 from sandbox import (
     RUNGS,
-    Program,
     Rejected,
     SandboxPool,
     SandboxUnavailable,
@@ -221,18 +221,18 @@ async def test_infrastructure_is_not_the_programs_fault() -> None:
 
 
 async def test_the_callers_checks_come_last(pair: SandboxPool) -> None:
-    seen: list[Program] = []
+    seen: list[tuple[str, Any]] = []
 
-    async def mark(program: Program, found: Verdict) -> Verdict:
-        seen.append(program)
+    async def mark(source: str, ticket: Any, found: Verdict) -> Verdict:
+        seen.append((source, ticket))
         return msgspec.structs.replace(found, near="another")
 
-    async def refuse(program: Program, found: Verdict) -> Verdict:
+    async def refuse(source: str, ticket: Any, found: Verdict) -> Verdict:
         raise Rejected("duplicate", f"as {found.near}")
 
     found = await Validator(pair, checks=(mark, refuse)).validate(PEAK, "ticket", max_turns=10)
     assert (found.ok, found.rung, found.reason, found.class_name) == (False, "duplicate", "as another", "Env")
-    assert [(one.source, one.ticket) for one in seen] == [(PEAK, "ticket")]
+    assert seen == [(PEAK, "ticket")]
     assert (await Validator(pair, checks=(mark,)).validate("x = 1")).rung == "load"
     assert len(seen) == 1, "a program that fell was shown to the check"
 

@@ -13,69 +13,84 @@ from hypothesis import strategies as st
 
 from engine.config import RewardConfig
 from roles.scorer.rewards import regret_credit
-from roles.scorer.window import Statistics, WindowReturns, doubt, measure, paid, shrink, spread, wilson
+from roles.scorer.state import Design, Play, Plays, PlayStatus
+from roles.scorer.window import Statistics, doubt, evidence, measure, shrink, spread, wilson
 
 RETURNS = st.sampled_from([-1.0, 0.0, 0.3, 1.0])
 
 
-def window(plain: dict[int, dict[int, float]], hinted: dict[int, float], first: int = 3) -> WindowReturns:
-    return WindowReturns(plain=plain, hinted={first: hinted})
+Returns = dict[int, dict[int, float]]
+
+
+def window(plain: Returns, hinted: Returns) -> Design:
+    """Return a design with these returns by round and index; other plays were lost."""
+
+    def plays(returns: dict[int, float]) -> list[Play]:
+        most = max(returns, default=-1)
+        return [
+            Play(status=PlayStatus.DONE, returned=returns[i])
+            if i in returns
+            else Play(status=PlayStatus.LOST)
+            for i in range(most + 1)
+        ]
+
+    rounds = {n: Plays(plays(plain.get(n, {})), plays(hinted.get(n, {}))) for n in plain | hinted}
+    return Design(design="d", cohort=0, slot=0, skill="Logic", rounds=rounds)
+
+
+def found_in(plain: Returns, hinted: Returns, lowest: float = 0.0) -> Statistics:
+    return measure(RewardConfig(lowest_return=lowest), window(plain, hinted), 1)
 
 
 def test_regret_is_paired_by_round_and_index() -> None:
     plain = {3: {0: 0.0, 1: 1.0, 3: 1.0}, 4: {0: 1.0, 1: 1.0}}
-    found = measure(window(plain, {0: 1.0, 1: 1.0, 2: 0.0, 9: 0.0}), seed=1)
+    found = found_in(plain, {3: {0: 1.0, 1: 1.0, 2: 0.0, 9: 0.0}})
     assert found.regret == pytest.approx(0.5)
     assert found.win == pytest.approx(0.8)
     assert found.hinted == pytest.approx(0.5)
     assert (found.plays, found.hinted_plays, found.pairs) == (5, 4, 2)
-    assert found.regret_low is not None
-    assert found.regret_high is not None
-    assert found.regret_low <= 0.5 <= found.regret_high
+    assert found.doubt is not None
+    assert found.doubt.low <= 0.5 <= found.doubt.high
 
 
 def test_rounds_without_a_plain_outcome_are_left_out() -> None:
-    found = WindowReturns(plain={4: {1: 0.0, 0: 1.0}, 3: {}, 2: {0: 0.5}}, hinted={})
-    assert found.by_round == {2: [0.5], 4: [1.0, 0.0]}
-    assert found.returns == [0.5, 1.0, 0.0]
+    found = found_in({4: {1: 0.0, 0: 1.0}, 3: {}, 2: {0: 0.5}}, {})
+    assert list(found.rounds.items()) == [(2, [0.5]), (4, [1.0, 0.0])]
 
 
 def test_pairs_are_pooled_over_the_rounds_with_hints() -> None:
-    both = WindowReturns(
-        plain={3: {0: 0.0, 1: 1.0}, 4: {0: 0.0, 1: 0.0}, 5: {0: 1.0}},
-        hinted={3: {0: 1.0, 1: 1.0}, 4: {0: 1.0, 1: 0.0}},
-    )
-    found = measure(both, seed=1)
+    plain = {3: {0: 0.0, 1: 1.0}, 4: {0: 0.0, 1: 0.0}, 5: {0: 1.0}}
+    found = found_in(plain, {3: {0: 1.0, 1: 1.0}, 4: {0: 1.0, 1: 0.0}})
     assert (found.pairs, found.regret) == (4, 0.5)
-    alone = measure(WindowReturns(plain=both.plain, hinted={3: both.hinted[3]}), seed=1)
+    alone = found_in(plain, {3: {0: 1.0, 1: 1.0}})
     assert (alone.pairs, alone.regret) == (2, 0.5)
     assert found.noise_floor is not None
     assert alone.noise_floor == pytest.approx(found.noise_floor * math.sqrt(2))
-    assert found.regret_low is not None
-    assert alone.regret_low is not None
-    assert alone.regret_low < found.regret_low, "more pairs, less doubt"
+    assert found.doubt is not None
+    assert alone.doubt is not None
+    assert alone.doubt.low < found.doubt.low, "more pairs, less doubt"
 
 
 def test_without_a_pair_there_is_no_regret() -> None:
-    found = measure(window({3: {0: 0.0}}, {5: 1.0}), seed=1)
-    assert (found.pairs, found.regret, found.regret_low, found.regret_lower) == (0, None, None, None)
+    found = found_in({3: {0: 0.0}}, {3: {5: 1.0}})
+    assert (found.pairs, found.regret, found.doubt) == (0, None, None)
     assert (found.hinted, found.win) == (1.0, 0.0)
 
 
 def test_regret_needs_both_arms_in_a_round() -> None:
-    assert measure(window({4: {0: 0.0}}, {0: 1.0}), seed=1).regret is None
-    assert measure(window({3: {0: 0.0}}, {}), seed=1).regret is None
-    empty = measure(window({}, {}), seed=1)
+    assert found_in({4: {0: 0.0}}, {3: {0: 1.0}}).regret is None
+    assert found_in({3: {0: 0.0}}, {}).regret is None
+    empty = found_in({}, {})
     assert (empty.plays, empty.win, empty.win_low, empty.win_high) == (0, 0.0, 0.0, 1.0)
 
 
 def test_noise_floor_is_the_standard_error_without_an_effect() -> None:
-    found = measure(window({3: {0: 0.0, 1: 1.0}}, {0: 0.0, 1: 1.0}), seed=1)
+    found = found_in({3: {0: 0.0, 1: 1.0}}, {3: {0: 0.0, 1: 1.0}})
     assert found.noise_floor == pytest.approx(math.sqrt(2 * 0.25 / 2))
-    lost = measure(window({3: dict.fromkeys(range(8), 0.0)}, dict.fromkeys(range(8), 1.0)), seed=1)
+    lost = found_in({3: dict.fromkeys(range(8), 0.0)}, {3: dict.fromkeys(range(8), 1.0)})
     assert lost.noise_floor is not None
     assert 0.05 < lost.noise_floor < 0.2, "eight losses do not prove that no play is ever won"
-    wide = measure(window({3: {0: -1.0, 1: 1.0}}, {0: -1.0, 1: 1.0}), seed=1, lowest=-1.0)
+    wide = found_in({3: {0: -1.0, 1: 1.0}}, {3: {0: -1.0, 1: 1.0}}, lowest=-1.0)
     assert wide.noise_floor == pytest.approx(math.sqrt(2 * 1.0 / 2)), "twice the range, twice the noise"
 
 
@@ -103,10 +118,12 @@ def test_one_negative_return_makes_no_jump(lowest: float) -> None:
     at, below = wilson([*wins, 0.0], lowest), wilson([*wins, -1e-6], lowest)
     assert below == pytest.approx(at, abs=1e-5)
     one, other = (
-        measure(window({3: dict(enumerate([*wins, value]))}, dict.fromkeys(range(8), 1.0)), 1, lowest=lowest)
+        found_in({3: dict(enumerate([*wins, value]))}, {3: dict.fromkeys(range(8), 1.0)}, lowest)
         for value in (0.0, -1e-6)
     )
-    assert (other.regret_low, other.noise_floor) == pytest.approx((one.regret_low, one.noise_floor), abs=1e-5)
+    assert one.doubt is not None
+    assert other.doubt is not None
+    assert (other.doubt.low, other.noise_floor) == pytest.approx((one.doubt.low, one.noise_floor), abs=1e-5)
 
 
 def test_the_interval_is_the_same_everywhere() -> None:
@@ -197,15 +214,17 @@ def simulate(
     settings = RewardConfig(regret_estimate=estimate)  # type: ignore[arg-type]
     credit: list[float] = []
     for cohort in range(max(1, round(designs / COHORT / helped))):
-        found: list[Statistics] = []
+        designs, found = list[Design](), list[Statistics]()
         for index in range(COHORT):
             win = 0.5 + (gain if index < helped * COHORT else 0.0)
             plain, hinted = (
                 {r: {i: float(chance.random() < p) for i in range(plays)} for r in range(rounds)}
                 for p in (0.5, win)
             )
-            found.append(measure(WindowReturns(plain=plain, hinted=hinted), cohort * COHORT + index))
-        credit += [regret_credit(one, 0.15) for one in paid(settings, found)[: round(helped * COHORT)]]
+            designs.append(window(plain, hinted))
+            found.append(measure(settings, designs[-1], cohort * COHORT + index))
+        proofs = evidence(settings, designs, found)[: round(helped * COHORT)]
+        credit += [regret_credit(one.regret, 0.15) for one in proofs]
     return Paid(fmean(one == 1.0 for one in credit), fmean(credit))
 
 
