@@ -44,18 +44,19 @@ _FIRST_LOOK, _LEAST_SHARE, _PANEL, _SUSPICIOUS = 6, 3 / 16, 4, 1.5
 _CANDIDATES, _LIKELY, _TELLING, _SCANNED = 12, 8, 6, 16
 _COIN_BLOCK, _SUSPECT_BLOCK = 4, 6
 _RACED = 4
+_Z = 1.959963984540054  # of a 95 % interval
 _STEPS = 200  # are kept for the suspected actions, whatever the other policies used
 _USUAL_FORMATS = ("1 2", "1,2", "A1", "(1, 2)", "a b", "1. a")
 _WORDS = {"random": "actions drawn at random", "babble": "a new text without meaning in each turn"}
 
 
-def interval(won: float, played: int, z: float = 1.959964) -> tuple[float, float]:
-    """Return the Wilson interval of a rate; (0, 1) of nothing."""
+def interval(won: float, played: int) -> tuple[float, float]:
+    """Return the Wilson interval (95 %) of a rate; (0, 1) of nothing."""
     if played == 0:
         return 0.0, 1.0
-    rate, square = won / played, z * z / played
+    rate, square = won / played, _Z * _Z / played
     middle = (rate + square / 2) / (1 + square)
-    half = z * math.sqrt(rate * (1 - rate) / played + square / (4 * played)) / (1 + square)
+    half = _Z * math.sqrt(rate * (1 - rate) / played + square / (4 * played)) / (1 + square)
     # rounding must not put the rate outside of its own interval
     return max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half))
 

@@ -52,14 +52,12 @@ class Review:
         settings: DesignerConfig,
         *,
         corpus: Corpus,
-        memory: Memory,
+        neighbours: Neighbours,
         families: Sequence[str] | None = None,
     ) -> None:
         """Make a review; ``families`` are the seed families that know their programs (nano), None without."""
         self._settings, self._corpus, self._families = settings, corpus, families
-        self._neighbours = Neighbours(
-            memory, method=self._settings.similarity, bound=self._settings.memory_duplicate
-        )
+        self._neighbours = neighbours
         self._strict = settings.duplicates == "reject" and settings.kind != "pool"
         self._counts: Counter[str] = Counter()
 
@@ -84,9 +82,8 @@ class Review:
 
         An accepted program is known from now on, so its twin in flight finds it.
         """
-        near = await self._neighbours.claim(
-            source, digest(source), design=commission.ticket.design, unless_close=self._strict
-        )
+        design = commission.ticket.design
+        near = await self._neighbours.claim(source, design=design, unless_close=self._strict)
         close = self._neighbours.close(near)
         self._counts["near_duplicates"] += close
         if close and self._strict:
@@ -101,14 +98,6 @@ class Review:
             return None
         self._counts["near_duplicates"] += 1
         return Finding(rung="duplicate", reason=_alike(near))
-
-    def note(self, design: str, source: str) -> None:
-        """Make a program known that this ticket had published before."""
-        self._neighbours.note(source, digest(source), design=design)
-
-    def release(self, design: str) -> None:
-        """Forget the program of a ticket that failed."""
-        self._neighbours.release(design)
 
     def statistics(self) -> dict[str, float]:
         """Return counts of near-duplicates and of flags."""
@@ -243,7 +232,7 @@ class Neighbours:
         async with self._lock:
             return await anyio.to_thread.run_sync(self._nearest, source, self._known(design))
 
-    async def claim(self, source: str, environment: str, *, design: str, unless_close: bool = False) -> Near:
+    async def claim(self, source: str, *, design: str, unless_close: bool = False) -> Near:
         """Return the nearest known program of another ticket, and make this one known as ``design``'s.
 
         With ``unless_close`` it is not made known when the nearest is a near-duplicate.
@@ -252,12 +241,12 @@ class Neighbours:
             known = self._known(design)
             near = await anyio.to_thread.run_sync(self._nearest, source, known)
             if not (unless_close and self.close(near)):
-                self.note(source, environment, design=design)
+                self.note(source, design=design)
             return near
 
-    def note(self, source: str, environment: str, *, design: str) -> None:
-        """Make a program known that was compared before."""
-        self._claims[design] = (environment, source)
+    def note(self, source: str, *, design: str) -> None:
+        """Make the program of ``design`` known without comparing it."""
+        self._claims[design] = (digest(source), source)
         self._claims.move_to_end(design)
         while len(self._claims) > _CLAIMS:
             self._claims.popitem(last=False)

@@ -22,7 +22,7 @@ from roles.designer.hint import HintWriter
 from roles.designer.judge import ModelJudge, open_judge
 from roles.designer.memory import Memory
 from roles.designer.memory_store import MemoryStore
-from roles.designer.review import Review, digest
+from roles.designer.review import Neighbours, Review, digest
 from roles.work_loop import INFRASTRUCTURE, answer_work, chat_tokens, drain_grace, hand_back
 from sandbox import REASON_CHARACTERS, Validator, ValidatorSettings
 
@@ -54,15 +54,19 @@ class DesignerRole(Role):
     _corpus: Corpus
     _workshop: Workshop
     _hints: HintWriter
-    _review: Review
+    _store: MemoryStore
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
         self._counts: Counter[str] = Counter()
         self._memory = Memory(self.config.designer.memory_records)
-        self._memory_store: MemoryStore | None = None
+        self._neighbours = Neighbours(
+            self._memory,
+            method=self.config.designer.similarity,
+            bound=self.config.designer.memory_duplicate,
+        )
         self._endpoint: Endpoint | None = None
-        self._judge: ModelJudge | None = None
+        self._parts: list[Any] = []  # others with statistics of their own
         self._coverage = Coverage(self.config.designer.skills)
         self._in_hand = 0
 
@@ -86,9 +90,9 @@ class DesignerRole(Role):
         async with (
             open_external(self.context) as self._endpoint,
             open_designer(self.context, chat, self._endpoint) as designer,
-            open_judge(self.context, chat, self._endpoint) as self._judge,
+            open_judge(self.context, chat, self._endpoint) as judge,
         ):
-            self._equip(chat, designer)
+            self._equip(chat, designer, judge)
             await self._work()
 
     def _open_corpus(self, chat: ChatTokens) -> Corpus:
@@ -98,12 +102,9 @@ class DesignerRole(Role):
         return corpus
 
     async def _work(self) -> None:
-        store = self._memory_store = MemoryStore(
-            self.bus, self.context.directory, self._memory, self._corpus.note_used, log=self.log
-        )
-        await store.read_back()
+        await self._store.read_back()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(store.follow)
+            tasks.start_soon(self._store.follow)
             await answer_work(
                 self.bus,
                 "designer",
@@ -113,37 +114,31 @@ class DesignerRole(Role):
                 handle=self._answer,
             )
             tasks.cancel_scope.cancel()
-        await store.save()
+        await self._store.save()
 
     @property
     def slots(self) -> int:
         return self.config.designer.concurrency
 
     def statistics(self) -> dict[str, float]:
-        return {
-            "in_hand": self._in_hand,
-            **(self._memory_store.statistics() if self._memory_store else {"memory_records": 0}),
-            **(self._corpus.statistics() if hasattr(self, "_corpus") else {}),
-            **self._coverage.statistics(),
-            **(self._workshop.statistics() if hasattr(self, "_workshop") else {}),
-            **_external(self._endpoint),
-            **(self._judge.statistics() if self._judge else {}),
-            **(self._hints.statistics() if hasattr(self, "_hints") else {}),
-            **(self._review.statistics() if hasattr(self, "_review") else {}),
-            **self._counts,
-        }
+        found: dict[str, float] = {"in_hand": self._in_hand, "memory_records": 0}
+        for part in self._parts:
+            found |= part.statistics()
+        spent = self._endpoint.statistics() if self._endpoint else {}
+        found |= {f"external_{name}": value for name, value in spent.items()}
+        return found | self._coverage.statistics() | self._counts
 
-    def _equip(self, chat: ChatTokens, designer: Author | Programs) -> None:
+    def _equip(self, chat: ChatTokens, designer: Author | Programs, judge: ModelJudge | None) -> None:
         config, shared = self.config.designer, self.context.shared
         nano = self.config.model.scale == "nano"
         families = self.config.warmstart.families if nano else None
-        self._review = Review(config, corpus=self._corpus, memory=self._memory, families=families)
+        review = Review(config, corpus=self._corpus, neighbours=self._neighbours, families=families)
         asks_for_solution = config.prompt == "full" and config.kind != "pool"
         settings = ValidatorSettings(
             salt=_salt(self.context.directory),
             solution="require" if asks_for_solution else "check",
         )
-        checks = (*self._review.checks, *([self._judge.check] if self._judge else []))
+        checks = (*review.checks, *([judge.check] if judge else []))
         self._workshop = Workshop(
             config,
             designer=designer,
@@ -151,10 +146,15 @@ class DesignerRole(Role):
             prompts=prompts_for(self.config, chat, external=config.kind == "external"),
             corpus=self._corpus,
             memory=self._memory,
-            review=self._review,
+            review=review,
             validator=Validator(shared["sandbox"], settings, checks=checks),
         )
         self._hints = hint_writer(self.config, chat, shared["pool"], self._endpoint)
+        self._store = MemoryStore(
+            self.bus, self.context.directory, self._memory, self._corpus.note_used, log=self.log
+        )
+        self._parts = [self._store, self._corpus, self._workshop, self._hints, review]
+        self._parts += [judge] if judge else []
 
     async def _answer(self, delivery: Delivery) -> None:
         ticket = delivery.message
@@ -216,7 +216,7 @@ class DesignerRole(Role):
             if sample is not None:
                 attempt = self._workshop.recall(sample)
                 if attempt.valid:
-                    self._review.note(ticket.design, attempt.source)
+                    self._neighbours.note(attempt.source, design=ticket.design)
             else:
                 attempt = await self._workshop.attempt(ticket, number, shared)
                 self._counts["attempts"] += 1
@@ -311,7 +311,7 @@ class DesignerRole(Role):
             self._coverage.note(ticket.skill, accepted=False)
 
     async def _fail(self, ticket: DesignTicket, failure: FailureKind, reason: str) -> None:
-        self._review.release(ticket.design)
+        self._neighbours.release(ticket.design)
         await self.bus.publish_all(ticket.failed(failure, reason[:REASON_CHARACTERS]))
         self._counts[f"failed_{failure}"] += 1
 
@@ -342,12 +342,6 @@ def _attempt_of(ticket: DesignTicket, attempt: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _external(endpoint: Endpoint | None) -> dict[str, float]:
-    """Counts and money of the endpoint, whoever asks it: the designer, the hint writer, or both."""
-    found = endpoint.statistics() if endpoint else {}
-    return {f"external_{name}": value for name, value in found.items()}
-
-
 def _salt(directory: Path) -> str:
     """Return the run's salt of the validator's seeds, drawn when the run begins and kept in its directory.
 
@@ -369,16 +363,17 @@ def _tokens_of(sample: DesignSample | None) -> str:
 
 
 class Coverage:
-    """Counts accepted and rejected attempts by skill."""
+    """Counts attempts and accepted designs by skill."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
+        self._tried: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
-        self._rejected: Counter[str] = Counter()
 
     def note(self, skill: str, *, accepted: bool) -> None:
         """Count one attempt at a design for ``skill``."""
-        (self._accepted if accepted else self._rejected)[skill] += 1
+        self._tried[skill] += 1
+        self._accepted[skill] += accepted
 
     def statistics(self) -> dict[str, float]:
         """Return gauges of the coverage.
@@ -386,16 +381,10 @@ class Coverage:
         They are the number of skills with an accepted design, the smallest share of a skill in the accepted
         designs (1/n when they are even), and the share of valid attempts of the least valid skill.
         """
-        total = sum(self._accepted.values())
-        valid = [
-            self._accepted[name] / tries
-            for name in self._names
-            if (tries := self._accepted[name] + self._rejected[name])
-        ]
+        accepted, total = [self._accepted[name] for name in self._names], self._accepted.total()
+        valid = [self._accepted[name] / self._tried[name] for name in self._names if self._tried[name]]
         return {
-            "skills_covered": sum(self._accepted[name] > 0 for name in self._names),
-            "skills_smallest_share": min(self._accepted[name] for name in self._names) / total
-            if total
-            else 0,
+            "skills_covered": sum(map(bool, accepted)),
+            "skills_smallest_share": min(accepted) / total if total else 0,
             "skills_least_valid": min(valid, default=0),
         }

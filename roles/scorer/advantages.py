@@ -7,13 +7,7 @@ from statistics import fmean, pstdev
 
 from engine.config import LearnerConfig, RoleTraining
 
-EPSILON = 1e-8
-FLAT = 1e-12
-
-
-def flat(values: Sequence[float]) -> bool:
-    """Return whether the values do not differ: such a group carries no gradient."""
-    return not values or max(values) - min(values) < FLAT
+_EPSILON, _FLAT = 1e-8, 1e-12
 
 
 def idle(advantages: Iterable[float], learner: LearnerConfig) -> bool:
@@ -34,10 +28,10 @@ def normalise(rewards: Sequence[float], labels: Sequence[str], settings: RoleTra
     result = [0.0] * len(rewards)
     for positions in members.values():
         values = [rewards[position] for position in positions]
-        if flat(values):
+        if max(values) - min(values) < _FLAT:
             continue
         mean = fmean(values)
-        spread = pstdev(values) + EPSILON if settings.normalise == "zscore" else 1.0
+        spread = pstdev(values) + _EPSILON if settings.normalise == "zscore" else 1.0
         for position, value in zip(positions, values, strict=True):
             result[position] = (value - mean) / spread * settings.advantage_scale
     return result

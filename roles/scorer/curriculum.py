@@ -40,30 +40,6 @@ from roles.scorer.state import (
 )
 
 
-class RunExtensions:
-    """The segments of a run, by the rounds with plays after which each ends.
-
-    ``flushed`` are those that have ended; a larger number of ``steps`` appends one.
-    """
-
-    def __init__(self, steps: int, flushed: tuple[int, ...]) -> None:
-        more = (steps,) if not flushed or steps > flushed[-1] else ()
-        self._totals = flushed + more
-
-    def finished(self, state: CurriculumState) -> bool:
-        """Return whether the last batch of the last segment has been cut."""
-        return len(state.flushed) >= len(self._totals)
-
-    def rounds(self, state: CurriculumState) -> int:
-        """Return how many rounds with plays the current segment has."""
-        number = len(state.flushed)
-        return self._totals[number] - (self._totals[number - 1] if number else 0)
-
-    def last_round(self, state: CurriculumState) -> int:
-        """Return its last round with plays; those admitted before ``run.steps`` was lowered are played."""
-        return max(state.first + self.rounds(state) - 1, state.admitted)
-
-
 class Curriculum:
     """Scheduler and ledger of credit for one run.
 
@@ -77,7 +53,10 @@ class Curriculum:
         self.config = config
         self.state = state or CurriculumState()
         self.draining = False
-        self._segments = RunExtensions(config.run.steps, max(flushed, tuple(self.state.flushed), key=len))
+        ended = max(flushed, tuple(self.state.flushed), key=len)
+        more = (config.run.steps,) if not ended or config.run.steps > ended[-1] else ()
+        # rounds with plays at the end of each segment
+        self._totals = ended + more
         self._reward = rewards.load(config)
 
     @classmethod
@@ -92,12 +71,18 @@ class Curriculum:
     @property
     def finished(self) -> bool:
         """Return whether the last batch of the last segment has been cut."""
-        return self._segments.finished(self.state)
+        return len(self.state.flushed) >= len(self._totals)
 
     @property
     def settled(self) -> bool:
         """Return whether no admitted round waits for anything."""
         return self.finished or self.state.closed == self.state.admitted
+
+    @property
+    def _rounds(self) -> int:
+        """Return how many rounds with plays the current segment has."""
+        number = len(self.state.flushed)
+        return self._totals[number] - (self._totals[number - 1] if number else 0)
 
     @property
     def _resting(self) -> bool:
@@ -172,21 +157,22 @@ class Curriculum:
         config, state, commands = self.config, self.state, list[Command]()
         if self.finished:
             return commands
-        rounds, last = self._segments.rounds, self._segments.last_round
         while self._admissible(state.admitted + 1):
             commands += scheduling.admit(config, state)
         if not self._resting:
-            commands += scheduling.cohorts(config, state, rounds(state))
+            commands += scheduling.cohorts(config, state, self._rounds)
         commands += scheduling.waiting(config, state)
+        # rounds that were admitted before run.steps was lowered are played
+        last = max(state.first + self._rounds - 1, state.admitted)
         while complete(state, round_ := state.closed + 1):
-            commands += close_round(config, state, round_, last=round_ == last(state), reward=self._reward)
-        if state.closed >= last(state):
+            commands += close_round(config, state, round_, last=round_ == last, reward=self._reward)
+        if state.closed >= last:
             commands += flush(config, state, reward=self._reward) + self._advance()
         return commands
 
     def _admissible(self, round_: int) -> bool:
         """The pacing rule: at most ``lead`` rounds are played beyond the last one trained and served."""
-        if self._resting or round_ >= self.state.first + self._segments.rounds(self.state):
+        if self._resting or round_ >= self.state.first + self._rounds:
             return False
         return self.state.progress.allows(round_ - 1 - self.config.curriculum.lead)
 

@@ -86,10 +86,12 @@ class ScorerRole(Role):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._on_drain, tasks.cancel_scope)
             while not self.context.draining.is_set():
-                async with self.bus.lease(LEASE) as lease:
+                async with self.bus.lease(LEASE) as lease, anyio.create_task_group() as leading:
                     self._leading = True
-                    await self._lead(lease)
-                    self._leading = False
+                    leading.start_soon(self._until_lost, lease, leading.cancel_scope)
+                    await self._work()
+                    leading.cancel_scope.cancel()
+                self._leading = False
             tasks.cancel_scope.cancel()
 
     def statistics(self) -> dict[str, float]:
@@ -106,13 +108,6 @@ class ScorerRole(Role):
             scope.cancel()
         elif self._patience is not None:
             self._patience.cancel()
-
-    async def _lead(self, lease: Lease) -> None:
-        """Do the scorer's work until the drain ends it or the lease is lost."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._until_lost, lease, tasks.cancel_scope)
-            await self._work()
-            tasks.cancel_scope.cancel()
 
     async def _until_lost(self, lease: Lease, scope: anyio.CancelScope) -> None:
         await lease.lost.wait()
@@ -368,7 +363,7 @@ class ScorerRole(Role):
         """Announce the loss of servers whose role has stopped sending heartbeats."""
         presence = HeartbeatWatch()
         async with self.bus.listen("hb.>") as beats, anyio.create_task_group() as tasks:
-            tasks.start_soon(_hear, beats, presence)
+            tasks.start_soon(_listen, beats, presence)
             while True:
                 await anyio.sleep(TICK_SECONDS)
                 for server, epoch in presence.tick(self._machine.state.progress.servers).items():
@@ -392,7 +387,7 @@ def unsaid(command: Command, progress: TrainingProgress, said: Collection[str]) 
     return True
 
 
-async def _hear(beats: AsyncIterator[Message], presence: HeartbeatWatch) -> None:
+async def _listen(beats: AsyncIterator[Message], presence: HeartbeatWatch) -> None:
     async for beat in beats:
         if isinstance(beat, Heartbeat) and beat.state != "stopped":
             presence.heard(beat.instance)

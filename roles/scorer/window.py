@@ -25,8 +25,8 @@ from bus.messages import Arm
 from engine.config import RewardConfig
 from roles.scorer.rewards import BROKEN_SHARE, Evidence
 from roles.scorer.state import Design, Play, PlayStatus
+from sandbox.trivial_policies import interval
 
-_Z = 1.959963984540054
 _DRAWS = 1000
 _ENDS = 0.5
 _LEAK_SHARE = 0.9
@@ -110,7 +110,7 @@ def _outcomes(design: Design, arm: Arm) -> dict[int, dict[int, float]]:
     }
 
 
-def wilson(returns: Sequence[float], lowest: float = 0.0, z: float = _Z) -> tuple[float, float]:
+def wilson(returns: Sequence[float], lowest: float = 0.0) -> tuple[float, float]:
     """Return the Wilson interval (95 %) of a mean of values in [lowest, 1].
 
     For values that are not all 0 or 1 it is conservative: no variable on [0, 1] with mean p varies more than
@@ -118,15 +118,12 @@ def wilson(returns: Sequence[float], lowest: float = 0.0, z: float = _Z) -> tupl
     the mean. The mean of values that break the declaration is inside all the same. Without values the
     interval is the whole range.
     """
-    n = len(returns)
-    if n == 0:
+    if not returns:
         return lowest, 1.0
     width, mean = 1.0 - lowest, fmean(returns)
-    p = min(1.0, max(0.0, (mean - lowest) / width))
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    low, high = lowest + width * max(0.0, centre - half), lowest + width * min(1.0, centre + half)
-    return min(mean, low), max(mean, high)
+    share = min(1.0, max(0.0, (mean - lowest) / width))
+    low, high = interval(share * len(returns), len(returns))
+    return min(mean, lowest + width * low), max(mean, lowest + width * high)
 
 
 def doubt(differences: Sequence[float], width: float, seed: int, *, confidence: float = 0.9) -> Doubt | None:

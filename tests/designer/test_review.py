@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from engine.config import DesignerConfig
 from engine.nano import seeds
 from roles.designer.dead_code import dead_share
 from roles.designer.memory import Memory
-from roles.designer.review import Commission, Neighbours, Review, published, ways_to_win
+from roles.designer.review import Commission, Neighbours, Review, digest, published, ways_to_win
 from sandbox import Rejected, Verdict
 from sandbox.metadata import Metadata
 
@@ -47,12 +46,16 @@ class GuessEnv:
 """
 
 
-def review(memory: Memory | None = None, *, scale: Any = "full", **designer: Any) -> Review:
+def review(
+    memory: Memory | None = None, *, known: Neighbours | None = None, scale: Any = "full", **designer: Any
+) -> Review:
     corpus: Any = SimpleNamespace(get=DOCUMENTS.__getitem__)
+    settings = DesignerConfig(**designer)
+    memory = Memory(10) if memory is None else memory
     return Review(
-        DesignerConfig(similarity="hashed", **designer),
+        settings,
         corpus=corpus,
-        memory=Memory(10) if memory is None else memory,
+        neighbours=known or Neighbours(memory, method="hashed", bound=settings.memory_duplicate),
         families=() if scale == "nano" else None,
     )
 
@@ -202,7 +205,8 @@ async def test_a_design_is_no_copy_of_itself() -> None:
 
 async def test_of_two_twins_in_flight_one_is_accepted() -> None:
     """An accepted program counts at once, though memory learns of it much later."""
-    reviewed, rungs = review(duplicates="reject"), dict[str, str]()
+    known, rungs = Neighbours(Memory(10), method="hashed"), dict[str, str]()
+    reviewed = review(known=known, duplicates="reject")
 
     async def one(design: str) -> None:
         rungs[design] = (await climb(reviewed, game(), design=design)).rung
@@ -214,7 +218,7 @@ async def test_of_two_twins_in_flight_one_is_accepted() -> None:
     (first,) = (design for design, rung in rungs.items() if rung == "accepted")
     await one(first)
     assert rungs[first] == "accepted", "it is no copy of itself"
-    reviewed.release(first)
+    known.release(first)
     await one("late")
     assert rungs["late"] == "accepted", "a failed design blocks no other"
 
@@ -228,13 +232,13 @@ async def test_a_rejected_program_blocks_no_other() -> None:
 async def test_a_claim_lasts_until_memory_has_the_design() -> None:
     memory = Memory(10)
     near = Neighbours(memory, method="hashed")
-    claim: Callable[..., Any] = near.claim
-    await claim(game(), "e1", design="one")
-    assert (await claim(game(), "e1", design="two", unless_close=True)).environment == "e1"
+    mine, strict = digest(game()), {"unless_close": True}
+    await near.claim(game(), design="one")
+    assert (await near.claim(game(), design="two", **strict)).environment == mine
     memory.ready(msgspec.structs.replace(ready(1, source=game()), design="one"))
-    assert (await claim(game(), "e1", design="three", unless_close=True)).environment == "e1"
+    assert (await near.claim(game(), design="three", **strict)).environment == "e1"
     near.release("one")
-    assert (await claim(game(), "e1", design="four", unless_close=True)).environment == "e1"
+    assert (await near.claim(game(), design="four", **strict)).environment == "e1"
 
 
 def test_the_published_verdict_tells_how_instances_are_won() -> None:
