@@ -115,8 +115,9 @@ class Workshop:
         if found is None:
             found = await self._review.repeats(ticket.design, source)
         if found is None:
-            commission, turns = Commission(ticket, document), self._config.max_turns
-            verdict = await self._validator.validate(source, commission, max_turns=turns)
+            verdict = await self._validator.validate(
+                source, ticket=Commission(ticket, document), max_turns=self._config.max_turns
+            )
             found, wins = published(verdict), ways_to_win(verdict)
         return Attempt(document, reply, prompt, source, found, wins)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.config import DesignerConfig
     from roles.designer.corpus import Corpus
     from roles.designer.memory import Memory
-    from sandbox import Check, Verdict
+    from sandbox import Verdict
 
 _TITLE_CHARACTERS, _SUMMARY_CHARACTERS = 120, 300
 # The part of the episodes that the checks of a hint need.
@@ -61,27 +61,17 @@ class Review:
         self._strict = settings.duplicates == "reject" and settings.kind != "pool"
         self._counts: Counter[str] = Counter()
 
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """The rungs, in order. The ticket of each program is a Commission."""
-        conforms = self._settings.conformity != "off" and self._settings.kind != "pool"
-        return (*((self.conforms,) if conforms else ()), self.is_new)
+    async def check(self, source: str, commission: Commission, verdict: Verdict) -> Verdict:
+        """Return the verdict with its flag and the most similar known program.
 
-    async def conforms(self, source: str, commission: Commission, verdict: Verdict) -> Verdict:
-        """Flag or reject a program that does not belong to its ticket, or whose text and code disagree."""
-        flag, reason = await self._finding(source, commission, verdict)
-        if not flag:
-            return verdict
-        self._counts[f"conformity_{flag}"] += 1
-        if self._settings.conformity == "reject":
-            raise Rejected(flag, reason)
-        return msgspec.structs.replace(verdict, flag=flag, flag_reason=reason)
-
-    async def is_new(self, source: str, commission: Commission, verdict: Verdict) -> Verdict:
-        """Note the most similar known program; reject a near-duplicate where the recipe says so.
-
-        An accepted program is known from now on, so its twin in flight finds it.
+        Raises Rejected for a flag or a near-duplicate where the recipe says so. An accepted program is known
+        from now on, so its twin in flight finds it.
         """
+        flag, flag_reason = await self._flag(source, commission, verdict)
+        if flag:
+            self._counts[f"conformity_{flag}"] += 1
+            if self._settings.conformity == "reject":
+                raise Rejected(flag, flag_reason)
         design = commission.ticket.design
         near = await self._neighbours.claim(source, design=design, unless_close=self._strict)
         close = self._neighbours.close(near)
@@ -89,7 +79,9 @@ class Review:
         if close and self._strict:
             raise Rejected("duplicate", _alike(near))
         similarity = near.similarity if near.environment else None
-        return msgspec.structs.replace(verdict, near=near.environment, similarity=similarity)
+        return msgspec.structs.replace(
+            verdict, flag=flag, flag_reason=flag_reason, near=near.environment, similarity=similarity
+        )
 
     async def repeats(self, design: str, source: str) -> Finding | None:
         """Return the verdict on a program that is rejected before it is played: it repeats a known one."""
@@ -103,7 +95,10 @@ class Review:
         """Return counts of near-duplicates and of flags."""
         return {name: count for name, count in self._counts.items() if count}
 
-    async def _finding(self, source: str, commission: Commission, verdict: Verdict) -> tuple[Flag, str]:
+    async def _flag(self, source: str, commission: Commission, verdict: Verdict) -> tuple[Flag, str]:
+        """Return the flag of a program that does not conform to its ticket, and the reason; "" for none."""
+        if self._settings.conformity == "off" or self._settings.kind == "pool":
+            return "", ""
         ticket = commission.ticket
         declared = verdict.metadata.skill if verdict.metadata else None
         others = {_plain(name) for name in self._settings.skills} - {_plain(ticket.skill)}

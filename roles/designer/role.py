@@ -138,7 +138,7 @@ class DesignerRole(Role):
             salt=_salt(self.context.directory),
             solution="require" if asks_for_solution else "check",
         )
-        checks = (*review.checks, *([judge.check] if judge else []))
+        checks = (review.check, *([judge.check] if judge else []))
         self._workshop = Workshop(
             config,
             designer=designer,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from engine.records.archive import ProgramArchive
 from roles.designer import role as designer_role
 from roles.designer.hint import HintWriter
 from roles.designer.role import hint_writer
-from sandbox import Check, Program, Rejected, Verdict
+from sandbox import Check, Rejected, Verdict
 
 HEAD = '"""\ntitle: Counting\nskill: Optimization\nidea: count\nwin: three in order\n"""\nimport math\n'
 DECLARED = HEAD + COUNTER
@@ -41,7 +40,7 @@ class Judge:
         verdict = judged(source, turns=max_turns)
         try:
             for check in self._checks:
-                verdict = await check(Program(source, ast.parse(source), ticket), verdict)
+                verdict = await check(source, ticket, verdict)
         except Rejected as rejected:
             return msgspec.structs.replace(verdict, ok=False, rung=rejected.rung, reason=rejected.reason)
         return verdict
