@@ -45,7 +45,7 @@ _COMPARED = re.compile(
     r"(?:==|!=|\bin)\s{0,8}[(\[{]?\s{0,8}(?:'([^'\\\n]{1,32})'|\"([^\"\\\n]{1,32})\"|(-?\d{1,12})\b)"
 )
 _LITERAL = re.compile(r"'([^'\\\n]{1,32})'|\"([^\"\\\n]{1,32})\"")
-# Where a text says how an action is written: in quotes or braces, or after a word such as "give".
+# Places of a text that show the form of an action: quotes, braces, or behind a word such as "give".
 _FORMATS = (
     re.compile(r"`([^`\n]{1,60})`"),
     re.compile(r"\"([^\"\n]{2,60})\""),

@@ -23,7 +23,7 @@ __globals__ __code__ __closure__ __subclasses__ __bases__ __mro__ __builtins__ _
 __file__ f_back f_globals f_locals f_builtins f_code tb_frame gi_frame co_code co_consts
 """)
 )
-# How Python spells the private names of the base class of tool environments.
+# The prefix that Python gives private names of the base class of tool environments.
 OWNED_PREFIX = "_ToolEnv__"
 SYSTEM_MODULES = frozenset(("os", "sys"))
 # Functions of other modules that read or write files, by module; of pathlib, whatever they are attributes of.

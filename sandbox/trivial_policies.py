@@ -45,7 +45,7 @@ _CANDIDATES, _LIKELY, _TELLING, _SCANNED = 12, 8, 6, 16
 _COIN_BLOCK, _SUSPECT_BLOCK = 4, 6
 _RACED = 4
 _Z = 1.959963984540054  # of a 95 % interval
-_STEPS = 200  # are kept for the suspected actions, whatever the other policies used
+_STEPS = 200  # reserved for the suspected actions
 _USUAL_FORMATS = ("1 2", "1,2", "A1", "(1, 2)", "a b", "1. a")
 _WORDS = {"random": "actions drawn at random", "babble": "a new text without meaning in each turn"}
 

@@ -28,7 +28,7 @@ _FINAL: frozenset[EnvironmentState] = frozenset(("mastered", "degenerate"))
 _BY_WIN: frozenset[EnvironmentState] = frozenset(("mastered", "intractable"))
 _BEST = 10
 _SETTLED = 1 << 16
-# What a template writes around an example, in tokens, generously.
+# Tokens that a template writes around an example, generously.
 _FRAME = 48
 _SHORTEST_CUT = 64
 _HELPS = 0.15

@@ -36,7 +36,7 @@ _BACKLOG = 256
 _SNAPSHOT_EVENTS = 256
 _QUIET_SECONDS = 2.0
 _LOOKUPS = 32
-_BARREN_ROUNDS = 2
+_ROUNDS_WITHOUT_OUTCOME = 2
 _MEND_SECONDS = 60.0
 
 
@@ -63,7 +63,7 @@ class ScorerRole(Role):
         self._machine = Curriculum(self.config)
         self._since_snapshot = self._queued = 0
         self._newest = ""
-        self._barren = 0
+        self._without_outcome = 0
         self._leading = False
         self._gap, self._taken = anyio.Event(), anyio.Event()
         self._patience: anyio.CancelScope | None = None
@@ -272,9 +272,9 @@ class ScorerRole(Role):
             self._taken.set()
             self._taken = anyio.Event()
             await self._hand_over(outbox, commands)
-            self._stop_when_barren(commands)
+            self._stop_without_outcomes(commands)
 
-    def _stop_when_barren(self, commands: list[Command]) -> None:
+    def _stop_without_outcomes(self, commands: list[Command]) -> None:
         """Raise SpadeError after two rounds without an outcome because of infrastructure faults.
 
         Such rounds pass in seconds: an outage would run through the rest of a run and train nothing.
@@ -285,14 +285,14 @@ class ScorerRole(Role):
             summary = command.message
             faults = sum(summary.failures.get(kind, 0) for kind in ("infra", "design_infra"))
             if summary.plain is not None or summary.hinted is not None:
-                self._barren = 0
+                self._without_outcome = 0
             elif faults:
-                self._barren += 1
+                self._without_outcome += 1
                 self.log.warning("round without an outcome", round=summary.round, faults=faults)
-            if self._barren >= _BARREN_ROUNDS:
+            if self._without_outcome >= _ROUNDS_WITHOUT_OUTCOME:
                 raise SpadeError(
-                    f"{self._barren} rounds had no outcome at all, the last one with {faults} faults of the "
-                    "inference servers or of the sandbox",
+                    f"{self._without_outcome} rounds had no outcome at all, the last one with {faults} faults "
+                    "of the inference servers or of the sandbox",
                     where=f"round {summary.round}",
                     remedy="The logs say what failed. Mend it and run the same command again.",
                 )
@@ -350,7 +350,7 @@ class ScorerRole(Role):
             async for record in letters:
                 letter = record.message
                 if isinstance(letter, DeadLetter):
-                    # What lay there at the start, up to 30 days of it, is about work that was known then.
+                    # Letters that lay there at the start (up to 30 days) are about work that was known then.
                     lost = (wanted if record.sequence <= old else self._wanted()).get(letter.subject)
                     if lost is not None:
                         reason = f"given up by its queue: {letter.reason}"

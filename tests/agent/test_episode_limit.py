@@ -1,4 +1,4 @@
-"""How many episodes an agent holds."""
+"""The number of episodes that an agent holds."""
 
 from __future__ import annotations
 

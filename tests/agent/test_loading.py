@@ -1,4 +1,4 @@
-"""What reading a tokenizer leaves behind holds up no play."""
+"""The objects of a tokenizer that was read hold up no play."""
 
 from __future__ import annotations
 

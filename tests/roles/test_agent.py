@@ -365,7 +365,7 @@ async def test_a_play_of_two_agents_has_one_fact(tmp_path: Path) -> None:
 async def test_a_draining_agent_asks_for_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What came while plays in hand go on would be held until the last of them ends."""
+    """Work that came while plays go on would be held until the last of them ends."""
     stage = Stage(tmp_path)
     wanted: list[Any] = []
     consume = MemoryBus.consume

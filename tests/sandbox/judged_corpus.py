@@ -85,7 +85,7 @@ for _name, (_test, _task, _plan) in _FORM.items():
 
 _SUM = "self.x, self.y = rng.randint(2, 99), rng.randint(2, 99)"
 _ASK = "f'What is {self.x} * {self.y}? {extra}'"
-# What is asked for, the plan, the test of what is paid in part, the pay.
+# The request, the plan, the test of what is paid in part, the pay.
 _PARTIAL = rows(r"""
 any number ;; Say it. ;; str(self.x * self.y) ;; a.isdecimal() ;; 0.45
 any number, a third ;; Say it. ;; str(self.x * self.y) ;; a.isdecimal() ;; 0.33

@@ -21,7 +21,7 @@ _JUMPS = {
 
 
 class Call(NamedTuple):
-    """What a filter is shown of a system call: ``struct seccomp_data``."""
+    """The view that a filter has of a system call: ``struct seccomp_data``."""
 
     audit: int
     number: int

@@ -66,7 +66,7 @@ PAID = {
     ),
 }
 
-# What is paid only where nobody judges; rejected, on the rung that is named.
+# Programs that pay only where nobody judges; rejected, on the rung that is named.
 HIDDEN = {
     "the first reset of a process": (
         "replay",

@@ -37,7 +37,7 @@ _NAMES = {
     EnvError: "error",
 }
 _WORDS = ("denied", "harmless")
-# What is taken away from the zygote, and walls that are missing then.
+# Capabilities taken away from the zygote, and the walls that are missing then.
 POORER = (
     (("no-userns",), ("net_ns", "pid_ns")),
     (("no-caps",), ("net_ns", "no uid")),
@@ -133,7 +133,7 @@ async def until_dead(pids: list[int], seconds: float = 5.0) -> None:
 
 
 class Lag:
-    """How long the event loop's thread was at work between two looks, in seconds of its own CPU time.
+    """The time that the event loop's thread was at work between two looks, in seconds of its own CPU time.
 
     Unlike wall time it does not count what other processes of the machine take away; what other tests have
     left on the heap is put aside, so that collecting it does not count either.
@@ -206,7 +206,7 @@ async def uids(pool: SandboxPool) -> set[int]:
 
 
 def belongings(pool: SandboxPool, owners: Collection[int] = ()) -> dict[str, Any]:
-    """What an attack could leave behind: processes, descriptors, IPC objects and files of ``owners``."""
+    """Return what ``owners`` left behind: processes, descriptors, IPC objects and files."""
     zygotes = [zygote.pid for zygote in pool.zygotes.values()]
     live = {instance.pid for instance in pool._live.values()}
     return {

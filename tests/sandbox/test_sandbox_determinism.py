@@ -61,7 +61,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
 
 
 async def observed(pool: SandboxPool, source: str, *, seed: int) -> tuple[str, str]:
-    """What two instances, of two zygotes, show for one step."""
+    """Return the observations of one step in two instances, of two zygotes."""
     one = await pool.spawn(source, seed=seed)
     other = await pool.spawn(source, seed=seed, apart_from=one)
     async with one, other:
@@ -105,7 +105,7 @@ async def test_facts_that_are_no_clock_of_ours_are_refused(pair: SandboxPool, ca
             await instance.step("x")
 
 
-# What is said by a step in which nothing fails.
+# The observation of a step in which nothing fails.
 WORKS = {
     "timed waits advance the clock": (
         """

@@ -48,7 +48,7 @@ def children() -> set[int]:
 
 @contextlib.contextmanager
 def unchanged(pool: SandboxPool) -> Iterator[None]:
-    """What the pool holds is the same before and after."""
+    """The pool holds the same before and after."""
     before = belongings(pool)
     yield
     assert belongings(pool) == before

@@ -78,7 +78,7 @@ def decide(machine: str, number: int, *arguments: int, audit: int | None = None)
 
 
 def expected(name: str) -> int:
-    """What the policy says of ``name``, asked in the way that is granted if any is."""
+    """Return the policy's action for ``name``, asked in the way that is granted if any is."""
     if name in ALLOWED or name in BY_ARGUMENT:
         return ALLOW
     if name in HOSTILE:

@@ -116,7 +116,7 @@ def check_failures(loop: Loop) -> None:
 
 
 def check_credit(loop: Loop) -> None:
-    """What was compared adds up to nothing, for both roles; what has no gradient is counted only."""
+    """Advantages of compared samples add up to 0; samples without a gradient are only counted."""
     learner = loop.config.learner
     sums: dict[tuple[str, ...], list[float]] = defaultdict(list)
     sent = credited(loop)

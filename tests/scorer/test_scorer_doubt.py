@@ -1,4 +1,4 @@
-"""What is recorded beside a score: outcomes of wanted plays, versions of the arms, leaks, what was paid."""
+"""Facts recorded beside a score: outcomes of wanted plays, versions of the arms, leaks, the paid regret."""
 
 from __future__ import annotations
 

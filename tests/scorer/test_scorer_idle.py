@@ -1,4 +1,4 @@
-"""What has no gradient is counted and not sent, of either role; KL and entropy give all of it one."""
+"""Samples without a gradient are counted and get no credit; KL and entropy give all samples a gradient."""
 
 from __future__ import annotations
 

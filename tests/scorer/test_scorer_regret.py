@@ -1,4 +1,4 @@
-"""What paired plays say about a regret: pairs, intervals, noise, the three estimates."""
+"""The regret of paired plays: pairs, intervals, noise, the three estimates."""
 
 from __future__ import annotations
 

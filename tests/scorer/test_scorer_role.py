@@ -88,7 +88,7 @@ async def _kill_at(bus: Bus, sequence: int, life: anyio.CancelScope) -> None:
 
 
 async def check(cast: Cast, bus: Bus) -> None:
-    """What must hold of a whole run, however often the scorer died."""
+    """Check a whole run, however often the scorer died."""
     steps = cast.config.run.steps
     assert [closed.round for closed in cast.closed] == list(range(steps + 1))
     assert [closed.final for closed in cast.closed] == [False] * steps + [True]
