@@ -291,8 +291,8 @@ class ScorerRole(Role):
                 self.log.warning("round without an outcome", round=summary.round, faults=faults)
             if self._without_outcome >= _ROUNDS_WITHOUT_OUTCOME:
                 raise SpadeError(
-                    f"{self._without_outcome} rounds had no outcome at all, the last one with {faults} faults "
-                    "of the inference servers or of the sandbox",
+                    f"{self._without_outcome} rounds had no outcome at all, the last one with {faults} "
+                    "faults of the inference servers or of the sandbox",
                     where=f"round {summary.round}",
                     remedy="The logs say what failed. Mend it and run the same command again.",
                 )
