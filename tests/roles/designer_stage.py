@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from role_fakes import COUNTER, FakePool, FakeSandbox, Script, make_config, make_context
+from role_fakes import COUNTER, FakePool, FakeSandbox, RoleStage, Script, make_config, make_context
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import scored, ticket
 
@@ -72,7 +71,7 @@ class Policy:
         return self.designs.pop(0) if len(self.designs) > 1 else self.designs[0]
 
 
-class Stage:
+class Stage(RoleStage):
     """A designer at work, its bus and its fakes."""
 
     def __init__(
@@ -86,25 +85,13 @@ class Stage:
         self.context = make_context(
             self.bus.peer("designer", "x"), config, tmp_path, pool=self.pool, sandbox=self.sandbox
         )
-        self.designer = DesignerRole(self.context)
-
-    @asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.designer.run)
-            yield
-            self.context.draining.set()
+        self.role = self.designer = DesignerRole(self.context)
 
     async def answer(self, count: int, *tickets: DesignTicket) -> list[Message]:
         """Work until ``count`` facts about designs are there, return them."""
         await self.bus.publish_all(tickets or [ticket()])
-        found: list[Message] = []
-        async with self.at_work(), self.bus.follow("EVENT", tails=("event.designer.>",)) as records:
-            with anyio.fail_after(60):
-                async for record in records:
-                    found.append(record.message)
-                    if len(found) == count:
-                        break
+        async with self.at_work():
+            found = await self.told(count, "event.designer.>")
         assert (await self.bus.stream_info("TASK")).messages == 0
         return found
 

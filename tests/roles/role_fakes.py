@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from engine.config import (
     SuiteConfig,
 )
 from engine.inference.completion import Completion
-from roles.base import RoleContext
+from roles.base import Role, RoleContext
 from sandbox import EnvError
 
 START, USER, STOP, OTHER_STOP = 1, 2, 3, 4
@@ -172,6 +172,30 @@ def program_errors() -> Iterator[None]:
         yield
     except Exception as error:
         raise EnvError(type(error).__name__, str(error)) from error
+
+
+class RoleStage:
+    """A role at work on a bus of this process; subclasses set the members."""
+
+    bus: MemoryBus
+    context: RoleContext
+    role: Role
+
+    @contextlib.asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.role.run)
+            yield
+            self.context.draining.set()
+
+    async def told(self, count: int, tail: str) -> list[Any]:
+        """Return the first ``count`` facts below ``tail``, once they are there."""
+        found: list[Any] = []
+        with anyio.fail_after(60):
+            async with self.bus.follow("EVENT", tails=(tail,)) as records:
+                while len(found) < count:
+                    found.append((await anext(records)).message)
+        return found
 
 
 COUNTER = '''

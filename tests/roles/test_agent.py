@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
-from role_fakes import FakePool, FakeSandbox, make_config, make_context
+from role_fakes import FakePool, FakeSandbox, RoleStage, make_config, make_context
 from scenes.fake_vllm import fake_vllm, until
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import ready
@@ -32,7 +30,7 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work_loop, "_FIRST_DELAY", 0.01)
 
 
-class Stage:
+class Stage(RoleStage):
     """An agent at work, its bus and its fakes."""
 
     def __init__(self, tmp_path: Path, script: Any = counting, **agent: Any) -> None:
@@ -49,24 +47,10 @@ class Stage:
         self.context = make_context(
             self.bus.peer("agent", "a0"), config, tmp_path, pool=self.pool, sandbox=self.sandbox
         )
-        self.agent = AgentRole(self.context)
-
-    @asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.agent.run)
-            yield
-            self.context.draining.set()
+        self.role = self.agent = AgentRole(self.context)
 
     async def facts(self, count: int) -> list[Message]:
-        found: list[Message] = []
-        with anyio.fail_after(10):
-            async with self.bus.follow("EVENT", tails=("event.agent.>",)) as records:
-                async for record in records:
-                    found.append(record.message)
-                    if len(found) == count:
-                        return found
-        raise AssertionError("the stream ended")
+        return await self.told(count, "event.agent.>")
 
     async def waiting(self) -> int:
         return (await self.bus.stream_info("TASK")).messages

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from role_fakes import COUNTER, FakePool, FakeSandbox, make_config, make_context
+from role_fakes import COUNTER, FakePool, FakeSandbox, RoleStage, make_config, make_context
 from scenes import plugins
 from scenes.memory_bus import MemoryBus
 from scenes.small_run import policy, ready, serving
@@ -51,7 +49,7 @@ def guessing(text: str, call: int) -> str:
     return "\\boxed{1}" if "say 1" in text else "\\boxed{99}"
 
 
-class Stage:
+class Stage(RoleStage):
     """An evaluator at work on two programs (one always won, one never), its bus and its fakes."""
 
     def __init__(
@@ -71,31 +69,16 @@ class Stage:
         self.context = make_context(
             self.bus.peer("evaluator", "v0"), self.config, tmp_path, pool=self.pool, sandbox=self.sandbox
         )
-        self.evaluator = EvaluatorRole(self.context)
+        self.role = self.evaluator = EvaluatorRole(self.context)
 
     def use(self, **tables: Any) -> None:
         """Begin anew with other tables of the recipe."""
         self.config = msgspec.structs.replace(self.config, **tables)
         self.context = replace(self.context, config=self.config)
-        self.evaluator = EvaluatorRole(self.context)
-
-    @asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.evaluator.run)
-            yield
-            self.context.draining.set()
+        self.role = self.evaluator = EvaluatorRole(self.context)
 
     async def facts(self, count: int) -> list[EvaluationFinished]:
-        found: list[EvaluationFinished] = []
-        with anyio.fail_after(10):
-            async with self.bus.follow("EVENT", tails=("event.evaluator.finished",)) as records:
-                async for record in records:
-                    assert isinstance(record.message, EvaluationFinished)
-                    found.append(record.message)
-                    if len(found) == count:
-                        return found
-        raise AssertionError("the stream ended")
+        return await self.told(count, "event.evaluator.finished")
 
 
 async def test_a_suite_is_played_at_the_step_that_is_served(tmp_path: Path) -> None:

@@ -186,9 +186,7 @@ class MemoryBus(Bus):
         self.names = Names(run)
         self._broker = broker or Broker(task_limit)
         self.blobs = self._broker.blobs
-        self._counts = dict.fromkeys(
-            ("stored", "duplicates", "delivered", "redelivered", "naked", "dead_letters", "undecodable"), 0.0
-        )
+        self.figures = {"memory_stored": 0.0, "memory_undecodable": 0.0}
 
     def peer(self, role: str, instance: str) -> MemoryBus:
         """Return another client of the same bus."""
@@ -210,9 +208,8 @@ class MemoryBus(Bus):
         while message.key not in log.ids and len(log.messages) >= log.most:
             await self._broker.changed.wait()
         if message.key in log.ids:
-            self._counts["duplicates"] += 1
             return log.ids[message.key]
-        self._counts["stored"] += 1
+        self.figures["memory_stored"] += 1
         sequence = log.append(message.tail, frame, message.key)
         self._broker.changed.fire()
         return sequence
@@ -258,7 +255,7 @@ class MemoryBus(Bus):
         """Copy a message that cannot be used to the dead-letter stream."""
         if stream == "DLQ":
             return
-        await self._write_letter(
+        await self.publish(
             DeadLetter(
                 source=stream,
                 sequence=sequence,
@@ -268,14 +265,6 @@ class MemoryBus(Bus):
                 frame=stored.frame,
             )
         )
-
-    async def _write_letter(self, letter: DeadLetter) -> None:
-        self._counts["dead_letters"] += 1
-        await self.publish(letter)
-
-    def count(self, name: str) -> None:
-        """Count one event of this client."""
-        self._counts[name] += 1
 
     @asynccontextmanager
     async def listen(self, tail: str) -> AsyncIterator[AsyncIterator[Message]]:
@@ -378,10 +367,7 @@ class MemoryBus(Bus):
         lease.lost.set()
 
     def statistics(self) -> dict[str, float]:
-        figures = {f"memory_{name}": value for name, value in self._counts.items()}
-        for kind, log in self._broker.logs.items():
-            figures[f"memory_{kind.lower()}_messages"] = float(len(log.messages))
-        return figures
+        return dict(self.figures)
 
 
 class _Reader:
@@ -411,7 +397,7 @@ class _Reader:
             except Undecodable as error:
                 if isinstance(error, UnknownKind) and self._log.kind == "EVENT":
                     continue
-                self._bus.count("undecodable")
+                self._bus.figures["memory_undecodable"] += 1
                 await self._bus.bury(self._log.kind, sequence, stored, error.reason)
                 continue
             return Record(sequence, message, stored.tail, envelope)
@@ -449,9 +435,6 @@ class _Work:
             except Undecodable as error:
                 await self._set_aside(sequence, stored, error.reason)
                 continue
-            self._bus.count("delivered")
-            if stored.attempts > 1:
-                self._bus.count("redelivered")
             return Delivery(message, sequence, stored.tail, stored.attempts, envelope, self._settle)
 
     def _next_ready(self) -> tuple[tuple[int, Stored] | None, float]:
@@ -485,7 +468,6 @@ class _Work:
             await self._set_aside(delivery.sequence, stored, "delivered too often")
             return
         if verdict == "nak":
-            self._bus.count("naked")
             stored.holder, stored.ready_at = None, anyio.current_time() + delay
             self._broker.changed.fire()
             return
