@@ -9,20 +9,21 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from bus import Bus, Delivery
+from bus import Delivery
+from bus.messages import Message
 from engine.inference.completion import InferenceError
 from sandbox import InfraFailure
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from engine.config import Config, ModelConfig
+    from engine.config import ModelConfig
     from engine.inference.tokens import ChatTokens
-    from roles.base import RoleContext
+    from roles.base import Role, RoleContext
 
 # A refused request counts too: asked again, another server or a newer one may take it.
 INFRASTRUCTURE = (InferenceError, InfraFailure)
@@ -32,8 +33,6 @@ _LONGEST_DELAY = 30.0
 _HAND_BACK_SECONDS = 5.0
 
 _loading = threading.Lock()
-
-Handler = Callable[[Delivery], Awaitable[None]]
 
 
 def back_off(attempt: int) -> float:
@@ -47,59 +46,60 @@ def sampling_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
 
 
-def drain_grace(config: Config) -> float:
-    """Seconds that work in hand gets on a drain; the rest of the drain is for those who wait for it."""
-    return config.run.drain_seconds / 2
-
-
 async def answer_work(
-    bus: Bus,
-    consumer: str,
+    role: Role,
+    kind: type[Message],
+    handle: Callable[[Any, Delivery], Awaitable[None]],
     *,
+    counts: Counter[str],
     limit: int,
-    draining: anyio.Event,
-    grace: float,
-    handle: Handler,
     now: Callable[[], int] | None = None,
 ) -> None:
-    """Run ``handle`` on every delivery of ``consumer`` until ``draining`` is set.
+    """Run ``handle`` on every message of ``kind`` in the queue of ``role``, until the run drains.
 
-    At most ``limit`` deliveries are in hand: the bus hands out no more than that unacknowledged, and
-    at the moment only as many as ``now`` says, where it is given (it may be called on any thread). On a drain
-    nothing new is taken, what is in hand has ``grace`` seconds to finish, and the rest goes back to the queue
-    at once. A handler settles its delivery itself; one that is cancelled is handed back
-    here. An exception of a handler ends the loop: it is a defect, not a fault of the work.
+    At most ``limit`` deliveries are in hand: the bus hands out no more than that unacknowledged, and at the
+    moment only as many as ``now`` says, where it is given (it may be called on any thread). They are counted
+    as ``in_hand``. On a drain nothing new is taken, deliveries in hand have half of the drain's time to
+    finish, and the rest goes back to the queue at once. A handler settles its delivery itself; one that is
+    cancelled is handed back here. An exception of a handler ends the loop: it is a defect, not a fault of
+    the work.
     """
+    draining = role.context.draining
 
     def wanted() -> int:
         if draining.is_set():
             return 0
         return limit if now is None else now()
 
+    async def answer(delivery: Delivery) -> None:
+        if not isinstance(delivery.message, kind):
+            await delivery.term(f"the role {role.name} cannot answer {type(delivery.message).__name__}")
+            return
+        counts["in_hand"] += 1
+        try:
+            await handle(delivery.message, delivery)
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_HAND_BACK_SECONDS):
+                await delivery.nak()
+            raise
+        finally:
+            counts["in_hand"] -= 1
+
     async with (
-        bus.consume(consumer, limit=limit, now=wanted) as deliveries,
+        role.bus.consume(role.name, limit=limit, now=wanted) as deliveries,
         anyio.create_task_group() as workers,
     ):
         async with anyio.create_task_group() as pulling:
             pulling.start_soon(_cancel_when, draining, pulling.cancel_scope)
             async for delivery in deliveries:
-                workers.start_soon(_handle, handle, delivery)
+                workers.start_soon(answer, delivery)
             pulling.cancel_scope.cancel()
-        workers.cancel_scope.deadline = anyio.current_time() + grace
+        workers.cancel_scope.deadline = anyio.current_time() + role.config.run.drain_seconds / 2
 
 
 async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-async def _handle(handle: Handler, delivery: Delivery) -> None:
-    try:
-        await handle(delivery)
-    except anyio.get_cancelled_exc_class():
-        with anyio.CancelScope(shield=True), anyio.move_on_after(_HAND_BACK_SECONDS):
-            await delivery.nak()
-        raise
 
 
 async def hand_back(

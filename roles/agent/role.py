@@ -13,7 +13,7 @@ from engine.inference.completion import InferenceUnavailable
 from roles.agent.concurrency import EpisodeLimit, LoadSnapshot
 from roles.agent.episode import Player, Rules
 from roles.base import Role, RoleContext
-from roles.work_loop import INFRASTRUCTURE, answer_work, chat_tokens, drain_grace, hand_back
+from roles.work_loop import INFRASTRUCTURE, answer_work, chat_tokens, hand_back
 from sandbox import REASON_CHARACTERS, EnvQuarantined, InfraFailure
 
 _LOOK_SECONDS = 0.25
@@ -38,8 +38,8 @@ class AgentRole(Role):
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
-        self._counts: Counter[str] = Counter()
-        self._in_hand = self._turns = self._missed = 0
+        self._counts = Counter(in_hand=0, turns=0)
+        self._missed = 0
         self._programs = ProgramCache(self.bus)
         self._told: OrderedDict[tuple[str, str, bool], None] = OrderedDict()
         self._limit = EpisodeLimit(self.config.agent.concurrency)
@@ -55,13 +55,12 @@ class AgentRole(Role):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep_looking)
             await answer_work(
-                self.bus,
-                "agent",
+                self,
+                EpisodeRequest,
+                self._play,
+                counts=self._counts,
                 limit=self.config.agent.concurrency,
                 now=lambda: self._limit.limit,
-                draining=self.context.draining,
-                grace=drain_grace(self.config),
-                handle=self._answer,
             )
             tasks.cancel_scope.cancel()
 
@@ -71,10 +70,8 @@ class AgentRole(Role):
 
     def statistics(self) -> dict[str, float]:
         return {
-            "in_hand": self._in_hand,
             "limit": self._limit.limit,
             "limit_cuts": self._limit.cuts,
-            "turns": self._turns,
             **self._counts,
         }
 
@@ -92,20 +89,9 @@ class AgentRole(Role):
             shared["sandbox"].statistics(),
             waiting=shared["pool"].waiting(self._player.playing),
             missed=self._missed,
-            held=self._in_hand,
+            held=self._counts["in_hand"],
         )
-        self._limit.look(load, held=self._in_hand, away=self._player.stepping, ended=ended)
-
-    async def _answer(self, delivery: Delivery) -> None:
-        request = delivery.message
-        if not isinstance(request, EpisodeRequest):
-            await delivery.term(f"an agent cannot answer {type(request).__name__}")
-            return
-        self._in_hand += 1
-        try:
-            await self._play(request, delivery)
-        finally:
-            self._in_hand -= 1
+        self._limit.look(load, held=self._counts["in_hand"], away=self._player.stepping, ended=ended)
 
     async def _play(self, request: EpisodeRequest, delivery: Delivery) -> None:
         try:
@@ -132,7 +118,7 @@ class AgentRole(Role):
         told = self._is_first(request.design, request.arm, played.ending.returned > 0)
         await self.bus.publish(played.finished(request, sample, told=told))
         await delivery.ack()
-        self._turns += len(played.transcript)
+        self._counts["turns"] += len(played.transcript)
         self._counts[played.ending.failure or played.ending.outcome] += 1
 
     def _is_first(self, design: str, arm: Arm, won: bool) -> bool:

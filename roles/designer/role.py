@@ -23,7 +23,7 @@ from roles.designer.judge import ModelJudge, open_judge
 from roles.designer.memory import Memory
 from roles.designer.memory_store import MemoryStore
 from roles.designer.review import Neighbours, Review, digest
-from roles.work_loop import INFRASTRUCTURE, answer_work, chat_tokens, drain_grace, hand_back
+from roles.work_loop import INFRASTRUCTURE, answer_work, chat_tokens, hand_back
 from sandbox import REASON_CHARACTERS, Validator, ValidatorSettings
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class DesignerRole(Role):
 
     def __init__(self, context: RoleContext) -> None:
         super().__init__(context)
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(in_hand=0)
         self._memory = Memory(self.config.designer.memory_records)
         self._neighbours = Neighbours(
             self._memory,
@@ -68,7 +68,6 @@ class DesignerRole(Role):
         self._endpoint: Endpoint | None = None
         self._parts: list[Any] = []  # others with statistics of their own
         self._coverage = Coverage(self.config.designer.skills)
-        self._in_hand = 0
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -106,12 +105,7 @@ class DesignerRole(Role):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._store.follow)
             await answer_work(
-                self.bus,
-                "designer",
-                limit=self.config.designer.concurrency,
-                draining=self.context.draining,
-                grace=drain_grace(self.config),
-                handle=self._answer,
+                self, DesignTicket, self._answer, counts=self._counts, limit=self.config.designer.concurrency
             )
             tasks.cancel_scope.cancel()
         await self._store.save()
@@ -121,7 +115,7 @@ class DesignerRole(Role):
         return self.config.designer.concurrency
 
     def statistics(self) -> dict[str, float]:
-        found: dict[str, float] = {"in_hand": self._in_hand, "memory_records": 0}
+        found: dict[str, float] = {"memory_records": 0}
         for part in self._parts:
             found |= part.statistics()
         spent = self._endpoint.statistics() if self._endpoint else {}
@@ -156,12 +150,7 @@ class DesignerRole(Role):
         self._parts = [self._store, self._corpus, self._workshop, self._hints, review]
         self._parts += [judge] if judge else []
 
-    async def _answer(self, delivery: Delivery) -> None:
-        ticket = delivery.message
-        if not isinstance(ticket, DesignTicket):
-            await delivery.term(f"a designer cannot answer {type(ticket).__name__}")
-            return
-        self._in_hand += 1
+    async def _answer(self, ticket: DesignTicket, delivery: Delivery) -> None:
         answered: set[str] = set()
         try:
             await self._design(ticket, answered)
@@ -171,8 +160,6 @@ class DesignerRole(Role):
             for part in ticket.parts():
                 if part.design not in answered:
                     await self._fail(part, "infra", str(error))
-        finally:
-            self._in_hand -= 1
         await delivery.ack()
 
     async def _design(self, ticket: DesignTicket, answered: set[str]) -> None:
