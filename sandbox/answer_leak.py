@@ -58,18 +58,14 @@ def copied(observation: str, place: Place) -> str | None:
 async def copy_wins(trial: Trial) -> str:
     """Return where a word stands that wins when it is copied, "" when there is none."""
     for before, where in (((), "the first observation"), ((actions.NONSENSE,), "the answer to nonsense")):
-        if trial.invalid.isdisjoint(before):
-            for place in await _suspected(trial, before):
-                if await _always_wins(trial, before, place):
-                    return f"{where} gives the answer away: it is the word after {' '.join(place)!r}"
+        if not trial.invalid.isdisjoint(before):
+            continue
+        seen = [await _seen(trial, seed, before) for seed in trial.seeds()[:_COMPARED]]
+        texts = [text for text in seen if text is not None]
+        for place in places(texts)[:_PLACES] if len(texts) > 1 else []:
+            if await _always_wins(trial, before, place):
+                return f"{where} gives the answer away: it is the word after {' '.join(place)!r}"
     return ""
-
-
-async def _suspected(trial: Trial, before: tuple[str, ...]) -> list[Place]:
-    """Return the places of words that differ between instances, in what is seen after ``before``."""
-    seen = [await _seen(trial, seed, before) for seed in trial.seeds()[:_COMPARED]]
-    texts = [text for text in seen if text is not None]
-    return places(texts)[:_PLACES] if len(texts) > 1 else []
 
 
 async def _always_wins(trial: Trial, before: tuple[str, ...], place: Place) -> bool:

@@ -10,7 +10,7 @@ import errno
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sandbox import kernel, seccomp
@@ -159,13 +159,19 @@ def confine(
 
     ``filtered`` False leaves out seccomp, for the canary that proves the other walls.
     """
-    _descriptors(walls, channel)
-    _limit_all(limits)
+    for standard in (0, 1, 2):
+        os.dup2(walls.null, standard)
+    if channel != 3:
+        os.dup2(channel, 3, inheritable=False)
+    _limit_resources(limits)
     if limits.nice:
         os.nice(limits.nice)
     own = walls.stands("own_uid")
     if own:
-        _become(walls.uid_base + (slot if walls.uid_mode == "own" else 0))
+        uid = walls.uid_base + (slot if walls.uid_mode == "own" else 0)
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
         kernel.limit(resource.RLIMIT_NPROC, 0)
     kernel.keep_capabilities(())
     # a change of uid clears the death signal and sets dumpable again, so these come after it
@@ -182,29 +188,12 @@ def confine(
         kernel.install_filter(walls.program)
 
 
-def _descriptors(walls: Walls, channel: int) -> None:
-    for standard in (0, 1, 2):
-        os.dup2(walls.null, standard)
-    if channel != 3:
-        os.dup2(channel, 3, inheritable=False)
-
-
-def _limit_all(limits: ChildLimits) -> None:
-    for which in _zeroed():
-        kernel.limit(which, 0)
+def _limit_resources(limits: ChildLimits) -> None:
+    for name in ("CORE", "FSIZE", "MEMLOCK", "MSGQUEUE", "RTPRIO", "NICE"):
+        if hasattr(resource, f"RLIMIT_{name}"):
+            kernel.limit(getattr(resource, f"RLIMIT_{name}"), 0)
     kernel.limit(resource.RLIMIT_STACK, 8 << 20)
     # the address space that the zygote has already is not the program's
     kernel.limit(resource.RLIMIT_AS, limits.address_space + limits.memory)
     kernel.limit(resource.RLIMIT_DATA, limits.address_space + limits.memory)
     kernel.limit(resource.RLIMIT_CPU, limits.cpu, limits.cpu + 1)
-
-
-def _zeroed() -> Iterable[int]:
-    names = ("CORE", "FSIZE", "MEMLOCK", "MSGQUEUE", "RTPRIO", "NICE")
-    return [getattr(resource, f"RLIMIT_{name}") for name in names if hasattr(resource, f"RLIMIT_{name}")]
-
-
-def _become(uid: int) -> None:
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)

@@ -46,7 +46,8 @@ class Zygote:
         preload(self.config["preload"])
         # before the first fork, after which the other threads could not be seen
         refuse_unfit()
-        _pin_clock()
+        os.environ["TZ"] = "UTC"
+        time.tzset()
         confine.enter_user_namespace(self.walls)
         confine.choose_uids(self.walls, self.config["index"], self.config["pool"])
         slots = self.config["slots"]
@@ -228,11 +229,6 @@ def refuse_unfit() -> None:
         raise RuntimeError("the zygote has loaded torch; take it out of the preload list")
     if os.environ.get("PYTHONHASHSEED") != "0" or sys.flags.hash_randomization:
         raise RuntimeError("PYTHONHASHSEED=0 had no effect on the zygote")
-
-
-def _pin_clock() -> None:
-    os.environ["TZ"] = "UTC"
-    time.tzset()
 
 
 def _forget_files() -> None:

@@ -292,15 +292,12 @@ class SandboxPool:
         with scope:
             while True:
                 await anyio.sleep(_WATCH_SECONDS)
-                self._close_idle()
+                oldest = time.monotonic() - self.settings.idle_seconds
+                for instance in list(self._live.values()):
+                    if not instance.busy and instance.used < oldest:
+                        instance.end(InstanceClosed(f"idle for {self.settings.idle_seconds:g} s"))
                 self._oom_kills = (self._oom_kills[1], host.oom_kills())
                 self._relieve_memory()
-
-    def _close_idle(self) -> None:
-        oldest = time.monotonic() - self.settings.idle_seconds
-        for instance in list(self._live.values()):
-            if not instance.busy and instance.used < oldest:
-                instance.end(InstanceClosed(f"idle for {self.settings.idle_seconds:g} s"))
 
     def _relieve_memory(self) -> None:
         """Stop admission while memory is short, and end the instance that holds the most of it."""

@@ -203,7 +203,9 @@ async def _toss(trial: Trial) -> None:
         if len(results) == _PANEL:
             break
     if len(results) < 2:
-        for action in _whatever(trial):
+        # the program answers all of it alike
+        nonsense = [actions.NONSENSE] if actions.NONSENSE not in trial.invalid else []
+        for action in [*nonsense, *_candidates(trial)[:_LIKELY]]:
             if action not in results and not await wins_early(action):
                 return
     if len(results) < 2:
@@ -267,12 +269,6 @@ async def _understood(trial: Trial) -> AsyncIterator[str]:
             if _told_apart(await trial.episode(seed, iter([action])), refused[seed]):
                 yield action
                 break
-
-
-def _whatever(trial: Trial) -> list[str]:
-    """Return nonsense and what the text suggests: the program answers all of it alike."""
-    nonsense = [actions.NONSENSE] if actions.NONSENSE not in trial.invalid else []
-    return [*nonsense, *_candidates(trial)[:_LIKELY]]
 
 
 def _candidates(trial: Trial) -> list[str]:

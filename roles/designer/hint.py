@@ -68,16 +68,15 @@ def gives_away(hint: str, wins: WaysToWin) -> str:
     Actions and hint are compared as words, as they are written and as
     :func:`roles.text_normalise.plain` reads them.
     """
-    return _tells(hint, wins) or _tells(plain(hint), _plainly(wins))
-
-
-def _plainly(wins: WaysToWin) -> WaysToWin:
-    return msgspec.structs.replace(
+    if found := _tells(hint, wins):
+        return found
+    spelt_plainly = msgspec.structs.replace(
         wins,
         alone=tuple(map(plain, wins.alone)),
         plans=tuple(tuple(map(plain, plan)) for plan in wins.plans),
         actions=tuple(map(plain, wins.actions)),
     )
+    return _tells(plain(hint), spelt_plainly)
 
 
 def _tells(hint: str, known: WaysToWin) -> str:

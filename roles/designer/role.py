@@ -92,23 +92,19 @@ class DesignerRole(Role):
             open_judge(self.context, chat, self._endpoint) as judge,
         ):
             self._equip(chat, designer, judge)
-            await self._work()
+            await self._store.read_back()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._store.follow)
+                limit = self.config.designer.concurrency
+                await answer_work(self, DesignTicket, self._answer, counts=self._counts, limit=limit)
+                tasks.cancel_scope.cancel()
+            await self._store.save()
 
     def _open_corpus(self, chat: ChatTokens) -> Corpus:
         known = read_revisions(self.context.directory)
         corpus = Corpus.open(self.config, chat, known)
         write_revisions(self.context.directory, corpus.revisions)
         return corpus
-
-    async def _work(self) -> None:
-        await self._store.read_back()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._store.follow)
-            await answer_work(
-                self, DesignTicket, self._answer, counts=self._counts, limit=self.config.designer.concurrency
-            )
-            tasks.cancel_scope.cancel()
-        await self._store.save()
 
     @property
     def slots(self) -> int:

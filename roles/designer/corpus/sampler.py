@@ -261,7 +261,9 @@ def _ids(by_source: _Suited) -> tuple[tuple[int, str], ...]:
 
 def _suited(library: LoadedCorpus, skill: str, pattern: str) -> _Suited:
     chosen = {
-        number: _matching(source.documents, pattern) if pattern else _of_skill(source.documents, skill)
+        number: tuple(item for item in source.documents if fnmatchcase(item.id, pattern))
+        if pattern
+        else _of_skill(source.documents, skill)
         for number, source in enumerate(library.sources)
     }
     found = {number: documents for number, documents in chosen.items() if documents}
@@ -272,10 +274,6 @@ def _suited(library: LoadedCorpus, skill: str, pattern: str) -> _Suited:
             remedy="The pattern is a glob over document ids; an empty one takes all documents.",
         )
     return found
-
-
-def _matching(documents: tuple[Document, ...], pattern: str) -> tuple[Document, ...]:
-    return tuple(item for item in documents if fnmatchcase(item.id, pattern))
 
 
 def _of_skill(documents: tuple[Document, ...], skill: str) -> tuple[Document, ...]:
