@@ -91,11 +91,11 @@ class Rules:
     mask_malformed: bool = False
 
     @classmethod
-    def of(cls, config: Config, *, sampling: SamplingConfig | None = None) -> Rules:
-        """The agent's rules in ``config``, with other ``sampling`` where an evaluation wants it."""
+    def of(cls, config: Config) -> Rules:
+        """Return the agent's rules in ``config``."""
         agent = config.agent
         return cls(
-            sampling=sampling or agent.sampling,
+            sampling=agent.sampling,
             max_turns=agent.max_turns,
             context_tokens=min(agent.context_tokens, config.model.max_model_len),
             play_tokens=agent.play_tokens or agent.context_tokens,

@@ -66,7 +66,7 @@ class PromptWriter:
         chat: ChatTokens | PlainText,
         *,
         context: int,
-        preload: Sequence[str] = (),
+        preload: Sequence[str],
     ) -> None:
         self.family = designer.prompt
         self._max_turns = designer.max_turns

@@ -53,7 +53,7 @@ class Review:
         *,
         corpus: Corpus,
         neighbours: Neighbours,
-        families: Sequence[str] | None = None,
+        families: Sequence[str] | None,
     ) -> None:
         """Make a review; ``families`` are the seed families that know their programs (nano), None without."""
         self._settings, self._corpus, self._families = settings, corpus, families
