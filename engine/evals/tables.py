@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from engine.errors import ConfigError
 from engine.evals.records import Summary, read_samples, read_summary, scores
 from engine.evals.statistics import Estimate, difference
-
-_STYLE = "body{font:14px sans-serif;margin:2em}td,th{padding:.2em .8em}"
 
 
 def summary_table(summary: Summary) -> str:
@@ -112,16 +110,7 @@ def page(table: dict[str, Any]) -> str:
 
     from engine.views.charts import BLUE, figure
 
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table["columns"])
-    body, charts = [], []
-    for row in table["rows"]:
-        cells = (row["suites"].get(column) for column in table["columns"])
-        shown = "".join(
-            f"<td>{cell['mean']:.3f} [{cell['low']:.3f}, {cell['high']:.3f}]</td>" if cell else "<td></td>"
-            for cell in cells
-        )
-        mark = " *" if row["name"] == table["selected"] else ""
-        body.append(f"<tr><td>{html.escape(row['name'])}{mark}</td>{shown}</tr>")
+    charts = []
     for column in table["columns"]:
         points = [(row["name"], row["suites"][column]) for row in table["rows"] if column in row["suites"]]
         line = {
@@ -138,18 +127,8 @@ def page(table: dict[str, Any]) -> str:
             "name": column,
         }
         charts.append(figure(column, [line], "checkpoint", (0, 1)))
-    note = (
-        f"<p>* chosen by {html.escape(table['selected_by'])}, which is not reported</p>"
-        if table["selected"]
-        else ""
-    )
-    drawn = json.dumps(charts).replace("</", "<\\/")
-    return (
-        f"<!doctype html><meta charset=utf-8><title>Evaluations</title><style>{_STYLE}</style>"
-        f"<script>{get_plotlyjs()}</script><table><tr><th></th>{head}</tr>{''.join(body)}</table>{note}"
-        f"{'<div></div>' * len(charts)}<script>{drawn}.forEach((chart, place) => Plotly.newPlot("
-        "document.querySelectorAll('div')[place], chart.data, chart.layout))</script>"
-    )
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("engine", "evals"), autoescape=True)
+    return environment.get_template("page.html.j2").render(table, charts=charts, plotly=get_plotlyjs())
 
 
 def _require_validation(select: str, summaries: Sequence[Summary]) -> None:

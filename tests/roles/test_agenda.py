@@ -247,23 +247,3 @@ def test_what_is_known_does_not_depend_on_the_order_of_the_facts(
     assert survivors == set(later._done["mid"])
     assert all(lineage.survives(done.low) for done in survivors)
     assert first.due() == later.due()
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 6))
-def test_no_suite_is_played_twice_at_a_step_and_each_mark_once(growth: list[int], every: int) -> None:
-    agenda = Agenda(["mid", "hard"], every)
-    step, played = 0, []
-    for grown in growth:
-        step += grown
-        agenda.note(serving(step))
-        for _ in range(5):
-            due = agenda.due()
-            if due is None:
-                break
-            played.append(due)
-            agenda.note(finished(*due))
-        else:
-            raise AssertionError("the agenda does not come to rest")
-    assert len(set(played)) == len(played)
-    marks = [(suite, at // every) for suite, at in played]
-    assert len(set(marks)) == len(marks)

@@ -135,16 +135,6 @@ def test_quota_takes_oldest_rounds_first_and_keeps_the_rest() -> None:
     assert named.trained(named.close(2, final=True, current=2)) == ["0"]
 
 
-def test_the_final_round_leaves_nothing_behind() -> None:
-    named = Named(agent=RoleTraining(quota=1))
-    named.admit("a")
-    named.admit("b")
-    selection = named.close(0, "a", "b", final=True)
-    assert len(selection.samples) == 1
-    assert [cause for _, cause in selection.dropped] == ["quota"]
-    assert named.buffer.state().kept == ()
-
-
 def test_repeated_deliveries_change_nothing() -> None:
     named = Named()
     assert named.admit("a") is None
