@@ -265,11 +265,12 @@ def find(name: str | None, directory: Path) -> RunDirectory:
 
 
 def newest_first(directory: Path) -> list[RunDirectory]:
-    """Return the runs in ``directory``, the last used first."""
-    if not directory.is_dir():
-        return []
-    used = [(path.stat().st_mtime, path.parent) for path in directory.glob("*/run.db")]
-    return [RunDirectory(path.resolve()) for _, path in sorted(used, reverse=True)]
+    """Return the runs in ``directory``, the last used first; one that starts has no database yet."""
+    used: dict[Path, float] = {}
+    for name in ("run.db", "config.toml"):
+        for path in directory.glob(f"*/{name}"):
+            used[path.parent] = max(path.stat().st_mtime, used.get(path.parent, 0.0))
+    return [RunDirectory(path.resolve()) for path in sorted(used, key=used.__getitem__, reverse=True)]
 
 
 def _write(descriptor: int, content: dict[str, Any]) -> None:

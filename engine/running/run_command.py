@@ -22,8 +22,8 @@ from engine.run import RunDirectory
 from engine.running import capacity
 from engine.running.preflight import check_flags, check_policy, check_start, prepare_model, prepare_restart
 from engine.running.salvage import carry_over, source
-from engine.running.supervisor import Ending, Supervisor
-from engine.views import live
+from engine.running.supervisor import Supervisor
+from engine.views import live, overview
 from engine.views.live import LiveView
 from engine.weights import bus_capacity
 
@@ -84,8 +84,8 @@ def run(
             prepare = functools.partial(_prepare, config, directory, view, start)
             supervisor = Supervisor(config, directory, view, log, prepare=prepare)
             with view.showing():
-                ending = anyio.run(supervisor.run, backend_options={"use_uvloop": True})
-            _say_goodbye(ending, config, directory, console)
+                anyio.run(supervisor.run, backend_options={"use_uvloop": True})
+            _say_goodbye(config, directory, console)
         finally:
             telemetry.close()
 
@@ -189,11 +189,12 @@ async def _prepare(
     return model
 
 
-def _say_goodbye(ending: Ending, config: Config, directory: RunDirectory, console: Console) -> None:
-    if config.ui.report and directory.database.exists():
+def _say_goodbye(config: Config, directory: RunDirectory, console: Console) -> None:
+    if not directory.database.exists():
+        console.print("Stopped. The same command goes on from here.")
+        return
+    if config.ui.report:
         from engine.views import report
 
-        report.write(directory)
-        console.print(f"Report: {directory.report}", soft_wrap=True)
-    if ending == "stopped":
-        console.print("Stopped. The same command goes on from here.")
+        console.print(f"Report: {report.write(directory)}", soft_wrap=True)
+    console.print(overview.farewell(directory), soft_wrap=True, highlight=False, markup=False)

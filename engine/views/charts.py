@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2563a8", "#d9822b", "#2e8b57", "#c0392b", "#8a8f98"
-COLOURS = (BLUE, ORANGE, GREEN, RED)
+COLOURS = (BLUE, ORANGE, GREEN, RED, "#7b4fa3", "#138d90", GREY)
 GRID = "#e8ebef"
 
 Row = dict[str, Any]
@@ -32,6 +33,18 @@ def curves(
     for colour, (key, name) in zip(COLOURS, names.items(), strict=False):
         points = [(row["round"], row[key]) for row in rows if row.get(key) is not None]
         traces += trace(points, colour, name)
+    return figure(title, traces, x, span)
+
+
+def by_name(
+    title: str, points: Iterable[tuple[Any, str, float]], x: str, span: tuple[float, float]
+) -> Row | None:
+    """Draw one line per name through ``points`` of (x, name, y)."""
+    lines: dict[str, list[tuple[Any, float]]] = {}
+    for at, name, value in points:
+        lines.setdefault(name, []).append((at, value))
+    colours = itertools.cycle(COLOURS)
+    traces = [one for name, line in sorted(lines.items()) for one in trace(line, next(colours), name)]
     return figure(title, traces, x, span)
 
 

@@ -18,10 +18,10 @@ from engine.config import RunConfig, UiConfig
 from engine.records.status import RunStatus
 from engine.text import clean, duration, number, share
 from engine.views.overview import LIVING, figures, vendi
+from engine.views.pipeline import depths
 
 LINE_SECONDS = 10.0
 SHOWN_AT_THE_END = "run.failed"
-_QUEUE_WORDS = ("queue", "waiting", "in_flight", "in_hand", "pending", "open_", "held")
 
 
 class LiveView(Protocol):
@@ -125,7 +125,7 @@ def line(status: RunStatus, run: RunConfig, phase: str) -> str:
         f"step {status.step}",
         f"round {_rounds(status, run)}/{run.steps}",
         f"left {_left(status, run)}",
-        f"envs {_live_environments(status)}",
+        f"envs {status.environments_accepted}",
         f"valid {share(status.valid_share)}",
         f"plain {number(summary.get('plain'))}",
         f"hinted {number(summary.get('hinted'))}",
@@ -141,7 +141,7 @@ def line(status: RunStatus, run: RunConfig, phase: str) -> str:
 
 
 def panel(status: RunStatus, run: RunConfig, phase: str) -> RenderableType:
-    """Return the panel of a status: the figures of ``spade status`` in two columns, and the queues."""
+    """Return the panel of a status: the figures of ``spade status`` in two columns, and what waits."""
     rows = figures(status)
     half = -(-len(rows) // 2)
     table = Table.grid(padding=(0, 3))
@@ -156,20 +156,8 @@ def panel(status: RunStatus, run: RunConfig, phase: str) -> RenderableType:
 
 
 def _queues(status: RunStatus) -> Text:
-    parts = []
-    for name, gauges in status.gauges.items():
-        depths = [
-            f"{key} {value:g}"
-            for key, value in sorted(gauges.items())
-            if value and not key.endswith("_ms") and any(word in key for word in _QUEUE_WORDS)
-        ]
-        if depths:
-            parts.append(f"{name.split('/')[0]}: {', '.join(depths[:4])}")
-    return Text("queues  " + ("   ".join(parts) or "empty"), style="dim", overflow="ellipsis", no_wrap=True)
-
-
-def _live_environments(status: RunStatus) -> int:
-    return max(status.environments_accepted - status.environments_scored, 0)
+    waiting = ", ".join(f"{name} {depth:g}" for name, depth in depths(status).items() if depth)
+    return Text(f"waiting  {waiting or 'nothing'}", style="dim")
 
 
 def _rounds(status: RunStatus, run: RunConfig) -> int:

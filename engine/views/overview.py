@@ -96,6 +96,31 @@ def about(found: RunDirectory, state: RunStatus) -> dict[str, Any]:
     }
 
 
+def farewell(found: RunDirectory) -> str:
+    """Return what is said at the end of a run: what was won, how long it took, what can come next."""
+    with reading(found) as connection:
+        state = status.read(connection)
+        first = dict(
+            connection.execute("SELECT suite, win FROM evaluations ORDER BY sequence DESC").fetchall()
+        )
+    facts = about(found, state)
+    name = found.root.name if found.root.parent == Path("runs").resolve() else found.root
+    lines = [
+        f"{_rounds(facts, state)} rounds, {state.episodes_finished:,} episodes, "
+        f"{state.environments_accepted:,} environments; {duration(facts['elapsed_seconds'])} since the start."
+    ]
+    lines += [
+        f"Held-out {one.suite}: {first[one.suite]:.3f} at first, "
+        f"{one.win:.3f} ± {1.96 * one.stderr:.3f} at step {one.step}."
+        for one in state.evaluations
+    ]
+    if facts["state"] == "complete":
+        lines.append(f"Next: spade envs list --run {name} --sort regret_low, spade export {name} DIR.")
+    else:
+        lines.append("Stopped. The same command goes on from here.")
+    return "\n".join(lines)
+
+
 @contextmanager
 def reading(found: RunDirectory) -> Iterator[sqlite3.Connection]:
     """Hold the database of a run open for reading. Raises SpadeError when it cannot be read."""
@@ -184,7 +209,9 @@ def listing(directory: Path) -> str:
         try:
             found = read(str(run.root), directory)
         except SpadeError as error:
-            rows.append((run.root.name, "unreadable", "-", error.what))
+            starts = run.holder() is not None and not run.database.exists()
+            how = ("starting", "-", "none") if starts else ("unreadable", "-", error.what)
+            rows.append((run.root.name, *how))
             continue
         at = found.state.last_event_at
         ago = f"{duration(time.time() - at)} ago" if at else "none"

@@ -20,7 +20,7 @@ from engine.lineage import Lineage
 from engine.records import diversity, history, status
 from engine.records.envs import Catalogue
 from engine.run import RunDirectory
-from engine.views.charts import BLUE, COLOURS, GREEN, GREY, Row, curves, figure, trace
+from engine.views.charts import BLUE, COLOURS, GREEN, GREY, Row, by_name, curves, figure, trace
 from engine.views.overview import about
 
 SHOWN = 3
@@ -35,6 +35,12 @@ FROM (SELECT *, json_extract(fields, '$.regret_low') AS low FROM scores ORDER BY
 JOIN environments e USING (design) LEFT JOIN labels l USING (design) ORDER BY {0}"""
 _FLAGS = """SELECT cohort, flag, COUNT(*) * 1.0 / SUM(COUNT(*)) OVER (PARTITION BY cohort)
 FROM environments JOIN labels USING (design) GROUP BY cohort, flag ORDER BY cohort"""
+_REJECTED = "SELECT cohort, rung, COUNT(*) FROM rejections GROUP BY cohort, rung ORDER BY cohort"
+_FAILED = "SELECT round, failure, COUNT(*) FROM failures GROUP BY round, failure ORDER BY round"
+_SKILLS = """SELECT s.round, e.skill, AVG(s.win) FROM scores s JOIN environments e USING (design)
+GROUP BY s.round, e.skill ORDER BY s.round"""
+_AXES = """SELECT round, (MAX(at) - MIN(MIN(at)) OVER ()) / 3600 AS hours, SUM(COUNT(*)) OVER (ORDER BY round)
+AS plays, SUM(SUM(tokens)) OVER (ORDER BY round) AS tokens FROM episodes GROUP BY round"""
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 
 
@@ -84,6 +90,7 @@ def render(
         library=markupsafe.Markup(plotly.offline.get_plotlyjs()),
         figures=overlaid(figures(connection), over, run.root.name, other) if other else figures(connection),
         other=other,
+        axes=axes(connection),
         environments=Catalogue(connection).select(sort="regret_low", limit=LISTED),
         listed=LISTED,
         groups=[
@@ -101,14 +108,16 @@ def figures(connection: sqlite3.Connection) -> list[Row]:
     shares = {"in_band": "environments in the band", "gradient_share": "plays with a gradient"}
     ages = {"max_staleness": "max", "mean_staleness": "mean"}
     drawn = [
-        _held_out(connection, tree),
+        *_held_out(connection, tree),
         curves("Designer difficulty (mean level of live programs)", rounds, {"difficulty": "level"}),
         curves("Return of the agent", rounds, {"plain": "plain", "hinted": "hinted"}),
         curves("Shares", rounds, shares, (0, 1)),
         _regret(connection),
         _validity(connection),
-        _rejected(connection),
+        _stacked(connection, "Rejected designs by rung", "designs", _REJECTED),
+        _stacked(connection, "Failed episodes by kind", "episodes", _FAILED),
         _win_rates(rounds),
+        by_name("Win rate by skill (closed windows)", connection.execute(_SKILLS), "round", (0, 1)),
         *_diversity(connection),
         _flagged(connection),
         curves("Designer reward (mean)", rounds, {"reward": "reward"}),
@@ -188,8 +197,15 @@ def _learner(batches: Sequence[Row]) -> list[Row | None]:
     ]
 
 
-def _held_out(connection: sqlite3.Connection, tree: Lineage) -> Row | None:
-    """Draw the win rates by the weights on the path to the current ones."""
+def axes(connection: sqlite3.Connection) -> dict[str, dict[int, Row]]:
+    """Return hours, plays and tokens up to the end of each round and step. Raises sqlite3.Error."""
+    rounds = {row.pop("round"): row for row in history.rows(connection, _AXES)}
+    steps = connection.execute("SELECT step, round FROM batches ORDER BY sequence").fetchall()
+    return {"round": rounds, "step": {step: rounds[round_] for step, round_ in steps if round_ in rounds}}
+
+
+def _held_out(connection: sqlite3.Connection, tree: Lineage) -> list[Row | None]:
+    """Draw the win rates by the weights on the path to the current ones, in all and by family."""
     alive = status.alive_evaluation(tree)
     rows = history.rows(connection, f"SELECT * FROM evaluations WHERE {alive} ORDER BY suite, step, sequence")
     suites: dict[str, dict[int, Row]] = {}
@@ -209,7 +225,16 @@ def _held_out(connection: sqlite3.Connection, tree: Lineage) -> Row | None:
                 "line": {"color": colour},
             }
         )
-    return figure("Held-out win rate (95 % intervals)", traces, "step", (0, 1))
+    families = [
+        by_name(
+            f"Held-out win rate by family ({suite})",
+            [(step, *one) for step, row in by_step.items() for one in json.loads(row["by_family"]).items()],
+            "step",
+            (0, 1),
+        )
+        for suite, by_step in suites.items()
+    ]
+    return [figure("Held-out win rate (95 % intervals)", traces, "step", (0, 1)), *families]
 
 
 def _regret(connection: sqlite3.Connection) -> Row | None:
@@ -289,22 +314,14 @@ def _validity(connection: sqlite3.Connection) -> Row | None:
     return figure("Share of designs that are valid", trace(points, GREEN), "round", (0, 1))
 
 
-def _rejected(connection: sqlite3.Connection) -> Row | None:
-    """Draw the rejected designs of each cohort by the rung that they failed."""
-    rows = history.rows(
-        connection, "SELECT cohort, rung, COUNT(*) AS n FROM rejections GROUP BY cohort, rung ORDER BY cohort"
-    )
-    rungs = sorted({row["rung"] for row in rows})
-    traces = [
-        {
-            "x": [row["cohort"] for row in rows if row["rung"] == rung],
-            "y": [row["n"] for row in rows if row["rung"] == rung],
-            "type": "bar",
-            "name": rung,
-        }
-        for rung in rungs
-    ]
-    chart = figure("Rejected designs by rung", traces, "round", y="designs")
+def _stacked(connection: sqlite3.Connection, title: str, counted: str, query: str) -> Row | None:
+    """Draw the counts of ``query``, rows of (round, kind, count), as stacked bars."""
+    kinds: dict[str, Row] = {}
+    for round_, kind, count in connection.execute(query):
+        bars = kinds.setdefault(kind, {"x": [], "y": [], "type": "bar", "name": kind})
+        bars["x"].append(round_)
+        bars["y"].append(count)
+    chart = figure(title, [kinds[kind] for kind in sorted(kinds)], "round", y=counted)
     return chart and {
         "data": chart["data"],
         "layout": chart["layout"] | {"barmode": "stack", "showlegend": True},

@@ -31,6 +31,7 @@ from engine.telemetry import quiet_bus
 from engine.views import report
 from engine.views.charts import Row
 from engine.views.overview import about, reading
+from engine.views.pipeline import edges
 
 COOKIE = "spade_token"
 LOG_LINES = 200
@@ -185,7 +186,7 @@ def _answer(value: Any) -> web.Response:
 
 
 def read_status(run: RunDirectory) -> dict[str, Any]:
-    """Return name, state, rounds and all fields of the status, and the roles with their ages in seconds."""
+    """Return name, state, rounds, all fields of the status, the edges, and the roles with ages in seconds."""
     with reading(run) as connection:
         state = status.read(connection)
         roles = [
@@ -193,8 +194,9 @@ def read_status(run: RunDirectory) -> dict[str, Any]:
              "age": time.time() - row["at"], "figures": msgspec.json.decode(row["statistics"])}
             for row in connection.execute("SELECT * FROM gauges ORDER BY role, instance")
         ]  # fmt: skip
+        pipeline = edges(connection, state)
     fields: dict[str, Any] = msgspec.to_builtins(state)
-    return about(run, state) | fields | {"roles": roles}
+    return about(run, state) | fields | {"roles": roles, "pipeline": pipeline}
 
 
 def read_curves(run: RunDirectory) -> list[Row]:

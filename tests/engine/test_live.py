@@ -26,7 +26,10 @@ def status() -> RunStatus:
     messages = [policy(0), ready("d1"), ready("d2"), scored("d1"), finished("e1"), summary(0), policy(1)]
     history.apply(connection, small_run.events([*messages, batch(0, 1), serving(1), evaluation(1)]))
     beat = Heartbeat(
-        role="agent", instance="agent-0", state="running", statistics={"waiting": 7.0, "won": 1.0}
+        role="scorer",
+        instance="scorer-0",
+        state="running",
+        statistics={"open_plays": 7.0, "open_tickets": 0.0},
     )
     history.put_gauges(connection, [(1000.0, beat)])
     return standing.read(connection, now=1010.0)
@@ -44,7 +47,7 @@ def test_the_panel_shows_what_matters(status: RunStatus) -> None:
     assert text.endswith("╯\n\n")  # an echoed ^C stands in a line of its own
     for part in ("spade toy · running · round 1 of 1", "2, 1 live", "valid 1.00", "0.400, 0.600", "0.250"):
         assert part in text
-    for part in ("▄", "held-out mid", "0.510 ± 0.039", "agent: waiting 7", "75%", "published", "serving"):
+    for part in ("▄", "held-out mid", "0.510 ± 0.039", "waiting  episodes 7", "75%", "published", "serving"):
         assert part in text
     connection = history.create(Path(":memory:"))
     screen.print(live.panel(standing.read(connection), config().run, "starting"))
@@ -62,7 +65,7 @@ def test_plain_lines_are_printed_on_news_only(status: RunStatus) -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
     assert (
-        "step 1  round 1/1  left -  envs 1  valid 100%  plain 0.400  hinted 0.600  regret 0.250" in lines[0]
+        "step 1  round 1/1  left -  envs 2  valid 100%  plain 0.400  hinted 0.600  regret 0.250" in lines[0]
     )
     assert "mid 0.510±0.039@1" in lines[0]
     assert "draining" in lines[1]

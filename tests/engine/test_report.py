@@ -25,7 +25,13 @@ def run_of(path: Path, *, empty: bool = False) -> RunDirectory:
     run.config_file.write_text(recipe.dump(small_run.config(path)))
     connection = history.create(run.database)
     if not empty:
-        messages = [policy(0), small_run.serving(0), evaluation(0), small_run.rejected("d9")]
+        messages = [
+            policy(0),
+            small_run.serving(0),
+            evaluation(0),
+            small_run.rejected("d9"),
+            small_run.failed("x"),
+        ]
         for at in range(3):
             messages += [summary(at), policy(at + 1), batch(at, at + 1), evaluation(at + 1)]
         for index in range(8):
@@ -65,7 +71,8 @@ def test_each_curve_is_there(page: str) -> None:
     titles = (
         "Held-out win rate", "Designer difficulty", "environments in the band", "plays with a gradient",
         "Return of the agent", "Regret", "designs that are valid", "Staleness", "Sampled tokens per second",
-        "Rejected designs by rung", "Win rates of environments", "Seconds of a step",
+        "Rejected designs by rung", "Failed episodes by kind", "Win rate by skill",
+        "by family (mid)", "Win rates of environments", "Seconds of a step",
         "Shares of the time of a round", "last tenth of the plays", "servers wait",
         "Designer reward", "Lengths of agent samples", "Loss", "noise of one environment",
     )  # fmt: skip
@@ -104,11 +111,23 @@ def test_the_held_out_curve_is_that_of_the_surviving_weights(tmp_path: Path) -> 
     connection = history.create(tmp_path / "run.db")
     first_life = [policy(0), evaluation(0), evaluation(10), evaluation(20)]
     history.apply(connection, events([*first_life, policy(13, 1), evaluation(25, 1)]))
-    (drawn,) = report.figures(connection)
+    drawn, families = report.figures(connection)
     connection.close()
+    assert [line["name"] for line in families["data"]] == ["seq"]
     assert "Held-out win rate" in drawn["layout"]["title"]["text"]
     (line,) = drawn["data"]
     assert (line["x"], line["y"]) == ([0, 10, 25], [0.5, 0.6, 0.75])
+
+
+def test_rounds_and_steps_have_their_hours_plays_and_tokens(tmp_path: Path) -> None:
+    connection = history.create(tmp_path / "run.db")
+    plays = [finished("a"), finished("b"), finished("c", round_=1)]
+    history.apply(connection, events([*plays, batch(0, 1), batch(1, 2)], at=3600.0))
+    axes = report.axes(connection)
+    connection.close()
+    last = {"hours": pytest.approx(2 / 3600), "plays": 3, "tokens": 9}
+    assert axes["round"] == {0: {"hours": pytest.approx(1 / 3600), "plays": 2, "tokens": 6}, 1: last}
+    assert axes["step"] == {1: axes["round"][0], 2: last}
 
 
 def test_two_runs_are_laid_over_each_other(tmp_path: Path) -> None:

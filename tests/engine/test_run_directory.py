@@ -19,6 +19,7 @@ from engine.errors import ConfigError, SpadeError
 from engine.files import free_mb
 from engine.run import FIXED, RunDirectory, find, newest_first
 from engine.running.run_command import _start
+from engine.views import overview
 
 HOLD = "import sys; from pathlib import Path; from engine.run import RunDirectory\n" + (
     "with RunDirectory(Path(sys.argv[1])).locked(): print('held', flush=True); sys.stdin.read()"
@@ -148,6 +149,10 @@ def test_the_newest_run_is_found_when_none_is_named(tmp_path: Path) -> None:
         find("other", tmp_path)
     with pytest.raises(ConfigError, match="Start one"):
         find(None, tmp_path / "empty")
+    with RunDirectory(tmp_path / "third").locked():  # it prepares its model and has no database
+        (tmp_path / "third" / "config.toml").touch()
+        assert find(None, tmp_path).root.name == "third"
+        assert overview.listing(tmp_path).splitlines()[1].split() == ["third", "starting", "-", "none"]
 
 
 def test_a_resumed_run_keeps_the_model_it_started_from(tmp_path: Path) -> None:

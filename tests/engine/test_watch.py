@@ -32,13 +32,25 @@ from scenes.small_run import (
     summary,
 )
 
+from bus.messages import Heartbeat
 from engine.busview.attach import order
 from engine.errors import SpadeError
 from engine.records import history
 from engine.run import RunDirectory
-from engine.views import overview, watch
+from engine.views import overview, pipeline, report, watch
 
 TOKEN = "the-token"
+PICTURE = """(() => {
+  const frame = document.getElementById("pipeline").getBoundingClientRect();
+  const texts = [...document.querySelectorAll("#pipeline text")].map(
+    one => ({name: one.textContent, box: one.getBoundingClientRect()}));
+  const inside = ({box}) => box.left >= frame.left && box.right <= frame.right;
+  const meet = ({box: a}, {box: b}) =>
+    a.left < b.right && b.left < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom;
+  const bad = texts.filter((one, at) => !inside(one) || texts.slice(at + 1).some(other => meet(one, other)));
+  return [Math.min(...texts.map(one => one.box.height)), bad.map(one => one.name)];
+})()"""
+"""The height of the smallest text of the picture, and the texts that meet another or are cut off."""
 
 
 @pytest.fixture
@@ -50,7 +62,14 @@ def run(tmp_path: Path) -> RunDirectory:
         directory.adopt(toy)
     connection = history.create(directory.database)
     told = [policy(0), ready("d1"), finished("e1"), finished("e2", arm="hinted"), scored("d1"), summary(0)]
-    history.apply(connection, events([*told, batch(0, 1), policy(1), serving(1), evaluation(1), summary(1)]))
+    history.apply(connection, events([*told, batch(0, 1), policy(1), serving(0), evaluation(1), summary(1)]))
+    waits = {"open_tickets": 3.0, "environments": 4.0, "open_plays": 5.0, "round_closed": 1.0}
+    plays = {"in_hand": 8.0, "played": 6.0}
+    beats = [
+        Heartbeat(role=role, instance=f"{role}-0", state="running", statistics=figures)
+        for role, figures in (("scorer", waits), ("evaluator", plays), ("agent", {"in_hand": 9.0}))
+    ]
+    history.put_gauges(connection, [(1000.0, beat) for beat in beats])
     connection.close()
     directory.logs.mkdir(exist_ok=True)
     (directory.logs / "learner.out").write_text("one\ntwo\n")
@@ -81,6 +100,23 @@ async def test_the_routes_answer_what_the_run_has(client: TestClient) -> None:
     assert "class CountEnv" in sheet["source"]
     assert [play["arm"] for play in sheet["plays"]] == ["plain", "hinted"]
     assert await read(client, "/api/logs") == {"learner.out": ["one", "two"]}
+
+
+async def test_each_edge_of_the_pipeline_has_depth_rate_and_age(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline.time, "time", lambda: 1062.0)
+    edges = {edge.pop("name"): edge for edge in (await read(client, "/api/status"))["pipeline"]}
+    depths = {name: edge["depth"] for name, edge in edges.items()}
+    assert depths == {
+        "tickets": 3, "environments": 4, "episodes": 5, "rounds": 1, "versions": 1, "requests": None,
+        "held-out plays": 2,
+    }  # fmt: skip
+    # e1 and e2 ended in the seconds 1002 and 1003
+    assert edges["episodes"] == {
+        "source": "agent", "target": "scorer", "depth": 5, "per_minute": 1.0, "age": 59.0
+    }  # fmt: skip
+    assert edges["environments"]["per_minute"] == 0.0, "one is no rate"
 
 
 async def test_the_report_is_served_once_it_is_written(client: TestClient, run: RunDirectory) -> None:
@@ -227,6 +263,19 @@ async def test_a_browser_shows_environments_and_orders_pauses(run: RunDirectory,
             for width in (1400, 390):
                 await tab.resize(width)
                 assert await tab.value("document.documentElement.scrollWidth") <= width
+                letters, unreadable = await tab.value(PICTURE)
+                assert letters > 10, f"pixels of the smallest text at {width}"
+                assert unreadable == [], width
+            episodes = "document.querySelector('.edge[data-name=episodes]').textContent"
+            assert "episodes 5" in await tab.value(episodes)
+            report.write(run)
+            await tab.call("Page.navigate", url=str(server.make_url("/report")))
+            await tab.until("document.querySelectorAll('.chart svg').length > 1")
+            select = "const one = document.getElementById('axis'); one.value = 'plays'; one.onchange();"
+            await tab.value(f"(() => {{ {select} }})()")
+            await tab.until(
+                "[...document.querySelectorAll('.xtitle')].every(one => /plays|tokens/.test(one.textContent))"
+            )
     async with (
         living(tmp_path / "living", []) as alive,
         TestServer(watch.make_app(alive, TOKEN, order)) as server,
@@ -236,6 +285,8 @@ async def test_a_browser_shows_environments_and_orders_pauses(run: RunDirectory,
             await tab.until("document.querySelectorAll('#charts svg').length > 1")
             drawn = await tab.value("drawnAt")
             await tab.until(f"Number(drawnAt) > {drawn} + 50")
+            moving = "document.querySelector('.edge[data-name=episodes]').textContent"
+            await tab.until(f"/episodes \\d.* [1-9][\\d.,]* per minute.* s ago/.test({moving})")
             await tab.value("document.getElementById('pause').click()")
             await tab.until("document.getElementById('state').textContent.startsWith('paused')")
             await tab.until("document.getElementById('pause').disabled")
