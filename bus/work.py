@@ -155,7 +155,8 @@ class Work:
             name = self._consumer.name
             raise BusError(
                 f"there is no queue {name} in run {self._names.run} on this broker",
-                remedy=f"Name the role {name} in run.roles, or run `spade bus provision --role {name}`.",
+                remedy=f"Name the role {name} in run.roles, or run `spade bus provision --run "
+                f"{self._names.run} --url URL --streams-only --role {name}`.",
             ) from error
         return float(info["config"]["ack_wait"]) / SECOND
 

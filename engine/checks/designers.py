@@ -7,13 +7,13 @@ from difflib import get_close_matches
 from urllib.parse import urlsplit
 
 from engine import registry
-from engine.ablations import GAMES, TOOLS
+from engine.ablations import GAMES, PRESETS, TOOLS
 from engine.config import Config, DesignerConfig, EndpointConfig
 from engine.errors import Problem
 
 _FREE = 64
 """Tokens that a prompt needs at least."""
-_MISSPELT = 0.85
+_MISSPELT, _MISSPELT_LIST = 0.85, 0.75
 
 
 def designers(config: Config) -> Iterator[Problem]:
@@ -44,6 +44,8 @@ def _skills(designer: DesignerConfig) -> Iterator[Problem]:
     described = {skill.name for skill in designer.custom_skills}
     ours = {name.casefold(): name for name in (*GAMES, *TOOLS)}
     for name in designer.skills:
+        if name not in described and (lists := get_close_matches(name, PRESETS, 1, _MISSPELT_LIST)):
+            yield "designer.skills", f"{name!r} is no skill; {lists[0]!r} stands alone, for a list of skills"
         near = get_close_matches(name.casefold(), ours, 1, _MISSPELT)
         if near and ours[near[0]] != name and name not in described:
             yield (

@@ -39,13 +39,13 @@ def curves(
 def by_name(
     title: str, points: Iterable[tuple[Any, str, float]], x: str, span: tuple[float, float]
 ) -> Row | None:
-    """Draw one line per name through ``points`` of (x, name, y)."""
+    """Draw win rates, one line per name through ``points`` of (x, name, rate)."""
     lines: dict[str, list[tuple[Any, float]]] = {}
     for at, name, value in points:
         lines.setdefault(name, []).append((at, value))
     colours = itertools.cycle(COLOURS)
     traces = [one for name, line in sorted(lines.items()) for one in trace(line, next(colours), name)]
-    return figure(title, traces, x, span)
+    return figure(title, traces, x, span, y="win rate")
 
 
 def figure(

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.records.status import RunStatus
 
-# from, to, what waits between them, the table with a row for each that left (requests have none)
+# from, to, what waits between them, the table with a row for each that left (evaluations: for many plays)
 _EDGES = (
     ("scorer", "designer", "tickets", "environments"),
     ("designer", "agent", "environments", "scores"),
@@ -47,7 +47,9 @@ def edges(connection: sqlite3.Connection, state: RunStatus) -> list[dict[str, An
     depth, requests, found = depths(state), _gauge(state, "pool.requests_per_second"), []
     for source, target, name, table in _EDGES:
         times = [row[0] for row in connection.execute(_NEWEST.format(table), (since,))] if table else []
-        rate = (len(times) - 1) / max(now - min(times), 1e-3) if times else None if table else requests
+        rate = requests if name == "requests" else None
+        if times and target != "evaluator":
+            rate = (len(times) - 1) / max(now - min(times), 1e-3)
         found.append(
             {
                 "name": name,

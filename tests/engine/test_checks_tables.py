@@ -72,6 +72,8 @@ def test_these_can_run(designer: dict[str, Any]) -> None:
         ({"kind": "external", "external": EXTERNAL, "prompt": "nano"}, "designer.prompt"),
         ({"skills": ["Optimisation"], "skills_per_cohort": 0}, "designer.skills"),
         ({"skills": ["optimization"], "skills_per_cohort": 0}, "designer.skills"),
+        ({"skills": ["gmaes"], "skills_per_cohort": 0}, "designer.skills"),
+        ({"skills": ["games", "Negotiation"], "skills_per_cohort": 0}, "designer.skills"),
         ({"skills": ["Multi Step Workflows"], "skills_per_cohort": 0}, "designer.skills"),
         ({"kind": "external", "external": {"base_url": "https://x"}}, "designer.external.model"),
         (external(context_tokens=99), "designer.external.context_tokens"),
