@@ -279,7 +279,9 @@ def _find(name: str, label: str) -> object:
     try:
         return EntryPoint(name, name, registry.REWARDS).load()
     except (ImportError, AttributeError) as error:
-        raise _error(f"{label} cannot be loaded: {error}") from error
+        raise _error(
+            f"{label} cannot be loaded: {error}; modules are looked for among packages and in PYTHONPATH"
+        ) from error
 
 
 def _settings(config: Config, name: str, formula: Formula) -> Any:
