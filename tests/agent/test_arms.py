@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scenes.small_run import request
 from scenes.template_models import FAMILIES, build
 
-from bus.messages import EpisodeRequest, Span
+from bus.messages import Span
 from engine.config import SamplingConfig
 from engine.inference.completion import Completion
 from engine.inference.tokens import ChatTokens
@@ -64,19 +65,8 @@ async def play(chat: ChatTokens, arm: str, *, thinks: bool, prompt: str) -> tupl
     rules = Rules(
         sampling=SamplingConfig(max_tokens=400), max_turns=TURNS + 1, context_tokens=1 << 20, prompt=prompt
     )
-    request = EpisodeRequest(
-        episode=f"e-{arm}",
-        design="d",
-        environment="v",
-        arm=arm,  # type: ignore[arg-type]
-        round=0,
-        index=0,
-        seed=1,
-        source="",
-        hint=HINT if arm == "hinted" else None,
-        max_turns=TURNS,
-    )
-    return await Player(pool, Sandbox(), chat, rules).play(request), pool  # type: ignore[arg-type]
+    work = request(1, arm=arm, hint=HINT if arm == "hinted" else None, max_turns=TURNS)
+    return await Player(pool, Sandbox(), chat, rules).play(work), pool  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("thinking", ["off", "on", "unset"])

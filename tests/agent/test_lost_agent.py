@@ -15,9 +15,10 @@ import anyio.to_thread
 import msgspec
 import pytest
 from scenes.brokers import shorten_leases
+from scenes.small_run import request
 
 import bus
-from bus.messages import EpisodeFinished, EpisodeRequest
+from bus.messages import EpisodeFinished
 
 CHILD = Path(__file__).with_name("agent_child.py")
 RUN = "lost-agent"
@@ -50,13 +51,6 @@ def child(url: str, token: str, instance: str, directory: Path, hang: str) -> It
         process.wait(10)
         assert process.stdout is not None
         process.stdout.close()
-
-
-def request(episode: str, seed: int) -> EpisodeRequest:
-    return EpisodeRequest(
-        episode=episode, design="d", environment="v", arm="plain", round=0, index=0, seed=seed,
-        source=COUNTER, hint=None, max_turns=5,
-    )  # fmt: skip
 
 
 @asynccontextmanager
@@ -98,7 +92,7 @@ async def queue(scorer: bus.Bus, reached: Callable[[dict[str, int]], bool]) -> N
 async def test_the_same_instance_is_played_by_another_and_counts_once(tmp_path: Path, hang: str) -> None:
     async with run_of(tmp_path) as (handle, scorer):
         with child(handle.url, handle.token, "a0", tmp_path, hang) as first:
-            await scorer.publish(request("e1", 13))
+            await scorer.publish(request(1, seed=13, source=COUNTER))
             await says(first, hang)
             assert (await scorer.stream_info("TASK")).messages == 1
             first.kill()
@@ -122,7 +116,7 @@ async def test_an_agent_that_is_there_plays_it_all_within_the_lease_and_a_few_se
     held = 8
     async with run_of(tmp_path) as (handle, scorer):
         with child(handle.url, handle.token, "a0", tmp_path, "playing") as first:
-            await scorer.publish_all([request(f"e{number}", 13) for number in range(held)])
+            await scorer.publish_all([request(number, seed=13, source=COUNTER) for number in range(held)])
             await queue(scorer, lambda info: info["num_ack_pending"] == held and not info["num_waiting"])
             with child(handle.url, handle.token, "a1", tmp_path, "never"):
                 await queue(scorer, lambda info: info["num_waiting"] > 0)

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from scenes.small_run import request
 
-from bus.messages import EpisodeRequest, ServerServing, Span
+from bus.messages import ServerServing, Span
 from engine.config import SamplingConfig
 from engine.inference.pool import InferencePool
 from roles.agent.episode import Played, Player, Rules
@@ -118,11 +119,7 @@ async def servers(*versions: int) -> AsyncIterator[list[Server]]:
 
 async def play(pool: InferencePool, sandbox: Sandbox) -> Played:
     rules = Rules(sampling=SamplingConfig(max_tokens=64), max_turns=TURNS, context_tokens=4096, prompt="nano")
-    request = EpisodeRequest(
-        episode="e", design="d", environment="v", arm="plain", round=0, index=0, seed=1, source="",
-        hint=None, max_turns=TURNS,
-    )  # fmt: skip
-    return await Player(pool, sandbox, Chat(), rules).play(request)  # type: ignore[arg-type]
+    return await Player(pool, sandbox, Chat(), rules).play(request(1, max_turns=TURNS))  # type: ignore[arg-type]
 
 
 def new_pool() -> InferencePool:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scenes.small_run import request
 from scenes.template_models import FAMILIES, GPT_OSS, build
 
-from bus.messages import EpisodeRequest, Span, ToolUse
+from bus.messages import Span, ToolUse
 from engine import models
 from engine.config import Config, ModelConfig, RunConfig, SamplingConfig, ServerConfig
 from engine.inference.completion import Completion
@@ -108,20 +109,10 @@ async def play(
         native=True,
         mask_malformed=mask,
     )
-    request = EpisodeRequest(
-        episode="e",
-        design="d",
-        environment="v",
-        arm=arm,  # type: ignore[arg-type]
-        round=0,
-        index=0,
-        seed=5,
-        source=SOURCE,
-        hint="look first" if arm == "hinted" else None,
-        max_turns=9,
-    )
+    hint = "look first" if arm == "hinted" else None
+    work = request(5, arm=arm, hint=hint, source=SOURCE, max_turns=9)
     async with SandboxPool(SandboxSettings(preload=())) as sandbox:
-        return await Player(pool, sandbox, chat, rules).play(request)
+        return await Player(pool, sandbox, chat, rules).play(work)
 
 
 def trained(played: Played) -> list[list[int]]:

@@ -139,10 +139,10 @@ def finished(
 def request(number: int, **fields: Any) -> EpisodeRequest:
     """Return the work of playing one instance without a hint."""
     values = {
-        "design": "d1", "environment": "f", "arm": "plain", "round": 0, "source": "",
-        "hint": None, "max_turns": 8,
+        "episode": f"e{number}", "index": number, "seed": number, "design": "d1", "environment": "f",
+        "arm": "plain", "round": 0, "max_turns": 8,
     }  # fmt: skip
-    return EpisodeRequest(episode=f"e{number}", index=number, seed=number, **(values | fields))
+    return EpisodeRequest(**(values | fields))
 
 
 def failed(episode: str, failure: str = "infra") -> EpisodeFailed:

@@ -15,6 +15,7 @@ import pytest
 from scenes.memory_bus import MemoryBus
 from scenes.scorer_cast import Cast, scorer, text_of
 from scenes.scorer_world import config, finished, lost, published
+from scenes.small_run import request
 
 from bus import Bus, codec, connect, provision, serve
 from bus.messages import (
@@ -293,8 +294,8 @@ async def test_a_second_scorer_waits_for_the_first(bus: MemoryBus, tmp_path: Pat
 
 async def test_facts_that_are_gone_are_an_error(bus: MemoryBus, tmp_path: Path) -> None:
     cast = Cast(RECIPE, bus.peer("cast", "0"))
-    await bus.publish(finished(_request(), 1.0))
-    await bus.publish(finished(_request("other"), 1.0))
+    await bus.publish(finished(request(1), 1.0))
+    await bus.publish(finished(request(2), 1.0))
     await bus.purge("EVENT", below=2)
     with pytest.raises(ExceptionGroup) as caught:
         await scorer(RECIPE, cast.bus, tmp_path).run()
@@ -325,21 +326,6 @@ async def test_an_outage_ends_the_run_instead_of_its_rounds(bus: MemoryBus, tmp_
         assert caught.group_contains(SpadeError, match="2 rounds had no outcome")
         closed.append(sum([r.tail.startswith("sample.credit") async for r in bus.replay("SAMPLE")]))
     assert closed[0] < closed[1] <= 4
-
-
-def _request(episode: str = "e") -> EpisodeRequest:
-    return EpisodeRequest(
-        episode=episode,
-        design="d",
-        environment="",
-        arm="plain",
-        round=0,
-        index=0,
-        seed=0,
-        source="",
-        hint=None,
-        max_turns=1,
-    )
 
 
 @asynccontextmanager
