@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from role_fakes import COUNTER, OTHER_STOP, STOP, USER, FakeChat, FakePool, FakeSandbox
+from scenes.small_run import request
 
 from bus.messages import EpisodeRequest, Segment
 from engine.config import SamplingConfig
@@ -23,20 +24,8 @@ HINT = "say the start, then one more each turn"
 
 
 def make_request(**fields: Any) -> EpisodeRequest:
-    values: dict[str, Any] = {
-        "episode": "ep1",
-        "design": "d1",
-        "environment": "e1",
-        "arm": "plain",
-        "round": 0,
-        "index": 0,
-        "seed": 7,
-        "source": COUNTER,
-        "hint": None,
-        "max_turns": 10,
-        **fields,
-    }
-    return EpisodeRequest(**values)
+    mine = {"episode": "ep1", "environment": "e1", "seed": 7, "source": COUNTER, "max_turns": 10}
+    return request(0, **(mine | fields))
 
 
 def rules(**fields: Any) -> Rules:
