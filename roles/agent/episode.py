@@ -183,9 +183,9 @@ class _Context:
     ``seen`` is the last observation. ``tools`` are those that the chat template shows.
     """
 
-    segments: SegmentBuilder
-    messages: list[Content]
-    seen: str
+    segments: SegmentBuilder = field(default_factory=SegmentBuilder)
+    messages: list[Content] = field(default_factory=list)
+    seen: str = ""
     tools: list[dict[str, Any]] = field(default_factory=list)
     used: ToolUse | None = None
     last_token: int = -1
@@ -220,8 +220,7 @@ class Player:
         the pool and of the sandbox (``InferenceError``, ``InfraFailure``), and ``EnvQuarantined``. Every
         other fault is an outcome.
         """
-        started = time.monotonic()
-        context: _Context | None = None
+        started, context = time.monotonic(), _Context()
         instance: Instance | None = None
         self.playing.add(request.episode)
         with anyio.move_on_after(seconds) as patience:
@@ -236,7 +235,7 @@ class Player:
                     kwargs={"max_turns": self._turn_budget(request)},
                 )
                 progress()
-                context = await self._open(request, instance)
+                await self._open(request, instance, context)
                 ending = await self._turns(request, instance, context, progress)
             except EnvQuarantined:
                 raise
@@ -248,28 +247,28 @@ class Player:
                     await instance.close()
             return Played(
                 ending=ending,
-                segments=tuple(context.segments.segments()) if context else (),
-                transcript=tuple(context.transcript) if context else (),
+                segments=context.segments.segments(),
+                transcript=tuple(context.transcript),
                 seconds=time.monotonic() - started,
-                tokens=context.sampled if context else 0,
-                tool_use=context.used if context else None,
+                tokens=context.sampled,
+                tool_use=context.used,
             )
         raise TimeoutError(f"no reply and no step for {seconds:g} s")
 
     def _turn_budget(self, request: EpisodeRequest) -> int:
         return min(request.max_turns, self.rules.max_turns)
 
-    async def _open(self, request: EpisodeRequest, instance: Instance) -> _Context:
+    async def _open(self, request: EpisodeRequest, instance: Instance, context: _Context) -> None:
+        """Begin ``context`` with the first observation, and the hint in the hinted arm."""
         hint = request.hint if request.arm == "hinted" else None
         observation, tools, prompt = instance.first, [], self.rules.prompt
         if instance.tools and self.rules.native:
             tools, prompt = read_tools(await instance.call("get_tools")), "native"
             observation = "\n".join(text for _, text in await _said(instance))
         content = prompts.render(f"play_{prompt}", observation=observation, hint=hint)
-        segments = SegmentBuilder()
-        segments.prompt(await _encoded(partial(self._chat.first, tools=tools), content))
-        used = ToolUse() if instance.tools else None
-        return _Context(segments, [content], content, tools, used)
+        context.segments.prompt(await _encoded(partial(self._chat.first, tools=tools), content))
+        context.messages, context.seen, context.tools = [content], content, tools
+        context.used = ToolUse() if instance.tools else None
 
     async def _turns(
         self, request: EpisodeRequest, instance: Instance, context: _Context, progress: Callable[[], None]

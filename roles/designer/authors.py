@@ -93,7 +93,7 @@ class TokenAuthor:
         return DesignReply(
             self._chat.decode(completion.tokens),
             completion.finish,
-            segments=tuple(segments.segments()),
+            segments=segments.segments(),
             thought_open=self._chat.opens_thought(prompt),
         )
 
