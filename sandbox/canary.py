@@ -17,9 +17,12 @@ _PTRACE_TRACEME = 0
 _BARRED = (errno.EACCES, errno.EPERM, errno.ENETUNREACH, errno.ENOSYS, errno.ENOENT, errno.ENOMEM)
 
 
-def attempts(parent: int, budget: int) -> dict[str, Callable[[], None]]:
-    """Return the attempts by name; ``parent`` is the zygote's pid, ``budget`` the memory limit in bytes."""
-    return {
+def run(parent: int, budget: int) -> dict[str, str]:
+    """Make all attempts and return the results by name.
+
+    ``parent`` is the zygote's pid, ``budget`` the memory limit in bytes.
+    """
+    attempts: dict[str, Callable[[], None]] = {
         "open": lambda: os.close(os.open("/etc/passwd", os.O_RDONLY)),
         "listdir": lambda: _nonempty(os.listdir("/")),
         "tcp": lambda: _connect(socket.SOCK_STREAM),
@@ -33,11 +36,7 @@ def attempts(parent: int, budget: int) -> dict[str, Callable[[], None]]:
         "memfd": lambda: os.close(kernel.syscall("memfd_create", b"canary", 0)),
         "memory": lambda: mmap.mmap(-1, 2 * budget, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close(),
     }
-
-
-def run(parent: int, budget: int) -> dict[str, str]:
-    """Make all attempts and return the results."""
-    return {name: _outcome(attempt) for name, attempt in attempts(parent, budget).items()}
+    return {name: _outcome(attempt) for name, attempt in attempts.items()}
 
 
 def trace() -> None:

@@ -50,7 +50,7 @@ class Attempt:
     prompt: str
     source: str
     finding: Finding
-    wins: WaysToWin = WaysToWin()  # noqa: RUF009 - frozen
+    wins: WaysToWin
 
     @property
     def valid(self) -> bool:
@@ -93,8 +93,15 @@ class Workshop:
 
         Tokens are counted in a thread: a prompt of a long context takes a good part of a second.
         """
-        rng = random.Random(f"{ticket.seed}/{ticket.design}/{attempt}")
-        document, drawn = self._corpus.draw(ticket, attempt), self._draw(ticket, rng)
+        config, drawn = self._config, None
+        document = self._corpus.draw(ticket, attempt)
+        if config.memory:
+            drawn = self._memory.draw(
+                ticket.skill,
+                positive=config.memory_positive,
+                negative=config.memory_negative,
+                rng=random.Random(f"{ticket.seed}/{ticket.design}/{attempt}"),
+            )
         return await anyio.to_thread.run_sync(self._prompt, ticket, document, drawn)
 
     async def attempt(self, ticket: DesignTicket, number: int, shared: Asked | None = None) -> Attempt:
@@ -136,20 +143,10 @@ class Workshop:
         source = held.text if isinstance(self._designer, Programs) else _program(reply)
         return Attempt(held.document, reply, held.prompt, source, held.finding, held.wins)
 
-    def _tokens(self, text: str) -> int:
-        return len(self._chat.encode(text))
-
-    def _draw(self, ticket: DesignTicket, rng: random.Random) -> DrawnExamples | None:
-        config = self._config
-        if not config.memory:
-            return None
-        return self._memory.draw(
-            ticket.skill, positive=config.memory_positive, negative=config.memory_negative, rng=rng
-        )
-
     def _prompt(self, ticket: DesignTicket, document: Document, drawn: DrawnExamples | None) -> Asked:
         document = self._corpus.cut(document)
-        examples = drawn.views(self._tokens, self._config.memory_tokens) if drawn else []
+        size, limit = (lambda text: len(self._chat.encode(text))), self._config.memory_tokens
+        examples = drawn.views(size, limit) if drawn else []
         brief = Brief(
             skill=ticket.skill,
             document=document.text,
